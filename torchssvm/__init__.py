@@ -7,13 +7,14 @@ What is used by its name in this package, by purpose:
   ``save_checkpoint``, ``load_checkpoint``; in several processes, ``RankError``.
 * Batches: ``Batch``, ``SparseFeatures``, ``in_order``.
 * Heads: ``LinearArcs``, ``LinearChain``, ``LinearEdges``, ``LinearGraph``, ``LinearMulticlass``, ``LinearMultilabel``,
-  ``LinearPose``, ``LinearTree``, ``SparseLinearChain``, ``SparseLinearMultilabel``; they give ``Potentials``.
+  ``LinearPairwiseGraph``, ``grid_edges``, ``LinearPose``, ``LinearTree``, ``SparseLinearChain``,
+  ``SparseLinearMultilabel``; they give ``Potentials``.
 * Structures: ``Structure``, ``Arborescence``, ``Chain``, ``GraphCut``, ``Matching``, ``Multiclass``, ``Multilabel``,
-  ``Pose``, ``SlackRescaling``, ``TorchStruct``, ``Tree``; their inputs, outputs and oracles: ``BranchAndBound``,
-  ``BruteForceSearch``, ``Decoding``, ``EdgePotentials``, ``Edges``, ``EveryClass``, ``EveryLossLevel``,
-  ``GraphPotentials``, ``Graphs``, ``LossScaleSearch``, ``Marginals``, ``MessagePassing``, ``MinCut``,
-  ``NonProjective``, ``PoseMaps``, ``Projective``, ``RoofDual``, ``Segmentation``, ``SlackOracle``, ``Transitions``,
-  ``WeightedLabels``.
+  ``PairwiseGraph``, ``Pose``, ``SlackRescaling``, ``TorchStruct``, ``Tree``; their inputs, outputs and oracles:
+  ``BranchAndBound``, ``BruteForceSearch``, ``Decoding``, ``EdgePotentials``, ``Edges``, ``EveryClass``,
+  ``EveryLossLevel``, ``GraphLabels``, ``GraphPotentials``, ``Graphs``, ``LossScaleSearch``, ``Marginals``,
+  ``MessagePassing``, ``MinCut``, ``NonProjective``, ``PairwisePotentials``, ``PoseMaps``, ``Projective``, ``RoofDual``,
+  ``Segmentation``, ``SlackOracle``, ``Transitions``, ``TreeReweighted``, ``WeightedLabels``.
 * Dual and storages: ``DualState``, ``MeanParts``, ``Labelings``, ``Weights``, ``recompute_weights``.
 * Rules of a step: how far each block goes, ``BoxQP``, ``CommonStep``, ``Sequential``; directions ``FrankWolfe``,
   ``Pairwise``, ``Away``, ``Hybrid``, ``Corrective``; oracles ``MaxOracle``, ``CacheOracle``; line searches

@@ -26,7 +26,13 @@ _BLUE = 3  # of the colours in use, ordered by red + 2 green + 4 blue: the backg
 
 
 class Snake(NamedTuple):
-    """One picture: its graph, its labels, and its number in this split."""
+    """One picture: its graph, its labels, and its number in this split.
+
+    Example:
+        >>> snake = Snakes("test")[3]
+        >>> snake.index, len(snake.y) == len(snake.x.nodes)
+        (3, True)
+    """
 
     x: Graphs
     y: Tensor

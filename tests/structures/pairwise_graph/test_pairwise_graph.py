@@ -88,7 +88,9 @@ class TestPairwiseGraph(StructureTestCase):
         size, edges, _ = self.widths(potentials, row)
         own = slice(row, row + 1)
         tensors = potentials["node"][own, :size], potentials["edge"][own, :edges]
-        return PairwisePotentials(*tensors, potentials.edges[own, :edges], torch.tensor([size]) if self.padded else None)
+        return PairwisePotentials(
+            *tensors, potentials.edges[own, :edges], torch.tensor([size]) if self.padded else None
+        )
 
     def reference_score(self, potentials, labeling):
         labels, pairs = labeling.split([len(potentials["node"]), len(potentials["edge"])])

@@ -16,9 +16,9 @@ from torchssvm.structures.pairwise_graph.structure import PairwiseGraph, Pairwis
 
 
 class LinearPairwiseGraph(nn.Module):
-    """Potentials of graphs: ``node[p] = W x[p]`` and ``edge[pq] = sum_g z[pq, g] E[g]``.
+    """Potentials of graphs: ``node[p] = W x[p]`` and ``edge[pq] = sum_g z[pq, g] E[g]``; all weights start at zero.
 
-    All weights are zero at the start. Without features of edges, one table ``[K, K]`` serves all edges. There is no bias: add a constant feature to nodes
+    Without features of edges, one table ``[K, K]`` serves all edges. There is no bias: add a constant feature to nodes
     and edges if you need one.
 
     Args:

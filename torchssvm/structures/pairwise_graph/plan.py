@@ -91,6 +91,7 @@ def _search(size: int, ends: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def _cycles(size: int, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """All triangles, and all cycles of four edges without a chord; at most as many as twice the edges."""
     edge = {pair: e for e, pair in enumerate(zip(first.tolist(), second.tolist(), strict=True))}
     near: list[set[int]] = [set() for _ in range(size)]
     for p, q in edge:
@@ -105,6 +106,7 @@ def _cycles(size: int, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarra
                     found.append((a, b, d))
                 else:
                     found += [(a, b, c, d) for c in sorted(near[b] & near[d]) if c > a and c not in near[a]]
+    found = found[: 2 * len(edge)]  # a dense graph has many, and memory grows with them
     cycles, turned = np.full((len(found), 4), -1), np.zeros((len(found), 4), np.bool_)
     for row, nodes in enumerate(found):
         for s, p in enumerate(nodes):

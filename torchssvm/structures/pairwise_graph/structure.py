@@ -68,9 +68,8 @@ class GraphLabels(NamedTuple):
 
     Example:
         >>> node, edge = torch.tensor([[[0.0, 1.0], [0.2, 0.0]]]), torch.zeros(1, 1, 2, 2)
-        >>> labels, pairs = PairwiseGraph(2).decode(PairwisePotentials(node, edge, torch.tensor([[[0, 1]]])))
-        >>> labels, pairs
-        (tensor([[1, 0]]), tensor([[2]]))
+        >>> PairwiseGraph(2).decode(PairwisePotentials(node, edge, torch.tensor([[[0, 1]]])))
+        GraphLabels(labels=tensor([[1, 0]]), pairs=tensor([[2]]))
     """
 
     labels: Tensor
