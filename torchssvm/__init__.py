@@ -6,18 +6,18 @@ What is used by its name in this package, by purpose:
   ``StructuredHinge``, ``SoftmaxMargin``, ``Average``, ``UniformAverage``, ``WeightedAverage``, ``SuffixAverage``,
   ``save_checkpoint``, ``load_checkpoint``; in several processes, ``RankError``.
 * Batches: ``Batch``, ``SparseFeatures``, ``in_order``.
-* Heads: ``LinearArcs``, ``LinearChain``, ``LinearDecisions``, ``LinearEdges``, ``LinearGraph``, ``LinearMulticlass``,
-  ``LinearMultilabel``, ``LinearPose``, ``LinearRanking``, ``LinearTree``, ``SparseLinearChain``,
-  ``SparseLinearMultilabel``; they give ``Potentials``.
+* Heads: ``grid_edges``, ``LinearArcs``, ``LinearChain``, ``LinearDecisions``, ``LinearEdges``, ``LinearGraph``,
+  ``LinearMulticlass``, ``LinearMultilabel``, ``LinearPairwiseGraph``, ``LinearPose``, ``LinearRanking``,
+  ``LinearTree``, ``SparseLinearChain``, ``SparseLinearMultilabel``; they give ``Potentials``.
 * Structures: ``Structure``, ``Arborescence``, ``Chain``, ``Decisions``, ``GraphCut``, ``Matching``, ``Multiclass``,
-  ``Multilabel``, ``Pose``, ``Ranking``, ``SlackRescaling``, ``TorchStruct``, ``Tree``; their inputs, outputs and
-  oracles: ``Assignment``, ``AveragePrecision``, ``BranchAndBound``, ``BruteForceSearch``, ``CPSAT``, ``Decision``,
-  ``DecisionOracle``, ``DecisionPotentials``, ``DecisionProblems``, ``Decoding``, ``EdgePotentials``, ``Edges``,
-  ``EveryClass``, ``EveryLossLevel``, ``GraphPotentials``, ``Graphs``, ``HiGHS``, ``IntegerProgram``, ``Knapsack``,
-  ``LossScaleSearch``, ``Marginals``, ``MessagePassing``, ``MinCut``, ``NDCG``, ``NonProjective``, ``PairSwaps``,
-  ``PoseMaps``, ``PrecisionAt``, ``Projective``, ``RankingMeasure``, ``RoofDual``, ``SCIP``, ``SciPyMilp``,
-  ``Segmentation``, ``Selection``, ``ShortestPath``, ``Situations``, ``SlackOracle``, ``SpanningTree``, ``Transitions``,
-  ``WeightedLabels``.
+  ``Multilabel``, ``PairwiseGraph``, ``Pose``, ``Ranking``, ``SlackRescaling``, ``TorchStruct``, ``Tree``; their inputs,
+  outputs and oracles: ``Assignment``, ``AveragePrecision``, ``BranchAndBound``, ``BruteForceSearch``, ``CPSAT``,
+  ``Decision``, ``DecisionOracle``, ``DecisionPotentials``, ``DecisionProblems``, ``Decoding``, ``EdgePotentials``,
+  ``Edges``, ``EveryClass``, ``EveryLossLevel``, ``GraphLabels``, ``GraphPotentials``, ``Graphs``, ``HiGHS``,
+  ``IntegerProgram``, ``Knapsack``, ``LossScaleSearch``, ``Marginals``, ``MessagePassing``, ``MinCut``, ``NDCG``,
+  ``NonProjective``, ``PairSwaps``, ``PairwisePotentials``, ``PoseMaps``, ``PrecisionAt``, ``Projective``,
+  ``RankingMeasure``, ``RoofDual``, ``SCIP``, ``SciPyMilp``, ``Segmentation``, ``Selection``, ``ShortestPath``,
+  ``Situations``, ``SlackOracle``, ``SpanningTree``, ``Transitions``, ``TreeReweighted``, ``WeightedLabels``.
 * Dual and storages: ``DualState``, ``MeanParts``, ``Labelings``, ``Weights``, ``recompute_weights``.
 * Rules of a step: how far each block goes, ``BoxQP``, ``CommonStep``, ``Sequential``; directions ``FrankWolfe``,
   ``Pairwise``, ``Away``, ``Hybrid``, ``Corrective``; oracles ``MaxOracle``, ``CacheOracle``; line searches
@@ -139,6 +139,7 @@ from torchssvm.structures import (
     EveryClass,
     EveryLossLevel,
     GraphCut,
+    GraphLabels,
     GraphPotentials,
     Graphs,
     HiGHS,
@@ -151,6 +152,7 @@ from torchssvm.structures import (
     LinearGraph,
     LinearMulticlass,
     LinearMultilabel,
+    LinearPairwiseGraph,
     LinearPose,
     LinearRanking,
     LinearTree,
@@ -162,6 +164,8 @@ from torchssvm.structures import (
     Multilabel,
     NonProjective,
     PairSwaps,
+    PairwiseGraph,
+    PairwisePotentials,
     Pose,
     PoseMaps,
     PrecisionAt,
@@ -182,7 +186,9 @@ from torchssvm.structures import (
     TorchStruct,
     Transitions,
     Tree,
+    TreeReweighted,
     WeightedLabels,
+    grid_edges,
 )
 
 __version__ = "0.2.0"
@@ -237,6 +243,7 @@ __all__ = [
     "FullyCorrective",
     "GapBatchSampler",
     "GraphCut",
+    "GraphLabels",
     "GraphPotentials",
     "Graphs",
     "Heuristic",
@@ -259,6 +266,7 @@ __all__ = [
     "LinearGraph",
     "LinearMulticlass",
     "LinearMultilabel",
+    "LinearPairwiseGraph",
     "LinearPose",
     "LinearRanking",
     "LinearTree",
@@ -277,6 +285,8 @@ __all__ = [
     "OneSlack",
     "PairSwaps",
     "Pairwise",
+    "PairwiseGraph",
+    "PairwisePotentials",
     "PassReport",
     "PathRun",
     "Penalty",
@@ -324,6 +334,7 @@ __all__ = [
     "Trainer",
     "Transitions",
     "Tree",
+    "TreeReweighted",
     "Uniform",
     "UniformAverage",
     "WeightedAverage",
@@ -334,6 +345,7 @@ __all__ = [
     "check",
     "choose_lam",
     "evaluate",
+    "grid_edges",
     "grid_search",
     "guess_lam",
     "in_order",

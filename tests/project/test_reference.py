@@ -56,6 +56,8 @@ DATA = {
     "torchssvm.datasets.CoNLL2000": "conll2000",
     "torchssvm.datasets.WordChains": "conll2000",
     "torchssvm.datasets.Multilabel": "multilabel",
+    "torchssvm.datasets.Snake": "snakes.npz",
+    "torchssvm.datasets.Snakes": "snakes.npz",
 }
 # What calls return; their examples make the call.
 RETURNED = frozenset(

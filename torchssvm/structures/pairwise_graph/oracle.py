@@ -1,0 +1,167 @@
+"""Labels of graphs with a high score, and upper bounds of all scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_whole
+from torchssvm.core.threads import run_in_chunks
+from torchssvm.structures.pairwise_graph import numba as kernels
+from torchssvm.structures.pairwise_graph.plan import make_plan
+
+_TINY = 1e-9  # relative gap that is rounding
+
+
+def solve_graph(
+    node: np.ndarray, edge: np.ndarray, ends: np.ndarray, rounds: int, cycle_rounds: int, branches: int
+) -> tuple[np.ndarray, float, float]:
+    """Labels, score and bound of one graph: ``node`` ``[N, K]``, ``edge`` ``[E, K, K]``, ``ends`` ``[E, 2]``."""
+    size, states = node.shape
+    plan = make_plan(size, ends.tobytes())
+    links = len(plan.first)
+    scores = np.zeros((links, states, states))
+    for turned in (False, True):
+        own = edge[plan.turn == turned]
+        np.add.at(scores, plan.slot[plan.turn == turned], own.swapaxes(1, 2) if turned else own)
+    labels = np.zeros(size, np.int64)
+    if not (np.isfinite(node).all() and np.isfinite(scores).all()):
+        return labels, np.nan, np.nan
+    node = node[plan.order]
+    count = len(plan.cycles) if cycle_rounds else 0
+    graph = kernels.Graph(
+        node=node.copy(),
+        table=scores.copy(),
+        node_scores=node,
+        edge_scores=scores,
+        first=plan.first,
+        second=plan.second,
+        begin=plan.begin,
+        incoming=plan.incoming,
+        end=plan.end,
+        cycles=plan.cycles[:count],
+        turned=plan.turned[:count],
+        ahead=np.zeros((links, states)),
+        back=np.zeros((links, states)),
+        moved=np.zeros((count, 4, states, states)),
+        below=np.zeros((size, states)),
+        level=np.full((size, states), -1),
+        trial=np.zeros(size, np.int64),
+        best=np.zeros(size, np.int64),
+        decided=np.zeros((size + 1, 2), np.int64),
+        bounds=np.zeros(size + 1),
+        total=np.zeros(states),
+        room=np.zeros((10, states, states)),
+    )
+    value, bound = kernels.search(graph, plan.tree, rounds, cycle_rounds, branches, _TINY)
+    labels[plan.order] = graph.best
+    tight = plan.tree or bound - value <= _TINY * (1.0 + abs(value))
+    return labels, value, value if tight else bound
+
+
+def best_labels(
+    node: Tensor,
+    edge: Tensor,
+    edges: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    rounds: int = 100,
+    cycle_rounds: int = 0,
+    branches: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Labels with a high score, and an upper bound of all scores; on the CPU, in threads over the examples.
+
+    Graphs without cycles are solved by one round of messages. For others, TRW-S [1]_ minimises the dual of the linear
+    program over the local polytope; labels are read off in the order of the messages, and single ones are changed as
+    long as the score rises. If a gap remains, the max-marginals of triangles and of cycles of four edges are shared out
+    between the rounds [2]_, and at last branch and bound begins from the same messages.
+
+    Args:
+        node: ``[B, N, K]``, float32 or float64; computed in float64.
+        edge: ``[B, E, K, K]``.
+        edges: ``[B, E, 2]`` int64, 0 to the example's length - 1; (-1, -1) is padding.
+        lengths: ``[B]`` int64, the number of nodes of each example; None means N for all.
+        rounds: Most rounds along the edges.
+        cycle_rounds: Most further rounds with cycles.
+        branches: Most branches.
+
+    Returns:
+        Labels ``[B, N]`` int64, -1 beyond an example's nodes; their scores ``[B]`` float64; bounds ``[B]`` float64,
+        equal to the score if the labels are optimal up to rounding. Scores that are not finite give NaN.
+
+    References:
+        .. [1] V. Kolmogorov. Convergent tree-reweighted message passing for energy minimization. TPAMI 2006.
+        .. [2] D. Sontag, T. Meltzer, A. Globerson, T. Jaakkola and Y. Weiss. Tightening LP relaxations for MAP using
+           message passing. UAI 2008.
+    """
+    batch, longest, _ = node.shape
+    nodes, tables = (t.detach().cpu().to(torch.float64).numpy() for t in (node, edge))
+    ends = edges.cpu().numpy()
+    sizes = np.full(batch, longest) if lengths is None else lengths.cpu().numpy()
+    labels = np.full((batch, longest), -1)
+    value, bound = np.empty((2, batch))
+
+    def solve(begin: int, end: int, _: int) -> None:
+        for row in range(begin, end):
+            size, real = sizes[row], ends[row, :, 0] >= 0
+            found = solve_graph(nodes[row, :size], tables[row, real], ends[row, real], rounds, cycle_rounds, branches)
+            labels[row, :size], value[row], bound[row] = found
+
+    run_in_chunks(solve, sizes)
+    return tuple(torch.from_numpy(t).to(node.device) for t in (labels, value, bound))  # type: ignore[return-value]
+
+
+class GraphOracle(Protocol):
+    """A method that finds labels with a high score, and an upper bound of all scores."""
+
+    def solve(self, node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Labels ``[B, N]`` int64, scores and bounds ``[B]`` float64, of potentials as they come."""
+
+
+@dataclass(frozen=True)
+class TreeReweighted:
+    """Messages, cycles, and branch and bound; each begins where the one before leaves a gap.
+
+    See :func:`torchssvm.structures.pairwise_graph.oracle.best_labels`. Training may do with less than a certificate:
+    ``head.structure.oracle`` can be another one before the last ``certify``.
+
+    Args:
+        max_rounds: Most rounds of messages along an example's edges.
+        cycle_rounds: Most further rounds in which triangles and cycles of four edges are tightened; 0 is none.
+        branches: Most branches for an example; 0 is none. One takes up to 10 further rounds.
+
+    Raises:
+        ValueError: A number is negative, or ``max_rounds`` is 0.
+
+    Example:
+        >>> potentials = PairwisePotentials(torch.zeros(1, 3, 2), -torch.eye(2).expand(1, 3, 2, 2),
+        ...     torch.tensor([[[0, 1], [1, 2], [2, 0]]]))  # a triangle of nodes that should all differ
+        >>> PairwiseGraph(2, TreeReweighted(cycle_rounds=0, branches=0)).argmax(potentials).bound
+        tensor([0.], dtype=torch.float64)
+        >>> PairwiseGraph(2, TreeReweighted()).argmax(potentials).value
+        tensor([-1.], dtype=torch.float64)
+    """
+
+    max_rounds: int = 100
+    cycle_rounds: int = 20
+    branches: int = 100
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_rounds", 1), ("cycle_rounds", 0), ("branches", 0)):
+            object.__setattr__(self, name, check_whole(getattr(self, name), name, least))
+
+    def solve(self, node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Labels, scores and bounds."""
+        return best_labels(
+            node,
+            edge,
+            edges,
+            lengths,
+            rounds=self.max_rounds,
+            cycle_rounds=self.cycle_rounds,
+            branches=self.branches,
+        )

@@ -1,0 +1,115 @@
+"""The order in which messages pass on a graph, and its short cycles; made once for every graph."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Plan(NamedTuple):
+    """A graph as the loops take it; nodes are numbered in the order of a search in breadth, edges by their ends.
+
+    Attributes:
+        order: ``[N]``, the node at each place.
+        slot: ``[E']``, the edge that each given edge becomes; several between two nodes are one.
+        turn: ``[E']`` bool, whether the given edge's second end comes first.
+        first: ``[E]``, the earlier end.
+        second: ``[E]``, the later end.
+        begin: ``[N + 1]``, where the edges of each first end begin.
+        end: ``[N + 1]``, where the edges of each second end begin in ``incoming``.
+        incoming: ``[E]``, the edges sorted by their second end.
+        tree: Whether there is no cycle.
+        cycles: ``[C, 4]``, the edges of triangles and of cycles of four without a chord; -1 fills up.
+        turned: ``[C, 4]`` bool, whether the edge's second end comes first on the cycle.
+    """
+
+    order: np.ndarray
+    slot: np.ndarray
+    turn: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+    incoming: np.ndarray
+    tree: bool
+    cycles: np.ndarray
+    turned: np.ndarray
+
+
+@functools.lru_cache(maxsize=4096)
+def make_plan(size: int, edges: bytes) -> Plan:
+    """The plan of a graph of ``size`` nodes; ``edges`` are the bytes of int64 ``[E', 2]``."""
+    ends = np.frombuffer(edges, np.int64).reshape(-1, 2)
+    order, parts = _search(size, ends)
+    place = np.empty(size, np.int64)
+    place[order] = np.arange(size)
+    ranked = place[ends]
+    low, high = ranked.min(1), ranked.max(1)
+    keys, slot = np.unique(low * size + high, return_inverse=True)
+    first, second = keys // size, keys % size
+    incoming = np.argsort(second, kind="stable")
+    cycles, turned = _cycles(size, first, second)
+    return Plan(
+        order,
+        slot.reshape(-1),
+        ranked[:, 0] > ranked[:, 1],
+        first,
+        second,
+        np.searchsorted(first, np.arange(size + 1)),
+        np.searchsorted(second[incoming], np.arange(size + 1)),
+        incoming,
+        len(keys) == size - parts,
+        cycles,
+        turned,
+    )
+
+
+def _search(size: int, ends: np.ndarray) -> tuple[np.ndarray, int]:
+    """The nodes in the order of a search in breadth, and the number of connected parts."""
+    near: list[list[int]] = [[] for _ in range(size)]
+    for p, q in ends.tolist():
+        near[p].append(q)
+        near[q].append(p)
+    order: list[int] = []
+    seen = [False] * size
+    parts = 0
+    for root in range(size):
+        if not seen[root]:
+            seen[root] = True
+            parts += 1
+            place = len(order)
+            order.append(root)
+            while place < len(order):
+                for q in near[order[place]]:
+                    if not seen[q]:
+                        seen[q] = True
+                        order.append(q)
+                place += 1
+    return np.array(order, np.int64), parts
+
+
+def _cycles(size: int, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """All triangles, and all cycles of four edges without a chord; at most as many as twice the edges."""
+    edge = {pair: e for e, pair in enumerate(zip(first.tolist(), second.tolist(), strict=True))}
+    near: list[set[int]] = [set() for _ in range(size)]
+    for p, q in edge:
+        near[p].add(q)
+        near[q].add(p)
+    found: list[tuple[int, ...]] = []
+    for a in range(size):
+        around = sorted(q for q in near[a] if q > a)  # the smallest node of a cycle comes first
+        for i, b in enumerate(around):
+            for d in around[i + 1 :]:
+                if d in near[b]:
+                    found.append((a, b, d))
+                else:
+                    found += [(a, b, c, d) for c in sorted(near[b] & near[d]) if c > a and c not in near[a]]
+    found = found[: 2 * len(edge)]  # a dense graph has many, and memory grows with them
+    cycles, turned = np.full((len(found), 4), -1), np.zeros((len(found), 4), np.bool_)
+    for row, nodes in enumerate(found):
+        for s, p in enumerate(nodes):
+            q = nodes[(s + 1) % len(nodes)]
+            cycles[row, s], turned[row, s] = edge[min(p, q), max(p, q)], p > q
+    return cycles, turned

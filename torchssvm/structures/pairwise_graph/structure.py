@@ -1,0 +1,287 @@
+"""Labels for the nodes of graphs with scores for every pair of labels at an edge; examples have graphs of their own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_flags, check_int64, check_object, check_tensor, check_whole
+from torchssvm.core.ordered_sums import add_at
+from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.core.structure import Decoding, Structure, fit
+from torchssvm.structures.arguments import WeightedLabels, check_labels, check_lengths
+from torchssvm.structures.graph_cut.structure import check_edges
+from torchssvm.structures.pairwise_graph.oracle import GraphOracle, TreeReweighted
+
+_MOST_LISTED = 4096
+
+
+class PairwisePotentials(Potentials):
+    """Scores of labels at the nodes and of pairs of labels at the edges, one graph for each example.
+
+    Args:
+        node: ``[B, N, K]``.
+        edge: ``[B, E, K, K]``: the label of the edge's first end, that of its second end.
+        edges: ``[B, E, 2]`` int64, the two different ends of each edge, 0 to the example's number of nodes - 1; (-1,
+            -1) is padding. Two nodes may be joined more than once.
+        lengths: ``[B]`` int64, 1 to N, the number of nodes of each example; None means N for all.
+        options: ``adjoint``, ``gram_product`` and ``weights``, as :class:`~torchssvm.Potentials` takes them.
+
+    Raises:
+        ValueError: A shape or a size does not fit, or an edge does not join two nodes of its example.
+
+    Example:
+        >>> node, edge = torch.tensor([[[0.0, 1.0], [0.2, 0.0]]]), torch.eye(2).view(1, 1, 2, 2)
+        >>> potentials = PairwisePotentials(node, edge, torch.tensor([[[0, 1]]]))
+        >>> PairwiseGraph(2).argmax(potentials).labeling.labels
+        tensor([[1, 1]])
+    """
+
+    __slots__ = ("edges",)
+    carried = ("edges",)
+
+    def __init__(
+        self, node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None = None, **options: Any
+    ) -> None:
+        fits = check_tensor(node, "node").ndim == 3 and check_tensor(edge, "edge").ndim == 4
+        if not fits or edge.shape[2:] != (node.shape[2], node.shape[2]):
+            raise ValueError(
+                f"potentials must be [B, N, K] of nodes, [B, E, K, K] of edges: got {list(node.shape)}, "
+                f"{list(edge.shape)}"
+            )
+        ragged = None if lengths is None else {"node": 0}
+        super().__init__({"node": node, "edge": edge}, lengths, ragged=ragged, **options)
+        check_edges(edges, edge.shape[1], node.shape[1], self)
+        self.edges = edges
+
+
+class GraphLabels(NamedTuple):
+    """A labeling of graphs: the labels of the nodes, and the pairs that they make at the edges.
+
+    Attributes:
+        labels: ``[B, N]`` int64; -1 beyond an example's nodes.
+        pairs: ``[B, E]`` int64, K times the label of the edge's first end plus that of its second; -1 in the padding.
+
+    Example:
+        >>> node, edge = torch.tensor([[[0.0, 1.0], [0.2, 0.0]]]), torch.zeros(1, 1, 2, 2)
+        >>> PairwiseGraph(2).decode(PairwisePotentials(node, edge, torch.tensor([[[0, 1]]])))
+        GraphLabels(labels=tensor([[1, 0]]), pairs=tensor([[2]]))
+    """
+
+    labels: Tensor
+    pairs: Tensor
+
+
+class PairwiseTarget(NamedTuple):
+    """The target that :meth:`PairwiseGraph.check_target` returns.
+
+    Attributes:
+        labels: As in :class:`GraphLabels`.
+        pairs: As in :class:`GraphLabels`.
+        costs: ``[B, N]`` float64, the cost of a wrong label at each node; 0 beyond an example's nodes.
+    """
+
+    labels: Tensor
+    pairs: Tensor
+    costs: Tensor
+
+
+class PairwiseGraph(Structure):
+    """One of K labels for each node of a graph, with a score for every pair of labels at an edge; any graph.
+
+    Potentials: :class:`PairwisePotentials`, ``node`` ``[B, N, K]`` and ``edge`` ``[B, E, K, K]``, which carry the
+    graphs. Labelings: :class:`GraphLabels`, ``(labels, pairs)``. Targets: the labels ``[B, N]`` int64 (values beyond an
+    example's nodes are ignored), or :class:`~torchssvm.WeightedLabels`, which also give each node a weight.
+
+    Graphs without cycles are decoded exactly. For the others the oracle returns good labels and an upper bound of all
+    scores, so that certificates hold for the problem itself, not for a relaxation.
+
+    The loss is the Hamming loss: the sum of the weights of the nodes with a wrong label.
+
+    Args:
+        num_labels: K, the number of labels.
+        oracle: How graphs with cycles are decoded; None means ``TreeReweighted()``.
+        normalize: Divide the loss by the sum of the weights of the example's nodes.
+
+    Raises:
+        ValueError: ``num_labels`` is less than 1.
+
+    Example:
+        >>> node, edge = torch.tensor([[[0.0, 1.0], [0.2, 0.0], [0.1, 0.0]]]), torch.eye(2).expand(1, 3, 2, 2)
+        >>> triangle = torch.tensor([[[0, 1], [1, 2], [2, 0]]])
+        >>> PairwiseGraph(2).argmax(PairwisePotentials(node, edge, triangle)).labeling.labels
+        tensor([[1, 1, 1]])
+    """
+
+    def __init__(self, num_labels: int, oracle: GraphOracle | None = None, *, normalize: bool = True) -> None:
+        self.num_labels = check_whole(num_labels, "num_labels")
+        check_flags(normalize=normalize)
+        self.oracle = TreeReweighted() if oracle is None else oracle
+        check_object(self.oracle, "oracle", "solve", "TreeReweighted()")
+        self.normalize = normalize
+
+    def argmax(self, potentials: Potentials) -> Decoding:
+        """The oracle's labels."""
+        potentials = self._fitting(potentials)
+        tensors = potentials["node"], potentials["edge"]
+        labels, value, bound = self.oracle.solve(*tensors, potentials.edges, potentials.lengths)
+        exact = bool((bound <= value).all())
+        labeling = GraphLabels(labels, self._pairs(labels, potentials.edges))
+        return Decoding(labeling, value, None if exact else bound, exact)
+
+    def augmented_argmax(self, potentials: Potentials, target: PairwiseTarget) -> Decoding:
+        """The oracle's labels with the loss added to the nodes; the target if approximate labels score less."""
+        # delta is exactly 0 at the target: to add costs everywhere and subtract them there leaves rounding errors.
+        delta, _ = self.loss_potentials(target)
+        node = potentials["node"].detach().to(torch.float64) + delta["node"]
+        edge = potentials["edge"].detach().to(torch.float64)
+        found = self.argmax(potentials.replace({"node": node, "edge": edge}))
+        if found.exact:
+            return found
+        assert found.value is not None
+        truth = self._scores(target.labels.unsqueeze(1), target.pairs.unsqueeze(1), potentials).squeeze(1)
+        worse = found.value < truth
+        pairs = zip(found.labeling, target[:2], strict=True)
+        labeling = GraphLabels(*(torch.where(worse.unsqueeze(1), true, held) for held, true in pairs))
+        return found._replace(labeling=labeling, value=torch.maximum(found.value, truth))
+
+    def parts(self, labeling: GraphLabels | PairwiseTarget) -> dict[str, Tensor]:
+        """Indicators of the labels ``[B, N, K]``, and of the pairs ``[B, E, K, K]``."""
+        batch, states = len(labeling.labels), self.num_labels
+        like = {
+            "node": torch.zeros(*labeling.labels.shape, states, device=labeling.labels.device),
+            "edge": torch.zeros(*labeling.pairs.shape, states, states, device=labeling.labels.device),
+        }
+        labels, pairs = labeling[0].unsqueeze(1), labeling[1].unsqueeze(1)
+        return self._add(like, labels, pairs, torch.ones(batch, 1, device=labels.device))
+
+    def difference(self, labeling: GraphLabels, target: PairwiseTarget, potentials: Potentials) -> Parts:
+        """Parts of the labeling less parts of the target."""
+        mass = torch.ones(len(labeling.labels), 1, device=potentials.device)
+        several = GraphLabels(*(one.unsqueeze(1) for one in labeling[:2]))
+        return self.mean_difference(several, mass, target, potentials)
+
+    def relative_scores(self, labelings: GraphLabels, target: PairwiseTarget, potentials: Potentials) -> Tensor:
+        """Sums of looked-up potentials, less the target's: ``[B, C]`` float64."""
+        scores = self._scores(*_together(labelings, target), potentials)
+        return scores[:, :-1] - scores[:, -1:]
+
+    def mean_difference(
+        self, labelings: GraphLabels, mass: Tensor, target: PairwiseTarget, potentials: Potentials
+    ) -> Parts:
+        """The mass of each label and pair, less the total mass at the target's."""
+        parts = {name: tensor.new_zeros(tensor.shape) for name, tensor in potentials.tensors.items()}
+        mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
+        return self._add(parts, *_together(labelings, target), mass)
+
+    def resize(self, labelings: GraphLabels, target: PairwiseTarget) -> GraphLabels:
+        """Stored labelings ``[B, C, ...]``, cropped or padded to the nodes and edges of this batch."""
+        pairs = zip(labelings, target[:2], strict=True)
+        return GraphLabels(*(fit(held, like.shape[1:], self.padding) for held, like in pairs))
+
+    def loss(self, labeling: GraphLabels, target: PairwiseTarget) -> Tensor:
+        """The cost of the nodes with a wrong label, ``[B]`` float64."""
+        return (target.costs * (labeling.labels != target.labels)).sum(1)
+
+    def loss_potentials(self, target: PairwiseTarget) -> tuple[dict[str, Tensor], Tensor]:
+        """The cost of each label, 0 at the target; edges cost nothing, and the constant is zero."""
+        delta = target.costs.unsqueeze(2).repeat(1, 1, self.num_labels)
+        return {"node": delta.scatter_(2, target.labels.clamp(min=0).unsqueeze(2), 0.0)}, delta.new_zeros(len(delta))
+
+    def check_target(self, target: Tensor | WeightedLabels, potentials: Potentials) -> PairwiseTarget:
+        """Check shapes and numbers; add the pairs that the target makes and the cost of a wrong label at each node."""
+        potentials = self._fitting(potentials)
+        labels, weights = target if isinstance(target, WeightedLabels) else (target, None)
+        shape = potentials["node"].shape[:2]
+        check_int64(labels, "target", shape, ", a label for every node, or WeightedLabels with such labels")
+        real = _real(potentials)
+        check_labels(labels, self.num_labels, real)
+        labels = labels.masked_fill(~real, -1)
+        if weights is None:
+            costs = real.to(torch.float64)
+        else:
+            if check_tensor(weights, "target.weights").shape != shape:
+                raise ValueError(f"target has weights {list(weights.shape)}, and labels {list(shape)}")
+            costs = weights.to(torch.float64).masked_fill(~real, 0.0)
+            if not bool(((costs >= 0) & torch.isfinite(costs)).all()):
+                raise ValueError("target has weights that are negative or not finite")
+        if self.normalize:
+            total = costs.cumsum(1)[:, -1:]  # a running sum: padding does not change its bits
+            costs = torch.where(total > 0, costs / total, 0.0)
+        return PairwiseTarget(labels, self._pairs(labels, potentials.edges), costs)
+
+    def places(self, potentials: Potentials) -> dict[str, Tensor]:
+        """The nodes and edges of each example."""
+        potentials = self._fitting(potentials)
+        there = potentials.edges[..., 0] >= 0
+        return {"node": _real(potentials).unsqueeze(2), "edge": there[..., None, None]}
+
+    def enumerate(self, potentials: Potentials) -> Iterator[GraphLabels] | None:
+        """All labelings of small graphs, of up to 4096 labelings; None for larger ones."""
+        potentials = self._fitting(potentials)
+        batch, longest, states = potentials["node"].shape
+        if states**longest > _MOST_LISTED:
+            return None
+        real = _real(potentials)
+
+        def each() -> Iterator[GraphLabels]:
+            for numbers in itertools.product(range(states), repeat=longest):
+                labels = torch.tensor([numbers], device=potentials.device).expand(batch, -1).masked_fill(~real, -1)
+                yield GraphLabels(labels, self._pairs(labels, potentials.edges))
+
+        return each()
+
+    def _fitting(self, potentials: Potentials) -> PairwisePotentials:
+        if not isinstance(potentials, PairwisePotentials) or potentials["node"].shape[2] != self.num_labels:
+            raise ValueError(
+                f"graphs with {self.num_labels} labels take potentials with edges, PairwisePotentials, such as "
+                f"LinearPairwiseGraph returns; got {potentials}"
+            )
+        return potentials
+
+    def _pairs(self, labels: Tensor, edges: Tensor) -> Tensor:
+        """``[B, E]`` int64, as :class:`GraphLabels` has them."""
+        ends = labels.gather(1, edges.clamp(min=0).flatten(1)).view(edges.shape)
+        return (ends[..., 0] * self.num_labels + ends[..., 1]).masked_fill_(edges[..., 0] < 0, -1)
+
+    def _places(self, labels: Tensor, pairs: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """For labels ``[B, C, N]`` and pairs ``[B, C, E]``: places in the flattened tensors, and which are real."""
+        found = {}
+        for name, entries, size in (("node", labels, self.num_labels), ("edge", pairs, self.num_labels**2)):
+            offsets = size * torch.arange(entries.shape[2], device=entries.device)
+            found[name] = entries.clamp(min=0) + offsets, entries >= 0
+        return found
+
+    def _scores(self, labels: Tensor, pairs: Tensor, potentials: Potentials) -> Tensor:
+        """Scores of labels ``[B, C, N]`` and pairs ``[B, C, E]``: ``[B, C]`` float64."""
+        total = torch.zeros(labels.shape[:2], dtype=torch.float64, device=labels.device)
+        for name, (places, real) in self._places(labels, pairs).items():
+            own = potentials[name].detach().flatten(1).gather(1, places.flatten(1)).view(places.shape)
+            total = total + own.masked_fill(~real, 0.0).sum(2, dtype=torch.float64)
+        return total
+
+    def _add(self, parts: Parts, labels: Tensor, pairs: Tensor, mass: Tensor) -> Parts:
+        """Add the parts of labelings, weighted by ``mass`` ``[B, C]``, to ``parts``."""
+        mass = mass.to(parts["node"].dtype).unsqueeze(2)
+        alone = labels.shape[1] == 1  # terms do not share a place
+        for name, (places, real) in self._places(labels, pairs).items():
+            add_at(parts[name].flatten(1), places.flatten(1), (mass * real).flatten(1), any_order=alone)
+        return parts
+
+    def __repr__(self) -> str:
+        return f"PairwiseGraph({self.num_labels}, {self.oracle}, normalize={self.normalize})"
+
+
+def _real(potentials: PairwisePotentials) -> Tensor:
+    batch, longest, _ = potentials["node"].shape
+    return check_lengths(potentials.lengths, batch, longest, potentials.device)
+
+
+def _together(labelings: GraphLabels, target: PairwiseTarget) -> tuple[Tensor, Tensor]:
+    """Labelings ``[B, C, ...]`` and the target, ``[B, C + 1, ...]``."""
+    labels, pairs = (torch.cat([held, own.unsqueeze(1)], 1) for held, own in zip(labelings, target[:2], strict=True))
+    return labels, pairs
