@@ -4,13 +4,15 @@ What is used by its name in this package, by purpose:
 
 * Training: ``solve``, ``make_trainer``, ``Solver``, ``Relative``, ``RunOptions``; ``BCFW``, ``BlockGap``,
   ``StructuredHinge``, ``SoftmaxMargin``, ``Average``, ``UniformAverage``, ``WeightedAverage``, ``SuffixAverage``,
-  ``save_checkpoint``, ``load_checkpoint``; in several processes, ``RankError``.
+  ``save_checkpoint``, ``load_checkpoint``; in several processes, ``RankError``; targets with a hidden part, ``latent``,
+  ``LatentTrainer``, ``LatentReport``.
 * Batches: ``Batch``, ``SparseFeatures``, ``in_order``.
 * Heads: ``LinearArcs``, ``LinearChain``, ``LinearEdges``, ``LinearGraph``, ``LinearMulticlass``, ``LinearMultilabel``,
   ``LinearPose``, ``LinearRanking``, ``LinearTree``, ``SparseLinearChain``, ``SparseLinearMultilabel``; they give
   ``Potentials``.
-* Structures: ``Structure``, ``Arborescence``, ``Chain``, ``GraphCut``, ``Matching``, ``Multiclass``, ``Multilabel``,
-  ``Pose``, ``Ranking``, ``SlackRescaling``, ``TorchStruct``, ``Tree``; their inputs, outputs, measures and oracles:
+* Structures: ``Structure``, ``Arborescence``, ``Chain``, ``GraphCut``, ``HiddenStates``, ``Matching``, ``Multiclass``,
+  ``Multilabel``, ``Pose``, ``Ranking``, ``SlackRescaling``, ``TorchStruct``, ``Tree``; their inputs, outputs, measures and
+  oracles:
   ``AveragePrecision``, ``BranchAndBound``, ``BruteForceSearch``, ``Decoding``, ``EdgePotentials``, ``Edges``,
   ``EveryClass``, ``EveryLossLevel``, ``GraphPotentials``, ``Graphs``, ``LossScaleSearch``, ``Marginals``,
   ``MessagePassing``, ``MinCut``, ``NDCG``, ``NonProjective``, ``PairSwaps``, ``PoseMaps``, ``PrecisionAt``,
@@ -84,6 +86,7 @@ from torchssvm.solvers import (
 )
 from torchssvm.solvers.checkpoints import load_checkpoint, save_checkpoint
 from torchssvm.solvers.compiled import Sequential
+from torchssvm.solvers.concave_convex import LatentReport, LatentTrainer, latent
 from torchssvm.solvers.evaluation import Evaluation, evaluate
 from torchssvm.solvers.gdmm import (
     GDMM,
@@ -131,6 +134,7 @@ from torchssvm.structures import (
     GraphCut,
     GraphPotentials,
     Graphs,
+    HiddenStates,
     LinearArcs,
     LinearChain,
     LinearEdges,
@@ -213,6 +217,7 @@ __all__ = [
     "GraphPotentials",
     "Graphs",
     "Heuristic",
+    "HiddenStates",
     "Hybrid",
     "KeepDual",
     "KeepWeights",
@@ -222,6 +227,8 @@ __all__ = [
     "Labelings",
     "LamChoice",
     "LargestGap",
+    "LatentReport",
+    "LatentTrainer",
     "LinearArcs",
     "LinearChain",
     "LinearEdges",
@@ -301,6 +308,7 @@ __all__ = [
     "grid_search",
     "guess_lam",
     "in_order",
+    "latent",
     "load_checkpoint",
     "make_trainer",
     "primal",

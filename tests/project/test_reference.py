@@ -70,6 +70,7 @@ RETURNED = frozenset(
         "Segmentation",
         "HeadChoice",
         "LamChoice",
+        "LatentReport",
         "SavedModel",
         "AlignmentErrors",
         "Attachment",
