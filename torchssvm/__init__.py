@@ -11,8 +11,8 @@ What is used by its name in this package, by purpose:
   ``LinearPose``, ``LinearRanking``, ``LinearTree``, ``SparseLinearChain``, ``SparseLinearMultilabel``; they give
   ``Potentials``.
 * Structures: ``Structure``, ``Arborescence``, ``Chain``, ``GraphCut``, ``HiddenStates``, ``Matching``, ``Multiclass``,
-  ``Multilabel``, ``Pose``, ``Ranking``, ``SlackRescaling``, ``TorchStruct``, ``Tree``; their inputs, outputs, measures and
-  oracles:
+  ``Multilabel``, ``Pose``, ``Ranking``, ``SlackRescaling``, ``TorchStruct``, ``Tree``; their inputs, outputs, measures
+  and oracles:
   ``AveragePrecision``, ``BranchAndBound``, ``BruteForceSearch``, ``Decoding``, ``EdgePotentials``, ``Edges``,
   ``EveryClass``, ``EveryLossLevel``, ``GraphPotentials``, ``Graphs``, ``LossScaleSearch``, ``Marginals``,
   ``MessagePassing``, ``MinCut``, ``NDCG``, ``NonProjective``, ``PairSwaps``, ``PoseMaps``, ``PrecisionAt``,

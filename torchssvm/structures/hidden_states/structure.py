@@ -130,8 +130,11 @@ class HiddenStates(Structure):
         check_labels(observed, self.num_labels, real)
         observed = observed.masked_fill(~real, -1)
         if isinstance(target, Completed):
-            states = target.states
-            if states.shape != observed.shape or not torch.equal(self.observe(states).masked_fill(~real, -1), observed):
+            if target.states.shape != observed.shape:
+                raise ValueError(f"target.states must be {list(observed.shape)}, got {list(target.states.shape)}")
+            states = target.states.masked_fill(~real, -1)
+            outside = (states >= len(self.shows)) | ((states < 0) & real)
+            if bool(outside.any()) or not torch.equal(self.observe(states), observed):
                 raise ValueError("target.states must show the labels of target.observed")
         else:
             first = (self.shows.unsqueeze(0) == torch.arange(self.num_labels).unsqueeze(1)).to(torch.int8).argmax(1)
@@ -155,8 +158,8 @@ class HiddenStates(Structure):
         shows = self.shows.to(observed.device)
         if costs.shape != (*observed.shape, len(shows)):
             raise ValueError(
-                f"shows={shows.tolist()} has {len(shows)} states for labels {list(observed.shape)}, and the loss of the "
-                f"structure has costs {list(costs.shape)}: it must be a sum of costs of single states, one for each of shows"
+                f"shows={shows.tolist()} has {len(shows)} states for labels {list(observed.shape)}, and the loss of "
+                f"the structure costs {list(costs.shape)}: it must be a sum of costs of states, one for each of shows"
             )
         return (shows != observed.unsqueeze(-1)).to(torch.float64)
 
