@@ -32,6 +32,7 @@ from .parts import hold_out
 from .ranking.lists import RankedLists
 from .ranking.scores import RankingScores, ranking_scores
 from .synthetic.large_chains import ChainTruth, LargeChains
+from .synthetic.latent_crosses import LatentCrosses
 from .text.chunk_f1 import Chunk, ChunkScores, chunk_scores, chunks
 from .text.chunking import ChunkingDataset
 from .text.chunking_features import Vocabulary
@@ -84,6 +85,7 @@ __all__ = [
     "GraphSettings",
     "HorseSegmentation",
     "LargeChains",
+    "LatentCrosses",
     "Multilabel",
     "MultilabelScores",
     "NamedChains",

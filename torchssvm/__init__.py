@@ -4,20 +4,22 @@ What is used by its name in this package, by purpose:
 
 * Training: ``solve``, ``make_trainer``, ``Solver``, ``Relative``, ``RunOptions``; ``BCFW``, ``BlockGap``,
   ``StructuredHinge``, ``SoftmaxMargin``, ``Average``, ``UniformAverage``, ``WeightedAverage``, ``SuffixAverage``,
-  ``save_checkpoint``, ``load_checkpoint``; in several processes, ``RankError``.
+  ``save_checkpoint``, ``load_checkpoint``; in several processes, ``RankError``; targets with a hidden part, ``latent``,
+  ``LatentTrainer``, ``LatentReport``.
 * Batches: ``Batch``, ``SparseFeatures``, ``in_order``.
 * Heads: ``grid_edges``, ``LinearArcs``, ``LinearChain``, ``LinearDecisions``, ``LinearEdges``, ``LinearGraph``,
   ``LinearMulticlass``, ``LinearMultilabel``, ``LinearPairwiseGraph``, ``LinearPose``, ``LinearRanking``,
   ``LinearTree``, ``SparseLinearChain``, ``SparseLinearMultilabel``; they give ``Potentials``.
-* Structures: ``Structure``, ``Arborescence``, ``Chain``, ``Decisions``, ``GraphCut``, ``Matching``, ``Multiclass``,
-  ``Multilabel``, ``PairwiseGraph``, ``Pose``, ``Ranking``, ``SlackRescaling``, ``TorchStruct``, ``Tree``; their inputs,
-  outputs and oracles: ``Assignment``, ``AveragePrecision``, ``BranchAndBound``, ``BruteForceSearch``, ``CPSAT``,
-  ``Decision``, ``DecisionOracle``, ``DecisionPotentials``, ``DecisionProblems``, ``Decoding``, ``EdgePotentials``,
-  ``Edges``, ``EveryClass``, ``EveryLossLevel``, ``GraphLabels``, ``GraphPotentials``, ``Graphs``, ``HiGHS``,
-  ``IntegerProgram``, ``Knapsack``, ``LossScaleSearch``, ``Marginals``, ``MessagePassing``, ``MinCut``, ``NDCG``,
-  ``NonProjective``, ``PairSwaps``, ``PairwisePotentials``, ``PoseMaps``, ``PrecisionAt``, ``Projective``,
-  ``RankingMeasure``, ``RoofDual``, ``SCIP``, ``SciPyMilp``, ``Segmentation``, ``Selection``, ``ShortestPath``,
-  ``Situations``, ``SlackOracle``, ``SpanningTree``, ``Transitions``, ``TreeReweighted``, ``WeightedLabels``.
+* Structures: ``Structure``, ``Arborescence``, ``Chain``, ``Decisions``, ``GraphCut``, ``HiddenStates``, ``Matching``,
+  ``Multiclass``, ``Multilabel``, ``PairwiseGraph``, ``Pose``, ``Ranking``, ``SlackRescaling``, ``TorchStruct``,
+  ``Tree``; their inputs, outputs and oracles: ``Assignment``, ``AveragePrecision``, ``BranchAndBound``,
+  ``BruteForceSearch``, ``CPSAT``, ``Decision``, ``DecisionOracle``, ``DecisionPotentials``, ``DecisionProblems``,
+  ``Decoding``, ``EdgePotentials``, ``Edges``, ``EveryClass``, ``EveryLossLevel``, ``GraphLabels``, ``GraphPotentials``,
+  ``Graphs``, ``HiGHS``, ``IntegerProgram``, ``Knapsack``, ``LossScaleSearch``, ``Marginals``, ``MessagePassing``,
+  ``MinCut``, ``NDCG``, ``NonProjective``, ``PairSwaps``, ``PairwisePotentials``, ``PoseMaps``, ``PrecisionAt``,
+  ``Projective``, ``RankingMeasure``, ``RoofDual``, ``SCIP``, ``SciPyMilp``, ``Segmentation``, ``Selection``,
+  ``ShortestPath``, ``Situations``, ``SlackOracle``, ``SpanningTree``, ``Transitions``, ``TreeReweighted``,
+  ``WeightedLabels``.
 * Dual and storages: ``DualState``, ``MeanParts``, ``Labelings``, ``Weights``, ``recompute_weights``.
 * Rules of a step: how far each block goes, ``BoxQP``, ``CommonStep``, ``Sequential``; directions ``FrankWolfe``,
   ``Pairwise``, ``Away``, ``Hybrid``, ``Corrective``; oracles ``MaxOracle``, ``CacheOracle``; line searches
@@ -86,6 +88,7 @@ from torchssvm.solvers import (
 )
 from torchssvm.solvers.checkpoints import load_checkpoint, save_checkpoint
 from torchssvm.solvers.compiled import Sequential
+from torchssvm.solvers.concave_convex import LatentReport, LatentTrainer, latent
 from torchssvm.solvers.evaluation import Evaluation, evaluate
 from torchssvm.solvers.gdmm import (
     GDMM,
@@ -142,6 +145,7 @@ from torchssvm.structures import (
     GraphLabels,
     GraphPotentials,
     Graphs,
+    HiddenStates,
     HiGHS,
     IntegerProgram,
     Knapsack,
@@ -248,6 +252,7 @@ __all__ = [
     "Graphs",
     "Heuristic",
     "HiGHS",
+    "HiddenStates",
     "Hybrid",
     "IntegerProgram",
     "KeepDual",
@@ -259,6 +264,8 @@ __all__ = [
     "Labelings",
     "LamChoice",
     "LargestGap",
+    "LatentReport",
+    "LatentTrainer",
     "LinearArcs",
     "LinearChain",
     "LinearDecisions",
@@ -349,6 +356,7 @@ __all__ = [
     "grid_search",
     "guess_lam",
     "in_order",
+    "latent",
     "load_checkpoint",
     "make_trainer",
     "primal",

@@ -74,6 +74,7 @@ RETURNED = frozenset(
         "Segmentation",
         "HeadChoice",
         "LamChoice",
+        "LatentReport",
         "SavedModel",
         "AlignmentErrors",
         "Attachment",

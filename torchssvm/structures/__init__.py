@@ -11,6 +11,7 @@ from torchssvm.structures.arborescence import *
 from torchssvm.structures.chain import *
 from torchssvm.structures.decisions import *
 from torchssvm.structures.graph_cut import *
+from torchssvm.structures.hidden_states import *
 from torchssvm.structures.matching import *
 from torchssvm.structures.multiclass import *
 from torchssvm.structures.multilabel import *

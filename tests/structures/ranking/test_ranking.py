@@ -405,7 +405,7 @@ def test_every_solver_certifies_the_same_optimum(measure):
     batch = next(iter(in_order(data)))
     potentials = head(batch.x, batch.lengths)
     found = find_corner(structure, potentials, structure.check_target(batch.y, potentials))
-    primal = 0.025 * float(head.weight.square().sum()) + float(found.hinge.mean())
+    primal = 0.025 * float(head.weight.detach().square().sum()) + float(found.hinge.mean())
     assert proofs[-1].primal == pytest.approx(primal, rel=1e-5)
 
 

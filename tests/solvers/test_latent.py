@@ -1,0 +1,176 @@
+"""The concave-convex procedure: its objective by enumeration, warm duals, resuming, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from refusals import changes_state
+from torch import nn
+
+from torchssvm import Chain, HiddenStates, LatentTrainer, LinearChain, LinearMulticlass, Multiclass, Relative, latent
+from torchssvm.core.max_oracle import find_corner
+from torchssvm.core.potentials import inner
+from torchssvm.datasets import LatentCrosses, PaddedDataset
+
+LAM = 0.3
+CHAIN = HiddenStates(Chain(4), [0, 0, 1, 1])
+
+
+def chains(lengths=True):
+    random = torch.Generator().manual_seed(0)
+    senses = (torch.rand(12, 4, generator=random) < 0.5).long().cumsum(1) % 4
+    x = torch.eye(4)[senses] + 0.3 * torch.randn(12, 4, 4, generator=random)
+    y, sizes = senses % 2, torch.randint(2, 5, (12,), generator=random)
+    if not lengths:
+        return PaddedDataset(x, y)
+    beyond = torch.arange(4) >= sizes.unsqueeze(1)
+    return PaddedDataset(x.masked_fill(beyond.unsqueeze(2), 0.0), y.masked_fill(beyond, -1), sizes)
+
+
+def trainer(data=None, **options):
+    options = {"tolerance": Relative(0.05), **options}
+    return LatentTrainer(LinearChain(4, 4), data or chains(), LAM, structure=CHAIN, seed=1, **options)
+
+
+def objective(head, data, structure=CHAIN):
+    """By its definition: all outputs of every example."""
+    total = 0.0
+    for i in range(len(data)):
+        batch = data.__getitems__([i])
+        potentials = head(batch.x, batch.lengths)
+        target = structure.check_target(batch.y, potentials)
+        scores = {"all": [], "right": []}
+        for states in structure.enumerate(potentials):
+            score = float(inner(structure.parts(states), {k: t.detach() for k, t in potentials.tensors.items()}))
+            loss = float(structure.loss(states, target))
+            scores["all"].append(score + loss)
+            if loss == 0.0:
+                scores["right"].append(score)
+        total += max(scores["all"]) - max(scores["right"])
+    return LAM / 2 * sum(float(p.detach().square().sum()) for p in head.parameters()) + total / len(data)
+
+
+@pytest.mark.parametrize("lengths", [True, False])
+def test_the_objective_is_the_definition_and_falls(lengths):
+    data = chains(lengths)
+    run = trainer(data)
+    assert run.objectives[0] == pytest.approx(objective(run.head, data), rel=1e-5)
+    for _ in range(3):
+        before = len(run.objectives)
+        certificate = run.step()
+        assert certificate.relative_gap <= 0.05
+        if len(run.objectives) > before:
+            assert run.objectives[-1] <= certificate.primal <= run.objectives[-2]
+        assert run.objectives[-1] == pytest.approx(objective(run.head, data), rel=1e-4)
+    assert run.objectives[-1] < 0.95 * run.objectives[0]
+
+
+def test_a_round_begins_from_the_duals_of_the_one_before():
+    """The losses are kept up to a common factor, and the weights are those of the moved blocks."""
+    run = trainer()
+    run.step()
+    held = run.loop.dual.loss.clone()
+    run._move_duals()
+    share = float(run.loop.dual.loss.sum() / held.sum())
+    assert 0.0 < share <= 1.0
+    torch.testing.assert_close(run.loop.dual.loss, share * held)
+    warm = run.loop.certify()
+    assert warm.exact
+    assert warm.drift < 1e-5
+    assert warm.dual > 0.0  # a new dual has 0
+    cold = trainer()
+    cold.data.rows = cold.next = run.data.rows
+    proof = cold.loop.solve(Relative(0.05), progress=False)
+    assert warm.dual <= proof.primal  # of the same problem
+    assert proof.dual <= warm.primal
+
+
+def test_a_run_goes_on_to_the_same_bits():
+    whole, first, second = trainer(), trainer(), trainer()
+    for _ in range(3):
+        whole.step()
+    first.step()
+    second.load_state_dict(first.state_dict())
+    for _ in range(2):
+        second.step()
+    assert second.objectives == whole.objectives
+    assert all(torch.equal(a, b) for a, b in zip(second.head.parameters(), whole.head.parameters(), strict=True))
+    with pytest.raises(ValueError, match="latent run"):
+        second.load_state_dict({**first.state_dict(), "objectives": "none"})
+
+
+def test_a_round_that_gains_nothing_is_dropped():
+    run = trainer(tolerance=0.9)
+    run.objectives = [1e-3]  # no round can be as good
+    held = [p.detach().clone() for p in run.head.parameters()]
+    run.step()
+    assert run.settled
+    assert run.objectives == [1e-3]
+    assert all(torch.equal(a, b) for a, b in zip(run.head.parameters(), held, strict=True))
+
+
+class Templates(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 9))
+
+    def forward(self, x):
+        return (x @ self.weight.T).flatten(1)
+
+
+def test_crosses_are_found():
+    train, test = LatentCrosses(num_images=60, size=5), LatentCrosses("test", num_images=100, size=5)
+    head, structure = Templates(), HiddenStates(Multiclass(18), torch.arange(18) % 2)
+    report = latent(head, train, 0.03, structure=structure)
+    assert report.settled
+    assert "rounds, settled; last round: primal" in str(report)
+    found = structure.decode(head(test.x))
+    assert float((structure.observe(found) == test.y).double().mean()) > 0.9
+    assert float((found // 2 == test.places).double().mean()) > 0.9
+
+
+def test_crosses_are_drawn_as_asked():
+    crosses = LatentCrosses(num_images=20, noise=0.0, seed=3)
+    assert torch.equal(crosses.x[torch.arange(20), crosses.places].sum(1), torch.full((20,), 5.0))
+    assert crosses.x.sum(2).amax(1).tolist() == [5.0] * 20
+    assert torch.equal(crosses.x[torch.arange(20), crosses.places, 1], 1.0 - crosses.y)  # above the middle
+    again = LatentCrosses(num_images=20, noise=0.0, seed=3)
+    assert torch.equal(again.images, crosses.images)
+    assert not torch.equal(LatentCrosses("test", num_images=20, noise=0.0, seed=3).images, crosses.images)
+    for wrong, words in [({"split": "dev"}, "not 'dev'"), ({"size": 2}, "size=2"), ({"noise": -1.0}, "noise=-1")]:
+        with pytest.raises(ValueError, match=words):
+            LatentCrosses(**wrong)
+
+
+def test_what_does_not_fit_is_refused():
+    data = chains()
+    with pytest.raises(TypeError, match=r"structure=Chain.*such as HiddenStates"):
+        latent(LinearChain(4, 4), data, LAM)
+    with pytest.raises(ValueError, match="rounds=0"):
+        latent(LinearChain(4, 4), data, LAM, structure=CHAIN, rounds=0)
+    with pytest.raises(ValueError, match="lam=0"):
+        latent(LinearChain(4, 4), data, 0.0, structure=CHAIN)
+    with pytest.raises(ValueError, match="target has label 3"):
+        wrong = PaddedDataset(torch.zeros(2, 4), torch.tensor([0, 3]))
+        latent(LinearMulticlass(4, 4), wrong, LAM, structure=HiddenStates(Multiclass(4), [0, 0, 1, 1]))
+
+
+class Worst(HiddenStates):
+    """Completes by the states that score lowest."""
+
+    def complete(self, potentials, target):
+        return super().complete(potentials.replace({k: -t for k, t in potentials.tensors.items()}), target)
+
+
+def test_a_wrong_completion_is_refused():
+    run = LatentTrainer(LinearChain(4, 4), chains(), LAM, structure=Worst(Chain(4), [0, 0, 1, 1]))
+    with changes_state("the round was solved"), pytest.raises(RuntimeError, match="scores less than the one before"):
+        run.step()
+
+
+def test_the_hinge_is_that_of_the_completed_target():
+    data, head = chains(), LinearChain(4, 4)
+    batch = data.__getitems__(range(12))
+    potentials = head(batch.x, batch.lengths)
+    target = CHAIN.complete(potentials, CHAIN.check_target(batch.y, potentials))
+    assert find_corner(CHAIN, potentials, target).hinge.tolist() == [1.0] * 12  # weights of zero: the largest loss

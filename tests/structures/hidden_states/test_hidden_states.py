@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import examples, rng
+from structure_cases import StructureTestCase
+
+from torchssvm import (
+    Batch,
+    Chain,
+    HiddenStates,
+    LinearChain,
+    LinearMulticlass,
+    Multiclass,
+    Potentials,
+    Transitions,
+    check,
+)
+from torchssvm.core.potentials import inner
+from torchssvm.deployment.recipes import describe, rebuild
+
+SHOWS = [0, 1, 1]
+
+
+class TestHiddenStates(StructureTestCase):
+    """A chain of three states that show two labels."""
+
+    def make_structure(self):
+        return HiddenStates(Chain(3), SHOWS)
+
+    def make_potentials(self, random, batch, integers, dtype):
+        lengths = torch.randint(1, 4, (batch,), generator=random)
+        longest = int(lengths.max())
+
+        def draw(*shape):
+            if integers:
+                return torch.randint(-2, 3, shape, generator=random).to(dtype)
+            return torch.randn(*shape, generator=random, dtype=torch.float64).to(dtype)
+
+        tensors = {"emission": draw(batch, longest, 3), "transition": draw(batch, 3, 3)}
+        return Potentials(tensors, lengths, ragged={"emission": 0})
+
+    def random_target(self, structure, potentials, random):
+        return torch.randint(0, 2, potentials["emission"].shape[:2], generator=random)
+
+    def one(self, labeling, potentials, row):
+        return super().one(getattr(labeling, "observed", labeling), potentials, row)
+
+    def alone(self, labeling, potentials, row):
+        return type(labeling)(*(StructureTestCase.one(self, t, potentials, row).unsqueeze(0) for t in labeling))
+
+    def reference_score(self, potentials, labeling):
+        score = sum(float(potentials["emission"][t, k]) for t, k in enumerate(labeling))
+        return score + sum(float(potentials["transition"][a, b]) for a, b in itertools.pairwise(labeling))
+
+    def reference_loss(self, structure, labeling, target):
+        wrong = [SHOWS[int(state)] != int(label) for state, label in zip(labeling, target, strict=True)]
+        return sum(wrong) / len(wrong)
+
+    def count(self, structure, potentials, row):
+        return 3 ** int(potentials.lengths[row])
+
+    def bad_targets(self, potentials, target):
+        for number in (2, -1):
+            wrong = target.observed.clone()
+            wrong[1, 0] = number
+            yield wrong, f"target has label {number} in row 1"
+        yield target.observed.double(), "target must be int64"
+        yield target.observed[:2], "int64|lengths"
+        yield target._replace(states=2 - 2 * target.observed.clamp(min=0)), "must show the labels"
+
+    def bad_potentials(self, potentials):
+        yield potentials.replace({**potentials.tensors, "emission": potentials["emission"][..., :2]})
+
+    def test_devices(self, device):
+        pytest.skip("decoding is that of the structure")
+
+    @examples(20)
+    @given(seed=st.integers(0, 2**31 - 1), batch=st.integers(1, 4), integers=st.booleans())
+    def test_complete_finds_the_best_states_that_show_the_target(self, seed, batch, integers):
+        structure, potentials, target = self.setting(seed, batch, integers)
+        found = structure.complete(potentials, target)
+        assert torch.equal(found.observed, target.observed)
+        assert torch.equal(structure.observe(found.states), target.observed)
+        assert structure.loss(found, target).tolist() == structure.loss(target, found).tolist() == [0.0] * batch
+        best = torch.full((batch,), -torch.inf, dtype=torch.float64)
+        for labeling in structure.enumerate(potentials):
+            fits = (structure.observe(labeling) == target.observed).all(1)
+            score = inner(structure.parts(labeling), potentials.tensors)
+            best = torch.maximum(best, score.masked_fill(~fits, -math.inf))
+        torch.testing.assert_close(inner(structure.parts(found), potentials.tensors), best)
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_check_takes_it(chain):
+    random = rng(0)
+    if chain:
+        head, structure = LinearChain(4, 3), HiddenStates(Chain(3), SHOWS)
+        batch = Batch(
+            torch.randn(2, 3, 4), torch.tensor([[0, 1, 1], [1, 0, -1]]), torch.arange(2), torch.tensor([3, 2])
+        )
+    else:
+        head, structure = LinearMulticlass(4, 3), HiddenStates(Multiclass(3), SHOWS)
+        batch = Batch(torch.randn(5, 4, generator=random), torch.tensor([0, 1, 1, 0, 1]), torch.arange(5))
+    check(head, structure, batch).raise_if_wrong()
+    assert rebuild(describe(structure)).same_as(structure)
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(TypeError, match=r"structure must be one such as Chain\(3\), not a str"):
+        HiddenStates("chain", SHOWS)
+    for wrong in ([0, 2, 2], [-1, 0, 1]):
+        with pytest.raises(ValueError, match=r"shows="):
+            HiddenStates(Chain(3), wrong)
+    with pytest.raises(ValueError, match="shows must be int64"):
+        HiddenStates(Chain(3), [0.0, 1.0, 1.0])
+    with pytest.raises(ValueError, match="shows must be int64"):
+        HiddenStates(Chain(3), [])
+    structure = HiddenStates(Chain(3), [0, 1])
+    potentials = Potentials({"emission": torch.zeros(1, 2, 3), "transition": torch.zeros(1, 3, 3)})
+    with pytest.raises(ValueError, match="has 2 states for labels"):
+        structure.complete(potentials, structure.check_target(torch.tensor([[0, 1]]), potentials))
+
+
+def test_labels_that_no_states_can_show_are_refused():
+    allowed = torch.eye(3, dtype=torch.bool)
+    structure = HiddenStates(Chain(3, transitions=Transitions(allowed)), SHOWS)
+    potentials = Potentials({"emission": torch.zeros(1, 2, 3), "transition": torch.zeros(1, 3, 3)})
+    with pytest.raises(ValueError):
+        structure.complete(potentials, structure.check_target(torch.tensor([[0, 1]]), potentials))

@@ -1,0 +1,331 @@
+"""Structures whose targets have a hidden part: the concave-convex procedure around certified problems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_dataset, check_number, check_object, check_seed, check_whole, or_default
+from torchssvm.core.batch import Batch, apply_head, fetcher, lengths_of, pass_over, tree_replace, tree_tensors
+from torchssvm.core.digest import UNKNOWN
+from torchssvm.core.potentials import Potentials, as_potentials, inner
+from torchssvm.core.problem import find_structure
+from torchssvm.core.ranks import Ranks
+from torchssvm.core.row_sparse import squared_norm
+from torchssvm.core.schema import Each, Entry, Schema, Stateful
+from torchssvm.core.structure import Structure, fit
+from torchssvm.dual.mean_parts import MeanParts
+from torchssvm.solvers.certificate import Certificate, recompute_weights
+from torchssvm.solvers.choice import Solver
+from torchssvm.solvers.objective import primal
+from torchssvm.solvers.run_options import RunOptions
+from torchssvm.solvers.tolerance import Relative, Tolerance
+from torchssvm.solvers.training import make_trainer
+
+Rows = list[list[Tensor]]
+"""The tensors of each example's completed target, without padding."""
+
+
+@dataclass(frozen=True)
+class LatentReport:
+    """What :func:`torchssvm.latent` has done.
+
+    Attributes:
+        objectives: The objective at the start and after each round that lowered it; not convex, and never rising.
+        certificate: That of the last round's problem, whose hidden parts are fixed; it says nothing of the whole.
+        settled: Whether another round would have the same hidden parts, or could not lower the objective.
+
+    Example:
+        >>> report = latent(LinearChain(4, 4), chains, lam=0.1, structure=HiddenStates(Chain(4), shows=[0, 0, 1, 2]))
+        >>> list(report.objectives) == sorted(report.objectives, reverse=True)
+        True
+    """
+
+    objectives: tuple[float, ...]
+    certificate: Certificate
+    settled: bool
+
+    def __str__(self) -> str:
+        ended = "settled" if self.settled else "not settled"
+        return (
+            f"objective {self.objectives[0]:.4g} to {self.objectives[-1]:.4g} in {len(self.objectives) - 1} rounds, "
+            f"{ended}; last round: {self.certificate}"
+        )
+
+
+def latent(
+    head: nn.Module,
+    dataset: Any,
+    lam: float,
+    *,
+    structure: Structure | None = None,
+    rounds: int = 50,
+    tolerance: Tolerance | None = None,
+    max_passes: float = 1000.0,
+    options: RunOptions | None = None,
+    seed: int = 0,
+) -> LatentReport:
+    """Train a head where targets have a hidden part (Yu and Joachims, 2009).
+
+    The hidden parts of the first round are those of the highest score at the weights that the head holds, or drawn at
+    random if these are zero. Results depend on them: where something is known, such as that the brightest place is a
+    good guess, put it into the weights.
+
+    It runs :class:`torchssvm.LatentTrainer`, whose objective is not convex: each round is certified, the whole is not.
+
+    Args:
+        head: Features -> potentials, linear in all its weights; afterwards it holds the trained weights.
+        dataset: Map-style, n examples with ``collate``.
+        lam: Regularisation.
+        structure: A structure with ``complete``, such as ``HiddenStates``; None is ``head.structure``.
+        rounds: The most rounds.
+        tolerance: The certified gap of each round; None is ``Relative(0.01)``.
+        max_passes: The most effective passes of a round.
+        options: As in :func:`torchssvm.solve`.
+        seed: Of hidden parts that are drawn at random.
+
+    Example:
+        >>> structure = HiddenStates(Multiclass(6), shows=[0, 0, 1, 1, 2, 2])  # two templates for each class
+        >>> report = latent(LinearMulticlass(4, 6), data, lam=0.1, structure=structure, rounds=3)
+        >>> report.objectives[-1] < report.objectives[0]
+        True
+    """
+    trainer = LatentTrainer(
+        head, dataset, lam, structure=structure, tolerance=tolerance, max_passes=max_passes, options=options, seed=seed
+    )
+    return trainer.solve(rounds)
+
+
+class LatentTrainer(Stateful):
+    r"""The concave-convex procedure, in rounds; arguments and errors as in :func:`torchssvm.latent`.
+
+    Outputs are ``y`` with a hidden part h, and data have y_i alone. The objective
+
+        ``P(w) = lam/2 |w|^2 + (1/n) sum_i [max_{y,h} L_i(y) + <p(y,h), theta_i> - max_h <p(y_i,h), theta_i>]``
+
+    is a difference of convex functions. A round fixes ``h_i = argmax_h <p(y_i,h), theta_i>`` at the weights w_t. The
+    problem P_t that this leaves is convex, is solved to a certified gap, and lies above P, with ``P_t(w_t) = P(w_t)``.
+    So ``P(w_{t+1}) <= P_t(w_{t+1}) <= P_t(w_t) = P(w_t)``. The second inequality is checked: weights that do not meet
+    it, because the round could gain less than its gap, are dropped, and the run has settled. The objective thus never
+    rises.
+
+    Mean parts stay feasible when h_i changes, as the set of outputs does not: a round begins from the duals of the one
+    before, with ``psi_i`` moved by the change of ``p(y_i, h_i)`` and the same losses. If the dual is worse for it than
+    one of new blocks, all blocks are drawn towards their targets, by an exact line search.
+
+    The structure has ``complete(potentials, target)``: the target, as ``check_target`` returns it, with the hidden part
+    of the highest score, in tensors of the same sizes. Its loss does not depend on the hidden part of the target.
+
+    Example:
+        >>> trainer = LatentTrainer(LinearChain(4, 4), chains, 0.1, structure=HiddenStates(Chain(4), [0, 0, 1, 2]))
+        >>> trainer.step().exact
+        True
+        >>> trainer.objectives[1] <= trainer.objectives[0]
+        True
+    """
+
+    state_name = "latent run"
+
+    def __init__(
+        self,
+        head: nn.Module,
+        dataset: Any,
+        lam: float,
+        *,
+        structure: Structure | None = None,
+        tolerance: Tolerance | None = None,
+        max_passes: float = 1000.0,
+        options: RunOptions | None = None,
+        seed: int = 0,
+    ) -> None:
+        check_dataset(dataset)
+        if Ranks.here():
+            raise ValueError("latent trains in one process: call it outside of a process group")
+        self.structure: Any = find_structure(head, structure)
+        check_object(self.structure, "structure", "complete", "HiddenStates(Chain(3), shows=[0, 1, 1])")
+        self.head = head
+        self.tolerance = tolerance if tolerance is not None else Relative(0.01)
+        self.max_passes = check_number(max_passes, "max_passes", above=0.0, finite=False)
+        options = or_default(options, RunOptions, "options")
+        solver = Solver(storage=MeanParts(), compiled=False)
+        random = torch.Generator().manual_seed(check_seed(seed))
+        held = [p.detach().clone() for p in head.parameters()]
+        self.data = _Completed(dataset, options)
+        first, _ = self._complete(None if any(bool(p.any()) for p in held) else random)
+        self.loop = make_trainer(
+            head, self.data, lam, solver=solver, structure=self.structure, options=options, progress=False
+        )
+        self.data.rows = self.next = first
+        try:
+            self.objectives = [primal(head, self.structure, pass_over(self.data), self.loop.dual.lam).value]
+        except BaseException:
+            self._write(held)
+            raise
+        self.settled = False
+
+    def step(self) -> Certificate:
+        """A round: fix the hidden parts, and solve to the tolerance, from the duals of the round before.
+
+        Returns:
+            The certificate of the round's problem. Weights that do not lower the objective are dropped.
+
+        Raises:
+            RuntimeError: ``complete`` has found a hidden part that scores less than the one before.
+        """
+        held = [p.detach().clone() for p in self.head.parameters()]
+        self._move_duals()
+        most = self.loop.dual.passes + self.max_passes
+        certificate = self.loop.solve(self.tolerance, max_passes=most, progress=False)
+        if certificate.primal > self.objectives[-1]:
+            self._write(held)
+            self.settled = True
+            return certificate
+        self.next, gain = self._complete()
+        self.objectives.append(certificate.primal - gain)
+        self.settled = _same(self.next, self.data.rows)
+        return certificate
+
+    def solve(self, rounds: int = 50) -> LatentReport:
+        """Rounds until the run has settled, ``rounds`` at most."""
+        for _ in range(check_whole(rounds, "rounds")):
+            certificate = self.step()
+            if self.settled:
+                break
+        return LatentReport(tuple(self.objectives), certificate, self.settled)
+
+    @torch.no_grad()
+    def _complete(self, random: torch.Generator | None = None) -> tuple[Rows, float]:
+        """The completed targets at the weights of the head, or at random, and the mean gain of their scores."""
+        found, total = [[] for _ in range(len(self.data))], 0.0  # type: Rows, float
+        for batch, potentials in self._batches():
+            target = self.structure.check_target(batch.y, potentials)
+            asked = potentials
+            if random is not None:
+                noise = {name: torch.randn(t.shape, generator=random).to(t) for name, t in potentials.tensors.items()}
+                asked = potentials.replace(noise)
+            completed = self.structure.complete(asked, target)
+            self.data.template = completed
+            for row, number in enumerate(batch.index.tolist()):
+                found[number] = _row(completed, row, batch, potentials)
+            if self.data.rows:
+                before = self.structure.check_target(self.data.targets(batch), potentials)
+                gain = inner(self.structure.difference(completed, before, potentials), potentials.tensors)
+                size = sum(t.abs().flatten(1).sum(1, dtype=torch.float64) for t in potentials.tensors.values())
+                if bool((gain < -1e3 * torch.finfo(potentials.dtype).eps * (1.0 + size)).any()):
+                    raise RuntimeError(
+                        f"complete(potentials, target) of {self.structure} has found a hidden part that scores less "
+                        "than the one before: it must be the best one"
+                    )
+                total += float(gain.clamp(min=0.0).sum())
+        return found, total / len(self.data)
+
+    @torch.no_grad()
+    def _move_duals(self) -> None:
+        """Take the next hidden parts: blocks keep their mean parts, and psi moves with the target's parts.
+
+        Then all blocks go towards their targets as far as the dual gains, so that it is at least that of a new one, 0.
+        """
+        before, self.data.rows = self.data.rows, self.next
+        if before is self.next:
+            return
+        dual, storage = self.loop.dual, self.loop.dual.storage
+        assert isinstance(storage, MeanParts)
+        for batch, potentials in self._batches():
+            new, old = (
+                self.structure.check_target(self.data.targets(batch, rows), potentials) for rows in (self.next, before)
+            )
+            storage.add(batch.index, potentials.detach(), self.structure.difference(new, old, potentials))
+        dual.targets.fill_(UNKNOWN)
+        recompute_weights(self.head, dual, pass_over(self.data))
+        square = dual.lam * squared_norm(dual.parameters)
+        if dual.total_loss < square:  # of rho l - rho^2 lam/2 |w|^2
+            share = dual.total_loss / square
+            storage.rescale(share)
+            dual.loss = share * dual.loss
+            recompute_weights(self.head, dual, pass_over(self.data))
+
+    def _batches(self) -> Iterable[tuple[Batch, Potentials]]:
+        for batch in pass_over(self.data.dataset, self.data.collate_fn):
+            batch = batch.to(next(self.head.parameters()).device)
+            yield batch, as_potentials(apply_head(self.head, batch))
+
+    @torch.no_grad()
+    def _write(self, weights: Sequence[Tensor]) -> None:
+        for parameter, held in zip(self.head.parameters(), weights, strict=True):
+            parameter.copy_(held)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loop with its duals, the hidden parts of this round and the next, the objectives and the weights."""
+        return {
+            "loop": self.loop.state_dict(),
+            "rows": self.data.rows,
+            "next": self.next,
+            "objectives": list(self.objectives),
+            "weights": [p.detach().clone() for p in self.head.parameters()],
+            "settled": self.settled,
+        }
+
+    def _schema(self) -> Schema:
+        rows = [[Entry(t.dtype, (None,) * t.ndim) for t in row] for row in self.data.rows]
+        weights = [Entry(p.dtype, tuple(p.shape)) for p in self.head.parameters()]
+        numbers = Each(list, Entry(float))
+        kinds: Schema = {"loop": self.loop.check_state, "rows": rows, "next": rows}
+        return {**kinds, "objectives": numbers, "weights": weights, "settled": bool}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a state that :meth:`check_state` accepted."""
+        self.loop.restore(state["loop"])
+        self.data.rows, self.next = state["rows"], state["next"]
+        self.objectives, self.settled = list(state["objectives"]), state["settled"]
+        self._write(state["weights"])
+
+
+class _Completed:
+    """The dataset with completed targets."""
+
+    def __init__(self, dataset: Any, options: RunOptions) -> None:
+        self.dataset, self.collate_fn = dataset, options.collate_fn
+        self._fetch = fetcher(dataset, options.collate_fn)
+        self.rows: Rows = []
+        self.template: Any = None
+        self.lengths = lengths_of(dataset)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, index: Sequence[int]) -> Batch:
+        batch = self._fetch(index)
+        return batch.replace(y=self.targets(batch)) if self.rows else batch
+
+    @staticmethod
+    def collate(batch: Any) -> Batch:
+        """A batch is one already."""
+        return batch
+
+    def targets(self, batch: Batch, rows: Rows | None = None) -> Any:
+        """The completed targets of a batch's examples, padded by -1."""
+        several = [(self.rows if rows is None else rows)[number] for number in batch.index.tolist()]
+        leaves = []
+        for same in zip(*several, strict=True):
+            sizes = [max(each) for each in zip(*(tensor.shape for tensor in same), strict=True)]
+            leaves.append(torch.stack([fit(tensor, sizes, -1) for tensor in same]))
+        return tree_replace(self.template, leaves)
+
+
+def _row(target: Any, row: int, batch: Batch, potentials: Potentials) -> list[Tensor]:
+    """The tensors of an example, cropped to its length where they are padded like the potentials."""
+    longest = max((potentials[name].shape[1] for name, more in potentials.ragged.items() if more == 0), default=-1)
+    crop = None if batch.lengths is None else int(batch.lengths[row])
+    return [
+        (t[row, :crop] if crop is not None and t.ndim > 1 and t.shape[1] == longest else t[row]).clone()
+        for t in tree_tensors(target)
+    ]
+
+
+def _same(a: Rows, b: Rows) -> bool:
+    pairs = zip([t for row in a for t in row], [t for row in b for t in row], strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)

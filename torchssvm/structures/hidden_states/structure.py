@@ -1,0 +1,171 @@
+"""Hidden states: each label of the data is shown by one or several states, and the data do not say by which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import check_int64
+from torchssvm.core.potentials import Parts, Potentials, as_potentials
+from torchssvm.core.structure import Decoding, Structure, as_decoding, augmented, loss_by_name, reject_rows
+from torchssvm.structures.arguments import check_labels, check_lengths
+
+
+class Completed(NamedTuple):
+    """A target of :class:`HiddenStates` with its hidden part.
+
+    Attributes:
+        observed: int64 ``[B]`` or ``[B, N]``, the labels; -1 in the padding.
+        states: Of the same shape, a state for each label that shows it.
+    """
+
+    observed: Tensor
+    states: Tensor
+
+
+class HiddenStates(Structure):
+    """A structure of S states, such as ``Chain(S)`` or ``Multiclass(S)``, of which the data show labels.
+
+    Each label is shown by one or several states: with ``shows=[0, 1, 1]``, label 1 by states 1 and 2. Outputs are
+    states; :meth:`observe` gives their labels. Targets are labels, int64 ``[B]`` or ``[B, N]``. The loss is that of the
+    structure, where a wrong state that shows the right label costs nothing.
+
+    :func:`torchssvm.latent` trains it: it chooses the states of the targets, by :meth:`complete`, and trains the
+    weights, in turns. Without it, the states of targets are the first ones that show their labels.
+
+    Args:
+        structure: A structure whose outputs are int64 states, and whose loss is a sum of costs of states.
+        shows: The label that each state shows, S whole numbers of 0 or more; all labels up to the largest are shown.
+
+    Raises:
+        TypeError: ``structure`` is no structure.
+        ValueError: ``shows`` leaves out a label.
+
+    Example:
+        >>> structure = HiddenStates(Chain(3), shows=[0, 1, 1])
+        >>> tags = torch.tensor([[1, 0, 1]])
+        >>> potentials = LinearChain(4, 3)(tokens[:1, :3])
+        >>> structure.observe(structure.complete(potentials, structure.check_target(tags, potentials)).states)
+        tensor([[1, 0, 1]])
+    """
+
+    def __init__(self, structure: Structure, shows: Any) -> None:
+        if not isinstance(structure, Structure) or isinstance(structure, HiddenStates):
+            raise TypeError(f"structure must be one such as Chain(3), not a {type(structure).__name__}")
+        self.structure = structure
+        self.shows = check_int64(torch.as_tensor(shows), "shows", (len(shows),), ", a label for each state")
+        labels = self.shows.unique()
+        if not len(labels) or not torch.equal(labels, torch.arange(len(labels))):
+            raise ValueError(f"shows={self.shows.tolist()} must show every label from 0 to the largest")
+        self.padding, self.quick_to_decode = structure.padding, structure.quick_to_decode
+
+    @property
+    def num_labels(self) -> int:
+        """How many labels there are."""
+        return int(self.shows.max()) + 1
+
+    def observe(self, states: Tensor) -> Tensor:
+        """The labels that states show; -1 stays -1."""
+        return torch.where(states < 0, states, self.shows.to(states.device)[states.clamp(min=0)])
+
+    def complete(self, potentials: Potentials, target: Completed) -> Completed:
+        """The target with the states that score highest among those that show its labels.
+
+        Raises:
+            ValueError: The structure finds no such states, as where its transitions forbid them.
+        """
+        delta, _ = loss_by_name(self.structure, target.states, potentials)
+        sizes = [tensor.detach().abs().flatten(1).sum(1, dtype=torch.float64) for tensor in potentials.tensors.values()]
+        low = -1.0 - 2.0 * torch.stack(sizes).sum(0)  # below what all other potentials can make up for
+        barred = {
+            name: self._wrong(target.observed, costs) * low.view(-1, *[1] * (costs.ndim - 1))
+            for name, costs in delta.items()
+        }
+        found = as_decoding(self.structure.argmax(augmented(potentials.detach(), barred)))
+        real = target.observed >= 0
+        wrong = (self.observe(found.labeling) != target.observed) & real
+        reject_rows(
+            wrong.flatten(1).any(1) if wrong.ndim > 1 else wrong,
+            "no states show the labels of rows {rows} of the batch: the structure allows none, or its decoding is not "
+            "exact",
+        )
+        return Completed(target.observed, found.labeling)
+
+    def argmax(self, potentials: Potentials) -> Decoding | Tensor:
+        """The best states."""
+        return self.structure.argmax(potentials)
+
+    def parts(self, labeling: Tensor | Completed) -> Tensor | Mapping[str, Tensor]:
+        """The parts of the states."""
+        return self.structure.parts(_states(labeling))
+
+    def loss(self, labeling: Tensor | Completed, target: Completed) -> Tensor:
+        """What states that show wrong labels cost, ``[B]``."""
+        states = _states(labeling)
+        right = self.observe(states) == target.observed
+        return self.structure.loss(torch.where(right, target.states, states), target.states)
+
+    def loss_potentials(self, target: Completed) -> tuple[Tensor | Parts, Tensor]:
+        """Those of the structure, and 0 for states that show the right label."""
+        delta, constant = self.structure.loss_potentials(target.states)
+        if isinstance(delta, Tensor):
+            return delta * self._wrong(target.observed, delta), constant
+        return {name: costs * self._wrong(target.observed, costs) for name, costs in delta.items()}, constant
+
+    def check_target(self, target: Tensor | Completed, potentials: Potentials) -> Completed:
+        """Check labels and, of a completed target, states.
+
+        Raises:
+            ValueError: Shape, dtype or a label does not fit, or a state does not show its label.
+        """
+        potentials = as_potentials(potentials)
+        observed = target.observed if isinstance(target, Completed) else target
+        check_int64(observed, "target", observed.shape if observed.ndim in (1, 2) else ("B", "N"), ", labels")
+        real = torch.ones_like(observed, dtype=torch.bool)
+        if observed.ndim == 2 and potentials.lengths is not None:
+            real = check_lengths(potentials.lengths, len(observed), observed.shape[1], observed.device)
+        check_labels(observed, self.num_labels, real)
+        observed = observed.masked_fill(~real, -1)
+        if isinstance(target, Completed):
+            if target.states.shape != observed.shape:
+                raise ValueError(f"target.states must be {list(observed.shape)}, got {list(target.states.shape)}")
+            states = target.states.masked_fill(~real, -1)
+            outside = (states >= len(self.shows)) | ((states < 0) & real)
+            if bool(outside.any()) or not torch.equal(self.observe(states), observed):
+                raise ValueError("target.states must show the labels of target.observed")
+        else:
+            first = (self.shows.unsqueeze(0) == torch.arange(self.num_labels).unsqueeze(1)).to(torch.int8).argmax(1)
+            states = torch.where(real, first.to(observed.device)[observed.clamp(min=0)], -1)
+        return Completed(observed, self.structure.check_target(states, potentials))
+
+    def resize(self, labelings: Tensor, target: Completed) -> Tensor:
+        """As the structure does."""
+        return self.structure.resize(labelings, target.states)
+
+    def places(self, potentials: Potentials) -> dict[str, Tensor]:
+        """The places of the structure."""
+        return self.structure.places(potentials)
+
+    def enumerate(self, potentials: Potentials) -> Iterator[Tensor] | None:
+        """All states that the structure lists."""
+        return self.structure.enumerate(potentials)
+
+    def _wrong(self, observed: Tensor, costs: Tensor) -> Tensor:
+        """Where ``costs``, ``[..., S]``, is that of a state that shows a wrong label, float64."""
+        shows = self.shows.to(observed.device)
+        if costs.shape != (*observed.shape, len(shows)):
+            raise ValueError(
+                f"shows={shows.tolist()} has {len(shows)} states for labels {list(observed.shape)}, and the loss of "
+                f"the structure costs {list(costs.shape)}: it must be a sum of costs of states, one for each of shows"
+            )
+        return (shows != observed.unsqueeze(-1)).to(torch.float64)
+
+    def __repr__(self) -> str:
+        return f"HiddenStates({self.structure!r}, shows={self.shows.tolist()})"
+
+
+def _states(labeling: Tensor | Completed) -> Tensor:
+    return labeling.states if isinstance(labeling, Completed) else labeling
