@@ -86,6 +86,31 @@ def test_rounds_keep_blocks_losses_and_weights_together(kind):
             assert_same(mine[:4], its[:4])
 
 
+@pytest.mark.parametrize("kind", ["chain", "many weights"])
+def test_a_process_without_gaps_waits_for_the_others(kind):
+    problem = KINDS[kind]()
+
+    def train(rank):
+        held_weights._LARGE = 10 if kind == "many weights" else held_weights._LARGE
+        loop = make(problem, round_visits=2)
+        loop.step(problem.n + 1)
+        value = loop.dual.value()
+        if rank == 1:
+            loop.dual.gap_estimates.zero_()
+        assert loop.step(4) == 2
+        assert loop.certify().drift < 1e-11
+        return loop.dual.value() > value
+
+    assert in_processes(2, train) == [True, True]
+
+
+@pytest.mark.parametrize("visits", [0, -1, 2.5, True, "4"])
+def test_the_size_of_a_round_in_a_checkpoint_is_checked(visits):
+    loop = make(PROBLEMS["multiclass"](4, n=14, lam=0.1))
+    with pytest.raises(ValueError, match=r"\['round_visits'\] should be an int, at least 1"):
+        loop.load_state_dict({**loop.state_dict(), "round_visits": visits})
+
+
 def test_several_processes_solve_and_repeat_the_same_bits():
     problem = KINDS["chain"]()
     problem.lam = 0.3

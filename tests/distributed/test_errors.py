@@ -8,11 +8,13 @@ import time
 
 import pytest
 import torch
+from items import Items
 from problems import PROBLEMS, assert_same
 from processes import ENDED, in_processes, refused
 
 from torchssvm import (
     GDMM,
+    BlockGap,
     CacheOracle,
     CompiledBCFW,
     CuttingPlane,
@@ -21,9 +23,11 @@ from torchssvm import (
     KernelSSVM,
     Labelings,
     Pairwise,
+    TorchLoop,
     certify,
 )
 from torchssvm.core.ranks import RankError
+from torchssvm.dual import held_weights
 
 
 def kept(dual):
@@ -117,21 +121,22 @@ def test_a_compiled_round_that_one_process_refuses_is_taken_back():
         loop.step(30)
         proof = loop.certify()
         loop.step(6)
+        held_weights._LARGE, held_weights._PER_BLOCK = 10, 0  # the norm is updated, not computed
         before = kept(loop.dual)
-        visit_all = loop.visit_all
+        visit = loop._visit
 
-        def wrong(order):
-            visit_all(order)
+        def wrong(*args, **options):
+            visit(*args, **options)
             raise RuntimeError("an error after the visits")
 
         if rank == 1:
-            loop.visit_all = wrong
+            loop._visit = wrong
         found = refused(lambda: loop.step(6))
-        loop.visit_all = visit_all
-        for state in (before[0], after := kept(loop.dual)[0]):
+        loop._visit = visit
+        for state in (before[0], (after := kept(loop.dual))[0]):
             for name in ("seal", "storage"):  # the blocks hold their mass in other slots
                 del state[name]
-        assert_same(after, before[0])
+        assert_same(after, before)
         again = loop.certify()
         assert again.dual == pytest.approx(before[1], rel=1e-12)
         assert again.drift < 1e-12
@@ -176,21 +181,56 @@ def test_what_must_be_the_same_is_compared():
 
     def make(rank):
         head = problem.head
+        dual = DualState.for_head(head, 15, 0.1)
         return [
             refused(lambda: DualState.for_head(head, 15 - rank, 0.1)),
             refused(lambda: DualState.for_head(head, 15, 0.1 + rank)),
             refused(lambda: DualState.for_head(head, 15, 0.1, storage=Labelings() if rank else None)),
+            refused(lambda: CompiledBCFW(head, dual, problem.everything(1), round_visits=1 + rank)),
             refused(lambda: DualState.for_head(head, 0 if rank else 15, 0.1)),
+            refused(lambda: DualState.for_head(head, 15, 0.1, storage="other" if rank else None)),
             refused(lambda: DualState.for_head(head, 1, 0.1)),
         ]
 
     first, second = in_processes(2, make)
-    for place, name in enumerate(("num_examples", "lam", "storage")):
+    for place, name in enumerate(("num_examples", "lam", "storage", "round_visits")):
         assert first[place] == second[place]
         assert first[place][0] == "ValueError"
         assert f"{name} must be the same in all processes" in first[place][1]
-    assert (first[3][0], second[3][0]) == ("RankError", "ValueError")
-    assert "there are 1 examples and 2 processes" in first[4][1]
+    assert (first[4][0], second[4][0]) == ("RankError", "ValueError")
+    assert (first[5][0], second[5][0]) == ("RankError", "TypeError")
+    assert "there are 1 examples and 2 processes" in first[6][1]
+
+
+def test_loops_tell_errors_of_one_process():
+    problem = PROBLEMS["multiclass"](3, n=15, lam=0.05)
+
+    def train(rank):
+        head, dual, batches = (made := problem.copy().train()).head, made.dual, problem.everything(1)
+        loop = TorchLoop(head, BlockGap(dual), Items(problem), optimizer=made.optim)
+        loop.step()
+        certify(head, dual, batches)
+        other = [b.replace(y=(b.y + (rank == 1)) % 3) for b in batches]
+        before = kept(dual)[0]
+        found = [refused(lambda: CompiledBCFW(head, dual, other))]
+
+        def wrong(gradient):
+            raise RuntimeError("in the backward pass")
+
+        hook = dual.parameters[0].register_hook(wrong if rank == 1 else lambda gradient: gradient)
+        found.append(refused(loop.step))
+        hook.remove()
+        for state in (before, after := kept(dual)[0]):
+            del state["seal"], state["visits"]
+        assert_same(after, before)
+        loop.step()
+        return found
+
+    first, second = in_processes(2, train, timeout=10.0)
+    for place, text in enumerate(("other targets", "in the backward pass")):
+        assert second[place][0] == "RuntimeError"
+        assert first[place][0] == "RankError"
+        assert all(text in found[place][1] for found in (first, second))
 
 
 def test_what_runs_in_one_process_says_so():

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
 from compiled_kinds import lists
+from items import Items
 from problems import PROBLEMS, assert_same, flat, rng
 from processes import in_processes
 
-from torchssvm import CacheOracle, GapBatchSampler, Labelings, MeanParts, Pairwise, Weights, certify
+from torchssvm import (
+    BlockGap,
+    CacheOracle,
+    GapBatchSampler,
+    Labelings,
+    MeanParts,
+    Pairwise,
+    RunOptions,
+    TorchLoop,
+    Weights,
+    certify,
+)
 from torchssvm.core import ranks as ranks_module
+from torchssvm.core.ranks import Ranks
+from torchssvm.distributed import exchange
 from torchssvm.distributed.exchange import Exchange
 
 STORAGES = {
@@ -70,6 +85,28 @@ def test_rows_are_exchanged_where_they_are_few(in_slices):
     (rows, few), (dense, many) = (in_processes(3, lambda rank, s=s: train(rank, s))[0] for s in (True, False))
     torch.testing.assert_close(rows, dense, rtol=1e-12, atol=1e-13)
     assert few < many / 2
+
+
+def test_lengths_of_slices_are_exact(monkeypatch):
+    found = []
+    monkeypatch.setattr(exchange, "_FEW", 0)
+    monkeypatch.setattr(exchange._Slice, "width", 2**24 + 1)  # float32 has no such number
+    monkeypatch.setattr(Exchange, "_collect", lambda self, slices, beta, widths: found.append(widths))
+    weights = torch.ones(3)
+    sums = Exchange(Ranks(), [weights])
+    sums._in_slices([weights], torch.full((1, 1), -1.0), lambda products: torch.ones(1, dtype=torch.float64))
+    assert found[0].tolist() == [[2**24 + 1]]
+
+
+def test_visits_are_those_of_all_processes():
+    problem = PROBLEMS["multiclass"](3, n=5, lam=0.05)
+
+    def train(rank):
+        made = problem.copy().train()
+        loop = TorchLoop(made.head, BlockGap(made.dual), Items(problem), RunOptions(batch_size=3))
+        return list(itertools.islice(loop._steps(), 2))
+
+    assert in_processes(2, train) == [[5, 5], [5, 5]]
 
 
 def sampled(problem, batch_size, options, *, order=None, steps=18):

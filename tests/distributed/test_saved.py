@@ -8,10 +8,12 @@ import math
 import pytest
 import torch
 from compiled_kinds import lists
+from items import Items
 from problems import PROBLEMS, assert_same, flat
 from processes import in_processes, refused
 
 from torchssvm import (
+    BlockGap,
     CacheOracle,
     CompiledBCFW,
     Corrective,
@@ -19,6 +21,8 @@ from torchssvm import (
     Labelings,
     MeanParts,
     Pairwise,
+    RunOptions,
+    TorchLoop,
     Weights,
     certify,
     load_checkpoint,
@@ -120,6 +124,27 @@ def test_the_compiled_loop_goes_on_with_the_same_bits(kind, tmp_path):
     in_processes(3, train)
 
 
+def test_a_loop_and_its_dual_are_saved_together(tmp_path):
+    problem = PROBLEMS["multiclass"](4, n=9, lam=0.1)
+
+    def run(loop, steps):
+        return [loop.step() for _ in range(steps)]
+
+    def train(rank):
+        loop, again = (
+            TorchLoop(made.head, BlockGap(made.dual), Items(problem), RunOptions(batch_size=2), optimizer=made.optim)
+            for made in (problem.copy().train() for _ in range(2))
+        )
+        run(loop, 4)
+        save_checkpoint(tmp_path / "run.pt", trainer=loop, dual=loop.dual)
+        run(loop, 4)
+        load_checkpoint(tmp_path / "run.pt", trainer=again, dual=again.dual)
+        run(again, 4)
+        assert_same(blocks_of(again.dual), blocks_of(loop.dual))
+
+    in_processes(2, train)
+
+
 @pytest.mark.parametrize("storage", STORAGES)
 def test_other_numbers_of_processes_certify_the_same(storage, tmp_path):
     problem = PROBLEMS["chain"](4, n=15, lam=0.03)
@@ -161,6 +186,9 @@ def test_the_state_of_all_is_collected_first(tmp_path):
         loop.optim.consolidate_state_dict()
         whole = loop.optim.state_dict() if rank == 0 else None
         assert refused(loop.optim.state_dict)[0] == "RuntimeError"  # it holds once
+        for wrong in ({}, {"ranks": [{}]}, {"ranks": [1, 2, 3]}):
+            kind, text = refused(lambda state=wrong: loop.sampler.load_state_dict(state))
+            assert (kind, "no part for rank" in text) == ("ValueError", True)
         return whole
 
     whole = in_processes(2, train)[0]

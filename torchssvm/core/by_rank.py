@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import Any
 
 from torchssvm.core.ranks import Ranks
-from torchssvm.core.schema import Stateful
+from torchssvm.core.schema import Stateful, damaged
 
 
 class ByRank(Stateful):
@@ -80,4 +80,8 @@ class ByRank(Stateful):
     def check_state(self, state: Any, where: str | None = None) -> None:
         """As :meth:`Stateful.check_state`; of the state of all ranks, only the part of this one is checked."""
         where = where or self.state_name
-        super().check_state(self._part(state, where), where)
+        try:
+            part = self._part(state, where)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise damaged(f"{where} has no part for rank {self._group.rank} of {self._group.size}") from error
+        super().check_state(part, where)

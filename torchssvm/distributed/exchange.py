@@ -139,7 +139,7 @@ class Exchange:
         size = self.ranks.size
         slices = self._scatter(gradients, counts.view(size, len(gradients), size))
         products = torch.stack([piece.gram() for piece in slices]).sum(0)
-        widths = torch.tensor([float(piece.width) for piece in slices])
+        widths = torch.tensor([piece.width for piece in slices], dtype=torch.float64)
         if size <= _FEW:
             every = self._gather(torch.cat([products.flatten(), widths]))
             products, widths = sum_in_order(every[:, : size * size]).view(size, size), every[:, size * size :]

@@ -92,13 +92,18 @@ class DualState(SavedDual):
         memory_limit: int | None = None,
     ) -> None:
         self.ranks = Ranks.here()
-        super().__init__(self.ranks.agree(lambda: check_problem(num_examples, lam, structure, parameters)))
-        memory_limit = check_limit(memory_limit)
+
+        def check() -> tuple[list[nn.Parameter], int | None]:
+            found = check_problem(num_examples, lam, structure, parameters), check_limit(memory_limit)
+            if storage is not None and not isinstance(storage, Storage):
+                raise TypeError(f"storage={storage!r} must be an object such as Labelings()")
+            return found
+
+        parameters, memory_limit = self.ranks.agree(check)
+        super().__init__(parameters)
         self.num_examples = num_examples = int(num_examples)
         self._lam = float(lam)
         self.structure = structure
-        if storage is not None and not isinstance(storage, Storage):
-            raise TypeError(f"storage={storage!r} must be an object such as Labelings()")
         self.storage = storage if storage is not None else MeanParts()
         self.ranks.check_same(
             num_examples=num_examples,

@@ -89,7 +89,7 @@ class TorchLoop(DualTrainer, Stateful):
                 batch = to_device(batch, device)
             self.optimizer.zero_grad()
             potentials = apply_head(self.head, batch)
-        self.loss(potentials, batch.y, batch.index).backward()
+            self.loss.propose(potentials, batch.y, batch.index).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         return len(index)
@@ -97,10 +97,6 @@ class TorchLoop(DualTrainer, Stateful):
     def certify(self) -> Certificate:
         """An exact pass; see :func:`torchssvm.certify`."""
         return certify(self.head, self.dual, pass_over(self.dataset, self.options.collate_fn))
-
-    def _steps(self) -> Iterator[int]:
-        while True:
-            yield self.step()
 
     def _next_index(self) -> list[int]:
         while True:

@@ -33,7 +33,7 @@ class Loop(Protocol):
         """The emissions of the head."""
 
     def begin(self) -> None:
-        """Check that visits can be made."""
+        """Check that visits can be made, in all processes."""
 
     def end(self, index: Tensor | None = None) -> None:
         """Accept the weights."""
@@ -73,7 +73,7 @@ class Rounds:
         """Rounds of together ``visits`` visits of all processes; returns those made."""
         loop, ranks = self._loop, self._loop.dual.ranks
         own, done = -(-visits // ranks.size), 0
-        ranks.agree(loop.begin)
+        loop.begin()
         try:
             while own > 0:
                 size = min(_FIRST if self.visits is None else self.visits, own)
@@ -193,4 +193,5 @@ def columns_of(examples: Examples, own: np.ndarray) -> np.ndarray | None:
     else:
         first, end = examples.row[examples.start[own]], examples.row[examples.start[own + 1]]
         values = examples.column
-    return np.unique(np.concatenate([values[a:b] for a, b in zip(first, end, strict=True)])).astype(np.int64)
+    found = [values[a:b] for a, b in zip(first, end, strict=True)]
+    return np.unique(np.concatenate([values[:0], *found])).astype(np.int64)

@@ -14,7 +14,7 @@ from torchssvm.core.batch import Batch, tree_map
 from torchssvm.core.bounds import Box
 from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_targets
-from torchssvm.core.schema import Declaration, Open, Stateful
+from torchssvm.core.schema import Declaration, Entry, Maybe, Open, Stateful, check
 from torchssvm.dual.checks import check_visits
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
@@ -93,6 +93,7 @@ class CompiledBCFW(DualTrainer, Stateful):
     ) -> None:
         self.direction: Any = direction if direction is not None else FrankWolfe()
         self.oracle: Any = oracle if oracle is not None else MaxOracle()
+        size = None if round_visits is None else check_whole(round_visits, "round_visits")
         check_compiled(self.direction, self.oracle)
         self.draws = Draws(order if order is not None else Proportional(), dual, seed)
         adapter = find_adapter(head)
@@ -100,13 +101,10 @@ class CompiledBCFW(DualTrainer, Stateful):
         self._adapter, self._layout = adapter, [(p.shape, p.dtype) for p in dual.parameters]
         self._made = 0  # visits of the last call
         self._seen: tuple[Any, int] | None = None  # the storage's contents and the version that were validated
-        validate_weights(adapter, dual, self._layout, begun=False)
         check_rules(self.direction, self.oracle, dual.storage)
         self.head, self.dual = head, dual
-        self.examples, self._targets = dual.ranks.agree(lambda: pack(adapter, dual, batches))
-        self._lengths = torch.from_numpy(self.examples.start).diff()
-        self._validate_blocks()
-        self._memory = BlockMemory(adapter, dual, self._lengths, curvature=self.direction.needs_curvature)
+        dual.ranks.agree(lambda: self._read(batches))
+        dual.ranks.check_same(round_visits=size)
         dtype = self.examples.added.dtype
         sizes = (
             self._memory.longest,
@@ -121,8 +119,16 @@ class CompiledBCFW(DualTrainer, Stateful):
         self._exact = ExactPasses(self.examples, self._targets, self._make_scratch)
         if dual.begin(Box(dual.parameters)):
             warn("the head's weights were not zero, and a new dual stands for zero weights: they are now zero")
-        size = None if round_visits is None else check_whole(round_visits, "round_visits")
         self._rounds = Rounds(self, size) if dual.ranks else None
+
+    def _read(self, batches: Iterable[Batch]) -> None:
+        """Pack the examples, and check that weights and blocks are theirs."""
+        adapter, dual = self._adapter, self.dual
+        validate_weights(adapter, dual, self._layout, begun=False)
+        self.examples, self._targets = pack(adapter, dual, batches)
+        self._lengths = torch.from_numpy(self.examples.start).diff()
+        self._validate_blocks()
+        self._memory = BlockMemory(adapter, dual, self._lengths, curvature=self.direction.needs_curvature)
 
     @torch.no_grad()
     def step(self, visits: int | None = None) -> int:
@@ -269,6 +275,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         return Open({})
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        check(state.get("round_visits"), Maybe(Entry(int, low=1)), f"{where}['round_visits']")
         self.draws.check_state({name: value for name, value in state.items() if name != "round_visits"}, where)
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -300,7 +307,7 @@ class CompiledBCFW(DualTrainer, Stateful):
     def begin(self) -> None:
         """Check that visits can be made, and set the weights that they start from."""
         dual = self.dual
-        self._validate()
+        dual.ranks.agree(self._validate)
         dual.targets = self._targets
         if dual.recomputed is not None:
             dual.set_weights(dual.recomputed)
@@ -370,9 +377,11 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def visit_all(self, order: Tensor) -> None:
         """Visit these blocks, one after another."""
-        if len(order) and self._visit(order, torch.zeros(0, dtype=torch.float64), drawn=False) < len(order):
-            self._make_room()
-        self._scratch.step[1] = 0.0  # the joint step says how the norm of the weights changes
+        try:
+            if len(order) and self._visit(order, torch.zeros(0, dtype=torch.float64), drawn=False) < len(order):
+                self._make_room()
+        finally:
+            self._scratch.step[1] = 0.0  # the joint step says how the norm of the weights changes
 
     def blend(self, kept: Kept, share: float) -> None:
         """Move blocks back: ``share`` of their dual variables of now, and the rest of those that were kept."""
