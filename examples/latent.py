@@ -49,8 +49,8 @@ def main(
     torch.set_num_threads(1)
     train = LatentCrosses("train", num_images=num_images, noise=noise, seed=seed)
     test = LatentCrosses("test", num_images=500, noise=noise, seed=seed)
-    states = 2 * train.x.shape[1]
-    head, structure = Templates(), HiddenStates(Multiclass(states), shows=torch.arange(states) % 2)
+    shows = torch.arange(2 * train.x.shape[1]) % 2
+    head, structure = Templates(), HiddenStates(Multiclass(len(shows)), shows)
     print(latent(head, train, lam, structure=structure))
 
     found = structure.decode(head(test.x))
@@ -62,14 +62,14 @@ def main(
     print(f"wrong labels {error:.3f}, right places {right:.3f}; a linear classifier of all pixels {plain:.3f} wrong")
 
     figure = Figure(figsize=(9, 4))
-    width = train.images.shape[1] - 2
     for number, axes in enumerate(figure.subplots(2, 5).flat):
         template = number % 5 == 0  # the first column has templates, the others have test images
-        axes.imshow(head.weight.detach()[number // 5].view(3, 3) if template else test.images[number], cmap="gray")
+        shown = head.weight.detach()[number // 5].view(3, 3) if template else test.images[number]
+        axes.imshow(shown.numpy(), cmap="gray")
         axes.set_title("template" if template else "+×"[int(found[number]) % 2])
         axes.set_axis_off()
         if not template:
-            row, column = divmod(int(found[number]) // 2, width)
+            row, column = divmod(int(found[number]) // 2, test.images.shape[1] - 2)
             axes.add_patch(Rectangle((column - 0.5, row - 0.5), 3, 3, fill=False, edgecolor="tab:orange", lw=2))
     report.mkdir(parents=True, exist_ok=True)
     figure.savefig(report / "latent.png", dpi=80)

@@ -40,7 +40,8 @@ class LatentReport:
         settled: Whether another round would have the same hidden parts, or could not lower the objective.
 
     Example:
-        >>> report = latent(LinearChain(4, 4), chains, lam=0.1, structure=HiddenStates(Chain(4), shows=[0, 0, 1, 2]))
+        >>> structure = HiddenStates(Multiclass(4), shows=[0, 0, 1, 2])
+        >>> report = latent(LinearMulticlass(4, 4), data, 1.0, structure=structure, rounds=2, tolerance=Relative(0.1))
         >>> list(report.objectives) == sorted(report.objectives, reverse=True)
         True
     """
@@ -90,7 +91,7 @@ def latent(
 
     Example:
         >>> structure = HiddenStates(Multiclass(6), shows=[0, 0, 1, 1, 2, 2])  # two templates for each class
-        >>> report = latent(LinearMulticlass(4, 6), data, lam=0.1, structure=structure, rounds=3)
+        >>> report = latent(LinearMulticlass(4, 6), data, lam=1.0, structure=structure, rounds=3)
         >>> report.objectives[-1] < report.objectives[0]
         True
     """
@@ -121,7 +122,8 @@ class LatentTrainer(Stateful):
     of the highest score, in tensors of the same sizes. Its loss does not depend on the hidden part of the target.
 
     Example:
-        >>> trainer = LatentTrainer(LinearChain(4, 4), chains, 0.1, structure=HiddenStates(Chain(4), [0, 0, 1, 2]))
+        >>> structure = HiddenStates(Multiclass(4), shows=[0, 0, 1, 2])
+        >>> trainer = LatentTrainer(LinearMulticlass(4, 4), data, lam=1.0, structure=structure)
         >>> trainer.step().exact
         True
         >>> trainer.objectives[1] <= trainer.objectives[0]
