@@ -20,7 +20,7 @@ from .images.precomputed_graphs import PrecomputedGraphs
 from .images.region_features import GraphSettings
 from .images.region_pooling import pool_regions
 from .images.segmentation_scores import SegmentationScores, segmentation_scores
-from .images.snakes import Snake, Snakes
+from .images.snakes import Snakes
 from .images.superpixel_graphs import SuperpixelGraphs
 from .multilabel.dataset import Multilabel
 from .multilabel.scaling import ByDensity, Scaling, Standardised, UnitRows, Unscaled
@@ -104,7 +104,6 @@ __all__ = [
     "SegmentationScores",
     "Sentence",
     "SentencePair",
-    "Snake",
     "Snakes",
     "SparseChains",
     "SparseRows",

@@ -26,13 +26,7 @@ _BLUE = 3  # of the colours in use, ordered by red + 2 green + 4 blue: the backg
 
 
 class Snake(NamedTuple):
-    """One picture: its graph, its labels, and its number in this split.
-
-    Example:
-        >>> snake = Snakes("test")[3]
-        >>> snake.index, len(snake.y) == len(snake.x.nodes)
-        (3, True)
-    """
+    """One picture: its graph, its labels, and its number in this split."""
 
     x: Graphs
     y: Tensor

@@ -56,7 +56,6 @@ DATA = {
     "torchssvm.datasets.CoNLL2000": "conll2000",
     "torchssvm.datasets.WordChains": "conll2000",
     "torchssvm.datasets.Multilabel": "multilabel",
-    "torchssvm.datasets.Snake": "snakes.npz",
     "torchssvm.datasets.Snakes": "snakes.npz",
 }
 # What calls return; their examples make the call.
@@ -71,6 +70,7 @@ RETURNED = frozenset(
         "Objective",
         "PassReport",
         "RegularizationPath",
+        "GraphLabels",
         "Segmentation",
         "HeadChoice",
         "LamChoice",
