@@ -14,9 +14,9 @@ What is used by its name in this package, by purpose:
   ``Assignment``, ``BranchAndBound``, ``BruteForceSearch``, ``CPSAT``, ``Decision``, ``DecisionOracle``,
   ``DecisionPotentials``, ``DecisionProblems``, ``Decoding``, ``EdgePotentials``, ``Edges``, ``EveryClass``,
   ``EveryLossLevel``, ``GraphPotentials``, ``Graphs``, ``HiGHS``, ``IntegerProgram``, ``Knapsack``, ``LossScaleSearch``,
-  ``Marginals``, ``MessagePassing``, ``MinCut``, ``NonProjective``, ``PoseMaps``, ``Projective``, ``RoofDual``,
-  ``SCIP``, ``SciPyMilp``, ``Segmentation``, ``Selection``, ``ShortestPath``, ``Situations``, ``SlackOracle``,
-  ``SpanningTree``, ``Transitions``, ``WeightedLabels``.
+  ``Marginals``, ``MessagePassing``, ``MinCut``, ``NonProjective``, ``OptModel``, ``PoseMaps``, ``Projective``,
+  ``RoofDual``, ``SCIP``, ``SciPyMilp``, ``Segmentation``, ``Selection``, ``ShortestPath``, ``Situations``,
+  ``SlackOracle``, ``SpanningTree``, ``Transitions``, ``WeightedLabels``.
 * Dual and storages: ``DualState``, ``MeanParts``, ``Labelings``, ``Weights``, ``recompute_weights``.
 * Rules of a step: how far each block goes, ``BoxQP``, ``CommonStep``, ``Sequential``; directions ``FrankWolfe``,
   ``Pairwise``, ``Away``, ``Hybrid``, ``Corrective``; oracles ``MaxOracle``, ``CacheOracle``; line searches
@@ -157,6 +157,7 @@ from torchssvm.structures import (
     Multiclass,
     Multilabel,
     NonProjective,
+    OptModel,
     Pose,
     PoseMaps,
     Projective,
@@ -264,6 +265,7 @@ __all__ = [
     "NonProjective",
     "Objective",
     "OneSlack",
+    "OptModel",
     "Pairwise",
     "PassReport",
     "PathRun",

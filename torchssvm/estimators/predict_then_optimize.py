@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from torchssvm.core.arguments import check_flags, check_number
 from torchssvm.core.batch import tree_map
 from torchssvm.core.compiling import clock
 from torchssvm.estimators.base import CertifiedEstimator
-from torchssvm.path.choose_lam import choose_lam
-from torchssvm.solvers.choice import Solver
+from torchssvm.path.choose_lam import LamChoice, choose_lam
+from torchssvm.solvers.choice import BATCH, Solver
+from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.tolerance import Relative
 from torchssvm.steps.cache import CacheOracle
 from torchssvm.steps.corrective import Corrective
@@ -35,6 +37,9 @@ SLOW = 2e-4
 
 COARSE = 0.05
 """The gap, as a share of the primal, to which each lambda is trained while one is chosen."""
+
+TRIED = 100.0
+"""In at most so many passes; a lambda that takes more is not chosen."""
 
 
 class PredictThenOptimize(CertifiedEstimator):
@@ -135,9 +140,12 @@ class PredictThenOptimize(CertifiedEstimator):
         lam, choice = self.lam, None
         if lam is None:
             choice = self._choose(problems, structure, solver)
-            lam = choice.best.lam
+            lam = _reached(choice, self._coarse())
         anchored, base = self._anchored(problems)
-        head = self._train(self._new_head(x, structure), anchored, float(lam), solver=solver)
+        with warnings.catch_warnings():
+            if self.anchor != "zero":  # which may be right about every example
+                warnings.filterwarnings("ignore", message="the primal is 0 at zero weights")
+            head = self._train(self._new_head(x, structure), anchored, float(lam), solver=solver)
         self.lam_, self.choice_, self.seconds_per_decision_ = float(lam), choice, seconds
         weight = head.weight.detach().numpy().astype(np.float64)
         coef, intercept = weight, np.zeros(len(weight))
@@ -265,16 +273,23 @@ class PredictThenOptimize(CertifiedEstimator):
         order = torch.from_numpy(np.random.RandomState(seed).permutation(n))
         train, held_out = (_part(problems, rows) for rows in (order[size:], order[:size]))
         train, held_out, _ = self._anchored(train, held_out)
-        return choose_lam(
-            self._new_head(problems.x, structure),
-            train,
-            held_out,
-            tolerance=Relative(max(float(self.tol), COARSE)),
-            patience=2,
-            max_passes=self.max_passes,
-            solver=solver,
-            progress=bool(self.verbose),
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="the run ended at max_passes")  # such lambdas are not chosen
+            warnings.filterwarnings("ignore", message="the primal is 0 at zero weights")
+            return choose_lam(
+                self._new_head(problems.x, structure),
+                train,
+                held_out,
+                tolerance=Relative(self._coarse()),
+                patience=2,
+                max_passes=min(float(self.max_passes), TRIED),
+                solver=solver,
+                options=RunOptions(batch_size=BATCH, seed=seed),
+                progress=bool(self.verbose),
+            )
+
+    def _coarse(self) -> float:
+        return max(float(self.tol), COARSE)
 
     def _costs(self, x: Situations) -> Array:
         costs = linear(x.features, np.atleast_2d(self.coef_), np.atleast_1d(self.intercept_))
@@ -283,6 +298,12 @@ class PredictThenOptimize(CertifiedEstimator):
     def _solve(self, costs: Array, x: Situations) -> Array:
         given = None if x.given is None else x.given.numpy()
         return np.asarray(self.structure_.oracle.solve(np.ascontiguousarray(costs), given)[0])
+
+
+def _reached(choice: LamChoice, gap: float) -> float:
+    """The lambda with the best score of those whose training reached the gap; the largest where none did."""
+    points = [point for point in choice.points if point.certificate.relative_gap <= gap]
+    return max(points, key=lambda point: (point.score, point.lam)).lam if points else choice.points[0].lam
 
 
 def least_squares(problems: DecisionProblems, intercept: bool) -> tuple[Array, Array]:
