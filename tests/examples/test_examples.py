@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -151,3 +152,10 @@ def test_bad_flags_are_refused(script, flags, name, run_script, capsys):
         run_script(EXAMPLES / f"{script}.py", *flags)
     assert stop.value.code == 2
     assert name in capsys.readouterr().err
+
+
+def test_routes_by_spo_are_shorter_than_by_least_squares(run_script, tmp_path):
+    out = run_script(EXAMPLES / "decisions.py", "--size", 4, "--count", 200, "--gap", 0.1, "--report", tmp_path)
+    squares, spo = (float(share) for share in re.findall(r"([0-9.]+) %", out.partition("mean regret")[2]))
+    assert spo < squares
+    assert (tmp_path / "routes.png").stat().st_size > 10_000

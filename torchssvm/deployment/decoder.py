@@ -20,6 +20,7 @@ from torchssvm.deployment.trees import TreeDecoder
 from torchssvm.structures.arborescence.structure import Arborescence
 from torchssvm.structures.arguments import check_range
 from torchssvm.structures.chain.structure import Chain
+from torchssvm.structures.decisions.structure import Decisions
 from torchssvm.structures.graph_cut.structure import GraphCut
 from torchssvm.structures.matching.structure import Matching
 from torchssvm.structures.multiclass.structure import Multiclass
@@ -42,6 +43,7 @@ _PLAIN: dict[type, Any] = {
 
 _NOT_PLAIN: dict[type, str] = {
     Arborescence: "spanning trees are found by loops over single tokens",
+    Decisions: "decisions are found by solvers outside of torch",
     Forest: "trees that differ from example to example are found by loops over single nodes",
     GraphCut: "a minimum cut is found by loops over single edges",
     Matching: "an assignment is found by loops over single nodes",

@@ -18,6 +18,9 @@ _RULES = (
     *(structures.NonProjective, structures.Projective, structures.MinCut, structures.RoofDual),
     *(structures.BranchAndBound, structures.MessagePassing, structures.BruteForceSearch, structures.EveryClass),
     *(structures.EveryLossLevel, structures.LossScaleSearch, structures.Transitions),
+    *(structures.ShortestPath, structures.Selection, structures.Knapsack, structures.Assignment),
+    *(structures.SpanningTree, structures.IntegerProgram),
+    *(structures.SciPyMilp, structures.HiGHS, structures.SCIP, structures.CPSAT),
 )
 
 _exported = [getattr(structures, name) for name in structures.__all__ if name != "TorchStruct"]  # it is made of a class

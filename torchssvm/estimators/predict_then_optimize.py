@@ -17,7 +17,7 @@ from torchssvm.core.arguments import check_flags, check_number
 from torchssvm.core.batch import tree_map
 from torchssvm.core.compiling import clock
 from torchssvm.estimators.base import CertifiedEstimator
-from torchssvm.path.choose_lam import LamChoice, choose_lam
+from torchssvm.path.choose_lam import HeldOutPoint, choose_lam
 from torchssvm.solvers.choice import BATCH, Solver
 from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.tolerance import Relative
@@ -55,7 +55,8 @@ class PredictThenOptimize(CertifiedEstimator):
         program: A :class:`torchssvm.DecisionOracle`, such as ``ShortestPath.grid(5, 5)`` or an ``IntegerProgram``, or
             :class:`torchssvm.Decisions`.
         lam: Regularisation; None chooses it by the regret on ``held_out`` of the examples, by
-            :func:`torchssvm.choose_lam`, and then trains on all.
+            :func:`torchssvm.choose_lam` to 5 % of the primal, and then trains on all. Lambdas that take more than 100
+            passes are not chosen; with an anchor, the largest lambda within a standard error of the best is.
         anchor: What weights are regularised towards, W0: "zero", or "least-squares", the predictor of least squares.
         features: A module that makes features of ``X``, frozen and in evaluation mode; None: ``X`` are features.
         shared: Whether the costs share one weight vector.
@@ -139,8 +140,7 @@ class PredictThenOptimize(CertifiedEstimator):
             solver = Solver(direction=Corrective(), oracle=CacheOracle())
         lam, choice = self.lam, None
         if lam is None:
-            choice = self._choose(problems, structure, solver)
-            lam = _reached(choice, self._coarse())
+            choice, lam = self._choose(problems, structure, solver)
         anchored, base = self._anchored(problems)
         with warnings.catch_warnings():
             if self.anchor != "zero":  # which may be right about every example
@@ -232,15 +232,13 @@ class PredictThenOptimize(CertifiedEstimator):
             raise ValueError(f"X must have features {shape}, got {list(features.shape)}; shared={self.shared}")
         if not bool(torch.isfinite(features).all()):
             raise ValueError("X has features that are not finite: replace or leave out these examples")
-        if hasattr(self, "coef_") and features.shape[-1] != self.n_features_in_:
-            raise ValueError(f"X has {features.shape[-1]} features, and fit had {self.n_features_in_}")
         known = [None if each is None else torch.as_tensor(each) for each in (fixed, given)]
         return Situations(features, *known)
 
     def _new_head(self, x: Situations, structure: Decisions) -> LinearDecisions:
-        size = x.features.shape[-1] + bool(self.intercept_scaling)
+        size = x.x.shape[-1] + bool(self.intercept_scaling)
         head = LinearDecisions(size, structure=structure, shared=self.shared, bias=False)
-        return head.to(x.features.dtype)
+        return head.to(x.x.dtype)
 
     def _anchored(self, *problems: DecisionProblems) -> tuple[Any, ...]:
         """Problems with the anchor's costs as known ones, the anchor fitted on the first; last, its weights."""
@@ -253,9 +251,9 @@ class PredictThenOptimize(CertifiedEstimator):
             part, x = copy.copy(one), one.x
             fixed = x.fixed
             if self.anchor != "zero":
-                own = torch.from_numpy(linear(x.features, *base))
+                own = torch.from_numpy(linear(x.x, *base))
                 fixed = own if fixed is None else own + fixed
-            features = x.features
+            features = x.x
             if self.intercept_scaling:
                 ones = torch.full((*features.shape[:-1], 1), float(self.intercept_scaling), dtype=features.dtype)
                 features = torch.cat([features, ones], -1)
@@ -273,26 +271,43 @@ class PredictThenOptimize(CertifiedEstimator):
         order = torch.from_numpy(np.random.RandomState(seed).permutation(n))
         train, held_out = (_part(problems, rows) for rows in (order[size:], order[:size]))
         train, held_out, _ = self._anchored(train, held_out)
+        regrets: list[Tensor] = []
+
+        def score(head: nn.Module) -> float:
+            regrets.append(_regrets(structure, head, held_out))
+            return -float(regrets[-1].mean())
+
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="the run ended at max_passes")  # such lambdas are not chosen
             warnings.filterwarnings("ignore", message="the primal is 0 at zero weights")
-            return choose_lam(
+            points: list[HeldOutPoint] = []
+            choice = choose_lam(
                 self._new_head(problems.x, structure),
                 train,
                 held_out,
-                tolerance=Relative(self._coarse()),
+                tolerance=Relative(coarse := max(float(self.tol), COARSE)),
+                score=score,
                 patience=2,
                 max_passes=min(float(self.max_passes), TRIED),
                 solver=solver,
                 options=RunOptions(batch_size=BATCH, seed=seed),
+                on_point=points.append,
                 progress=bool(self.verbose),
             )
-
-    def _coarse(self) -> float:
-        return max(float(self.tol), COARSE)
+        reached = [i for i, point in enumerate(points) if point.certificate.relative_gap <= coarse]
+        if not reached:
+            return choice, choice.points[0].lam
+        best = max(reached, key=lambda i: (points[i].score, points[i].lam))
+        if self.anchor != "zero":  # the anchor stands where the held-out examples do not speak against it
+            more = [(regrets[i] - regrets[best]).to(torch.float64) for i in reached]
+            near = [i for i, by in zip(reached, more, strict=True) if float(by.mean()) <= _error(by)]
+            best = max(near, key=lambda i: points[i].lam)
+        return choice, points[best].lam
 
     def _costs(self, x: Situations) -> Array:
-        costs = linear(x.features, np.atleast_2d(self.coef_), np.atleast_1d(self.intercept_))
+        if x.x.shape[-1] != self.n_features_in_:
+            raise ValueError(f"X has {x.x.shape[-1]} features, and fit had {self.n_features_in_}")
+        costs = linear(x.x, np.atleast_2d(self.coef_), np.atleast_1d(self.intercept_))
         return costs if x.fixed is None else costs + x.fixed.numpy()
 
     def _solve(self, costs: Array, x: Situations) -> Array:
@@ -300,15 +315,21 @@ class PredictThenOptimize(CertifiedEstimator):
         return np.asarray(self.structure_.oracle.solve(np.ascontiguousarray(costs), given)[0])
 
 
-def _reached(choice: LamChoice, gap: float) -> float:
-    """The lambda with the best score of those whose training reached the gap; the largest where none did."""
-    points = [point for point in choice.points if point.certificate.relative_gap <= gap]
-    return max(points, key=lambda point: (point.score, point.lam)).lam if points else choice.points[0].lam
+def _regrets(structure: Decisions, head: nn.Module, problems: DecisionProblems) -> Tensor:
+    """The regret of every problem, ``[n]``."""
+    with torch.no_grad():
+        return structure.regret(structure.decode(head(problems.x)), problems.target)
+
+
+def _error(differences: Tensor) -> float:
+    """The standard error of their mean."""
+    n = len(differences)
+    return float(differences.std()) / n**0.5 if n > 1 else 0.0
 
 
 def least_squares(problems: DecisionProblems, intercept: bool) -> tuple[Array, Array]:
     """The weights ``[D, F]`` and the intercepts ``[D]`` of least squares; ``[1, F]`` and ``[1]`` for shared ones."""
-    x, costs = problems.x.features.to(torch.float64).numpy(), problems.target.cost.numpy()
+    x, costs = problems.x.x.to(torch.float64).numpy(), problems.target.cost.numpy()
     if problems.x.fixed is not None:
         costs = costs - problems.x.fixed.numpy()
     if x.ndim == 3:

@@ -239,7 +239,7 @@ def road_costs(x, num_arcs, seed=0, noise=0.5, degree=2):
     """Costs that are polynomials of linear functions of the features, times noise: [Elmachtoub and Grigas 2022]."""
     random = rng(seed)
     through = torch.randint(0, 2, (x.shape[1], num_arcs), generator=random).double()
-    costs = ((x.double() @ through) / x.shape[1] ** 0.5 + 3.0).pow(degree) / 3.5**degree + 1.0
+    costs = (((x.double() @ through) / x.shape[1] ** 0.5 + 3.0).pow(degree) + 1.0) / 3.5**degree
     return costs * (1.0 - noise + 2.0 * noise * torch.rand(costs.shape, generator=random, dtype=torch.float64))
 
 
@@ -267,18 +267,16 @@ def test_known_costs_move_the_solution_that_is_regularised():
     problems = DecisionProblems(Situations(x, fixed=x.double() @ anchor.T), costs, structure)
     head = LinearDecisions(4, structure=structure, bias=False).double()
     assert check(head, structure, next(iter(in_order(problems)))).ok
-    certificate = solve(head, problems, lam=10.0, tolerance=Relative(1e-6), progress=False)
+    certificate = solve(head, problems, lam=10.0, tolerance=Relative(1e-3), progress=False)
     whole = LinearDecisions(4, structure=structure, bias=False).double()
     whole.weight.data = head.weight.data + anchor
     c_hat, y = x.double() @ whole.weight.detach().T, problems.target.y.double()
-    assert (
-        evaluate(head, structure, problems).loss
-        == evaluate(whole, structure, DecisionProblems(x, costs, structure)).loss
-    )
+    plain = DecisionProblems(x, costs, structure)
+    assert evaluate(head, structure, problems).loss == evaluate(whole, structure, plain).loss
     worst = ((costs - 2 * c_hat) @ torch.from_numpy(structure.oracle.decisions()).double().T).amax(1)
     primal = (worst + (2 * c_hat * y - costs * y).sum(1)).mean() + 5.0 * head.weight.detach().square().sum()
     assert float(primal) == pytest.approx(certificate.primal, rel=1e-6)
-    assert certificate.gap <= 1e-6 * certificate.primal
+    assert certificate.gap <= 1e-3 * certificate.primal
 
 
 def test_shared_weights_and_stored_decisions():

@@ -14,6 +14,8 @@ from problems import rng
 
 from torchssvm import (
     CPSAT,
+    SCIP,
+    Assignment,
     DecisionProblems,
     Decisions,
     HiGHS,
@@ -22,10 +24,14 @@ from torchssvm import (
     LinearDecisions,
     Relative,
     SciPyMilp,
+    Selection,
+    ShortestPath,
     Situations,
+    SpanningTree,
     evaluate,
     solve,
 )
+from torchssvm.deployment import load_head, save_model
 from torchssvm.structures.decisions.backends import Answer
 
 WEIGHTS = np.array([[3, 1, 4, 1, 5], [2, 7, 1, 8, 2]])
@@ -153,6 +159,32 @@ def test_programs_are_copied_and_pickled_without_their_models():
 
 
 @pytest.mark.parametrize(
+    "oracle",
+    [
+        IntegerProgram(WEIGHTS, [8, 10], [[1, 1, 1, 1, 1]], [2], maximize=True, rel_gap=0.1, backend=SCIP()),
+        IntegerProgram(WEIGHTS, [8, 10], bounds=(-1, [1, 2, 1, 1, 1]), integrality=[1, 0, 1, 0, 1], time_limit=2.0),
+        ShortestPath.grid(2, 3),
+        Selection(5, 2, at_most=True),
+        Knapsack([1, 2, 3], 4),
+        Assignment(2, 3),
+        SpanningTree([[0, 1], [1, 2], [0, 2]], maximize=True),
+    ],
+    ids=lambda oracle: type(oracle).__name__,
+)
+def test_trained_heads_go_through_a_file(oracle, tmp_path):
+    pytest.importorskip("safetensors")
+    head = LinearDecisions(2, structure=Decisions(oracle), shared=True, bias=False)
+    head.weight.data = torch.randn(1, 2, generator=rng(0))
+    save_model(tmp_path / "head.safetensors", head)
+    found = load_head(tmp_path / "head.safetensors").head
+    assert found.structure.same_as(head.structure)
+    assert torch.equal(found.weight, head.weight)
+    if not isinstance(oracle, IntegerProgram):
+        x = torch.randn(4, oracle.num_costs, 2, generator=rng(1))
+        assert torch.equal(found.structure.decode(found(x)), head.structure.decode(head(x)))
+
+
+@pytest.mark.parametrize(
     "make, words",
     [
         (lambda: IntegerProgram(), "one of them or both"),
@@ -201,6 +233,7 @@ def refused(backend):
 
 @pytest.mark.skipif(len(HERE) < 2, reason="highspy is not installed")
 @needs_ortools
+@pytest.mark.slow
 def test_ortools_and_highspy_exclude_each_other(tmp_path):
     """OR-Tools here and in other processes; then highspy beside it, and the other way round."""
     script = tmp_path / "script.py"

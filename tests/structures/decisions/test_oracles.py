@@ -59,6 +59,12 @@ def test_the_arcs_of_a_grid_are_in_the_usual_order():
     assert ShortestPath.grid(2, 3).arcs.tolist() == [[0, 1], [1, 2], [0, 3], [1, 4], [2, 5], [3, 4], [4, 5]]
 
 
+def test_many_decisions_are_not_listed():
+    assert len(ShortestPath.grid(5, 5).decisions()) == 70
+    for oracle in (ShortestPath.grid(20, 20), Selection(30, 15), Knapsack([1] * 30, 9), Assignment(9)):
+        assert oracle.decisions() is None
+
+
 def test_oracles_know_each_other_by_their_numbers():
     """The names by which checkpoints tell structures apart."""
     names = {repr(Decisions(oracle)) for oracle, _ in ORACLES}

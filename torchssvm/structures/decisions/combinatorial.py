@@ -20,7 +20,7 @@ _MOST_LISTED = 12
 class Selection(DecisionOracle):
     """The k items with the highest total value.
 
-    The number may differ from example to example: ``Situations(features, given=k)`` with ``k`` ``[B]`` int64.
+    The number may differ from example to example: ``Situations(x, given=k)`` with ``k`` ``[B]`` int64.
 
     Args:
         num_items: D.
@@ -47,6 +47,10 @@ class Selection(DecisionOracle):
         self.at_most = at_most
         self.maximize = maximize
 
+    def constructor_arguments(self) -> dict[str, Any]:
+        """Constructor arguments that are not attributes of the same name, to rebuild an equal oracle."""
+        return {"num_items": self.num_costs}
+
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """By sorting; of equal items, the first ones."""
         gains = costs if self.maximize else -costs
@@ -69,7 +73,7 @@ class Knapsack(DecisionOracle):
     """The items with the highest total value whose weights, whole numbers, sum to at most a capacity.
 
     Dynamic programming takes D times the capacity steps. For weights that are not whole, or several constraints, take
-    :class:`IntegerProgram`. Capacities may differ: ``Situations(features, given=capacities)`` with ``[B]`` int64.
+    :class:`IntegerProgram`. Capacities may differ: ``Situations(x, given=capacities)`` with ``[B]`` int64.
 
     Args:
         weights: ``[D]`` whole numbers, at least 0.
@@ -95,6 +99,10 @@ class Knapsack(DecisionOracle):
             )
         self.num_costs = len(self.weights)
         self.capacity = check_whole(capacity, "capacity", 0)
+
+    def constructor_arguments(self) -> dict[str, Any]:
+        """Constructor arguments that are not attributes of the same name, to rebuild an equal oracle."""
+        return {"weights": torch.from_numpy(self.weights)}
 
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """Dynamic programming; an item that adds nothing is left out."""
@@ -195,6 +203,10 @@ class SpanningTree(DecisionOracle):
         self.maximize = maximize
         if (found := int(self.solve(np.zeros((1, self.num_costs)))[0].sum())) < self.num_nodes - 1:
             raise ValueError(f"edges join {self.num_nodes} nodes in {self.num_nodes - found} pieces: a tree needs one")
+
+    def constructor_arguments(self) -> dict[str, Any]:
+        """Constructor arguments that are not attributes of the same name, to rebuild an equal oracle."""
+        return {"edges": torch.from_numpy(self.edges)}
 
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """Kruskal's algorithm; of equal edges, the first ones."""

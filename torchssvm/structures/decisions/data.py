@@ -37,7 +37,7 @@ class DecisionProblems(Dataset[int]):
     """
 
     def __init__(self, x: Tensor | Situations, costs: Tensor | Any, structure: Decisions) -> None:
-        features = check_tensor(x.features if isinstance(x, Situations) else x, "x")
+        features = check_tensor(x.x if isinstance(x, Situations) else x, "x")
         costs = torch.as_tensor(costs)
         if not len(features) or len(features) != len(costs):
             raise ValueError(f"x has {len(features)} examples, and costs {len(costs)}")

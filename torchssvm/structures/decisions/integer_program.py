@@ -24,8 +24,8 @@ _SIZE = 10  # the largest cost is between 2^9 and 2^10, far above the absolute t
 class IntegerProgram(DecisionOracle):
     """Minimise (or maximise) ``c'y`` subject to ``A_ub y <= b_ub``, ``A_eq y = b_eq`` and bounds, in part integer.
 
-    Right-hand sides may differ from example to example: ``Situations(features, given=sides)`` with ``sides``
-    ``[B, M]``, those of ``A_ub`` and then those of ``A_eq``. Known costs are ``Situations(features, fixed=costs)``.
+    Right-hand sides may differ from example to example: ``Situations(x, given=sides)`` with ``sides``
+    ``[B, M]``, those of ``A_ub`` and then those of ``A_eq``. Known costs are ``Situations(x, fixed=costs)``.
 
     Solvers are exact up to their tolerances: 1e-6 for rows and integrality, about 1e-9 of the largest cost. Costs are
     scaled for them, by a power of 2. A decision's integers are rounded, and its value is computed from them.
@@ -107,6 +107,17 @@ class IntegerProgram(DecisionOracle):
         self._model: Model | None = None
         self._pool: ProcessPoolExecutor | None = None
 
+    def constructor_arguments(self) -> dict[str, Any]:
+        """Constructor arguments that are not attributes of the same name, to rebuild an equal oracle."""
+        program, cut = self.program, self._num_upper
+        rows, sides = (torch.from_numpy(array) for array in (program.rows.toarray(), program.limits[1]))
+        ends, integer = (torch.from_numpy(array) for array in (np.stack([program.low, program.high]), program.integer))
+        return {
+            **{"A_ub": rows[:cut], "b_ub": sides[:cut], "A_eq": rows[cut:], "b_eq": sides[cut:]},
+            **{"bounds": (ends[0], ends[1]), "integrality": integer.double()},
+            **{"rel_gap": program.rel_gap, "time_limit": program.time_limit},
+        }
+
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """The backend's decisions; their bounds where a gap or a time limit left some of them unproven."""
         expected = len(costs), self.program.rows.shape[0]
@@ -129,10 +140,11 @@ class IntegerProgram(DecisionOracle):
     def decisions(self, given: Array | None = None) -> Array | None:
         """All decisions, if all variables are integers and their bounds allow for few."""
         program = self.program
-        sizes = program.high - program.low + 1.0
+        lowest = np.ceil(program.low)
+        sizes = np.floor(program.high) - lowest + 1.0
         if not program.integer.all() or not np.prod(sizes) <= _MOST_LISTED:
             return None
-        every = np.indices(sizes.astype(int).tolist()).reshape(self.num_costs, -1).T + np.ceil(program.low).astype(int)
+        every = np.indices(sizes.astype(int).tolist()).reshape(self.num_costs, -1).T + lowest.astype(int)
         low, high = self._limits(given)
         reached, slack = every @ program.rows.T, 1e-6
         return every[((reached >= low - slack) & (reached <= high + slack)).all(1)]

@@ -15,7 +15,7 @@ class Situations(NamedTuple):
     """Features of a batch, and what is known of its problems: the input of :class:`LinearDecisions`.
 
     Attributes:
-        features: ``[B, F]``, or ``[B, D, F]`` for a head with shared weights.
+        x: Features, ``[B, F]``, or ``[B, D, F]`` for a head with shared weights.
         fixed: ``[B, D]`` or None, the part of the costs that is known and not predicted.
         given: ``[B, ...]`` or None, what the oracle takes for every example, such as right-hand sides.
 
@@ -27,7 +27,7 @@ class Situations(NamedTuple):
         tensor([[1, 0, 1, 0]])
     """
 
-    features: Tensor
+    x: Tensor
     fixed: Tensor | None = None
     given: Tensor | None = None
 

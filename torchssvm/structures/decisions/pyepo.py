@@ -51,7 +51,7 @@ class OptModel(DecisionOracle):
         if getattr(model, "c_pred_index", None) is not None:
             raise TypeError(
                 f"model={model!r} predicts a part of its costs: let all be predicted, and give the others as known "
-                "costs, Situations(features, fixed=...)"
+                "costs, Situations(x, fixed=...)"
             )
         if model.modelSense not in (1, -1):
             raise ValueError(f"modelSense={model.modelSense!r} must be 1, which minimises, or -1, which maximises")

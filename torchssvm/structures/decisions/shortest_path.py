@@ -12,6 +12,8 @@ from torchssvm.core.structure import digest
 from torchssvm.structures.decisions import numba as kernels
 from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved
 
+_MOST_LISTED = 1000
+
 
 class ShortestPath(DecisionOracle):
     """The cheapest path from one node to another in a directed graph without cycles; y marks its arcs.
@@ -66,6 +68,10 @@ class ShortestPath(DecisionOracle):
             arcs += [(cell, cell + columns) for cell in range(first, first + columns) if row < rows - 1]
         return cls(arcs, 0, rows * columns - 1)
 
+    def constructor_arguments(self) -> dict[str, Any]:
+        """Constructor arguments that are not attributes of the same name, to rebuild an equal oracle."""
+        return {"arcs": torch.from_numpy(self.arcs)}
+
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """Dynamic programming; of equally cheap ways to a node, the first one in topological order."""
         y, value = np.zeros(costs.shape, np.int64), np.empty(len(costs))
@@ -74,8 +80,14 @@ class ShortestPath(DecisionOracle):
         kernels.shortest_paths(costs, self._order, tails, heads, self.source, self.sink, *room, y, value)
         return y, value, None
 
-    def decisions(self, given: Array | None = None) -> Array:
-        """All paths."""
+    def decisions(self, given: Array | None = None) -> Array | None:
+        """All paths, if they are few."""
+        ways = np.zeros(self.num_nodes)
+        ways[self.source] = 1.0
+        for tail, head in self.arcs[self._order]:
+            ways[head] += ways[tail]
+        if ways[self.sink] > _MOST_LISTED:
+            return None
         found: list[list[int]] = []
 
         def follow(node: int, path: list[int]) -> None:

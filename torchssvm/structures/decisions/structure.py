@@ -16,7 +16,6 @@ from torchssvm.structures.decisions.oracle import DecisionOracle, FunctionOracle
 from torchssvm.structures.decisions.potentials import DecisionPotentials
 
 _ROUNDING = 1e-8  # of the costs at stake: what solvers and sums may err
-_MOST_LISTED = 20_000
 
 
 class Decision(NamedTuple):
@@ -28,9 +27,10 @@ class Decision(NamedTuple):
         fixed: ``[B, D]`` float64, the known part of the predicted costs; :meth:`Decisions.check_target` puts it here.
 
     Example:
-        >>> target = Decisions(ShortestPath.grid(2, 2)).target(torch.tensor([[1.0, 4.0, 1.0, 1.0]]))
-        >>> target.y, target.cost.dtype
-        (tensor([[1, 0, 1, 0]]), torch.float64)
+        >>> structure, cost = Decisions(ShortestPath.grid(2, 2)), torch.tensor([[1.0, 4.0, 1.0, 1.0]])
+        >>> target = Decision(y=torch.tensor([[1, 0, 1, 0]]), cost=cost)  # or structure.target(cost)
+        >>> structure.loss(torch.tensor([[0, 1, 0, 1]]), target)
+        tensor([3.], dtype=torch.float64)
     """
 
     y: Tensor
@@ -46,7 +46,8 @@ class Decisions(Structure):
     returns floats. Targets: :class:`Decision`, the optimal decision and the true costs; :meth:`target` makes them.
 
     The loss is the regret, ``c'y - c'y*`` (``c'y* - c'y`` where c is maximised): what the decision costs under the true
-    costs c more than the best one. Its structured hinge is **SPO+** [1]_. With predicted costs ``c_hat``, SPO+ is
+    costs c more than the best one. Its structured hinge is SPO+ of [Elmachtoub and Grigas 2022]. With predicted costs
+    ``c_hat``, SPO+ is
 
         ``max_y (c - 2 c_hat)'y + 2 c_hat'y* - c'y*``.
 
@@ -67,9 +68,6 @@ class Decisions(Structure):
 
     Raises:
         TypeError: ``oracle`` is neither, or it is an oracle and ``num_costs`` or ``maximize`` are given.
-
-    References:
-        .. [1] A. N. Elmachtoub and P. Grigas. Smart "predict, then optimize". Management Science 2022.
 
     Example:
         >>> structure = Decisions(ShortestPath.grid(2, 2))
@@ -101,6 +99,10 @@ class Decisions(Structure):
         self.oracle = oracle
         self.quick_to_decode = oracle.quick
         self._factor = 2.0 if oracle.maximize else -2.0
+
+    def constructor_arguments(self) -> dict[str, Any]:
+        """Constructor arguments that are not attributes of the same name, to rebuild equal decisions."""
+        return {"num_costs": None, "maximize": None}
 
     @property
     def num_costs(self) -> int:
@@ -237,13 +239,13 @@ class Decisions(Structure):
         return Decision(_numbers(y), cost.to(torch.float64), _fixed(potentials))
 
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor] | None:
-        """The decisions that the oracle lists; None where it lists none, or very many."""
+        """The decisions that the oracle lists; None where it lists none."""
         given = getattr(potentials, "given", None)
         rows = range(1 if given is None else len(given))
         listed = [self.oracle.decisions(None if given is None else given[row].cpu().numpy()) for row in rows]
         known = [torch.from_numpy(each).to(potentials.device) for each in listed if each is not None]
         most = max(map(len, known), default=0)
-        if len(known) < len(listed) or most > _MOST_LISTED:
+        if len(known) < len(listed):
             return None
         return (
             torch.stack([each[min(k, len(each) - 1)] for each in known]).expand(potentials.batch_size, -1)
