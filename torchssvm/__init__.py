@@ -16,10 +16,10 @@ What is used by its name in this package, by purpose:
   ``BruteForceSearch``, ``CPSAT``, ``Decision``, ``DecisionOracle``, ``DecisionPotentials``, ``DecisionProblems``,
   ``Decoding``, ``EdgePotentials``, ``Edges``, ``EveryClass``, ``EveryLossLevel``, ``GraphLabels``, ``GraphPotentials``,
   ``Graphs``, ``HiGHS``, ``IntegerProgram``, ``Knapsack``, ``LossScaleSearch``, ``Marginals``, ``MessagePassing``,
-  ``MinCut``, ``NDCG``, ``NonProjective``, ``PairSwaps``, ``PairwisePotentials``, ``PoseMaps``, ``PrecisionAt``,
-  ``Projective``, ``RankingMeasure``, ``RoofDual``, ``SCIP``, ``SciPyMilp``, ``Segmentation``, ``Selection``,
-  ``ShortestPath``, ``Situations``, ``SlackOracle``, ``SpanningTree``, ``Transitions``, ``TreeReweighted``,
-  ``WeightedLabels``.
+  ``MinCut``, ``NDCG``, ``NonProjective``, ``OptModel``, ``PairSwaps``, ``PairwisePotentials``, ``PoseMaps``,
+  ``PrecisionAt``, ``Projective``, ``RankingMeasure``, ``RoofDual``, ``SCIP``, ``SciPyMilp``, ``Segmentation``,
+  ``Selection``, ``ShortestPath``, ``Situations``, ``SlackOracle``, ``SpanningTree``, ``Transitions``,
+  ``TreeReweighted``, ``WeightedLabels``.
 * Dual and storages: ``DualState``, ``MeanParts``, ``Labelings``, ``Weights``, ``recompute_weights``.
 * Rules of a step: how far each block goes, ``BoxQP``, ``CommonStep``, ``Sequential``; directions ``FrankWolfe``,
   ``Pairwise``, ``Away``, ``Hybrid``, ``Corrective``; oracles ``MaxOracle``, ``CacheOracle``; line searches
@@ -167,6 +167,7 @@ from torchssvm.structures import (
     Multiclass,
     Multilabel,
     NonProjective,
+    OptModel,
     PairSwaps,
     PairwiseGraph,
     PairwisePotentials,
@@ -290,6 +291,7 @@ __all__ = [
     "NonProjective",
     "Objective",
     "OneSlack",
+    "OptModel",
     "PairSwaps",
     "Pairwise",
     "PairwiseGraph",

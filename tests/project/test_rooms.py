@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "path": {"core", "structures", "dual", "steps", "solvers"},
     "deployment": {"core", "structures"},
     "lightning": {"core", "structures", "dual", "steps", "solvers", "deployment"},
-    "estimators": {"core", "structures", "dual", "steps", "solvers", "deployment"},
+    "estimators": {"core", "structures", "dual", "steps", "solvers", "path", "deployment"},
     "datasets": {"core", "structures", "steps"},
     "models": {"core", "structures", "datasets"},
     "cli": {"core", "lightning"},

@@ -14,5 +14,6 @@ with needs(
     from torchssvm.estimators.graph import GraphSVC
     from torchssvm.estimators.multilabel import MultilabelSVC
     from torchssvm.estimators.multinomial import MultinomialSVC
+    from torchssvm.estimators.predict_then_optimize import PredictThenOptimize
 
-__all__ = ["ChainSVC", "GraphSVC", "MultilabelSVC", "MultinomialSVC"]
+__all__ = ["ChainSVC", "GraphSVC", "MultilabelSVC", "MultinomialSVC", "PredictThenOptimize"]

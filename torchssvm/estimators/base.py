@@ -25,21 +25,102 @@ from torchssvm.solvers.training import make_trainer
 _FLAGS = ("fit_intercept", "interactions", "normalize", "warm_start")
 
 
-class StructuredEstimator(BaseEstimator):
+class CertifiedEstimator(BaseEstimator):
     """Minimises ``lam/2 |w|^2 + (1/n) sum_i max_y [loss(y) + score(y) - score(y_i)]`` to a certified gap.
 
-    With ``C`` in the place of ``lam`` it is ``1/2 |w|^2 + C sum_i max_y [...]``, so ``lam = 1 / (C n)``. Subclasses
-    have the common parameters ``C``, ``lam``, ``tol``, ``max_passes``, ``random_state``, ``verbose`` and
-    ``warm_start``, and call :meth:`_train`.
+    Subclasses have the common parameters ``tol``, ``max_passes``, ``random_state`` and ``verbose``, and ``warm_start``
+    where they keep runs; they call :meth:`_train`.
     """
 
     _run: Any = None  # trainer, what it was made for
 
+    tol: float
+    max_passes: float
+    random_state: Any
+    verbose: Any
+    warm_start: Any = False
+    head_: Any
+    structure_: Any
+
+    def _check_run(self) -> None:
+        """Raise ValueError or TypeError for parameters of a run that are out of range, or flags that are not flags."""
+        if not 0.0 < as_number(self.tol, "tol") < 1.0:
+            raise ValueError(f"tol={self.tol} must lie between 0 and 1: the gap as a share of the objective, as 0.01")
+        check_number(self.max_passes, "max_passes", above=0.0)
+        check_flags(**{name: value for name, value in self.get_params(deep=False).items() if name in _FLAGS})
+        if not is_whole(self.verbose):  # scikit-learn's estimators take verbose=1
+            check_flags(verbose=self.verbose)
+
+    def _train(self, head: nn.Module, examples: Any, lam: float, **options: Any) -> Any:
+        """Train the head to the gap, or go on with that of the last fit; sets the fitted attributes of the run.
+
+        Args:
+            head: A new head.
+            examples: The training set.
+            lam: Regularisation.
+            options: Further arguments of ``make_trainer``.
+
+        Returns:
+            The trained head.
+        """
+        trainer = self._last_run(head, examples) if self.warm_start else None
+        if trainer is None:
+            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+            run = RunOptions(batch_size=BATCH, seed=seed)
+            trainer = make_trainer(head, examples, lam, options=run, progress=bool(self.verbose), **options)
+            self._run = (trainer, head, _signature(examples)) if self.warm_start else None
+        else:
+            head = self._run[1]
+            if trainer.dual.lam != lam:
+                trainer.dual.change_lam(lam)
+        self.history_: list[dict[str, float]] = []
+        tolerance = Relative(float(self.tol))
+        before = trainer.dual.passes
+        certificate = trainer.solve(
+            tolerance, max_passes=before + self.max_passes, on_check=self._note, progress=bool(self.verbose)
+        )
+        self.certificate_, self.n_passes_ = certificate, certificate.passes
+        self.head_, self.structure_ = head, head.structure
+        if not is_within(certificate.gap, tolerance, certificate.primal):
+            warn(
+                f"the run ended at max_passes={self.max_passes:g} with a gap of {100 * certificate.relative_gap:.3g} % "
+                f"of the objective, and tol={self.tol:g} asks for {100 * self.tol:g} %: give more passes, features "
+                "of similar and moderate size (StandardScaler), or a smaller C (a larger lam)",
+                ConvergenceWarning,
+            )
+        return head
+
+    def _note(self, certificate: Certificate) -> None:
+        names = ("passes", "primal", "dual", "gap", "seconds")
+        self.history_.append({name: float(getattr(certificate, name)) for name in names})
+
+    def _last_run(self, head: Any, examples: Any) -> Any:
+        if self._run is None:
+            return None
+        trainer, last, signature = self._run
+        fits = [p.shape for p in last.parameters()] == [p.shape for p in head.parameters()]
+        if not (fits and head.structure.same_as(last.structure) and signature == _signature(examples)):
+            raise ValueError(
+                "warm_start=True goes on with the problem of the last fit, and X, y or a parameter other than C, lam, "
+                "tol, max_passes and verbose has changed: fit with warm_start=False, or a clone of the estimator"
+            )
+        return trainer
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state without the run: a copy of a fitted estimator predicts, and its next fit begins anew."""
+        state = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "_run"}
+
+
+class StructuredEstimator(CertifiedEstimator):
+    """A certified estimator of labels.
+
+    With ``C`` in the place of ``lam``, ``1/2 |w|^2 + C sum_i max_y [...]`` is minimised, so ``lam = 1 / (C n)``.
+    """
+
     C: Any
     lam: Any
     classes_: Any
-    head_: Any
-    structure_: Any
 
     def __init__(
         self,
@@ -68,53 +149,11 @@ class StructuredEstimator(BaseEstimator):
             raise ValueError(f"C={self.C} and lam={self.lam} are both given: lam is 1 / (C n), so give one of them")
         name = "C" if self.lam is None else "lam"
         check_number(getattr(self, name), name, above=0.0)
-        if not 0.0 < as_number(self.tol, "tol") < 1.0:
-            raise ValueError(f"tol={self.tol} must lie between 0 and 1: the gap as a share of the objective, as 0.01")
-        check_number(self.max_passes, "max_passes", above=0.0)
-        check_flags(**{name: value for name, value in self.get_params(deep=False).items() if name in _FLAGS})
-        if not is_whole(self.verbose):  # scikit-learn's estimators take verbose=1
-            check_flags(verbose=self.verbose)
+        self._check_run()
 
-    def _train(self, head: nn.Module, examples: Any, *, weight: float | None = None, **options: Any) -> Any:
-        """Train the head to the gap, or go on with that of the last fit; sets the fitted attributes of the run.
-
-        Args:
-            head: A new head.
-            examples: The training set.
-            weight: The sum of the examples' weights, in the place of n; None where each weighs 1.
-            options: Further arguments of ``make_trainer``.
-
-        Returns:
-            The trained head.
-        """
-        weight = float(len(examples)) if weight is None else weight
-        lam = 1.0 / (self.C * weight) if self.lam is None else float(self.lam)
-        trainer = self._last_run(head, examples) if self.warm_start else None
-        if trainer is None:
-            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-            run = RunOptions(batch_size=BATCH, seed=seed)
-            trainer = make_trainer(head, examples, lam, options=run, progress=bool(self.verbose), **options)
-            self._run = (trainer, head, _signature(examples)) if self.warm_start else None
-        else:
-            head = self._run[1]
-            if trainer.dual.lam != lam:
-                trainer.dual.change_lam(lam)
-        self.history_: list[dict[str, float]] = []
-        tolerance = Relative(float(self.tol))
-        before = trainer.dual.passes
-        certificate = trainer.solve(
-            tolerance, max_passes=before + self.max_passes, on_check=self._note, progress=bool(self.verbose)
-        )
-        self.certificate_, self.n_passes_ = certificate, certificate.passes
-        self.head_, self.structure_ = head, head.structure
-        if not is_within(certificate.gap, tolerance, certificate.primal):
-            warn(
-                f"the run ended at max_passes={self.max_passes:g} with a gap of {100 * certificate.relative_gap:.3g} % "
-                f"of the objective, and tol={self.tol:g} asks for {100 * self.tol:g} %: give more passes, features "
-                "of similar and moderate size (StandardScaler), or a smaller C (a larger lam)",
-                ConvergenceWarning,
-            )
-        return head
+    def _lam(self, weight: float) -> float:
+        """Lambda for examples whose weights sum to ``weight``."""
+        return 1.0 / (self.C * weight) if self.lam is None else float(self.lam)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trained model, its labels and its vocabulary to one file.
@@ -134,27 +173,6 @@ class StructuredEstimator(BaseEstimator):
         check_is_fitted(self)
         names = [str(label) for label in self.classes_]
         save_model(path, self.head_, labels=names, vocabulary=getattr(self, "vocabulary_", None))
-
-    def _note(self, certificate: Certificate) -> None:
-        names = ("passes", "primal", "dual", "gap", "seconds")
-        self.history_.append({name: float(getattr(certificate, name)) for name in names})
-
-    def _last_run(self, head: Any, examples: Any) -> Any:
-        if self._run is None:
-            return None
-        trainer, last, signature = self._run
-        fits = [p.shape for p in last.parameters()] == [p.shape for p in head.parameters()]
-        if not (fits and head.structure.same_as(last.structure) and signature == _signature(examples)):
-            raise ValueError(
-                "warm_start=True goes on with the problem of the last fit, and X, y or a parameter other than C, lam, "
-                "tol, max_passes and verbose has changed: fit with warm_start=False, or a clone of the estimator"
-            )
-        return trainer
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The state without the run: a copy of a fitted estimator predicts, and its next fit begins anew."""
-        state = super().__getstate__()
-        return {name: value for name, value in state.items() if name != "_run"}
 
 
 def _signature(examples: Any) -> str:

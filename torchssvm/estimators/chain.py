@@ -109,7 +109,7 @@ class ChainSVC(StructuredEstimator):
         head = (LinearChain if kind == ARRAYS else SparseLinearChain)(size, len(classes), structure=structure)
         if vocabulary is None and rows[0].dtype == np.float64:
             head = head.double()
-        head = self._train(head, labelled(lengths, states, batches_of(rows, vocabulary)))
+        head = self._train(head, labelled(lengths, states, batches_of(rows, vocabulary)), self._lam(len(lengths)))
         self.classes_, self.vocabulary_, self.n_features_in_, self._kind = classes, vocabulary, size, kind
         self.coef_ = head.by_feature(head.emission.detach()).numpy().T.copy()
         found = (head.transition, head.bias, head.start_transitions, head.end_transitions)

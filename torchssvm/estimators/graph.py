@@ -123,7 +123,7 @@ class GraphSVC(StructuredEstimator):
             )
             # Trees are quick to decode: many cheap steps take less time, where there is more than one batch of them.
             solver = Solver(direction=FrankWolfe()) if len(graphs) > BATCH else None
-            head = self._train(head, _forests(graphs, states), solver=solver)
+            head = self._train(head, _forests(graphs, states), self._lam(len(graphs)), solver=solver)
             self.coef_, self.intercept_ = (t.detach().numpy().copy() for t in (head.node, head.bias))
             self.edge_coef_ = head.edge.detach().numpy().copy()
             return self
@@ -138,7 +138,7 @@ class GraphSVC(StructuredEstimator):
         structure = GraphCut(None if attractive else RoofDual(), normalize=False)
         head = LinearGraph(self.n_features_in_ + 1, self.n_edge_features_in_, structure=structure)
         bounds = {"pairwise": (0.0, None)} if attractive else None
-        head = self._train(head, _cuts(graphs, states), bounds=bounds)
+        head = self._train(head, _cuts(graphs, states), self._lam(len(graphs)), bounds=bounds)
         unary = 2.0 * head.unary.detach().numpy()[None]  # a node's score is half the difference
         self.coef_, self.intercept_ = unary[:, :-1], unary[:, -1]
         self.edge_coef_ = head.pairwise.detach().numpy().copy()

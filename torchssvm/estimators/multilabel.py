@@ -116,7 +116,7 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
             own = x(index) if sparse.issparse(X) else x[index]
             return Batch(own, target[index], index)
 
-        head = self._train(head, Examples(fetch, n=X.shape[0]))
+        head = self._train(head, Examples(fetch, n=X.shape[0]), self._lam(X.shape[0]))
         self.classes_ = classes
         self.coef_ = head.by_feature(head.unary.detach()).numpy().T.copy()
         self.intercept_ = np.zeros(labels) if head.bias is None else head.bias.detach().numpy().copy()

@@ -151,7 +151,7 @@ class MultinomialSVC(ClassifierMixin, StructuredEstimator):
             target = WeightedLabels(y[index].unsqueeze(1), cost[index].unsqueeze(1))
             return Batch(own, target, index, torch.ones_like(index))
 
-        trained = self._train(head, Examples(fetch, n=X.shape[0]), weight=total)
+        trained = self._train(head, Examples(fetch, n=X.shape[0]), self._lam(total))
         if isinstance(trained, LinearMulticlass):
             return trained
         emission = trained.by_feature(trained.emission.detach())  # [F, K], the intercepts in the last row

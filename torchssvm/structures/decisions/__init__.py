@@ -7,6 +7,7 @@ from torchssvm.structures.decisions.head import LinearDecisions
 from torchssvm.structures.decisions.integer_program import IntegerProgram
 from torchssvm.structures.decisions.oracle import DecisionOracle
 from torchssvm.structures.decisions.potentials import DecisionPotentials, Situations
+from torchssvm.structures.decisions.pyepo import OptModel
 from torchssvm.structures.decisions.shortest_path import ShortestPath
 from torchssvm.structures.decisions.structure import Decision, Decisions
 
@@ -23,6 +24,7 @@ __all__ = [
     "IntegerProgram",
     "Knapsack",
     "LinearDecisions",
+    "OptModel",
     "SciPyMilp",
     "Selection",
     "ShortestPath",

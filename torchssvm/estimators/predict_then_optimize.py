@@ -1,0 +1,352 @@
+"""Predict, then optimise: predicted costs trained by the regret of the decisions that follow from them."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_flags, check_number
+from torchssvm.core.batch import tree_map
+from torchssvm.core.compiling import clock
+from torchssvm.estimators.base import CertifiedEstimator
+from torchssvm.path.choose_lam import HeldOutPoint, choose_lam
+from torchssvm.solvers.choice import BATCH, Solver
+from torchssvm.solvers.run_options import RunOptions
+from torchssvm.solvers.tolerance import Relative
+from torchssvm.steps.cache import CacheOracle
+from torchssvm.steps.corrective import Corrective
+from torchssvm.structures.decisions.data import DecisionProblems
+from torchssvm.structures.decisions.head import LinearDecisions
+from torchssvm.structures.decisions.potentials import Situations
+from torchssvm.structures.decisions.structure import Decisions
+
+Array = NDArray[Any]
+
+ANCHORS = ("zero", "least-squares")
+
+SLOW = 2e-4
+"""Seconds of a decoding from which decisions found before are tried first."""
+
+COARSE = 0.05
+"""The gap, as a share of the primal, to which each lambda is trained while one is chosen."""
+
+TRIED = 100.0
+"""In at most so many passes; a lambda that takes more is not chosen."""
+
+
+class PredictThenOptimize(CertifiedEstimator):
+    """Predicts costs linearly, decides by a program, and minimises the regret by SPO+ to a certified gap.
+
+    Minimises ``lam/2 |W - W0|^2 + (1/n) sum_i SPO+(c_hat(x_i), c_i)``, ``c_hat(x) = W x + b``, the intercepts being
+    weights of a feature of the size ``intercept_scaling``. The structure is :class:`torchssvm.Decisions`.
+
+    ``X`` is ``[n, F]``, or ``[n, D, F]`` with ``shared=True``, arrays or tensors; with ``features``, what that module
+    takes. :class:`torchssvm.structures.Situations` add known costs and what the program takes for every example.
+
+    Args:
+        program: A :class:`torchssvm.DecisionOracle`, such as ``ShortestPath.grid(5, 5)`` or an ``IntegerProgram``, or
+            :class:`torchssvm.Decisions`.
+        lam: Regularisation; None chooses it by the regret on ``held_out`` of the examples, by
+            :func:`torchssvm.choose_lam` to 5 % of the primal, and then trains on all. Lambdas that take more than 100
+            passes are not chosen; with an anchor, the largest lambda within a standard error of the best is.
+        anchor: What weights are regularised towards, W0: "zero", or "least-squares", the predictor of least squares.
+        features: A module that makes features of ``X``, frozen and in evaluation mode; None: ``X`` are features.
+        shared: Whether the costs share one weight vector.
+        intercept_scaling: The size of the feature that intercepts are weights of; the larger, the less intercepts are
+            regularised. 0 is without intercepts.
+        solver: Rules of training, as in :func:`torchssvm.solve`. None takes a cache and corrective steps where the
+            program takes more than 0.2 ms for a decision, as measured, and the library's choice elsewhere.
+        held_out: The share of the examples on which lambda is chosen.
+        tol: Training ends when the objective is proved to be within this share of its optimum.
+        max_passes: Or after so many passes over the data, with a ``ConvergenceWarning``.
+        random_state: Seed of the order in which examples are visited, and of what is held out.
+        verbose: Whether a line of progress is shown on stderr, with the gap.
+
+    Attributes:
+        coef_: ``[D, F]``, or ``[F]`` where costs share them: of predicted costs, W0 included.
+        intercept_: ``[D]``, or a number where costs share it.
+        lam_: Lambda.
+        choice_: The :class:`torchssvm.LamChoice`, None where ``lam`` is given.
+        certificate_: The exact primal, dual and gap of these weights.
+        seconds_per_decision_: Wall-clock seconds that the program took for one decision.
+        n_passes_: Passes over the data, exact ones included.
+        history_: Passes, primal, dual, gap and seconds of every exact pass, one dictionary each.
+        head_, structure_: The trained torch module, which predicts what is added to W0, and the decisions.
+
+    Example:
+        >>> chance = np.random.default_rng(0)
+        >>> X = chance.normal(size=(40, 3))
+        >>> costs = 1.0 + (X @ chance.normal(size=(3, 4))) ** 2
+        >>> model = PredictThenOptimize(torchssvm.ShortestPath.grid(2, 2), lam=0.1).fit(X, costs)
+        >>> model.decide(X).shape, model.certificate_.relative_gap <= 0.01
+        ((40, 4), True)
+    """
+
+    def __init__(
+        self,
+        program: Any,
+        lam: float | None = None,
+        *,
+        anchor: str = "zero",
+        features: nn.Module | None = None,
+        shared: bool = False,
+        intercept_scaling: float = 1.0,
+        solver: Solver | None = None,
+        held_out: float = 0.25,
+        tol: float = 0.01,
+        max_passes: float = 1000.0,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.program = program
+        self.lam = lam
+        self.anchor = anchor
+        self.features = features
+        self.shared = shared
+        self.intercept_scaling = intercept_scaling
+        self.solver = solver
+        self.held_out = held_out
+        self.tol = tol
+        self.max_passes = max_passes
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, costs: Any) -> PredictThenOptimize:
+        """Train on features ``X`` and the true costs ``[n, D]``.
+
+        Raises:
+            ValueError: A parameter is out of range; X and costs do not fit, or are not finite; or the program did not
+                prove its decisions optimal.
+            TypeError: ``program``, ``features`` or a flag is of another kind.
+        """
+        structure = self._checked()
+        x = self._inputs(X)
+        costs = torch.as_tensor(np.asarray(costs, np.float64))
+        structure.target(costs[:1], None if x.given is None else x.given[:1])  # compiles, and checks shapes
+        start = clock()
+        problems = DecisionProblems(x, costs, structure)
+        seconds = (clock() - start) / len(problems)
+        structure.quick_to_decode = seconds < SLOW
+        solver = self.solver
+        if solver is None and not structure.quick_to_decode:
+            solver = Solver(direction=Corrective(), oracle=CacheOracle())
+        lam, choice = self.lam, None
+        if lam is None:
+            choice, lam = self._choose(problems, structure, solver)
+        anchored, base = self._anchored(problems)
+        with warnings.catch_warnings():
+            if self.anchor != "zero":  # which may be right about every example
+                warnings.filterwarnings("ignore", message="the primal is 0 at zero weights")
+            head = self._train(self._new_head(x, structure), anchored, float(lam), solver=solver)
+        self.lam_, self.choice_, self.seconds_per_decision_ = float(lam), choice, seconds
+        weight = head.weight.detach().numpy().astype(np.float64)
+        coef, intercept = weight, np.zeros(len(weight))
+        if self.intercept_scaling:
+            coef, intercept = weight[:, :-1], weight[:, -1] * self.intercept_scaling
+        coef, intercept = coef + base[0], intercept + base[1]
+        self.coef_, self.intercept_ = (coef[0], float(intercept[0])) if self.shared else (coef, intercept)
+        self.n_features_in_ = coef.shape[1]
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """The predicted costs, ``[n, D]`` float64, known ones included."""
+        check_is_fitted(self)
+        return self._costs(self._inputs(X))
+
+    def decide(self, X: Any) -> Array:
+        """The decisions that are best under the predicted costs, ``[n, D]``."""
+        check_is_fitted(self)
+        x = self._inputs(X)
+        return self._solve(self._costs(x), x)
+
+    def regret(self, X: Any, costs: Any) -> float:
+        """What the decisions cost more than the best ones, as a share of what these cost.
+
+        The sum of all regrets divided by the sum of the absolute costs of the best decisions, as PyEPO reports it.
+
+        Args:
+            X: Features.
+            costs: ``[n, D]``, the true costs.
+        """
+        check_is_fitted(self)
+        x, costs = self._inputs(X), torch.as_tensor(np.asarray(costs, np.float64))
+        target = self.structure_.target(costs, x.given)
+        found = torch.as_tensor(self._solve(self._costs(x), x))
+        best = (target.y.to(torch.float64) * costs).sum(1).abs().sum()
+        return float(self.structure_.regret(found, target).sum() / best.clamp_min(1e-300))
+
+    def score(self, X: Any, costs: Any) -> float:
+        """Minus the regret: for ``cross_val_score`` and ``GridSearchCV``."""
+        return -self.regret(X, costs)
+
+    def _checked(self) -> Decisions:
+        """The structure of the program.
+
+        Raises:
+            ValueError, TypeError: See :meth:`fit`.
+        """
+        self._check_run()
+        check_flags(shared=self.shared)
+        check_number(self.intercept_scaling, "intercept_scaling", least=0.0)
+        if self.lam is not None:
+            check_number(self.lam, "lam", above=0.0)
+        if self.anchor not in ANCHORS:
+            raise ValueError(f"anchor={self.anchor!r} must be one of {', '.join(map(repr, ANCHORS))}")
+        if not 0.0 < self.held_out < 1.0:
+            raise ValueError(f"held_out={self.held_out} must lie between 0 and 1: a share of the examples")
+        if self.features is not None and not isinstance(self.features, nn.Module):
+            raise TypeError(f"features={self.features!r} must be a torch.nn.Module, or None")
+        return Decisions(self.program.oracle if isinstance(self.program, Decisions) else self.program)
+
+    def _inputs(self, X: Any) -> Situations:
+        """Features, known costs and what is given, as tensors.
+
+        Raises:
+            ValueError: Features have another shape, or are not finite.
+        """
+        features, fixed, given = X if isinstance(X, Situations) else (X, None, None)
+        if not isinstance(features, Tensor):
+            features = torch.as_tensor(np.asarray(features))
+        if self.features is not None:
+            trained = self.features.training
+            self.features.eval()
+            try:
+                with torch.no_grad():
+                    features = self.features(features)
+            finally:
+                self.features.train(trained)
+        features = features.detach().cpu()
+        if not features.is_floating_point():
+            features = features.to(torch.float64)
+        axes = 3 if self.shared else 2
+        if features.ndim != axes or not len(features):
+            shape = "[n, D, F]" if self.shared else "[n, F]"
+            raise ValueError(f"X must have features {shape}, got {list(features.shape)}; shared={self.shared}")
+        if not bool(torch.isfinite(features).all()):
+            raise ValueError("X has features that are not finite: replace or leave out these examples")
+        known = [None if each is None else torch.as_tensor(each) for each in (fixed, given)]
+        return Situations(features, *known)
+
+    def _new_head(self, x: Situations, structure: Decisions) -> LinearDecisions:
+        size = x.x.shape[-1] + bool(self.intercept_scaling)
+        head = LinearDecisions(size, structure=structure, shared=self.shared, bias=False)
+        return head.to(x.x.dtype)
+
+    def _anchored(self, *problems: DecisionProblems) -> tuple[Any, ...]:
+        """Problems with the anchor's costs as known ones, the anchor fitted on the first; last, its weights."""
+        first = problems[0]
+        base = (np.zeros(1), np.zeros(1))
+        if self.anchor == "least-squares":
+            base = least_squares(first, bool(self.intercept_scaling))
+        found = []
+        for one in problems:
+            part, x = copy.copy(one), one.x
+            fixed = x.fixed
+            if self.anchor != "zero":
+                own = torch.from_numpy(linear(x.x, *base))
+                fixed = own if fixed is None else own + fixed
+            features = x.x
+            if self.intercept_scaling:
+                ones = torch.full((*features.shape[:-1], 1), float(self.intercept_scaling), dtype=features.dtype)
+                features = torch.cat([features, ones], -1)
+            part.x = Situations(features, fixed, x.given)
+            found.append(part)
+        return (*found, base)
+
+    def _choose(self, problems: DecisionProblems, structure: Decisions, solver: Solver | None) -> Any:
+        """The choice of lambda, on examples that are held out."""
+        n = len(problems)
+        size = min(max(round(self.held_out * n), 1), n - 1)
+        if not size:
+            raise ValueError("lam=None chooses lam on held-out examples, and there is one example only: give lam")
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        order = torch.from_numpy(np.random.RandomState(seed).permutation(n))
+        train, held_out = (_part(problems, rows) for rows in (order[size:], order[:size]))
+        train, held_out, _ = self._anchored(train, held_out)
+        regrets: list[Tensor] = []
+
+        def score(head: nn.Module) -> float:
+            regrets.append(_regrets(structure, head, held_out))
+            return -float(regrets[-1].mean())
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="the run ended at max_passes")  # such lambdas are not chosen
+            warnings.filterwarnings("ignore", message="the primal is 0 at zero weights")
+            points: list[HeldOutPoint] = []
+            choice = choose_lam(
+                self._new_head(problems.x, structure),
+                train,
+                held_out,
+                tolerance=Relative(coarse := max(float(self.tol), COARSE)),
+                score=score,
+                patience=2,
+                max_passes=min(float(self.max_passes), TRIED),
+                solver=solver,
+                options=RunOptions(batch_size=BATCH, seed=seed),
+                on_point=points.append,
+                progress=bool(self.verbose),
+            )
+        reached = [i for i, point in enumerate(points) if point.certificate.relative_gap <= coarse]
+        if not reached:
+            return choice, choice.points[0].lam
+        best = max(reached, key=lambda i: (points[i].score, points[i].lam))
+        if self.anchor != "zero":  # the anchor stands where the held-out examples do not speak against it
+            more = [(regrets[i] - regrets[best]).to(torch.float64) for i in reached]
+            near = [i for i, by in zip(reached, more, strict=True) if float(by.mean()) <= _error(by)]
+            best = max(near, key=lambda i: points[i].lam)
+        return choice, points[best].lam
+
+    def _costs(self, x: Situations) -> Array:
+        if x.x.shape[-1] != self.n_features_in_:
+            raise ValueError(f"X has {x.x.shape[-1]} features, and fit had {self.n_features_in_}")
+        costs = linear(x.x, np.atleast_2d(self.coef_), np.atleast_1d(self.intercept_))
+        return costs if x.fixed is None else costs + x.fixed.numpy()
+
+    def _solve(self, costs: Array, x: Situations) -> Array:
+        given = None if x.given is None else x.given.numpy()
+        return np.asarray(self.structure_.oracle.solve(np.ascontiguousarray(costs), given)[0])
+
+
+def _regrets(structure: Decisions, head: nn.Module, problems: DecisionProblems) -> Tensor:
+    """The regret of every problem, ``[n]``."""
+    with torch.no_grad():
+        return structure.regret(structure.decode(head(problems.x)), problems.target)
+
+
+def _error(differences: Tensor) -> float:
+    """The standard error of their mean."""
+    n = len(differences)
+    return float(differences.std()) / n**0.5 if n > 1 else 0.0
+
+
+def least_squares(problems: DecisionProblems, intercept: bool) -> tuple[Array, Array]:
+    """The weights ``[D, F]`` and the intercepts ``[D]`` of least squares; ``[1, F]`` and ``[1]`` for shared ones."""
+    x, costs = problems.x.x.to(torch.float64).numpy(), problems.target.cost.numpy()
+    if problems.x.fixed is not None:
+        costs = costs - problems.x.fixed.numpy()
+    if x.ndim == 3:
+        x, costs = x.reshape(-1, x.shape[-1]), costs.reshape(-1, 1)
+    ones = np.full((len(x), 1), float(intercept))
+    found = np.linalg.lstsq(np.hstack([x, ones]), costs, rcond=None)[0].T
+    return found[:, :-1], found[:, -1]
+
+
+def linear(features: Tensor, coef: Array, intercept: Array) -> Array:
+    """``W x + b``, ``[n, D]`` float64."""
+    x = features.to(torch.float64).numpy()
+    return np.asarray(x @ coef[0] + intercept[0] if x.ndim == 3 else x @ coef.T + intercept)
+
+
+def _part(problems: DecisionProblems, rows: Tensor) -> DecisionProblems:
+    """Some of the problems, with their solutions."""
+    part = copy.copy(problems)
+    part.x, part.target = tree_map(lambda tensor: tensor[rows], (problems.x, problems.target))
+    return part

@@ -1,0 +1,87 @@
+"""Models of PyEPO as oracles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from torchssvm.core.arguments import check_flags, check_whole
+from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, costs_of
+
+_WHOLE = 1e-4  # what solvers may err on whole numbers
+
+
+class OptModel(DecisionOracle):
+    """The problem of a model of PyEPO, which decides by ``setObj(costs)`` and ``solve()``.
+
+    Any object with ``setObj``, ``solve``, ``num_cost`` and ``modelSense`` (1 minimises, -1 maximises) will do; PyEPO is
+    not imported. The model must solve to optimality, for costs of any sign: training solves with ``c_hat - c / 2``.
+    Solvers stop at a gap by default, Gurobi at 1e-4: set it to 0.
+
+    Args:
+        model: Such as ``pyepo.model.ort.shortestPathModel((5, 5))``.
+        whole: Whether decisions are whole numbers; what solvers err on them is rounded away.
+
+    Raises:
+        TypeError: ``model`` has no such method, or predicts a part of its costs only.
+        ValueError: ``modelSense`` is neither 1 nor -1.
+
+    Example:
+        >>> import numpy as np
+        >>> class Cheapest:  # as a subclass of pyepo.model.opt.optModel
+        ...     modelSense, num_cost = 1, 3
+        ...     def setObj(self, c):
+        ...         self.c = c
+        ...     def solve(self):
+        ...         return np.eye(3)[self.c.argmin()], self.c.min()
+        >>> Decisions(OptModel(Cheapest())).decode(torch.tensor([[2.0, 1.0, 3.0]]))
+        tensor([[0, 1, 0]])
+    """
+
+    def __init__(self, model: Any, *, whole: bool = True) -> None:
+        check_flags(whole=whole)
+        if isinstance(model, type) or not all(
+            hasattr(model, name) for name in ("setObj", "solve", "num_cost", "modelSense")
+        ):
+            raise TypeError(
+                f"model={model!r} must be a model of PyEPO, with setObj, solve, num_cost and modelSense, such as "
+                "pyepo.model.ort.shortestPathModel((5, 5))"
+            )
+        if getattr(model, "c_pred_index", None) is not None:
+            raise TypeError(
+                f"model={model!r} predicts a part of its costs: let all be predicted, and give the others as known "
+                "costs, Situations(x, fixed=...)"
+            )
+        if model.modelSense not in (1, -1):
+            raise ValueError(f"modelSense={model.modelSense!r} must be 1, which minimises, or -1, which maximises")
+        self.model = model
+        self.whole = whole
+        self.num_costs = check_whole(model.num_cost, "num_cost")
+        self.maximize = model.modelSense == -1
+
+    def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
+        """One problem after another, by the model.
+
+        Raises:
+            ValueError: Something is given for every example; a solution has another size, or is not whole.
+        """
+        if given is not None:
+            raise ValueError("given: a model of PyEPO takes costs alone")
+        y = np.empty(costs.shape)
+        for row, cost in enumerate(costs):
+            self.model.setObj(cost)
+            found = np.asarray(self.model.solve()[0], np.float64)
+            if found.shape != cost.shape:
+                raise ValueError(f"model.solve() returned {list(found.shape)} numbers, and num_cost is {len(cost)}")
+            y[row] = found
+        if self.whole:
+            rounded = np.rint(y)
+            if (abs(y - rounded) > _WHOLE).any():
+                row = int((abs(y - rounded) > _WHOLE).any(1).nonzero()[0][0])
+                raise ValueError(f"the decision of row {row} is not whole: give OptModel(model, whole=False)")
+            y = rounded.astype(np.int64)
+        return y, costs_of(y, costs), None
+
+    def __repr__(self) -> str:
+        return f"OptModel({self.model!r}, whole={self.whole})"
