@@ -186,6 +186,27 @@ def test_the_path_starts_where_one_process_starts():
             torch.testing.assert_close(torch.as_tensor(its), torch.as_tensor(mine), rtol=1e-6, atol=1e-9)
 
 
+def test_all_follow_the_score_of_the_first():
+    problem = PROBLEMS["multiclass"](5, n=9, lam=0.3)
+
+    def job(rank):
+        scores = iter((2.0, 1.0, 0.0) if rank == 0 else (1.0, 2.0, 3.0))
+        chosen = choose_lam(
+            problem.copy().head,
+            Items(problem),
+            Items(PROBLEMS["multiclass"](6, n=7)),
+            [3.0, 2.0, 1.0],
+            tolerance=Relative(0.5),
+            score=lambda head: next(scores),
+            patience=1,
+            solver=Solver(compiled=False),
+            progress=False,
+        )
+        return [(point.lam, point.score) for point in chosen.points], chosen.best.lam
+
+    assert in_processes(2, job) == [([(3.0, 2.0), (2.0, 1.0)], 3.0)] * 2
+
+
 def test_grids_and_the_choice_of_lambda():
     problem = PROBLEMS["multiclass"](5, n=17, lam=0.3)
     held_out = Items(PROBLEMS["multiclass"](6, n=7))

@@ -47,6 +47,26 @@ KINDS = st.sampled_from(sorted(PROBLEMS))
 STORAGES = st.sampled_from([MeanParts, Weights])
 
 
+class Bare(torch.nn.Module):
+    """A head that returns a bare tensor."""
+
+    structure = Multiclass(3)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(3, 3, dtype=torch.float64))
+
+    def forward(self, x):
+        return x @ self.weight.t()
+
+
+def test_a_path_takes_what_any_head_returns():
+    problem, head = multiclass(3), Bare()
+    dual = DualState.for_head(head, problem.n, 1.0)
+    bound = start_at_largest_lam(head, dual, Items(problem), tolerance=0.1)
+    assert certify(head, dual, problem.everything()).gap <= bound * (1.0 + 1e-9)
+
+
 def vector(weights: dict[str, torch.Tensor]) -> np.ndarray:
     return torch.cat([w.flatten() for w in weights.values()]).double().numpy()
 

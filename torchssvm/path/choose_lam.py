@@ -246,6 +246,7 @@ def choose_lam(
                 warn_if_short(certificate, tolerance, max_passes)
                 found = evaluate(head, structure, batches, device)
                 value = -found.loss if score is None else as_number(score(head), "score(head)")
+                value = float(trainer.dual.ranks.gather(torch.tensor(value, dtype=torch.float64))[0])  # all follow one
                 if math.isnan(value):
                     raise ValueError(f"score(head) is nan at lam={lam:g}: it must be a number, the larger the better")
                 point = HeldOutPoint(lam, certificate, found, value, certificate.passes - before, seconds)

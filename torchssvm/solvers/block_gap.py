@@ -106,8 +106,9 @@ class BlockGap(nn.Module):
         with telling(dual.ranks, dual.parameters) if step else nullcontext():
             return self.propose(potentials, target, index)
 
-    def propose(self, potentials: Potentials, target: Any, index: Tensor) -> Tensor:
+    def propose(self, potentials: Potentials | Tensor | Mapping[str, Tensor], target: Any, index: Tensor) -> Tensor:
         """As calling it, for callers that tell the other processes of errors by themselves."""
+        potentials = as_potentials(potentials)
         with full_precision(potentials.device):
             return self._value(potentials, target, index)
 
