@@ -152,7 +152,8 @@ class PredictThenOptimize(CertifiedEstimator):
         if self.intercept_scaling:
             coef, intercept = weight[:, :-1], weight[:, -1] * self.intercept_scaling
         coef, intercept = coef + base[0], intercept + base[1]
-        self.coef_, self.intercept_ = (coef[0], float(intercept[0])) if self.shared else (coef, intercept)
+        self.coef_: Array = coef[0] if self.shared else coef
+        self.intercept_: Any = float(intercept[0]) if self.shared else intercept
         self.n_features_in_ = coef.shape[1]
         return self
 
@@ -248,7 +249,7 @@ class PredictThenOptimize(CertifiedEstimator):
             base = least_squares(first, bool(self.intercept_scaling))
         found = []
         for one in problems:
-            part, x = copy.copy(one), one.x
+            part, x = copy.copy(one), _situations(one)
             fixed = x.fixed
             if self.anchor != "zero":
                 own = torch.from_numpy(linear(x.x, *base))
@@ -282,7 +283,7 @@ class PredictThenOptimize(CertifiedEstimator):
             warnings.filterwarnings("ignore", message="the primal is 0 at zero weights")
             points: list[HeldOutPoint] = []
             choice = choose_lam(
-                self._new_head(problems.x, structure),
+                self._new_head(_situations(problems), structure),
                 train,
                 held_out,
                 tolerance=Relative(coarse := max(float(self.tol), COARSE)),
@@ -329,14 +330,19 @@ def _error(differences: Tensor) -> float:
 
 def least_squares(problems: DecisionProblems, intercept: bool) -> tuple[Array, Array]:
     """The weights ``[D, F]`` and the intercepts ``[D]`` of least squares; ``[1, F]`` and ``[1]`` for shared ones."""
-    x, costs = problems.x.x.to(torch.float64).numpy(), problems.target.cost.numpy()
-    if problems.x.fixed is not None:
-        costs = costs - problems.x.fixed.numpy()
+    given = _situations(problems)
+    x, costs = given.x.to(torch.float64).numpy(), problems.target.cost.numpy()
+    if given.fixed is not None:
+        costs = costs - given.fixed.numpy()
     if x.ndim == 3:
         x, costs = x.reshape(-1, x.shape[-1]), costs.reshape(-1, 1)
     ones = np.full((len(x), 1), float(intercept))
     found = np.linalg.lstsq(np.hstack([x, ones]), costs, rcond=None)[0].T
     return found[:, :-1], found[:, -1]
+
+
+def _situations(problems: DecisionProblems) -> Situations:
+    return problems.x if isinstance(problems.x, Situations) else Situations(problems.x)
 
 
 def linear(features: Tensor, coef: Array, intercept: Array) -> Array:

@@ -77,8 +77,9 @@ class OptModel(DecisionOracle):
             y[row] = found
         if self.whole:
             rounded = np.rint(y)
-            if (abs(y - rounded) > _WHOLE).any():
-                row = int((abs(y - rounded) > _WHOLE).any(1).nonzero()[0][0])
+            broken = np.flatnonzero((np.abs(y - rounded) > _WHOLE).any(1))
+            if len(broken):
+                row = int(broken[0])
                 raise ValueError(f"the decision of row {row} is not whole: give OptModel(model, whole=False)")
             y = rounded.astype(np.int64)
         return y, costs_of(y, costs), None
