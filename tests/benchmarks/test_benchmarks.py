@@ -496,6 +496,22 @@ def test_kernels_beside_the_linear_head(monkeypatch):
     assert len(part.summarise(found).tables[0].rows) == 5
 
 
+def test_decisions_are_compared_by_regret(monkeypatch):
+    pytest.importorskip("sklearn")
+    monkeypatch.setattr(part_of("decisions"), "TEST", 30)
+    options = {"kinds": ["path", "knapsack"], "degrees": [4], "n": [24], "items": 6, "seeds": 1, "max_passes": 20}
+    part, found = measured("decisions", options, quick=True)
+    for row in found["rows"]:
+        for side in ("zero", "least-squares", "two_stages"):
+            (run,) = row["runs"][side]
+            assert 0.0 <= run["regret"] < 1.0
+        assert 0.0 <= row["runs"]["zero"][0]["gap"] <= 1.0
+        assert row["runs"]["zero"][0]["calls"] > 1.0  # at least the targets and a pass
+    regrets, costs = part.summarise(found).tables
+    assert [row[0] for row in regrets.rows] == [row[0] for row in costs.rows]
+    assert len(regrets.rows) == 2
+
+
 def test_imports_and_kills(monkeypatch):
     part = part_of("imports")
     one = part.load("torchssvm")
