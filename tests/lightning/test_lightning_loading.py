@@ -16,29 +16,39 @@ L = pytest.importorskip("lightning")
 from short_words import Words, trainer  # noqa: E402
 
 from torchssvm import (  # noqa: E402
+    NDCG,
     Arborescence,
     Chain,
+    Decisions,
     EveryClass,
     GraphCut,
+    Knapsack,
     LinearArcs,
     LinearChain,
+    LinearDecisions,
     LinearEdges,
     LinearGraph,
     LinearMulticlass,
     LinearMultilabel,
+    LinearPairwiseGraph,
     LinearPose,
+    LinearRanking,
     LinearTree,
     Matching,
     MessagePassing,
     Multiclass,
     Multilabel,
+    PairwiseGraph,
     Pose,
     Projective,
+    Ranking,
     RoofDual,
+    ShortestPath,
     SlackRescaling,
     SparseLinearChain,
     SparseLinearMultilabel,
     Tree,
+    TreeReweighted,
 )
 from torchssvm import structures as own_heads  # noqa: E402
 from torchssvm.deployment.recipes import describe, rebuild  # noqa: E402
@@ -67,6 +77,11 @@ HEADS = {
     "sparse chain": lambda: SparseLinearChain(30, 4, sparse_gradient=False),
     "sparse labels": lambda: SparseLinearMultilabel(30, 4, bias=False),
     "doubles": lambda: LinearChain(3, 3).double(),
+    "decisions": lambda: LinearDecisions(4, structure=Decisions(Knapsack([3, 4, 5], 8)), bias=False),
+    "shared decisions": lambda: LinearDecisions(4, structure=Decisions(ShortestPath.grid(2, 3)), shared=True),
+    "ranking": lambda: LinearRanking(4, structure=Ranking(NDCG(k=3))),
+    "general graph": lambda: LinearPairwiseGraph(4, 2, 3, directed=False),
+    "general graph, messages": lambda: LinearPairwiseGraph(4, 0, 3, structure=PairwiseGraph(3, TreeReweighted(50))),
 }
 
 

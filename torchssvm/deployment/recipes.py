@@ -17,7 +17,7 @@ Recipe = dict[str, Any]
 _RULES = (
     *(structures.NonProjective, structures.Projective, structures.MinCut, structures.RoofDual),
     *(structures.BranchAndBound, structures.MessagePassing, structures.BruteForceSearch, structures.EveryClass),
-    *(structures.EveryLossLevel, structures.LossScaleSearch, structures.Transitions),
+    *(structures.EveryLossLevel, structures.LossScaleSearch, structures.Transitions, structures.TreeReweighted),
     *(structures.PairSwaps, structures.AveragePrecision, structures.NDCG, structures.PrecisionAt),
     *(structures.ShortestPath, structures.Selection, structures.Knapsack, structures.Assignment),
     *(structures.SpanningTree, structures.IntegerProgram),

@@ -121,6 +121,8 @@ class LatentTrainer(Stateful):
     The structure has ``complete(potentials, target)``: the target, as ``check_target`` returns it, with the hidden part
     of the highest score, in tensors of the same sizes. Its loss does not depend on the hidden part of the target.
 
+    ``tolerance`` is the certified gap of each round; None is ``Relative(0.01)``.
+
     Example:
         >>> structure = HiddenStates(Multiclass(4), shows=[0, 0, 1, 2])
         >>> trainer = LatentTrainer(LinearMulticlass(4, 4), data, lam=1.0, structure=structure)
