@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -42,10 +43,13 @@ class RankedLists(PaddedDataset):
         tensor([0, 2, 1])
     """
 
-    def __init__(self, x: Tensor, y: Tensor, sizes: Tensor, relevant: int = 1):
+    def __init__(self, x: Tensor, y: Tensor, sizes: Tensor | Sequence[int], relevant: int = 1):
         check_whole(relevant, "relevant", 0)
+        y, sizes = torch.as_tensor(y), torch.as_tensor(sizes)
         if check_tensor(x, "x").ndim != 2 or y.shape != x.shape[:1]:
             raise ValueError(f"x and y must be [D, F] and [D], got {list(x.shape)} and {list(y.shape)}")
+        if sizes.is_floating_point():
+            raise ValueError(f"sizes must be whole numbers of documents, got {sizes.dtype}")
         if sizes.ndim != 1 or bool((sizes < 1).any()) or int(sizes.sum()) != len(x):
             raise ValueError(f"sizes must be at least 1 and sum to the {len(x)} documents, got {int(sizes.sum())}")
         if bool((wrong := ~torch.isfinite(x).all(1)).any()):

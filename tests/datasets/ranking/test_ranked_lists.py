@@ -97,3 +97,10 @@ def test_the_picture():
     first, second = (plot.images[0].get_array() for plot in figure.axes[:2])
     assert first.tolist() == [[2.0, 1.0, 0.0]]
     assert second[0, :2].tolist() == [0.0, 1.0]
+
+
+def test_sizes_are_whole_numbers_in_any_form():
+    x, y = torch.rand(5, 3), torch.tensor([0, 2, 1, 1, 0])
+    assert len(RankedLists(x, y, [3, 2])) == 2
+    with pytest.raises(ValueError, match=r"sizes must be whole numbers of documents, got torch\.float64"):
+        RankedLists(x, y, torch.tensor([3.0, 2.0], dtype=torch.float64))

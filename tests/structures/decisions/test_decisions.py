@@ -309,3 +309,8 @@ def test_a_resumed_run_goes_on_to_the_same_bits():
     for _ in range(12):
         alone.step()
     assert torch.equal(other.weight, whole.weight)
+
+
+def test_problems_take_the_structure_and_not_its_oracle():
+    with pytest.raises(TypeError, match=r"structure=ShortestPath.* must be Decisions\(oracle\)"):
+        DecisionProblems(torch.rand(3, 2), torch.rand(3, 4), ShortestPath.grid(2, 2))

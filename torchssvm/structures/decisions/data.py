@@ -28,6 +28,7 @@ class DecisionProblems(Dataset[int]):
         target: The :class:`Decision` of all examples.
 
     Raises:
+        TypeError: ``structure`` is not a :class:`Decisions`.
         ValueError: Sizes differ; costs are not finite; or the oracle did not prove its decisions optimal.
 
     Example:
@@ -37,6 +38,8 @@ class DecisionProblems(Dataset[int]):
     """
 
     def __init__(self, x: Tensor | Situations, costs: Tensor | Any, structure: Decisions) -> None:
+        if not isinstance(structure, Decisions):
+            raise TypeError(f"structure={structure!r} must be Decisions(oracle), not a {type(structure).__name__}")
         features = check_tensor(x.x if isinstance(x, Situations) else x, "x")
         costs = torch.as_tensor(costs)
         if not len(features) or len(features) != len(costs):
