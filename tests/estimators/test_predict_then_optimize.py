@@ -154,6 +154,7 @@ def test_a_model_of_pyepo_maximises_and_is_checked():
         ({"anchor": "mean"}, ValueError, "anchor='mean' must be one of 'zero', 'least-squares'"),
         ({"lam": 0.0}, ValueError, "lam=0"),
         ({"held_out": 1.0}, ValueError, "held_out=1.0 must lie between"),
+        ({"held_out": "a"}, TypeError, "held_out='a' must be a number"),
         ({"intercept_scaling": -1.0}, ValueError, "intercept_scaling=-1"),
         ({"features": 3}, TypeError, "features=3 must be a torch.nn.Module"),
         ({"shared": True}, ValueError, r"X must have features \[n, D, F\], got \[4, 2\]"),
@@ -181,3 +182,15 @@ def test_errors_of_data():
     with pytest.raises(ValueError, match="X has 3 features, and fit had 2"):
         model.fit(x, costs).predict(np.ones((1, 3)))
     assert model.fit(x[:, :1], costs).coef_.shape == (4, 1)
+
+
+def test_known_costs_of_another_shape_are_refused():
+    x, costs = draw(4)
+    model = PredictThenOptimize(SQUARE, 1.0, max_passes=2.0, tol=0.9).fit(x, costs)
+    for wrong, said in [
+        (torch.full((4, 4), torch.nan), "fixed, that are not .* finite"),
+        (torch.ones(1, 4), r"X has fixed of shape \[1, 4\], and 4 examples"),
+        (torch.ones(4, 1), r"X has fixed of shape \[4, 1\], and costs are \[4, 4\]"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            model.decide(Situations(torch.as_tensor(x), wrong))

@@ -107,6 +107,27 @@ def test_a_round_that_gains_nothing_is_dropped():
     assert run.settled
     assert run.objectives == [1e-3]
     assert all(torch.equal(a, b) for a, b in zip(run.head.parameters(), held, strict=True))
+    run.objectives = [1.0]
+    assert run.step().primal == pytest.approx(run.objectives[-1], abs=0.2)  # from the duals, without a warning
+    assert run.objectives[-1] < 1.0
+
+
+class Wide(PaddedDataset):
+    """Batches padded to two more places than the longest example has."""
+
+    def __getitems__(self, indices):
+        batch = super().__getitems__(indices)
+        x, y = (nn.functional.pad(batch.x, (0, 0, 0, 2)), nn.functional.pad(batch.y, (0, 2), value=-1))
+        return batch.replace(x=x, y=y)
+
+
+def test_padding_changes_nothing():
+    data = chains()
+    one, two = trainer(data), trainer(Wide(data.x, data.y, data.lengths))
+    for run in (one, two):
+        run.step()
+    assert two.objectives == pytest.approx(one.objectives, rel=0.2)
+    assert two.objectives[-1] == pytest.approx(objective(two.head, data), abs=1e-6)
 
 
 class Templates(nn.Module):

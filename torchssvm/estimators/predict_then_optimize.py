@@ -201,7 +201,7 @@ class PredictThenOptimize(CertifiedEstimator):
             check_number(self.lam, "lam", above=0.0)
         if self.anchor not in ANCHORS:
             raise ValueError(f"anchor={self.anchor!r} must be one of {', '.join(map(repr, ANCHORS))}")
-        if not 0.0 < self.held_out < 1.0:
+        if not 0.0 < check_number(self.held_out, "held_out") < 1.0:
             raise ValueError(f"held_out={self.held_out} must lie between 0 and 1: a share of the examples")
         if self.features is not None and not isinstance(self.features, nn.Module):
             raise TypeError(f"features={self.features!r} must be a torch.nn.Module, or None")
@@ -233,7 +233,12 @@ class PredictThenOptimize(CertifiedEstimator):
             raise ValueError(f"X must have features {shape}, got {list(features.shape)}; shared={self.shared}")
         if not bool(torch.isfinite(features).all()):
             raise ValueError("X has features that are not finite: replace or leave out these examples")
-        known = [None if each is None else torch.as_tensor(each) for each in (fixed, given)]
+        known = [None if each is None else torch.as_tensor(each).detach().cpu() for each in (fixed, given)]
+        if known[0] is not None and (known[0].ndim != 2 or not bool(torch.isfinite(known[0]).all())):
+            raise ValueError(f"X has known costs, fixed, that are not [n, D] and finite: {list(known[0].shape)}")
+        for name, each in zip(("fixed", "given"), known, strict=True):
+            if each is not None and each.shape[:1] != features.shape[:1]:
+                raise ValueError(f"X has {name} of shape {list(each.shape)}, and {len(features)} examples")
         return Situations(features, *known)
 
     def _new_head(self, x: Situations, structure: Decisions) -> LinearDecisions:
@@ -309,7 +314,11 @@ class PredictThenOptimize(CertifiedEstimator):
         if x.x.shape[-1] != self.n_features_in_:
             raise ValueError(f"X has {x.x.shape[-1]} features, and fit had {self.n_features_in_}")
         costs = linear(x.x, np.atleast_2d(self.coef_), np.atleast_1d(self.intercept_))
-        return costs if x.fixed is None else costs + x.fixed.numpy()
+        if x.fixed is None:
+            return costs
+        if x.fixed.shape != costs.shape:
+            raise ValueError(f"X has fixed of shape {list(x.fixed.shape)}, and costs are {list(costs.shape)}")
+        return costs + x.fixed.numpy()
 
     def _solve(self, costs: Array, x: Situations) -> Array:
         given = None if x.given is None else x.given.numpy()

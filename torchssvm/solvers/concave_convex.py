@@ -235,6 +235,8 @@ class LatentTrainer(Stateful):
         """
         before, self.data.rows = self.data.rows, self.next
         if before is self.next:
+            if self.settled:  # the last round was dropped, and its duals were kept
+                recompute_weights(self.head, self.loop.dual, pass_over(self.data))
             return
         dual, storage = self.loop.dual, self.loop.dual.storage
         assert isinstance(storage, MeanParts)
@@ -311,11 +313,15 @@ class _Completed:
         return batch
 
     def targets(self, batch: Batch, rows: Rows | None = None) -> Any:
-        """The completed targets of a batch's examples, padded by -1."""
+        """The completed targets of a batch's examples, padded by -1, as far as the data's own."""
+        padded = max((tensor.shape[1] for tensor in tree_tensors(batch.y) if tensor.ndim > 1), default=0)
+        longest = -1 if batch.lengths is None else int(batch.lengths.max())
         several = [(self.rows if rows is None else rows)[number] for number in batch.index.tolist()]
         leaves = []
         for same in zip(*several, strict=True):
             sizes = [max(each) for each in zip(*(tensor.shape for tensor in same), strict=True)]
+            if sizes and sizes[0] == longest:
+                sizes[0] = max(padded, longest)
             leaves.append(torch.stack([fit(tensor, sizes, -1) for tensor in same]))
         return tree_replace(self.template, leaves)
 

@@ -314,3 +314,16 @@ def test_a_resumed_run_goes_on_to_the_same_bits():
 def test_problems_take_the_structure_and_not_its_oracle():
     with pytest.raises(TypeError, match=r"structure=ShortestPath.* must be Decisions\(oracle\)"):
         DecisionProblems(torch.rand(3, 2), torch.rand(3, 4), ShortestPath.grid(2, 2))
+
+
+def test_known_costs_are_finite_and_flags_are_flags():
+    structure = Decisions(ShortestPath.grid(2, 2))
+    wrong = DecisionPotentials(torch.ones(2, 4), fixed=torch.tensor([[1.0] * 4, [torch.nan] * 4]))
+    with pytest.raises(ValueError, match=r"fixed, of rows \[1\] are not finite"):
+        structure.decode(wrong)
+    with pytest.raises(ValueError, match=r"fixed, of rows \[1\] are not finite"):
+        structure.check_target(structure.target(torch.ones(2, 4)), wrong)
+    with pytest.raises(ValueError, match=r"given has shape \[1\]"):
+        Decisions(Selection(3, 2)).target(torch.rand(4, 3), torch.tensor([1]))
+    with pytest.raises(TypeError, match="maximize='no'"):
+        Decisions(lambda costs: None, num_costs=3, maximize="no")

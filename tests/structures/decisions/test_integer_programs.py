@@ -198,6 +198,7 @@ def test_trained_heads_go_through_a_file(oracle, tmp_path):
         (lambda: knapsack(rel_gap=-1.0), "rel_gap=-1.0"),
         (lambda: knapsack(time_limit=0.0), "time_limit=0.0"),
         (lambda: knapsack(processes=0), "processes=0"),
+        (lambda: knapsack().solve(np.ones((1, 5)), np.array([[1.0, np.nan]])), "given: .* row 0 hold NaN"),
         (lambda: knapsack().solve(np.ones((2, 5)), np.ones((2, 3))), r"given must be \[2, 2\]"),
         (lambda: knapsack(backend=CPSAT(), bounds=(0, np.inf)).solve(np.ones((1, 5))), "two finite bounds only"),
     ],
@@ -264,3 +265,11 @@ if __name__ == "__main__":
     assert "backend=HiGHS() needs highspy, and ortools is loaded in this process already" in done.stdout
     found = fresh_python(BOTH + "assert compare(knapsack(backend=HiGHS())) <= 1e-8\nrefused(SCIP())")
     assert "backend=SCIP() needs ortools, and highspy is loaded in this process already" in found
+
+
+def test_the_time_limit_is_that_of_each_linear_program():
+    pytest.importorskip("highspy")
+    random = np.random.default_rng(0)
+    program = IntegerProgram(np.ones((1, 40)), [9.5], maximize=True, integrality=0, backend=HiGHS(), time_limit=0.05)
+    costs = random.normal(size=(600, 40))
+    assert program.solve(costs)[2] is None  # together they take longer

@@ -65,6 +65,16 @@ def test_many_decisions_are_not_listed():
         assert oracle.decisions() is None
 
 
+def test_only_paths_to_the_sink_are_followed():
+    assert ShortestPath([[k, k + 1] for k in range(1200)], 0, 1200).decisions().shape == (
+        1,
+        1200,
+    )  # longer than a stack
+    grid = ShortestPath.grid(15, 15)
+    assert len(ShortestPath(grid.arcs, 0, 16).decisions()) == 2  # 40 million ways pass the sink by
+    assert len(ShortestPath(grid.arcs, 208, 224).decisions()) == 2  # and as many begin elsewhere
+
+
 def test_oracles_know_each_other_by_their_numbers():
     """The names by which checkpoints tell structures apart."""
     names = {repr(Decisions(oracle)) for oracle, _ in ORACLES}
@@ -83,7 +93,12 @@ def test_oracles_know_each_other_by_their_numbers():
         (lambda: Selection(3, 4), "k=4 is more than num_items=3"),
         (lambda: Knapsack([1.5, 2.0], 3), "whole numbers"),
         (lambda: Knapsack([1, -2], 3), "whole numbers"),
-        (lambda: Knapsack([1, 2], 3).solve(np.zeros((2, 2)), np.array([1, -1])), "capacity of row 1 is negative"),
+        (lambda: Knapsack([1, 2], 3).solve(np.zeros((2, 2)), np.array([1, -1])), "given: the capacity of row 1 is -1"),
+        (lambda: Knapsack([1, 2], 3).solve(np.zeros((2, 2)), np.ones((2, 2))), r"given must be \[2\], the capacity"),
+        (lambda: Selection(3, 1).solve(np.zeros((2, 3)), np.array([1, 4])), "items of row 1 is more than"),
+        (lambda: Selection(3, 1).solve(np.zeros((1, 3)), np.array([1.5])), "items of row 0 is 1.5"),
+        (lambda: ShortestPath([[0.5, 1.7]], 0, 1), "arcs must hold numbers of nodes"),
+        (lambda: SpanningTree([[0, -1]]), "edges must hold numbers of nodes"),
         (lambda: Assignment(3, 2), "tasks=2 is less than workers=3"),
         (lambda: SpanningTree([[0, 1], [2, 3]]), "join 4 nodes in 2 pieces"),
         (lambda: SpanningTree([[0.0, 1.0, 2.0]]), r"edges must be \[D, 2\]"),

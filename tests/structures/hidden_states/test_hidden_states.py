@@ -121,6 +121,10 @@ def test_wrong_arguments_are_refused():
         HiddenStates(Chain(3), [0.0, 1.0, 1.0])
     with pytest.raises(ValueError, match="shows must be int64"):
         HiddenStates(Chain(3), [])
+    with pytest.raises(ValueError, match="shows must be int64"):
+        HiddenStates(Chain(3), 3)
+    with pytest.raises(ValueError, match="shows='abc' must be whole numbers"):
+        HiddenStates(Chain(3), "abc")
     structure = HiddenStates(Chain(3), [0, 1])
     potentials = Potentials({"emission": torch.zeros(1, 2, 3), "transition": torch.zeros(1, 3, 3)})
     with pytest.raises(ValueError, match="has 2 states for labels"):

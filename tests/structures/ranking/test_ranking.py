@@ -442,3 +442,9 @@ def test_a_checkpoint_makes_the_head_again():
         recipe = describe(head)
         assert recipe is not None
         assert rebuild(recipe).structure.same_as(head.structure)
+
+
+def test_grades_whose_gains_overflow_are_refused():
+    structure = Ranking(NDCG())
+    with pytest.raises(ValueError, match=r"grades in rows \[1\] of the batch too large for NDCG"):
+        structure.check_target(torch.tensor([[1000, 0], [2000, 1]]), torch.zeros(2, 2))

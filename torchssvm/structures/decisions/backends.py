@@ -143,6 +143,8 @@ class HiGHS:
         def solve(costs: Array, limits: Limits, start: Array | None) -> Answer:
             nonlocal loaded
             highs.clearSolver()
+            if program.time_limit is not None and not mixed:  # HiGHS counts it from the first linear program on
+                highs.setOptionValue("time_limit", highs.getRunTime() + program.time_limit)
             if limits is not loaded and rows:
                 highs.changeRowsBounds(rows, each, *limits)
                 loaded = limits

@@ -11,7 +11,7 @@ import torch
 from torchssvm.core.arguments import check_flags, check_whole
 from torchssvm.core.structure import digest
 from torchssvm.structures.decisions import numba as kernels
-from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, costs_of
+from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, costs_of, node_pairs
 from torchssvm.structures.matching.oracle import best_matching
 
 _MOST_LISTED = 12
@@ -54,8 +54,11 @@ class Selection(DecisionOracle):
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """By sorting; of equal items, the first ones."""
         gains = costs if self.maximize else -costs
+        k = np.full(len(costs), self.k) if given is None else whole_numbers(given, len(costs), "the number of items")
+        if (k > self.num_costs).any():
+            raise ValueError(f"given: the number of items of row {int((k > self.num_costs).argmax())} is more than D")
         rank = np.argsort(np.argsort(-gains, axis=1, kind="stable"), axis=1, kind="stable")
-        y = rank < (self.k if given is None else given.reshape(-1, 1))
+        y = rank < k.reshape(-1, 1)
         if self.at_most:
             y &= gains > 0.0
         return y.astype(np.int64), costs_of(y, costs), None
@@ -106,9 +109,9 @@ class Knapsack(DecisionOracle):
 
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """Dynamic programming; an item that adds nothing is left out."""
-        capacity = np.full(len(costs), self.capacity) if given is None else given.reshape(-1).astype(np.int64)
-        if (capacity < 0).any():
-            raise ValueError(f"given: the capacity of row {int((capacity < 0).nonzero()[0][0])} is negative")
+        capacity = (
+            np.full(len(costs), self.capacity) if given is None else whole_numbers(given, len(costs), "the capacity")
+        )
         most = min(int(capacity.max(initial=0)), int(self.weights.sum()))
         y = np.zeros(costs.shape, np.int64)
         room = np.empty(most + 1), np.empty((self.num_costs, most + 1), np.bool_)
@@ -195,9 +198,7 @@ class SpanningTree(DecisionOracle):
 
     def __init__(self, edges: Any, *, maximize: bool = False) -> None:
         check_flags(maximize=maximize)
-        self.edges = np.ascontiguousarray(edges, dtype=np.int64)
-        if self.edges.ndim != 2 or self.edges.shape[1] != 2 or not len(self.edges) or self.edges.min() < 0:
-            raise ValueError(f"edges must be [D, 2], pairs of nodes from 0, got {list(self.edges.shape)}")
+        self.edges = node_pairs(edges, "edges")
         self.num_costs = len(self.edges)
         self.num_nodes = int(self.edges.max()) + 1
         self.maximize = maximize
@@ -228,6 +229,21 @@ class SpanningTree(DecisionOracle):
 
     def __repr__(self) -> str:
         return f"SpanningTree({digest(torch.from_numpy(self.edges))}, maximize={self.maximize})"
+
+
+def whole_numbers(given: Array, batch: int, what: str) -> Array:
+    """What is given, ``[B]`` or ``[B, 1]``, as int64 ``[B]``.
+
+    Raises:
+        ValueError: It has another shape, or a number is negative or not whole.
+    """
+    if given.shape not in ((batch,), (batch, 1)):
+        raise ValueError(f"given must be [{batch}], {what} of every example, got {list(given.shape)}")
+    flat = given.reshape(-1)
+    if (wrong := ~((flat >= 0) & (flat % 1 == 0) & (flat < 2**63))).any():
+        row = int(wrong.argmax())
+        raise ValueError(f"given: {what} of row {row} is {flat[row]}, and must be a whole number of at least 0")
+    return flat.astype(np.int64)
 
 
 def _subsets(size: int, allowed: Any) -> Array | None:

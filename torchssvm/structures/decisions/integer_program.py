@@ -125,7 +125,9 @@ class IntegerProgram(DecisionOracle):
             raise ValueError(
                 f"given must be {[*expected]}, the right-hand sides of A_ub and A_eq, got {list(given.shape)}"
             )
-        if self.processes == 1 or len(costs) == 1:
+        if given is not None and np.isnan(given).any():
+            raise ValueError(f"given: the right-hand sides of row {int(np.isnan(given).any(1).argmax())} hold NaN")
+        if self.processes == 1 or len(costs) <= 1:
             found = [self._solve_rows(0, costs, given, start)]
         else:
             if self._pool is None:

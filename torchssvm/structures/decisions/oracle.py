@@ -84,3 +84,13 @@ class FunctionOracle(DecisionOracle):
 def costs_of(decisions: Array, costs: Array) -> Array:
     """``costs @ y`` of every example, ``[B]`` float64."""
     return np.einsum("bd,bd->b", decisions.astype(np.float64, copy=False), costs)
+
+
+def node_pairs(value: Any, name: str) -> Array:
+    """``[D, 2]`` int64, whole numbers of at least 0; ValueError names the argument."""
+    given = np.asarray(value)
+    if given.ndim != 2 or given.shape[1] != 2 or not len(given):
+        raise ValueError(f"{name} must be [D, 2], pairs of nodes from 0, got {list(given.shape)}")
+    if given.dtype.kind not in "iuf" or not ((given >= 0) & (given % 1 == 0) & (given < 2**31)).all():
+        raise ValueError(f"{name} must hold numbers of nodes, whole and at least 0")
+    return np.ascontiguousarray(given, dtype=np.int64)

@@ -10,7 +10,7 @@ import torch
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.structure import digest
 from torchssvm.structures.decisions import numba as kernels
-from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved
+from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, node_pairs
 
 _MOST_LISTED = 1000
 
@@ -39,9 +39,7 @@ class ShortestPath(DecisionOracle):
     quick = True
 
     def __init__(self, arcs: Any, source: int, sink: int) -> None:
-        self.arcs = np.ascontiguousarray(arcs, dtype=np.int64)
-        if self.arcs.ndim != 2 or self.arcs.shape[1] != 2 or not len(self.arcs) or self.arcs.min() < 0:
-            raise ValueError(f"arcs must be [D, 2], pairs of nodes from 0, got {list(self.arcs.shape)}")
+        self.arcs = node_pairs(arcs, "arcs")
         self.num_costs = len(self.arcs)
         self.num_nodes = int(self.arcs.max()) + 1
         self.source, self.sink = check_whole(source, "source", 0), check_whole(sink, "sink", 0)
@@ -88,17 +86,13 @@ class ShortestPath(DecisionOracle):
             ways[head] += ways[tail]
         if ways[self.sink] > _MOST_LISTED:
             return None
-        found: list[list[int]] = []
-
-        def follow(node: int, path: list[int]) -> None:
-            if node == self.sink:
-                found.append(path)
-                return
-            for arc in np.flatnonzero(self.arcs[:, 0] == node):
-                follow(int(self.arcs[arc, 1]), [*path, int(arc)])
-
-        follow(self.source, [])
-        return np.stack([np.isin(np.arange(self.num_costs), path) for path in found]).astype(np.int64)
+        paths: list[list[list[int]]] = [[] for _ in range(self.num_nodes)]  # to the sink, from nodes that are reached
+        paths[self.sink].append([])
+        for arc in self._order[::-1].tolist():
+            tail, head = self.arcs[arc]
+            if ways[tail]:
+                paths[tail] += [[arc, *path] for path in paths[head]]
+        return np.stack([np.isin(np.arange(self.num_costs), path) for path in paths[self.source]]).astype(np.int64)
 
     def __repr__(self) -> str:
         return f"ShortestPath({digest(torch.from_numpy(self.arcs))}, source={self.source}, sink={self.sink})"

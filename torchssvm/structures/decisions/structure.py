@@ -95,7 +95,7 @@ class Decisions(Structure):
         elif num_costs is None:
             raise TypeError(f"num_costs=None, and oracle={oracle!r} is a function: give the number of its costs")
         else:
-            oracle = FunctionOracle(oracle, num_costs, bool(maximize))
+            oracle = FunctionOracle(oracle, num_costs, False if maximize is None else maximize)
         self.oracle = oracle
         self.quick_to_decode = oracle.quick
         self._factor = 2.0 if oracle.maximize else -2.0
@@ -214,6 +214,8 @@ class Decisions(Structure):
         costs = costs.detach().to(torch.float64)
         reject_rows(~torch.isfinite(costs).all(1), "costs of rows {rows} are not finite")
         given = None if given is None else torch.as_tensor(given)
+        if given is not None and given.shape[:1] != costs.shape[:1]:
+            raise ValueError(f"given has shape {list(given.shape)}; its first axis must be that of costs, {len(costs)}")
         found = self._decide(costs, given, None)
         if found[2] is not None:
             reject_rows(
@@ -288,7 +290,11 @@ class Decisions(Structure):
 
 
 def _fixed(potentials: Potentials) -> Tensor | None:
-    return getattr(potentials, "fixed", None)
+    """The known costs, which must be finite."""
+    fixed: Tensor | None = getattr(potentials, "fixed", None)
+    if fixed is not None:
+        reject_rows(~torch.isfinite(fixed).all(1), "the known costs, fixed, of rows {rows} are not finite")
+    return fixed
 
 
 def _decision(labeling: Tensor | Decision) -> Tensor:

@@ -56,7 +56,11 @@ class HiddenStates(Structure):
         if not isinstance(structure, Structure) or isinstance(structure, HiddenStates):
             raise TypeError(f"structure must be one such as Chain(3), not a {type(structure).__name__}")
         self.structure = structure
-        self.shows = check_int64(torch.as_tensor(shows), "shows", (len(shows),), ", a label for each state")
+        try:
+            shown = torch.as_tensor(shows).cpu()
+        except (TypeError, ValueError, RuntimeError):  # strings, ragged lists
+            raise ValueError(f"shows={shows!r} must be whole numbers, a label for each state") from None
+        self.shows = check_int64(shown, "shows", (shown.numel(),), ", a label for each state")
         labels = self.shows.unique()
         if not len(labels) or not torch.equal(labels, torch.arange(len(labels))):
             raise ValueError(f"shows={self.shows.tolist()} must show every label from 0 to the largest")

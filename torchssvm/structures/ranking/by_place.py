@@ -38,6 +38,10 @@ class ByPlace(RankingMeasure):
             f"target has no relevant document in rows {{rows}} of the batch, and {self!r} needs one: leave these lists "
             "out",
         )
+        reject_rows(
+            ~torch.isfinite(self.gain(grades.clamp(min=0)).sum(1)),
+            f"target has grades in rows {{rows}} of the batch too large for {self!r}: number grades from 0",
+        )
 
     def weights(self, places: Tensor, size: Tensor) -> Tensor:
         """The discounts."""
