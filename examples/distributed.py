@@ -30,6 +30,7 @@ from torchssvm import (
     LinearGraph,
     StructuredHinge,
     certify,
+    grid_edges,
     in_order,
     load_checkpoint,
     save_checkpoint,
@@ -68,9 +69,7 @@ class Cuts(nn.Module):
         layers = [nn.Conv2d(1, CHANNELS, 5, padding=2), nn.Conv2d(CHANNELS, CHANNELS, 5, padding=2)]
         self.network = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh())
         self.head = LinearGraph(CHANNELS + 1, 1)
-        place = torch.arange(side * side).view(side, side)
-        pairs = ((place[:, :-1], place[:, 1:]), (place[:-1], place[1:]))
-        self.edges = torch.cat([torch.stack([a.flatten(), b.flatten()], 1) for a, b in pairs])
+        self.edges = grid_edges(side, side)
 
     def forward(self, pictures: Tensor) -> dict[str, Tensor]:
         """Potentials of pictures [B, H, W]."""

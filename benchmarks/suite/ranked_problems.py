@@ -24,6 +24,7 @@ from torchssvm import (
     TorchLoop,
     WeightedLabels,
     Weights,
+    grid_edges,
     in_order,
 )
 from torchssvm.datasets import OCR, CoNLL2000
@@ -55,9 +56,7 @@ class Cuts:
 
     def __init__(self, n: int, side: int = 72, words: int = 30) -> None:
         self.n, self.side, self.words = n, side, words
-        place = torch.arange(side * side).view(side, side)
-        pairs = ((place[:, :-1], place[:, 1:]), (place[:-1], place[1:]))
-        self.edges = torch.cat([torch.stack([a.flatten(), b.flatten()], 1) for a, b in pairs])
+        self.edges = grid_edges(side, side)
         self._made: dict[int, Any] = {}
 
     def __len__(self) -> int:

@@ -145,8 +145,7 @@ def together(dual: DualState, make_pass: Callable[[], ExactPass]) -> ExactPass:
     found, table = ranks.share(make, 5 + (sum(sizes) if small else 0))
     hinges, loss, gap = sum_in_order(table[:, :3]).tolist()
     dual.agree(loss, dual.gap_estimate)
-    own = flat(found.weights)
-    total = sum_in_order(table[:, 5:]).to(own) if small else ranks.sum(own)
+    total = sum_in_order(table[:, 5:]).to(found.weights[0]) if small else ranks.sum(flat(found.weights))
     return found._replace(
         hinges=hinges,
         exact=bool(table[:, 3].all()),

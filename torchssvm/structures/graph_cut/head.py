@@ -37,6 +37,24 @@ class Graphs(NamedTuple):
     edges: Tensor
 
 
+def read_graphs(x: Graphs, node_features: int, edge_features: int) -> Graphs:
+    """The argument ``x`` of a head of graphs, or any tuple of its fields in the same order.
+
+    Raises:
+        TypeError: ``x`` is not a tuple of three.
+        ValueError: A shape does not fit these numbers of features.
+    """
+    if not isinstance(x, tuple) or len(x) != 3:
+        raise TypeError(f"x must be Graphs(nodes, edge_features, edges), got a {type(x).__name__}")
+    nodes, links, _ = x
+    sizes = ("nodes", nodes, node_features, "N"), ("edge_features", links, edge_features, "E")
+    for name, features, width, size in sizes:
+        check_tensor(features, f"x.{name}")
+        if features.ndim != 3 or features.shape[2] != width or len(features) != len(nodes):
+            raise ValueError(f"x.{name} must be [B, {size}, {width}], got {list(features.shape)}")
+    return Graphs(*x)
+
+
 class LinearGraph(nn.Module):
     """Potentials of graphs, ``node[p] = x[p] . unary``, ``edge[pq] = z[pq] . pairwise``; zero weights at the start.
 
@@ -87,14 +105,7 @@ class LinearGraph(nn.Module):
             TypeError: ``x`` is not a tuple of three.
             ValueError: A shape or a size does not fit, or an edge does not join two nodes of its example.
         """
-        if not isinstance(x, tuple) or len(x) != 3:
-            raise TypeError(f"x must be Graphs(nodes, edge_features, edges), got a {type(x).__name__}")
-        nodes, links, edges = x
-        for name, features, weight in (("nodes", nodes, self.unary), ("edge_features", links, self.pairwise)):
-            check_tensor(features, f"x.{name}")
-            if features.ndim != 3 or features.shape[2] != len(weight) or len(features) != len(nodes):
-                size = "N" if name == "nodes" else "E"
-                raise ValueError(f"x.{name} must be [B, {size}, {len(weight)}], got {list(features.shape)}")
+        nodes, links, edges = read_graphs(x, len(self.unary), len(self.pairwise))
         with full_precision(nodes.device):
             nodes, links = nodes.to(self.unary.dtype), links.to(self.pairwise.dtype)
             node, edge = product(nodes, self.unary), product(links, self.pairwise)

@@ -200,11 +200,7 @@ class GraphCut(Structure):
             return found
         parts = {name: part.to(potentials.dtype) for name, part in self.parts(target).items()}
         own = inner(parts, potentials.detach().tensors)
-        assert found.value is not None
-        worse = found.value < own
-        pairs = zip(found.labeling, target[:2], strict=True)
-        labeling = Segmentation(*(torch.where(worse.unsqueeze(1), true, held) for held, true in pairs))
-        return found._replace(labeling=labeling, value=torch.maximum(found.value, own))
+        return at_least(found, target, own)
 
     def parts(self, labeling: Segmentation | GraphTarget) -> dict[str, Tensor]:
         """``[y_p = 1] - [y_p = 0]`` of the nodes ``[B, N]``, and ``-[y_p != y_q]`` of the edges ``[B, E]``."""
@@ -212,7 +208,7 @@ class GraphCut(Structure):
 
     def relative_scores(self, labelings: Segmentation, target: GraphTarget, potentials: Potentials) -> Tensor:
         """By two matrix products in float64, ``[B, C]``."""
-        parts = _parts(*_together(labelings, target), torch.float64)
+        parts = _parts(*with_target(labelings, target), torch.float64)
         tensors = potentials.tensors.items()
         total = sum((parts[name] @ tensor.to(torch.float64).unsqueeze(2)).squeeze(2) for name, tensor in tensors)
         assert isinstance(total, Tensor)
@@ -222,7 +218,7 @@ class GraphCut(Structure):
         self, labelings: Segmentation, mass: Tensor, target: GraphTarget, potentials: Potentials
     ) -> Parts:
         """By two matrix products."""
-        parts = _parts(*_together(labelings, target), potentials.dtype)
+        parts = _parts(*with_target(labelings, target), potentials.dtype)
         mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1).to(potentials.dtype).unsqueeze(1)
         return {name: (mass @ part).squeeze(1) for name, part in parts.items()}
 
@@ -255,14 +251,7 @@ class GraphCut(Structure):
                 f"target has {int(labels[row, p])} at node {p} in row {row} of the batch; labels are 0 and 1 (-1 marks "
                 "padding: did the head get the lengths?)"
             )
-        if weights is None:
-            costs = real.to(torch.float64)
-        else:
-            if check_tensor(weights, "target.weights").shape != shape:
-                raise ValueError(f"target has weights {list(weights.shape)}, and labels {list(shape)}")
-            costs = weights.to(torch.float64).masked_fill(~real, 0.0)
-            if not bool(((costs >= 0) & torch.isfinite(costs)).all()):
-                raise ValueError("target has weights that are negative or not finite")
+        costs = node_costs(weights, real)
         return GraphTarget(labels, cut_edges(labels, potentials.edges), self._costs(labels, costs))
 
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
@@ -323,6 +312,47 @@ def check_edges(edges: Tensor, links: int, longest: int, potentials: Potentials)
         )
 
 
+def node_costs(weights: Tensor | None, real: Tensor) -> Tensor:
+    """The cost of a wrong label at each node, ``[B, N]`` float64: its weight, or 1; 0 beyond an example's nodes.
+
+    Args:
+        weights: Those of :class:`~torchssvm.WeightedLabels`, or None.
+        real: ``[B, N]`` bool, the nodes of each example.
+
+    Raises:
+        ValueError: The shape is another, or a weight is negative or not finite.
+    """
+    if weights is None:
+        return real.to(torch.float64)
+    if check_tensor(weights, "target.weights").shape != real.shape:
+        raise ValueError(f"target has weights {list(weights.shape)}, and labels {list(real.shape)}")
+    costs = weights.to(torch.float64).masked_fill(~real, 0.0)
+    if not bool(((costs >= 0) & torch.isfinite(costs)).all()):
+        raise ValueError("target has weights that are negative or not finite")
+    return costs
+
+
+def at_least(found: Decoding, target: Any, own: Tensor) -> Decoding:
+    """``found``, with the target for the examples where it scores more.
+
+    Args:
+        found: Approximate labelings, a named tuple of two tensors, with their values.
+        target: Begins with the same two tensors.
+        own: ``[B]`` float64, the scores of the target.
+    """
+    assert found.value is not None
+    worse = (found.value < own).unsqueeze(1)
+    pairs = zip(found.labeling, target[:2], strict=True)
+    labeling = type(found.labeling)(*(torch.where(worse, true, held) for held, true in pairs))
+    return found._replace(labeling=labeling, value=torch.maximum(found.value, own))
+
+
+def with_target(labelings: tuple[Tensor, Tensor], target: Any) -> tuple[Tensor, Tensor]:
+    """Labelings ``[B, C, ...]`` and the target, ``[B, C + 1, ...]``."""
+    first, second = (torch.cat([held, own.unsqueeze(1)], 1) for held, own in zip(labelings, target[:2], strict=True))
+    return first, second
+
+
 def cut_edges(labels: Tensor, edges: Tensor) -> Tensor:
     """Whether each edge joins nodes with different labels: ``[B, E]`` int64, -1 in the padding.
 
@@ -350,9 +380,3 @@ def _real(potentials: GraphPotentials) -> Tensor:
 def _parts(labels: Tensor, cut: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
     nodes = torch.where(labels < 0, 0, 2 * labels - 1)
     return {"node": nodes.to(dtype), "edge": -(cut == 1).to(dtype)}
-
-
-def _together(labelings: Segmentation, target: GraphTarget) -> tuple[Tensor, Tensor]:
-    """Labelings ``[B, C, ...]`` and the target, ``[B, C + 1, ...]``."""
-    labels, cut = (torch.cat([held, own.unsqueeze(1)], 1) for held, own in zip(labelings, target[:2], strict=True))
-    return labels, cut

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_flags, check_tensor, check_whole
+from torchssvm.core.arguments import check_flags, check_whole
 from torchssvm.core.potentials import Parts, own_weights
 from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.arguments import check_structure
-from torchssvm.structures.graph_cut.head import Graphs
+from torchssvm.structures.graph_cut.head import Graphs, read_graphs
 from torchssvm.structures.pairwise_graph.structure import PairwiseGraph, PairwisePotentials
 
 
@@ -76,14 +76,7 @@ class LinearPairwiseGraph(nn.Module):
             TypeError: ``x`` is not a tuple of three.
             ValueError: A shape or a size does not fit, or an edge does not join two nodes of its example.
         """
-        if not isinstance(x, tuple) or len(x) != 3:
-            raise TypeError(f"x must be Graphs(nodes, edge_features, edges), got a {type(x).__name__}")
-        nodes, links, edges = x
-        sizes = ("nodes", nodes, self.node.shape[1], "N"), ("edge_features", links, self.edge_features, "E")
-        for name, features, width, size in sizes:
-            check_tensor(features, f"x.{name}")
-            if features.ndim != 3 or features.shape[2] != width or len(features) != len(nodes):
-                raise ValueError(f"x.{name} must be [B, {size}, {width}], got {list(features.shape)}")
+        nodes, links, edges = read_graphs(x, self.node.shape[1], self.edge_features)
         if not self.edge_features:
             links = nodes.new_ones(*links.shape[:2], 1)
         states = len(self.node)

@@ -14,7 +14,7 @@ from torchssvm.core.ordered_sums import add_at
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, Structure, fit
 from torchssvm.structures.arguments import WeightedLabels, check_labels, check_lengths
-from torchssvm.structures.graph_cut.structure import check_edges
+from torchssvm.structures.graph_cut.structure import at_least, check_edges, node_costs, with_target
 from torchssvm.structures.pairwise_graph.oracle import GraphOracle, TreeReweighted
 
 _MOST_LISTED = 4096
@@ -142,12 +142,8 @@ class PairwiseGraph(Structure):
         found = self.argmax(potentials.replace({"node": node, "edge": edge}))
         if found.exact:
             return found
-        assert found.value is not None
-        truth = self._scores(target.labels.unsqueeze(1), target.pairs.unsqueeze(1), potentials).squeeze(1)
-        worse = found.value < truth
-        pairs = zip(found.labeling, target[:2], strict=True)
-        labeling = GraphLabels(*(torch.where(worse.unsqueeze(1), true, held) for held, true in pairs))
-        return found._replace(labeling=labeling, value=torch.maximum(found.value, truth))
+        own = self._scores(target.labels.unsqueeze(1), target.pairs.unsqueeze(1), potentials).squeeze(1)
+        return at_least(found, target, own)
 
     def parts(self, labeling: GraphLabels | PairwiseTarget) -> dict[str, Tensor]:
         """Indicators of the labels ``[B, N, K]``, and of the pairs ``[B, E, K, K]``."""
@@ -167,7 +163,7 @@ class PairwiseGraph(Structure):
 
     def relative_scores(self, labelings: GraphLabels, target: PairwiseTarget, potentials: Potentials) -> Tensor:
         """Sums of looked-up potentials, less the target's: ``[B, C]`` float64."""
-        scores = self._scores(*_together(labelings, target), potentials)
+        scores = self._scores(*with_target(labelings, target), potentials)
         return scores[:, :-1] - scores[:, -1:]
 
     def mean_difference(
@@ -176,7 +172,7 @@ class PairwiseGraph(Structure):
         """The mass of each label and pair, less the total mass at the target's."""
         parts = {name: tensor.new_zeros(tensor.shape) for name, tensor in potentials.tensors.items()}
         mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
-        return self._add(parts, *_together(labelings, target), mass)
+        return self._add(parts, *with_target(labelings, target), mass)
 
     def resize(self, labelings: GraphLabels, target: PairwiseTarget) -> GraphLabels:
         """Stored labelings ``[B, C, ...]``, cropped or padded to the nodes and edges of this batch."""
@@ -201,14 +197,7 @@ class PairwiseGraph(Structure):
         real = _real(potentials)
         check_labels(labels, self.num_labels, real)
         labels = labels.masked_fill(~real, -1)
-        if weights is None:
-            costs = real.to(torch.float64)
-        else:
-            if check_tensor(weights, "target.weights").shape != shape:
-                raise ValueError(f"target has weights {list(weights.shape)}, and labels {list(shape)}")
-            costs = weights.to(torch.float64).masked_fill(~real, 0.0)
-            if not bool(((costs >= 0) & torch.isfinite(costs)).all()):
-                raise ValueError("target has weights that are negative or not finite")
+        costs = node_costs(weights, real)
         if self.normalize:
             total = costs.cumsum(1)[:, -1:]  # a running sum: padding does not change its bits
             costs = torch.where(total > 0, costs / total, 0.0)
@@ -279,9 +268,3 @@ class PairwiseGraph(Structure):
 def _real(potentials: PairwisePotentials) -> Tensor:
     batch, longest, _ = potentials["node"].shape
     return check_lengths(potentials.lengths, batch, longest, potentials.device)
-
-
-def _together(labelings: GraphLabels, target: PairwiseTarget) -> tuple[Tensor, Tensor]:
-    """Labelings ``[B, C, ...]`` and the target, ``[B, C + 1, ...]``."""
-    labels, pairs = (torch.cat([held, own.unsqueeze(1)], 1) for held, own in zip(labelings, target[:2], strict=True))
-    return labels, pairs
