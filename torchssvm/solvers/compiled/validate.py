@@ -91,24 +91,24 @@ def validate_blocks(adapter: HeadAdapter, dual: DualState, lengths: Tensor, targ
     """
     storage = dual.storage
     if isinstance(storage, Labelings):
-        _check_lengths(storage.sets.length, lengths)
-        _check_labelings(adapter, storage, lengths)
+        _check_lengths(storage.sets.length, lengths, dual.own.start)
+        _check_labelings(adapter, storage, lengths, dual.own.start)
     else:
         assert isinstance(storage, MeanParts)
-        _check_rows(adapter, storage.buffers, lengths)
+        _check_rows(adapter, storage.buffers, lengths, dual.own.start)
     check_targets(dual, targets)
 
 
-def _check_lengths(held: Tensor, lengths: Tensor) -> None:
+def _check_lengths(held: Tensor, lengths: Tensor, first: int) -> None:
     if bool((wrong := (held > 0) & (held != lengths)).any()):
         i = int(wrong.nonzero()[0])
         raise ValueError(
-            f"example {i} has length {int(lengths[i])}, and its dual block was made for length {int(held[i])}: "
+            f"example {first + i} has length {int(lengths[i])}, and its dual block was made for length {int(held[i])}: "
             "an index must always name the same example, at the same length"
         )
 
 
-def _check_labelings(adapter: HeadAdapter, storage: Labelings, lengths: Tensor) -> None:
+def _check_labelings(adapter: HeadAdapter, storage: Labelings, lengths: Tensor, first: int) -> None:
     sets, most = storage.sets, adapter.label_limits(lengths)
     if sets.labelings:
         (held,) = sets.labelings
@@ -123,13 +123,13 @@ def _check_labelings(adapter: HeadAdapter, storage: Labelings, lengths: Tensor) 
         own = inside.unsqueeze(1) & used.unsqueeze(2)
         if bool((((labels < 0) | (labels > most.view(-1, 1, 1))) & own).any()):
             raise ValueError(f"the dual's labelings have labels beyond 0 to {int(most.max())}: not of this problem")
-    _check_rows(adapter, storage.rest.buffers, lengths, storage.mixed)
+    _check_rows(adapter, storage.rest.buffers, lengths, first, storage.mixed)
 
 
 def _check_rows(
-    adapter: HeadAdapter, buffers: dict[str, RowBuffer], lengths: Tensor, needed: Tensor | None = None
+    adapter: HeadAdapter, buffers: dict[str, RowBuffer], lengths: Tensor, first: int, needed: Tensor | None = None
 ) -> None:
-    """Check the rows; ``needed`` marks the examples that must have rows."""
+    """Check the rows of example ``first`` and those after it; ``needed`` marks the examples that must have rows."""
     states = adapter.num_states
     shapes = {adapter.emission: (states,)} | ({} if adapter.pairs is None else {adapter.pairs: (states, states)})
     if not buffers:
@@ -141,7 +141,7 @@ def _check_rows(
     rows, start = buffers[adapter.emission].rows, buffers[adapter.emission].start
     if bool(((start > 0) != (rows > 0)).any()):
         raise ValueError("the dual's mean parts are not of this problem")
-    _check_lengths(rows, lengths)
+    _check_lengths(rows, lengths, first)
     for name, buffer in buffers.items():
         there = buffer.start > 0
         wide = buffer.values.ndim == 1 or tuple(buffer.values.shape[1:]) == shapes[name]
