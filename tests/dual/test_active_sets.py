@@ -179,7 +179,7 @@ def test_the_compiled_loop_takes_the_same_steps(direction, oracle, capacity):
         compared += not any_choice
         assert compiled.dual.oracle_calls - calls == run.dual.oracle_calls - calls
         assert compiled.dual.gap_estimates[i] == pytest.approx(float(run.dual.gap_estimates[i]), abs=1e-10)
-    assert run.dual.value() > 0.1
+    assert run.dual.value() > 0.05
     assert compared > 10
 
 

@@ -48,7 +48,7 @@ def _label_sets():
 
 
 def _forests():
-    X, y = (part[:6] for part in _sequences())
+    X, y = (part[:10] for part in _sequences())
     return [(rows, np.array([(i, i - 1) for i in range(1, len(rows))])) for rows in X], [np.array(own) for own in y]
 
 
