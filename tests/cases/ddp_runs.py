@@ -1,4 +1,4 @@
-"""Fits under a Trainer, of one process or, run as a script, of one of the processes that torchrun would start."""
+"""Fits under a Trainer, of one process or of one of those that torchrun would start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import os
-import sys
 import warnings
 from pathlib import Path
 
@@ -178,6 +177,9 @@ def refusals(words) -> dict[str, str]:
 
 
 def main(folder: Path) -> None:
+    """What one of the processes does."""
+    torch.set_num_threads(1)
+    warnings.filterwarnings("error", message="It is recommended to use `self.log")  # figures are those of all
     words, rank = some_words(), int(os.environ["RANK"])
     found: dict = {}
     often = {"every_n_train_steps": 13, "filename": "{step}"}  # in the middle of the third epoch
@@ -197,9 +199,3 @@ def main(folder: Path) -> None:
     make_trainer(WritePredictions(folder / "predictions.jsonl")).predict(model, everything(words))
     found["bar"], found["refusals"] = shown(words), refusals(words)
     (folder / f"{rank}.json").write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    warnings.filterwarnings("error", message="It is recommended to use `self.log")  # figures are those of all
-    main(Path(sys.argv[1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,8 +38,12 @@ from torchssvm.steps import BlockSteps
 CHECKS = [HealthCheck.differing_executors, HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
+THOROUGH = bool(os.environ.get("TORCHSSVM_THOROUGH"))
+
+
 def examples(count: int) -> settings:
-    return settings(max_examples=count, deadline=None, suppress_health_check=CHECKS)
+    """So many random examples for each property if ``TORCHSSVM_THOROUGH`` is set, as in CI; else a third of them."""
+    return settings(max_examples=count if THOROUGH else -(-count // 3), deadline=None, suppress_health_check=CHECKS)
 
 
 def rng(seed: int) -> torch.Generator:

@@ -58,9 +58,14 @@ def in_slices(monkeypatch):
     monkeypatch.setattr(ranks_module, "_SMALL", 0)
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("kind", ["chain", "multiclass", "lists"])
-@pytest.mark.parametrize("small", [False, True], ids=["slices", "one message"])
+@pytest.mark.parametrize(
+    "kind, storage, small",
+    [  # every two of a kind, a storage and a way to send directions
+        (kind, storage, (k + s) % 2 == 0)
+        for k, kind in enumerate(["chain", "multiclass", "lists"])
+        for s, storage in enumerate(STORAGES)
+    ],
+)
 def test_one_example_of_each_process_is_a_batch_of_one_process(small, kind, storage, monkeypatch):
     monkeypatch.setattr(ranks_module, "_SMALL", 1 << 16 if small else 0)
     problem = lists() if kind == "lists" else PROBLEMS[kind](3, n=12, lam=0.05)

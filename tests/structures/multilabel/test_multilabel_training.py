@@ -164,16 +164,17 @@ def train(problem, storage, direction=None, oracle=None, *, bounds=None, passes=
     return training.until(tolerance, passes=passes)
 
 
-@pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize(
-    ("storage", "direction", "oracle", "tolerance"),
-    [
-        (Labelings, Corrective, None, 1e-5),
-        (Labelings, Pairwise, CacheOracle, 1e-3),
-        (MeanParts, FrankWolfe, None, 1e-2),
-        (Weights, FrankWolfe, None, 1e-2),
+    ("storage", "direction", "oracle", "tolerance", "sparse"),
+    [  # every storage with lists of features and with dense ones
+        (Labelings, Corrective, None, 1e-5, False),
+        (Labelings, Pairwise, CacheOracle, 1e-3, True),
+        (MeanParts, FrankWolfe, None, 2e-2, False),
+        (MeanParts, FrankWolfe, None, 2e-2, True),
+        (Weights, FrankWolfe, None, 2e-2, False),
+        (Weights, FrankWolfe, None, 2e-2, True),
     ],
-    ids=lambda value: "" if value is None or isinstance(value, float) else value.__name__,
+    ids=lambda value: str(value) if isinstance(value, bool | float | None) else value.__name__,
 )
 def test_training_reaches_the_optimum(storage, direction, oracle, tolerance, sparse):
     problem = MultilabelProblem(5, sparse=sparse)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from bounded import groups_of, limits, optimum_within
@@ -279,26 +281,31 @@ def train(problem, storage, direction=None, oracle=None, *, bounded, tolerance, 
     return certificate
 
 
-@pytest.mark.parametrize("bounded", [False, True])
+@functools.cache
+def solved(bounded):
+    """The optimum and its weights, with or without the bounds of the head."""
+    problem = pose_problem(1, **PROBLEM)
+    return optimum_within(pose_reference(problem), *limits(problem, problem.head.bounds if bounded else {}))
+
+
 @pytest.mark.parametrize(
-    ("storage", "direction", "oracle", "tolerance"),
-    [
-        (Weights, FrankWolfe(), None, 2e-2),
-        (MeanParts, FrankWolfe(), None, 2e-2),
-        (Labelings, Corrective(), None, 1e-4),
-        (Labelings, Pairwise(), CacheOracle(), 1e-4),
-        (lambda: Labelings(capacity=3), Hybrid(), CacheOracle(), 1e-2),
-        (Labelings, Away(), None, 1e-3),
+    ("storage", "direction", "oracle", "tolerance", "bounded"),
+    [  # every storage with bounds and without
+        (Weights, FrankWolfe(), None, 2e-2, True),
+        (Weights, FrankWolfe(), None, 2e-2, False),
+        (MeanParts, FrankWolfe(), None, 2e-2, True),
+        (MeanParts, FrankWolfe(), None, 2e-2, False),
+        (Labelings, Corrective(), None, 1e-4, True),
+        (Labelings, Pairwise(), CacheOracle(), 1e-4, False),
+        (lambda: Labelings(capacity=3), Hybrid(), CacheOracle(), 1e-2, True),
+        (Labelings, Away(), None, 1e-3, False),
     ],
-    ids=["Weights", "MeanParts", "Corrective", "Pairwise", "Hybrid", "Away"],
 )
 def test_training_reaches_the_optimum_of_the_qp(storage, direction, oracle, tolerance, bounded):
     problem = pose_problem(1, **PROBLEM)
-    bounds = problem.head.bounds if bounded else {}
-    best, weights = optimum_within(pose_reference(problem), *limits(problem, bounds))
+    best, weights = solved(bounded)
     if bounded:
-        free = optimum_within(pose_reference(problem), *limits(problem, {}))[0]
-        assert free < best - 1e-4  # the bounds matter here
+        assert solved(False)[0] < best - 1e-4  # the bounds matter here
     certificate = train(problem, storage(), direction, oracle, bounded=bounded, tolerance=tolerance)
     assert certificate.gap <= tolerance
     assert certificate.exact
@@ -311,8 +318,7 @@ def test_training_reaches_the_optimum_of_the_qp(storage, direction, oracle, tole
 
 
 def test_both_forms_of_maps_and_float32_are_trained_alike():
-    problem = pose_problem(1, **PROBLEM)
-    best, _ = optimum_within(pose_reference(problem), *limits(problem, {}))
+    best, _ = solved(False)
     problem = pose_problem(1, dtype=torch.float32, **PROBLEM)
     certificate = train(problem, Labelings(), Corrective(), bounded=False, tolerance=1e-4, maps=True)
     assert certificate.gap <= 1e-4
