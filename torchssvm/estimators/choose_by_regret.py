@@ -14,6 +14,7 @@ from torchssvm.solvers.choice import BATCH, Solver
 from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.schedules import WhenEstimated
 from torchssvm.solvers.tolerance import Relative
+from torchssvm.steps.frank_wolfe import FrankWolfe
 from torchssvm.structures.decisions.data import DecisionProblems
 from torchssvm.structures.decisions.head import LinearDecisions
 
@@ -22,6 +23,9 @@ COARSE = 0.1
 
 FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
 """Lambdas that are tried, as multiples of the guess."""
+
+AT_ANCHOR = 100.0
+"""With an anchor, the first one: the weights hardly leave the anchor."""
 
 SAMPLE = 16
 """Examples of which lambda is guessed."""
@@ -38,7 +42,7 @@ def choose_by_regret(
     train: DecisionProblems,
     held_out: DecisionProblems,
     *,
-    careful: bool,
+    anchored: bool,
     tol: float,
     max_passes: float,
     solver: Solver | None,
@@ -51,22 +55,19 @@ def choose_by_regret(
         head: A new head.
         train: What is trained on.
         held_out: What decides.
-        careful: Whether a smaller lambda must lower the mean regret by more than its standard error.
+        anchored: Whether to begin at a lambda so large that the weights stay at the anchor.
         tol: The relative gap of the run that follows; a path is not trained to a smaller one.
         max_passes: The most passes of a lambda.
-        solver: As in :func:`torchssvm.solve`.
+        solver: As in :func:`torchssvm.solve`; None takes Frank-Wolfe steps where decoding is quick.
         seed: Of the order of the examples.
         progress: Whether a line follows the run.
     """
-    held: list[Tensor] = []  # the regrets of the best lambda
 
     def score(trained: nn.Module) -> float:
-        found = regrets(trained, held_out)
-        lower = (held[0] - found).to(torch.float64) if held else found
-        if not held or not careful or float(lower.mean()) > _error(lower):
-            held[:] = [found]
-        return -float(held[0].mean())
+        return -float(regrets(trained, held_out).mean())
 
+    if solver is None and train.structure.quick_to_decode:
+        solver = Solver(direction=FrankWolfe())  # the quickest to a loose gap
     some = part(train, torch.arange(min(SAMPLE, len(train))))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the primal is 0 at zero weights")  # an anchor may be right
@@ -75,7 +76,7 @@ def choose_by_regret(
             head,
             train,
             held_out,
-            [factor * guess for factor in FACTORS],
+            [factor * guess for factor in ((AT_ANCHOR, *FACTORS) if anchored else FACTORS)],
             tolerance=Relative(max(tol, COARSE)),
             score=score,
             patience=2,
@@ -92,9 +93,3 @@ def regrets(head: nn.Module, problems: DecisionProblems) -> Tensor:
     structure = problems.structure
     with torch.no_grad():
         return structure.regret(structure.decode(head(problems.x)), problems.target)
-
-
-def _error(differences: Tensor) -> float:
-    """The standard error of their mean."""
-    n = len(differences)
-    return float(differences.std()) / n**0.5 if n > 1 else 0.0

@@ -46,8 +46,7 @@ class PredictThenOptimize(CertifiedEstimator):
             :class:`torchssvm.Decisions`.
         lam: Regularisation; None chooses it by the regret on ``held_out`` of the examples, to a gap of 10 %, from large
             to small, until smaller ones would take more than three times the passes of the best one and
-            those before it; and then trains on all. With an anchor, a smaller lambda must be better by more than a
-            standard error.
+            those before it; and then trains on all. With an anchor, the first lambda hardly leaves it.
         anchor: What weights are regularised towards, W0: "zero", or "least-squares", the predictor of least squares.
         features: A module that makes features of ``X``, frozen and in evaluation mode; None: ``X`` are features.
         shared: Whether the costs share one weight vector.
@@ -256,7 +255,7 @@ class PredictThenOptimize(CertifiedEstimator):
             self._new_head(situations(problems), problems.structure),
             train,
             held_out,
-            careful=self.anchor != "zero",
+            anchored=self.anchor != "zero",
             tol=float(self.tol),
             max_passes=float(self.max_passes),
             solver=solver,

@@ -46,6 +46,10 @@ class DecisionProblems(Dataset[int]):
         costs = torch.as_tensor(costs)
         if not len(features) or len(features) != len(costs):
             raise ValueError(f"x has {len(features)} examples, and costs {len(costs)}")
+        if isinstance(x, Situations):
+            for name in ("fixed", "given"):
+                if (each := getattr(x, name)) is not None and len(check_tensor(each, name)) != len(features):
+                    raise ValueError(f"x has {len(features)} examples, and its {name} {len(each)}")
         reject_rows(~torch.isfinite(features).flatten(1).all(1), "x of examples {rows} is not finite")
         self.x, self.structure = x, structure
         self.target = structure.target(costs, x.given if isinstance(x, Situations) else None)
