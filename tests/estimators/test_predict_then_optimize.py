@@ -181,6 +181,8 @@ def test_errors_of_data():
         PredictThenOptimize(SQUARE).fit(x[:1], costs[:1])
     with pytest.raises(ValueError, match="X has 3 features, and fit had 2"):
         model.fit(x, costs).predict(np.ones((1, 3)))
+    with pytest.raises(ValueError, match="X has 4 examples, and costs 3"):
+        model.regret(x, costs[:3])
     assert model.fit(x[:, :1], costs).coef_.shape == (4, 1)
 
 

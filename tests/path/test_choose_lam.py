@@ -124,6 +124,25 @@ class TestResult:
         assert choice.untried == (0.05,)
         assert "not tried: lam = 0.05" in str(choice)
 
+    def test_a_budget_leaves_out_what_it_does_not_suffice_for(self):
+        lams = [1.0, 0.5, 0.2]
+        for budget, tried in [(0.5, 1), (1e3, 3)]:
+            choice, *_ = chosen(lams=lams, budget=budget)
+            assert [point.lam for point in choice.points] == lams[:tried]
+            assert choice.untried == tuple(lams[tried:])
+        short, *_ = chosen(lams=lams, budget=1e3, max_passes=1.0, tolerance=Relative(1e-9), score=lambda head: 0.0)
+        assert [point.lam for point in short.points] == [1.0]
+        values = iter([1.0, 2.0, 3.0])
+        several = {"lams": lams, "tolerance": Relative(1e-4), "score": lambda head: next(values)}
+        needed = [point.passes for point in chosen(**several)[0].points]
+        values = iter([1.0, 2.0, 3.0])
+        most = max(needed[:2]) + 1.0
+        assert needed[2] > most
+        capped, *_ = chosen(**several, budget=1e3, max_passes=most)
+        assert capped.best.lam == 0.5  # 0.2 scores more, and did not reach the gap
+        with pytest.raises(ValueError, match="budget=0"):
+            chosen(budget=0.0)
+
     @pytest.mark.parametrize("bounds", [(0.0, None), (-0.1, 0.15)])
     def test_bounds_hold(self, bounds):
         problem, held_out = problems("multiclass")

@@ -102,6 +102,9 @@ class Structure(ABC):
     quick_to_decode: bool = False
     """Whether decoding takes no longer than the rest of a step, so that to reuse labelings does not pay."""
 
+    pairwise_if_few: bool = False
+    """Whether pairwise steps are quicker where there are fewer examples than weights, although decoding is quick."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in ("argmax", "augmented_argmax", "marginals"):

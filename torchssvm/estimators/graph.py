@@ -130,7 +130,8 @@ class GraphSVC(StructuredEstimator):
         if len(classes) > 2:
             raise ValueError(
                 f"X[{cyclic}] has edges that make a cycle, and y has {len(classes)} labels: cycles are decoded for two "
-                "labels only. Graphs without cycles, such as a spanning tree, take any number of labels"
+                "labels only. Graphs without cycles, such as a spanning tree, take any number of labels; for cycles "
+                "train torchssvm.LinearPairwiseGraph by torchssvm.solve"
             )
         if weights is not None:
             raise ValueError(f"class_weight={self.class_weight!r} is for graphs without cycles: leave it out")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from typing import Any
 
@@ -14,13 +13,12 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_number
-from torchssvm.core.batch import tree_map
 from torchssvm.core.compiling import clock
+from torchssvm.estimators.anchor import ANCHORS, anchor, linear, part, situations
 from torchssvm.estimators.base import CertifiedEstimator
-from torchssvm.path.choose_lam import HeldOutPoint, choose_lam
-from torchssvm.solvers.choice import BATCH, Solver
-from torchssvm.solvers.run_options import RunOptions
-from torchssvm.solvers.tolerance import Relative
+from torchssvm.estimators.choose_by_regret import choose_by_regret
+from torchssvm.path.choose_lam import LamChoice
+from torchssvm.solvers.choice import Solver
 from torchssvm.steps.cache import CacheOracle
 from torchssvm.steps.corrective import Corrective
 from torchssvm.structures.decisions.data import DecisionProblems
@@ -30,16 +28,8 @@ from torchssvm.structures.decisions.structure import Decisions
 
 Array = NDArray[Any]
 
-ANCHORS = ("zero", "least-squares")
-
 SLOW = 2e-4
 """Seconds of a decoding from which decisions found before are tried first."""
-
-COARSE = 0.05
-"""The gap, as a share of the primal, to which each lambda is trained while one is chosen."""
-
-TRIED = 100.0
-"""In at most so many passes; a lambda that takes more is not chosen."""
 
 
 class PredictThenOptimize(CertifiedEstimator):
@@ -54,9 +44,9 @@ class PredictThenOptimize(CertifiedEstimator):
     Args:
         program: A :class:`torchssvm.DecisionOracle`, such as ``ShortestPath.grid(5, 5)`` or an ``IntegerProgram``, or
             :class:`torchssvm.Decisions`.
-        lam: Regularisation; None chooses it by the regret on ``held_out`` of the examples, by
-            :func:`torchssvm.choose_lam` to 5 % of the primal, and then trains on all. Lambdas that take more than 100
-            passes are not chosen; with an anchor, the largest lambda within a standard error of the best is.
+        lam: Regularisation; None chooses it by the regret on ``held_out`` of the examples, to a gap of 10 %, from large
+            to small, until smaller ones would take more than three times the passes of the best one and
+            those before it; and then trains on all. With an anchor, the first lambda hardly leaves it.
         anchor: What weights are regularised towards, W0: "zero", or "least-squares", the predictor of least squares.
         features: A module that makes features of ``X``, frozen and in evaluation mode; None: ``X`` are features.
         shared: Whether the costs share one weight vector.
@@ -140,8 +130,9 @@ class PredictThenOptimize(CertifiedEstimator):
             solver = Solver(direction=Corrective(), oracle=CacheOracle())
         lam, choice = self.lam, None
         if lam is None:
-            choice, lam = self._choose(problems, structure, solver)
-        anchored, base = self._anchored(problems)
+            choice = self._choose(problems, solver)
+            lam = choice.best.lam
+        (anchored,), base = anchor([problems], self.anchor, self.intercept_scaling)
         with warnings.catch_warnings():
             if self.anchor != "zero":  # which may be right about every example
                 warnings.filterwarnings("ignore", message="the primal is 0 at zero weights")
@@ -176,9 +167,14 @@ class PredictThenOptimize(CertifiedEstimator):
         Args:
             X: Features.
             costs: ``[n, D]``, the true costs.
+
+        Raises:
+            ValueError: X and costs have different lengths, or do not fit the program.
         """
         check_is_fitted(self)
         x, costs = self._inputs(X), torch.as_tensor(np.asarray(costs, np.float64))
+        if len(x.x) != len(costs):
+            raise ValueError(f"X has {len(x.x)} examples, and costs {len(costs)}: give a row of costs for each of X")
         target = self.structure_.target(costs, x.given)
         found = torch.as_tensor(self._solve(self._costs(x), x))
         best = (target.y.to(torch.float64) * costs).sum(1).abs().sum()
@@ -243,31 +239,9 @@ class PredictThenOptimize(CertifiedEstimator):
 
     def _new_head(self, x: Situations, structure: Decisions) -> LinearDecisions:
         size = x.x.shape[-1] + bool(self.intercept_scaling)
-        head = LinearDecisions(size, structure=structure, shared=self.shared, bias=False)
-        return head.to(x.x.dtype)
+        return LinearDecisions(size, structure=structure, shared=self.shared, bias=False).to(x.x.dtype)
 
-    def _anchored(self, *problems: DecisionProblems) -> tuple[Any, ...]:
-        """Problems with the anchor's costs as known ones, the anchor fitted on the first; last, its weights."""
-        first = problems[0]
-        base = (np.zeros(1), np.zeros(1))
-        if self.anchor == "least-squares":
-            base = least_squares(first, bool(self.intercept_scaling))
-        found = []
-        for one in problems:
-            part, x = copy.copy(one), _situations(one)
-            fixed = x.fixed
-            if self.anchor != "zero":
-                own = torch.from_numpy(linear(x.x, *base))
-                fixed = own if fixed is None else own + fixed
-            features = x.x
-            if self.intercept_scaling:
-                ones = torch.full((*features.shape[:-1], 1), float(self.intercept_scaling), dtype=features.dtype)
-                features = torch.cat([features, ones], -1)
-            part.x = Situations(features, fixed, x.given)
-            found.append(part)
-        return (*found, base)
-
-    def _choose(self, problems: DecisionProblems, structure: Decisions, solver: Solver | None) -> Any:
+    def _choose(self, problems: DecisionProblems, solver: Solver | None) -> LamChoice:
         """The choice of lambda, on examples that are held out."""
         n = len(problems)
         size = min(max(round(self.held_out * n), 1), n - 1)
@@ -275,40 +249,19 @@ class PredictThenOptimize(CertifiedEstimator):
             raise ValueError("lam=None chooses lam on held-out examples, and there is one example only: give lam")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         order = torch.from_numpy(np.random.RandomState(seed).permutation(n))
-        train, held_out = (_part(problems, rows) for rows in (order[size:], order[:size]))
-        train, held_out, _ = self._anchored(train, held_out)
-        regrets: list[Tensor] = []
-
-        def score(head: nn.Module) -> float:
-            regrets.append(_regrets(structure, head, held_out))
-            return -float(regrets[-1].mean())
-
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="the run ended at max_passes")  # such lambdas are not chosen
-            warnings.filterwarnings("ignore", message="the primal is 0 at zero weights")
-            points: list[HeldOutPoint] = []
-            choice = choose_lam(
-                self._new_head(_situations(problems), structure),
-                train,
-                held_out,
-                tolerance=Relative(coarse := max(float(self.tol), COARSE)),
-                score=score,
-                patience=2,
-                max_passes=min(float(self.max_passes), TRIED),
-                solver=solver,
-                options=RunOptions(batch_size=BATCH, seed=seed),
-                on_point=points.append,
-                progress=bool(self.verbose),
-            )
-        reached = [i for i, point in enumerate(points) if point.certificate.relative_gap <= coarse]
-        if not reached:
-            return choice, choice.points[0].lam
-        best = max(reached, key=lambda i: (points[i].score, points[i].lam))
-        if self.anchor != "zero":  # the anchor stands where the held-out examples do not speak against it
-            more = [(regrets[i] - regrets[best]).to(torch.float64) for i in reached]
-            near = [i for i, by in zip(reached, more, strict=True) if float(by.mean()) <= _error(by)]
-            best = max(near, key=lambda i: points[i].lam)
-        return choice, points[best].lam
+        parts = [part(problems, rows) for rows in (order[size:], order[:size])]
+        (train, held_out), _ = anchor(parts, self.anchor, self.intercept_scaling)
+        return choose_by_regret(
+            self._new_head(situations(problems), problems.structure),
+            train,
+            held_out,
+            anchored=self.anchor != "zero",
+            tol=float(self.tol),
+            max_passes=float(self.max_passes),
+            solver=solver,
+            seed=seed,
+            progress=bool(self.verbose),
+        )
 
     def _costs(self, x: Situations) -> Array:
         if x.x.shape[-1] != self.n_features_in_:
@@ -323,45 +276,3 @@ class PredictThenOptimize(CertifiedEstimator):
     def _solve(self, costs: Array, x: Situations) -> Array:
         given = None if x.given is None else x.given.numpy()
         return np.asarray(self.structure_.oracle.solve(np.ascontiguousarray(costs), given)[0])
-
-
-def _regrets(structure: Decisions, head: nn.Module, problems: DecisionProblems) -> Tensor:
-    """The regret of every problem, ``[n]``."""
-    with torch.no_grad():
-        return structure.regret(structure.decode(head(problems.x)), problems.target)
-
-
-def _error(differences: Tensor) -> float:
-    """The standard error of their mean."""
-    n = len(differences)
-    return float(differences.std()) / n**0.5 if n > 1 else 0.0
-
-
-def least_squares(problems: DecisionProblems, intercept: bool) -> tuple[Array, Array]:
-    """The weights ``[D, F]`` and the intercepts ``[D]`` of least squares; ``[1, F]`` and ``[1]`` for shared ones."""
-    given = _situations(problems)
-    x, costs = given.x.to(torch.float64).numpy(), problems.target.cost.numpy()
-    if given.fixed is not None:
-        costs = costs - given.fixed.numpy()
-    if x.ndim == 3:
-        x, costs = x.reshape(-1, x.shape[-1]), costs.reshape(-1, 1)
-    ones = np.full((len(x), 1), float(intercept))
-    found = np.linalg.lstsq(np.hstack([x, ones]), costs, rcond=None)[0].T
-    return found[:, :-1], found[:, -1]
-
-
-def _situations(problems: DecisionProblems) -> Situations:
-    return problems.x if isinstance(problems.x, Situations) else Situations(problems.x)
-
-
-def linear(features: Tensor, coef: Array, intercept: Array) -> Array:
-    """``W x + b``, ``[n, D]`` float64."""
-    x = features.to(torch.float64).numpy()
-    return np.asarray(x @ coef[0] + intercept[0] if x.ndim == 3 else x @ coef.T + intercept)
-
-
-def _part(problems: DecisionProblems, rows: Tensor) -> DecisionProblems:
-    """Some of the problems, with their solutions."""
-    part = copy.copy(problems)
-    part.x, part.target = tree_map(lambda tensor: tensor[rows], (problems.x, problems.target))
-    return part

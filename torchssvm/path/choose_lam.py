@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from torchssvm.core.arguments import as_number, check_dataset, check_whole, or_default
+from torchssvm.core.arguments import as_number, check_dataset, check_number, check_whole, or_default
 from torchssvm.core.batch import pass_over
 from torchssvm.core.compiling import clock
 from torchssvm.core.figures import new_figure
@@ -25,7 +25,7 @@ from torchssvm.solvers.evaluation import Evaluation, evaluate
 from torchssvm.solvers.parameter_groups import NamedBounds
 from torchssvm.solvers.progress_line import shown
 from torchssvm.solvers.run_options import RunOptions
-from torchssvm.solvers.tolerance import Relative, Tolerance
+from torchssvm.solvers.tolerance import Relative, Tolerance, is_within
 from torchssvm.solvers.trainer import check_limits
 from torchssvm.solvers.training import make_trainer, warn_if_short
 
@@ -144,6 +144,7 @@ def choose_lam(
     tolerance: Tolerance | None = None,
     score: Callable[[nn.Module], float] | None = None,
     patience: int | None = None,
+    budget: float | None = None,
     max_passes: float = 1000.0,
     solver: Solver | None = None,
     structure: Structure | None = None,
@@ -175,6 +176,9 @@ def choose_lam(
             examples.
         patience: Leave out the smaller lambdas, which take the most passes, once so many in a row did not raise the
             best score; None tries all.
+        budget: The smaller lambdas may take so many times the passes that the best one and those before it took. One
+            that does not reach ``tolerance`` in what is left, or in ``max_passes``, is not chosen and is the last; the
+            last too is one with less than twice its own passes left, as the next one takes more. None tries all.
         max_passes: Most effective passes for each lambda; a run that ends by it warns.
         solver: As in :func:`torchssvm.solve`, like the next four.
         structure: What an output is.
@@ -206,6 +210,8 @@ def choose_lam(
     check_limits(tolerance, max_passes)
     if patience is not None:
         check_whole(patience, "patience")
+    if budget is not None:
+        check_number(budget, "budget", above=0.0)
     for name, function in (("score", score), ("on_point", on_point)):
         if function is not None and not callable(function):
             raise TypeError(f"{name}={function!r} must be a function, such as lambda head: ...")
@@ -232,18 +238,23 @@ def choose_lam(
     untried: list[float] = []
     best: tuple[HeldOutPoint, list[torch.Tensor]] | None = None
     since = 0  # lambdas since the best one
+    left = math.inf  # passes of the budget
     with shown(progress) as line:
         try:
             while ordered:
                 lam = ordered.pop(0)
                 if line is not None:
                     line.prefix = f"lam {lam:.3g}"
-                start, before = clock(), trainer.dual.passes
+                start, before, most = clock(), trainer.dual.passes, max_passes
                 if points:
-                    (KeepWeights() if lam < trainer.dual.lam else KeepDual())(trainer.dual, lam)
-                certificate = trainer.solve(tolerance, max_passes=before + max_passes, progress=line or False)
+                    smaller = lam < trainer.dual.lam
+                    (KeepWeights() if smaller else KeepDual())(trainer.dual, lam)
+                    most = min(max_passes, left) if smaller else max_passes
+                certificate = trainer.solve(tolerance, max_passes=before + most, progress=line or False)
                 seconds = clock() - start
-                warn_if_short(certificate, tolerance, max_passes)
+                reached = is_within(certificate.gap, tolerance, certificate.primal)
+                if budget is None:
+                    warn_if_short(certificate, tolerance, max_passes)
                 found = evaluate(head, structure, batches, device)
                 value = -found.loss if score is None else as_number(score(head), "score(head)")
                 value = float(trainer.dual.ranks.gather(torch.tensor(value, dtype=torch.float64))[0])  # all follow one
@@ -251,14 +262,16 @@ def choose_lam(
                     raise ValueError(f"score(head) is nan at lam={lam:g}: it must be a number, the larger the better")
                 point = HeldOutPoint(lam, certificate, found, value, certificate.passes - before, seconds)
                 points.append(point)
-                since += 1
-                if best is None or (value, lam) > (best[0].score, best[0].lam):
+                since, left = since + 1, left - point.passes
+                allowed = reached or budget is None or best is None
+                if best is None or (allowed and (value, lam) > (best[0].score, best[0].lam)):
                     best, since = (point, [parameter.detach().clone() for parameter in head.parameters()]), 0
+                    left = math.inf if budget is None else budget * certificate.passes
                 if on_point is not None:
                     if line is not None:
                         line.clear()  # the callback may print
                     on_point(point)
-                if since == patience:
+                if since == patience or left < 2 * point.passes or (budget is not None and not reached):
                     untried, ordered = untried + ordered, []
                 if lams is None and not ordered and len(points) + len(untried) < MOST:
                     ordered = _beyond(best[0].lam, [each.lam for each in points], untried)

@@ -202,8 +202,10 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
     if found.hinges == 0.0 and not any(bool(p.any()) for p in dual.parameters):
         warn(
             "the primal is 0 at zero weights: the oracle returned an output without loss for every example, such as "
-            "the target. Unless there are no others, it is wrong, and nothing is learned: augmented_argmax must "
-            "maximise score + loss; run torchssvm.check(head, structure, batch)"
+            "the target. Nothing is learned. It is right where no output has a loss, such as lists with relevant "
+            "documents alone. Else the oracle is wrong: augmented_argmax must maximise score + loss, and a solver of "
+            "decisions must have the direction that it declares (modelSense, maximize); run "
+            "torchssvm.check(head, structure, batch)"
         )
     value = min(value, primal)  # a dual above the primal is rounding
     found.remember()

@@ -171,7 +171,9 @@ def choose(
     * the compiled loop with ``Corrective()``, ``CacheOracle()`` and ``Labelings()`` where it applies: chains,
       classes and parsers, on the CPU, on features that stay as they are and that fit in half of the free memory;
     * else in the torch loop ``FrankWolfe()`` on ``MeanParts()`` for structures that are quick to decode
-      (``Structure.quick_to_decode``), and ``Pairwise()``, ``CacheOracle()`` and ``Labelings()`` for the others.
+      (``Structure.quick_to_decode``), and ``Pairwise()``, ``CacheOracle()`` and ``Labelings()`` for the others;
+    * ``Pairwise()``, ``MaxOracle()`` and ``Labelings()`` for decisions that are quick, where there are fewer examples
+      than weights (``Structure.pairwise_if_few``): Frank-Wolfe steps then take very many passes at a small lambda.
 
     Where the storage would take more than half of the free memory, or more than ``memory_limit``, it is the other one
     of ``MeanParts()`` and ``Labelings()``, or else ``Weights()``, with the steps that go with it. Where some rules are
@@ -229,18 +231,18 @@ def of_all_ranks(choice: Choice, solver: Solver, choose: Callable[[Solver], Choi
 def _complete(solver: Solver, fits: _Fits, *, compiled: bool) -> Rules:
     """The rules that are given, and the quickest that work with them."""
     storage, direction, oracle = solver.storage, solver.direction, solver.oracle
+    quick = fits.structure.quick_to_decode and not compiled
+    few = quick and fits.structure.pairwise_if_few and fits.num_examples < sum(p.numel() for p in fits.parameters)
     if storage is None:
         kinds = list(STORAGES.values())
         if any(getattr(rule, "needs_labelings", False) for rule in (direction, oracle)):
             kinds = [Labelings]
-        elif (
-            direction is not None or solver.block_steps is not None or (fits.structure.quick_to_decode and not compiled)
-        ):
+        elif direction is not None or solver.block_steps is not None or (quick and not few):
             kinds = [MeanParts, Labelings, Weights]
         storage = next((kind() for kind in kinds if fits(kind())), kinds[0]())
     if storage.keeps_labelings:
         direction = direction if direction is not None else Corrective() if compiled else Pairwise()
-        oracle = oracle if oracle is not None else CacheOracle()
+        oracle = oracle if oracle is not None else MaxOracle() if few else CacheOracle()
     try:
         return Solver(direction, oracle, storage, solver.block_steps, solver.line_search).rules()
     except ValueError:  # these block steps do not go with the cache

@@ -16,9 +16,11 @@ from torchssvm import (
     DecisionPotentials,
     DecisionProblems,
     Decisions,
+    FrankWolfe,
     Knapsack,
     Labelings,
     LinearDecisions,
+    MaxOracle,
     Pairwise,
     Potentials,
     Relative,
@@ -327,3 +329,23 @@ def test_known_costs_are_finite_and_flags_are_flags():
         Decisions(Selection(3, 2)).target(torch.rand(4, 3), torch.tensor([1]))
     with pytest.raises(TypeError, match="maximize='no'"):
         Decisions(lambda costs: None, num_costs=3, maximize="no")
+
+
+def test_problems_refuse_features_that_are_not_finite_and_parts_of_other_lengths():
+    structure, x, costs = Decisions(ShortestPath.grid(2, 2)), torch.rand(3, 2), torch.rand(3, 4)
+    x[1, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"x of examples \[1\] is not finite"):
+        DecisionProblems(x, costs, structure)
+    for name in ("fixed", "given"):
+        with pytest.raises(ValueError, match=f"x has 3 examples, and its {name} 2"):
+            DecisionProblems(Situations(torch.rand(3, 2), **{name: torch.rand(2, 4)}), costs, structure)
+
+
+@pytest.mark.parametrize(("n", "few"), [(7, True), (8, False)])  # and there are 8 weights
+def test_few_examples_take_pairwise_steps(n, few):
+    structure = Decisions(ShortestPath.grid(2, 2))
+    problems = DecisionProblems(torch.rand(n, 2), torch.rand(n, 4), structure)
+    trainer = make_trainer(LinearDecisions(2, structure=structure, bias=False), problems, 0.1, progress=False)
+    assert trainer.dual.storage.keeps_labelings == few
+    assert type(trainer.loss.direction) is (Pairwise if few else FrankWolfe)
+    assert type(trainer.loss.oracle) is MaxOracle

@@ -107,3 +107,9 @@ def test_oracles_know_each_other_by_their_numbers():
 def test_problems_that_do_not_fit_are_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize("oracle", [ShortestPath.grid(2, 2), Assignment(2), SpanningTree(KITE)])
+def test_what_is_given_and_not_used_is_refused(oracle):
+    with pytest.raises(ValueError, match=r"given has shape \[1, 2\], and .* takes costs alone"):
+        oracle.solve(np.ones((1, oracle.num_costs)), np.ones((1, 2)))

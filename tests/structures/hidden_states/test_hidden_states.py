@@ -17,6 +17,8 @@ from torchssvm import (
     LinearChain,
     LinearMulticlass,
     Multiclass,
+    PairwiseGraph,
+    PairwisePotentials,
     Potentials,
     Transitions,
     check,
@@ -137,3 +139,9 @@ def test_labels_that_no_states_can_show_are_refused():
     potentials = Potentials({"emission": torch.zeros(1, 2, 3), "transition": torch.zeros(1, 3, 3)})
     with pytest.raises(ValueError):
         structure.complete(potentials, structure.check_target(torch.tensor([[0, 1]]), potentials))
+
+
+def test_structures_with_more_than_states_are_refused():
+    potentials = PairwisePotentials(torch.zeros(1, 2, 3), torch.zeros(1, 1, 3, 3), torch.tensor([[[0, 1]]]))
+    with pytest.raises(TypeError, match="has outputs that are more than states, a PairwiseTarget"):
+        HiddenStates(PairwiseGraph(3), SHOWS).check_target(torch.tensor([[0, 1]]), potentials)

@@ -17,6 +17,7 @@ from structure_cases import StructureTestCase
 from torch import nn
 
 from torchssvm import (
+    Batch,
     Corrective,
     Graphs,
     Labelings,
@@ -24,11 +25,13 @@ from torchssvm import (
     PairwiseGraph,
     PairwisePotentials,
     Potentials,
+    Relative,
     TreeReweighted,
     WeightedLabels,
     check,
     grid_edges,
     make_trainer,
+    solve,
 )
 from torchssvm.core.batch import tree_map
 from torchssvm.core.max_oracle import find_corner
@@ -363,6 +366,39 @@ def test_training_reaches_the_optimum_of_the_qp():
     assert found.exact
     assert found.gap <= 1e-6
     assert found.primal == pytest.approx(best, abs=1e-5)
+
+
+def test_a_potts_model_of_ten_by_ten_is_certified():
+    random, size, labels = rng(0), 100, 5
+    edges = grid_edges(10, 10)
+    joined = torch.zeros(size, size, dtype=torch.float64)
+    joined[edges[:, 0], edges[:, 1]] = joined[edges[:, 1], edges[:, 0]] = 1.0
+    colour = (torch.arange(size) // 10 + torch.arange(size)) % 2 == 0
+    y = torch.randint(labels, (4, size), generator=random)
+    for sweep in range(40):  # Gibbs sampling of one colour of the chequerboard, then of the other
+        near = (1.2 * joined @ nn.functional.one_hot(y, labels).double()).softmax(2)
+        drawn = torch.multinomial(near.flatten(0, 1), 1, generator=random).view(4, size)
+        y = torch.where(colour == (sweep % 2 == 0), drawn, y)
+    x = nn.functional.one_hot(y, labels) + torch.randn(4, size, labels, generator=random)
+
+    class Images:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, i):
+            return i
+
+        def collate(self, items):
+            index = torch.tensor(items)
+            return Batch(
+                Graphs(x[index], x.new_zeros(len(items), 180, 0), edges.expand(len(items), -1, -1)), y[index], index
+            )
+
+    head = LinearPairwiseGraph(labels, 0, labels, directed=False).double()
+    found = solve(head, Images(), lam=300.0, tolerance=Relative(0.002), progress=False)
+    assert found.relative_gap <= 0.002
+    table = head.edge[0].detach()
+    assert float(table.diag().mean()) > float(table.mean())
 
 
 def test_bounds_certify_training_by_messages_alone():

@@ -358,6 +358,8 @@ def test_lists_without_a_relevant_document_are_refused(measure):
 
 
 def test_wrong_arguments_are_refused():
+    with pytest.raises(TypeError, match="NDCG'> must be one of these, not the class: give an object"):
+        Ranking(NDCG)
     with pytest.raises(TypeError, match=r"measure='ndcg' must be one of these, not a str:\n  PairSwaps"):
         Ranking("ndcg")
     for make, words in [

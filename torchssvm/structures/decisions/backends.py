@@ -240,8 +240,7 @@ def _load_ortools(name: str, program: Program, settings: str) -> Model:
             row.SetBounds(low, high)
         for variable, cost in zip(variables, costs.tolist(), strict=True):
             objective.SetCoefficient(variable, cost)
-        if start is not None:
-            solver.SetHint(variables, start.tolist())
+        solver.SetHint(*(([], []) if start is None else (variables, start.tolist())))  # or that of the last one stays
         status = solver.Solve(parameters)
         if status in (solver.OPTIMAL, solver.FEASIBLE):
             y = np.array([variable.solution_value() for variable in variables])

@@ -11,7 +11,7 @@ import torch
 from torchssvm.core.arguments import check_flags, check_whole
 from torchssvm.core.structure import digest
 from torchssvm.structures.decisions import numba as kernels
-from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, costs_of, node_pairs
+from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, costs_of, node_pairs, refuse_given
 from torchssvm.structures.matching.oracle import best_matching
 
 _MOST_LISTED = 12
@@ -159,6 +159,7 @@ class Assignment(DecisionOracle):
 
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """A matching with scores that are all positive, so that nobody stays without a task."""
+        refuse_given(self, given)
         gains = costs if self.maximize else -costs
         least, most = gains.min(1, keepdims=True), gains.max(1, keepdims=True)
         positive = torch.from_numpy(gains - least + np.where(most > least, most - least, 1.0))
@@ -211,6 +212,7 @@ class SpanningTree(DecisionOracle):
 
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """Kruskal's algorithm; of equal edges, the first ones."""
+        refuse_given(self, given)
         order = np.argsort(-costs if self.maximize else costs, axis=1, kind="stable")
         y = np.zeros(costs.shape, np.int64)
         kernels.spanning_trees(order, self.edges, np.empty(self.num_nodes, np.int64), y)

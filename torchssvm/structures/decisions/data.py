@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from torchssvm.core.arguments import check_tensor
 from torchssvm.core.batch import Batch, tree_map
+from torchssvm.core.structure import reject_rows
 from torchssvm.structures.decisions.potentials import Situations
 from torchssvm.structures.decisions.structure import Decisions
 
@@ -25,11 +26,12 @@ class DecisionProblems(Dataset[int]):
 
     Attributes:
         x: As given.
+        structure: As given.
         target: The :class:`Decision` of all examples.
 
     Raises:
         TypeError: ``structure`` is not a :class:`Decisions`.
-        ValueError: Sizes differ; costs are not finite; or the oracle did not prove its decisions optimal.
+        ValueError: Sizes differ; features or costs are not finite; or the oracle did not prove its decisions optimal.
 
     Example:
         >>> problems = DecisionProblems(torch.rand(8, 3), torch.rand(8, 4), Decisions(ShortestPath.grid(2, 2)))
@@ -44,7 +46,12 @@ class DecisionProblems(Dataset[int]):
         costs = torch.as_tensor(costs)
         if not len(features) or len(features) != len(costs):
             raise ValueError(f"x has {len(features)} examples, and costs {len(costs)}")
-        self.x = x
+        if isinstance(x, Situations):
+            for name in ("fixed", "given"):
+                if (each := getattr(x, name)) is not None and len(check_tensor(each, name)) != len(features):
+                    raise ValueError(f"x has {len(features)} examples, and its {name} {len(each)}")
+        reject_rows(~torch.isfinite(features).flatten(1).all(1), "x of examples {rows} is not finite")
+        self.x, self.structure = x, structure
         self.target = structure.target(costs, x.given if isinstance(x, Situations) else None)
 
     def __len__(self) -> int:

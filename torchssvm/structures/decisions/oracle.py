@@ -81,6 +81,14 @@ class FunctionOracle(DecisionOracle):
         return f"{name}, num_costs={self.num_costs}, maximize={self.maximize}"
 
 
+def refuse_given(oracle: DecisionOracle, given: Array | None) -> None:
+    """Raise ValueError where something is given for every example and the oracle takes costs alone."""
+    if given is not None:
+        raise ValueError(
+            f"given has shape {list(np.shape(given))}, and {oracle!r} takes costs alone: leave given out of Situations"
+        )
+
+
 def costs_of(decisions: Array, costs: Array) -> Array:
     """``costs @ y`` of every example, ``[B]`` float64."""
     return np.einsum("bd,bd->b", decisions.astype(np.float64, copy=False), costs)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from torchssvm.core.arguments import check_flags, check_whole
-from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, costs_of
+from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, costs_of, refuse_given
 
 _WHOLE = 1e-4  # what solvers may err on whole numbers
 
@@ -66,8 +66,7 @@ class OptModel(DecisionOracle):
         Raises:
             ValueError: Something is given for every example; a solution has another size, or is not whole.
         """
-        if given is not None:
-            raise ValueError("given: a model of PyEPO takes costs alone")
+        refuse_given(self, given)
         y = np.empty(costs.shape)
         for row, cost in enumerate(costs):
             self.model.setObj(cost)

@@ -10,7 +10,7 @@ import torch
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.structure import digest
 from torchssvm.structures.decisions import numba as kernels
-from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, node_pairs
+from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, node_pairs, refuse_given
 
 _MOST_LISTED = 1000
 
@@ -72,6 +72,7 @@ class ShortestPath(DecisionOracle):
 
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """Dynamic programming; of equally cheap ways to a node, the first one in topological order."""
+        refuse_given(self, given)
         y, value = np.zeros(costs.shape, np.int64), np.empty(len(costs))
         room = np.empty(self.num_nodes), np.empty(self.num_nodes, np.int64)
         tails, heads = np.ascontiguousarray(self.arcs.T)

@@ -78,6 +78,8 @@ class Decisions(Structure):
         tensor([1.], dtype=torch.float64)
     """
 
+    pairwise_if_few = True
+
     def __init__(
         self,
         oracle: DecisionOracle | Callable[..., Any],

@@ -124,6 +124,7 @@ class HiddenStates(Structure):
 
         Raises:
             ValueError: Shape, dtype or a label does not fit, or a state does not show its label.
+            TypeError: The structure's outputs are more than states, as those of ``PairwiseGraph``.
         """
         potentials = as_potentials(potentials)
         observed = target.observed if isinstance(target, Completed) else target
@@ -143,7 +144,13 @@ class HiddenStates(Structure):
         else:
             first = (self.shows.unsqueeze(0) == torch.arange(self.num_labels).unsqueeze(1)).to(torch.int8).argmax(1)
             states = torch.where(real, first.to(observed.device)[observed.clamp(min=0)], -1)
-        return Completed(observed, self.structure.check_target(states, potentials))
+        checked = self.structure.check_target(states, potentials)
+        if not isinstance(checked, Tensor):
+            raise TypeError(
+                f"structure={self.structure!r} has outputs that are more than states, a {type(checked).__name__}: "
+                "HiddenStates takes structures whose outputs are int64 states, such as Chain(3) or Multiclass(3)"
+            )
+        return Completed(observed, checked)
 
     def resize(self, labelings: Tensor, target: Completed) -> Tensor:
         """As the structure does."""

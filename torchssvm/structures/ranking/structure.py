@@ -60,7 +60,8 @@ class Ranking(Structure):
     def __init__(self, measure: RankingMeasure | None = None) -> None:
         self.measure = PairSwaps() if measure is None else measure
         if not isinstance(self.measure, RankingMeasure):
-            raise TypeError(f"measure={measure!r} must be one of these, not a {type(measure).__name__}:\n{MEASURES}")
+            wrong = "the class: give an object" if isinstance(measure, type) else f"a {type(measure).__name__}"
+            raise TypeError(f"measure={measure!r} must be one of these, not {wrong}:\n{MEASURES}")
 
     def argmax(self, potentials: Potentials) -> Decoding:
         """Documents by descending score; of equal ones the first stands above."""
