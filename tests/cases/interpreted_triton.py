@@ -108,9 +108,10 @@ def test_max_sum_on_trees_by_tiles_equals_torch():
         assert_same(found, max_sum_tree_torch(node, edge, parent, lengths))
 
 
-@examples(15)
-@given(seed=SEEDS, size=st.integers(0, 9), rank=st.integers(0, 4), sweeps=st.integers(0, 5))
+@examples(8)
+@given(seed=SEEDS, size=st.sampled_from([0, 1, 9, 33, 40]), rank=st.integers(0, 40), sweeps=st.integers(0, 3))
 def test_the_box_qp_is_that_of_the_cpu(seed, size, rank, sweeps):
+    """Bit for bit, within a block of coordinates and across blocks."""
     random = np.random.default_rng(seed)
     factors = random.normal(size=(size, rank))
     matrix, values = factors @ factors.T, random.normal(size=size) * 2

@@ -43,8 +43,8 @@ for moves in (True, False):
 assemble(viterbi_triton._decode_by_tiles, f"{chain} prefix:*fp32 {sizes}", tile=64)
 tree = "belief:*fp64 edge:*fp64 parent:*i64 order:*i64 size:*i64 pointers:*i16 labels:*i64 value:*fp64"
 assemble(max_sum_tree_triton._decode, f"{tree} longest:i32 states:i32 by_tree:i64 by_node:i32", tile=32)
-box = "matrix:*fp64 values:*fp64 result:*fp64 size:i32 sweeps:i32"
-code = assemble(box_qp_triton._ascend, box, converged=1e-3, width=64)
+box = "matrix:*fp64 residual:*fp64 gammas:*fp64 changes:*fp64 size:i32 sweeps:i32"
+code = assemble(box_qp_triton._ascend, box, converged=1e-3, block=32, tile=512)
 assert "1.000000e-03 : f64" in code["ttir"]
 print("assembled")
 """
@@ -91,7 +91,7 @@ def test_cuda_gives_the_bits_of_the_cpu(states):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available() or not triton_available(), reason="there is no CUDA device or Triton")
-@pytest.mark.parametrize("size", [1, 7, 64, 1000])
+@pytest.mark.parametrize("size", [1, 7, 64, 1000, 2050])
 def test_the_box_qp_on_cuda_has_the_bits_of_the_cpu(size):
     factors = torch.randn(size, 5, dtype=torch.float64)
     gram, values = factors @ factors.T, torch.randn(size, dtype=torch.float64)
