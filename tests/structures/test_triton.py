@@ -24,7 +24,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from torchssvm.steps import box_qp_triton
+from torchssvm.structures.arborescence import chu_liu_edmonds_triton
+from torchssvm.structures.arborescence import triton as eisner_triton
 from torchssvm.structures.chain import triton as viterbi_triton
+from torchssvm.structures.matching import triton as matching_triton
 from torchssvm.structures.tree import triton as max_sum_tree_triton
 
 def assemble(kernel, arguments, **constants):
@@ -41,6 +44,16 @@ sizes = "longest:i32 states:i32 by_chain:i64 by_position:i32"
 for moves in (True, False):
     assemble(viterbi_triton._decode, f"{chain} {sizes}", width=32, moves=moves)
 assemble(viterbi_triton._decode_by_tiles, f"{chain} prefix:*fp32 {sizes}", tile=64)
+step = "emission:*fp32 pairs:*fp32 lengths:*i64 pointers:*i16 old:*fp32 new:*fp32 t:i32 batch:i32"
+assemble(viterbi_triton._advance, f"{step} longest:i32 states:i32 by_position:i32", tile=64, together=16)
+finish = "lengths:*i64 pointers:*i16 labels:*i64 value:*fp32 scores:*fp32 longest:i32 states:i32"
+assemble(viterbi_triton._finish, finish, tile=64)
+problem = "scores:*fp64 heights:*i64 widths:*i64 chosen:*u8 left:i32 right:i32"
+assemble(matching_triton._match, problem, width=64)
+spans = "scores:*fp32 lengths:*i64 charts:*fp32 splits:*i32 used:*i8 heads:*i64 value:*fp32 longest:i32"
+assemble(eisner_triton._decode, spans, single_root=True, tile=32)
+slots = "scores:*fp64 lengths:*i64 best:*fp64 notes:*i32 heads:*i64 value:*fp64 longest:i32"
+assemble(chu_liu_edmonds_triton._decode, slots, single_root=True, width=32)
 tree = "belief:*fp64 edge:*fp64 parent:*i64 order:*i64 size:*i64 pointers:*i16 labels:*i64 value:*fp64"
 assemble(max_sum_tree_triton._decode, f"{tree} longest:i32 states:i32 by_tree:i64 by_node:i32", tile=32)
 box = "matrix:*fp64 residual:*fp64 gammas:*fp64 changes:*fp64 size:i32 sweeps:i32"
