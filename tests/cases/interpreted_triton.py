@@ -5,6 +5,8 @@ The interpreter must be chosen before Triton is imported, and in the main proces
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -25,6 +27,8 @@ from torchssvm.structures.chain.oracle import viterbi_torch
 from torchssvm.structures.chain.triton import viterbi_triton
 from torchssvm.structures.matching.oracle import best_matching
 from torchssvm.structures.matching.triton import best_matching_triton
+from torchssvm.structures.multilabel.oracle import _branch, best_label_sets, symmetric
+from torchssvm.structures.multilabel.triton import label_sets_triton
 from torchssvm.structures.pose.distance_transform import best_along_last
 from torchssvm.structures.pose.triton import best_along_last_triton
 from torchssvm.structures.tree.oracle import max_sum_tree_torch, node_depths
@@ -208,3 +212,30 @@ def test_max_convolutions_equal_torch(shape, costs, integers):
     if scores.ndim > 2 and len(scores):
         scores[0, 0] = -torch.inf
     assert_same(best_along_last_triton(strided(scores), table), best_along_last(scores, table))
+
+
+@examples(6)
+@given(
+    seed=SEEDS, size=st.sampled_from([1, 2, 4]), shared=st.booleans(), integers=st.booleans(), rounds=st.integers(1, 4)
+)
+def test_label_sets_are_those_of_the_cpu_and_branching_makes_them_the_best(seed, size, shared, integers, rounds):
+    random, pairs = rng(seed), size * (size - 1) // 2
+    unary = draw(random, (2, size), integers, torch.float64)
+    pairwise = draw(random, (pairs,) if shared else (2, pairs), integers, torch.float64)
+    weights = symmetric(pairwise, size).reshape(-1, size, size)
+    found = label_sets_triton(unary, weights, rounds)
+    expected = best_label_sets(unary, pairwise, max_rounds=rounds)
+    assert_same(found[:2], expected[:2])
+    torch.testing.assert_close(found[2], expected[2], rtol=1e-12, atol=1e-12)
+    every = torch.tensor(list(itertools.product((0.0, 1.0), repeat=size)), dtype=torch.float64)
+    scores = unary @ every.T + torch.einsum("si,bij,sj->bs", every, weights, every) / 2
+    assert bool((found[2] >= scores.amax(1) - 1e-9).all())
+    _, value, bound = _branch(unary, weights if len(weights) == 2 else weights[0], rounds, 10**6, *found)
+    torch.testing.assert_close(value, scores.amax(1))
+    assert torch.equal(value, bound)
+
+
+def test_label_sets_of_scores_that_are_not_finite_have_no_value():
+    unary = torch.tensor([[torch.nan, 1.0], [1.0, -2.0]], dtype=torch.float64)
+    _, value, bound = label_sets_triton(unary, torch.zeros(1, 2, 2, dtype=torch.float64), 3)
+    assert value.isnan().tolist() == bound.isnan().tolist() == [True, False]

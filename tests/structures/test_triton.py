@@ -28,6 +28,8 @@ from torchssvm.structures.arborescence import chu_liu_edmonds_triton
 from torchssvm.structures.arborescence import triton as eisner_triton
 from torchssvm.structures.chain import triton as viterbi_triton
 from torchssvm.structures.matching import triton as matching_triton
+from torchssvm.structures.multilabel import triton as label_sets_triton
+from torchssvm.structures.pose import triton as pose_triton
 from torchssvm.structures.tree import triton as max_sum_tree_triton
 
 def assemble(kernel, arguments, **constants):
@@ -54,6 +56,10 @@ spans = "scores:*fp32 lengths:*i64 charts:*fp32 splits:*i32 used:*i8 heads:*i64 
 assemble(eisner_triton._decode, spans, single_root=True, tile=32)
 slots = "scores:*fp64 lengths:*i64 best:*fp64 notes:*i32 heads:*i64 value:*fp64 longest:i32"
 assemble(chu_liu_edmonds_triton._decode, slots, single_root=True, width=32)
+lines = "scores:*fp64 costs:*fp64 value:*fp64 place:*i64 lines:i32 size:i32"
+assemble(pose_triton._convolve, lines, targets=64, together=16)
+sets = "unary:*fp64 met:*fp64 split:*fp64 labels:*i64 value:*fp64 bound:*fp64 size:i32 by_example:i32 max_rounds:i32"
+assemble(label_sets_triton._decode, sets, width=32)
 tree = "belief:*fp64 edge:*fp64 parent:*i64 order:*i64 size:*i64 pointers:*i16 labels:*i64 value:*fp64"
 assemble(max_sum_tree_triton._decode, f"{tree} longest:i32 states:i32 by_tree:i64 by_node:i32", tile=32)
 box = "matrix:*fp64 residual:*fp64 gammas:*fp64 changes:*fp64 size:i32 sweeps:i32"

@@ -148,8 +148,8 @@ def _advance(
 ):  # fmt: skip
     """The scores ``new`` at position t from those before it, ``old``, both ``[B, K]``; of a chain that has ended, kept.
 
-    A program takes some columns of the transitions and some chains, which share each row that it reads; threads exchange
-    nothing, and many programs work on one position even for few chains.
+    A program takes some columns of the transitions and some chains, which share each row that it reads; threads
+    exchange nothing, and many programs work on one position even for few chains.
     """
     column = tl.program_id(0) * tile + tl.arange(0, tile)
     chain = (tl.program_id(1) * together + tl.arange(0, together)).to(tl.int64)
