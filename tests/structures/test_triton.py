@@ -9,11 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from random_potentials import chains, trees
+from problems import rng
+from random_potentials import chains, draw, trees
 
 from torchssvm.core.jit import triton_available
 from torchssvm.steps import box_qp
+from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
+from torchssvm.structures.arborescence.eisner import eisner
 from torchssvm.structures.chain.oracle import viterbi
+from torchssvm.structures.matching.oracle import best_matching
+from torchssvm.structures.multilabel.oracle import best_label_sets
+from torchssvm.structures.pose.distance_transform import distance_transform
 from torchssvm.structures.tree.oracle import max_sum_tree
 
 HERE = Path(__file__).resolve().parents[1] / "cases"
@@ -110,7 +116,29 @@ def test_cuda_gives_the_bits_of_the_cpu(states):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available() or not triton_available(), reason="there is no CUDA device or Triton")
-@pytest.mark.parametrize("size", [1, 7, 64, 1000, 2050])
+@pytest.mark.parametrize("integers", [True, False])
+def test_decoders_on_cuda_have_the_labels_of_the_cpu(integers):
+    random, sizes = rng(1), torch.tensor([3, 7, 1])
+    arcs = draw(random, (3, 7, 8), integers, torch.float64)
+    edges, images = draw(random, (3, 9, 7), integers, torch.float64), draw(random, (2, 5, 8), integers, torch.float64)
+    unary, pairwise = draw(random, (3, 6), integers, torch.float64), draw(random, (15,), integers, torch.float64)
+    springs = torch.tensor([1.0, 0.5, 0.25, -1.0])
+    for decode, arguments in [
+        (eisner, (arcs, sizes, True)),
+        (max_arborescence, (arcs, sizes, True)),
+        (best_matching, (edges, sizes, sizes)),
+        (distance_transform, (images, springs)),
+        (lambda *scores: best_label_sets(*scores, effort=10**4)[:2], (unary, pairwise)),
+    ]:
+        expected, found = decode(*arguments), decode(*(a.cuda() if torch.is_tensor(a) else a for a in arguments))
+        for mine, other in zip(*([r] if torch.is_tensor(r) else r for r in (found, expected)), strict=True):
+            assert mine.is_cuda
+            assert torch.equal(mine.cpu(), other)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available() or not triton_available(), reason="there is no CUDA device or Triton")
+@pytest.mark.parametrize("size", [1, 7, 70, 300])
 def test_the_box_qp_on_cuda_has_the_bits_of_the_cpu(size):
     factors = torch.randn(size, 5, dtype=torch.float64)
     gram, values = factors @ factors.T, torch.randn(size, dtype=torch.float64)

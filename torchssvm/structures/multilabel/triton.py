@@ -2,8 +2,8 @@
 
 Pairs with the same remainder of ``i + j`` modulo K have no label in common, so a round is K steps, in each of which
 every label meets one other. Both ends of a pair compute its update, in registers: a partner's belief comes by a
-shuffle, and up to 128 labels there is one warp. Weights and
-messages are kept by remainder and label, where neighbouring threads read neighbouring numbers.
+shuffle, and up to 128 labels there is one warp. Weights and messages are kept by remainder and label, where
+neighbouring threads read neighbouring numbers.
 
 Branch and bound is a search with a stack for each example: it stays on the CPU.
 
