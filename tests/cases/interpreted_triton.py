@@ -5,19 +5,32 @@ The interpreter must be chosen before Triton is imported, and in the main proces
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples, rng
-from random_potentials import assert_same, chains, strided, trees
+from random_potentials import assert_same, chains, draw, strided, trees
 
 from torchssvm.steps.box_qp_triton import ascend_triton
 from torchssvm.steps.numba import ascend_gram
+from torchssvm.structures import EdgePotentials, Matching
+from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
+from torchssvm.structures.arborescence.chu_liu_edmonds_triton import max_arborescence_triton
+from torchssvm.structures.arborescence.eisner import eisner, eisner_torch
+from torchssvm.structures.arborescence.triton import eisner_triton
 from torchssvm.structures.chain import triton as viterbi_kernels
 from torchssvm.structures.chain.oracle import viterbi_torch
 from torchssvm.structures.chain.triton import viterbi_triton
+from torchssvm.structures.matching.oracle import best_matching
+from torchssvm.structures.matching.triton import best_matching_triton
+from torchssvm.structures.multilabel.oracle import _branch, best_label_sets, symmetric
+from torchssvm.structures.multilabel.triton import label_sets_triton
+from torchssvm.structures.pose.distance_transform import best_along_last
+from torchssvm.structures.pose.triton import best_along_last_triton
 from torchssvm.structures.tree.oracle import max_sum_tree_torch, node_depths
 from torchssvm.structures.tree.triton import max_sum_tree_triton
 
@@ -57,6 +70,15 @@ def test_viterbi_equals_torch(seed, batch, longest, states, axes, ragged, intege
 def test_viterbi_by_tiles_equals_torch(axes, integers):
     for states in (129, 150):
         arguments = chains(states, 2, 3, states, axes, True, integers)
+        assert_same(viterbi_triton(*arguments), viterbi_torch(*arguments))
+
+
+@pytest.mark.parametrize("axes", ["shared", "position"])
+def test_viterbi_by_shared_tiles_equals_torch(axes, monkeypatch):
+    monkeypatch.setattr(viterbi_kernels, "_IN_REGISTERS", 1)
+    monkeypatch.setattr(viterbi_kernels, "_MANY", 2)
+    for seed, (batch, longest, states) in enumerate([(1, 1, 3), (3, 4, 7), (17, 2, 5), (2, 2, 66)]):
+        arguments = chains(seed, batch, longest, states, axes, seed % 2 == 0, seed % 2 == 1)
         assert_same(viterbi_triton(*arguments), viterbi_torch(*arguments))
 
 
@@ -108,9 +130,10 @@ def test_max_sum_on_trees_by_tiles_equals_torch():
         assert_same(found, max_sum_tree_torch(node, edge, parent, lengths))
 
 
-@examples(15)
-@given(seed=SEEDS, size=st.integers(0, 9), rank=st.integers(0, 4), sweeps=st.integers(0, 5))
+@examples(8)
+@given(seed=SEEDS, size=st.sampled_from([0, 1, 9, 33, 40]), rank=st.integers(0, 40), sweeps=st.integers(0, 3))
 def test_the_box_qp_is_that_of_the_cpu(seed, size, rank, sweeps):
+    """Bit for bit, within a block of coordinates and across blocks."""
     random = np.random.default_rng(seed)
     factors = random.normal(size=(size, rank))
     matrix, values = factors @ factors.T, random.normal(size=size) * 2
@@ -118,3 +141,101 @@ def test_the_box_qp_is_that_of_the_cpu(seed, size, rank, sweeps):
     ascend_gram(matrix, values.copy(), expected, sweeps, 1e-3)
     found = ascend_triton(torch.from_numpy(matrix), torch.from_numpy(values), sweeps, 1e-3)
     assert found.numpy().tobytes() == expected.tobytes()
+
+
+@examples(10)
+@given(
+    seed=SEEDS,
+    left=st.sampled_from([1, 2, 3, 5]),
+    right=st.sampled_from([1, 2, 4, 7]),
+    ragged=st.booleans(),
+    integers=st.booleans(),
+    dtype=DTYPES,
+)
+def test_matchings_are_those_of_scipy(seed, left, right, ragged, integers, dtype):
+    random = rng(seed)
+    scores = draw(random, (2, left, right), integers, dtype) + 0.5
+    sizes = [torch.randint(1, most + 1, (2,), generator=random) if ragged else None for most in (left, right)]
+    assert torch.equal(best_matching_triton(strided(scores), *sizes), best_matching(scores, *sizes))
+
+
+def test_matchings_are_the_best_of_all():
+    for seed, (left, right) in enumerate([(3, 3), (4, 2)]):
+        scores = draw(rng(seed), (2, left, right), seed == 0, torch.float64)
+        potentials = EdgePotentials(scores)
+        every = torch.stack([(scores * (labels == 1)).sum((1, 2)) for labels in Matching().enumerate(potentials)])
+        found = (scores * best_matching_triton(scores, None, None)).sum((1, 2))
+        torch.testing.assert_close(found, every.amax(0))
+
+
+def test_matchings_of_scores_that_are_not_finite_end():
+    scores = torch.tensor([[[torch.nan, 1.0], [torch.inf, torch.inf]], [[-torch.inf, torch.nan], [1.0, 2.0]]])
+    assert torch.equal(best_matching_triton(scores, None, None), best_matching(scores))
+
+
+@examples(8)
+@given(
+    seed=SEEDS,
+    longest=st.sampled_from([1, 2, 3, 6]),
+    ragged=st.booleans(),
+    single_root=st.booleans(),
+    integers=st.booleans(),
+    dtype=DTYPES,
+)
+def test_arborescences_are_those_of_the_cpu(seed, longest, ragged, single_root, integers, dtype):
+    random = rng(seed)
+    scores = draw(random, (2, longest, longest + 1), integers, dtype)
+    lengths = torch.randint(1, longest + 1, (2,), generator=random) if ragged else None
+    assert_same(
+        max_arborescence_triton(strided(scores), lengths, single_root), max_arborescence(scores, lengths, single_root)
+    )
+    found = eisner_triton(strided(scores), lengths, single_root)
+    assert_same(found, eisner_torch(scores, lengths, single_root))
+    assert_same(found, eisner(scores, lengths, single_root))
+
+
+@pytest.mark.parametrize("integers", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "costs"),
+    [
+        ((2, 3, 5), (2, 1, 5, 5)),
+        ((2, 2, 18, 3), (2, 2, 1, 3, 3)),
+        ((2, 3, 4), (1, 1, 4, 4)),
+        ((2, 3, 4), (2, 3, 4, 4)),
+        ((3, 66), (66, 66)),
+        ((0, 3, 4), (0, 1, 4, 4)),
+    ],
+)
+def test_max_convolutions_equal_torch(shape, costs, integers):
+    random, dtype = rng(1), torch.float64 if integers else torch.float32
+    scores, table = draw(random, shape, integers, dtype), draw(random, costs, integers, dtype)
+    if scores.ndim > 2 and len(scores):
+        scores[0, 0] = -torch.inf
+    assert_same(best_along_last_triton(strided(scores), table), best_along_last(scores, table))
+
+
+@examples(6)
+@given(
+    seed=SEEDS, size=st.sampled_from([1, 2, 4]), shared=st.booleans(), integers=st.booleans(), rounds=st.integers(1, 4)
+)
+def test_label_sets_are_those_of_the_cpu_and_branching_makes_them_the_best(seed, size, shared, integers, rounds):
+    random, pairs = rng(seed), size * (size - 1) // 2
+    unary = draw(random, (2, size), integers, torch.float64)
+    pairwise = draw(random, (pairs,) if shared else (2, pairs), integers, torch.float64)
+    weights = symmetric(pairwise, size).reshape(-1, size, size)
+    found = label_sets_triton(unary, weights, rounds)
+    expected = best_label_sets(unary, pairwise, max_rounds=rounds)
+    assert_same(found[:2], expected[:2])
+    torch.testing.assert_close(found[2], expected[2], rtol=1e-12, atol=1e-12)
+    every = torch.tensor(list(itertools.product((0.0, 1.0), repeat=size)), dtype=torch.float64)
+    scores = unary @ every.T + torch.einsum("si,bij,sj->bs", every, weights, every) / 2
+    assert bool((found[2] >= scores.amax(1) - 1e-9).all())
+    _, value, bound = _branch(unary, weights if len(weights) == 2 else weights[0], rounds, 10**6, *found)
+    torch.testing.assert_close(value, scores.amax(1))
+    assert torch.equal(value, bound)
+
+
+def test_label_sets_of_scores_that_are_not_finite_have_no_value():
+    unary = torch.tensor([[torch.nan, 1.0], [1.0, -2.0]], dtype=torch.float64)
+    _, value, bound = label_sets_triton(unary, torch.zeros(1, 2, 2, dtype=torch.float64), 3)
+    assert value.isnan().tolist() == bound.isnan().tolist() == [True, False]

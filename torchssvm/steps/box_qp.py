@@ -124,8 +124,8 @@ def solve_box_qp(gram: Tensor, values: Tensor, sweeps: int) -> Tensor:
     """Maximise ``gamma^T v - gamma^T G gamma / 2`` over ``[0, 1]^R`` by cyclic coordinate ascent from 0.
 
     One sweep equals applying the corners one after another with exact, re-clipped steps. Solving stops early when a
-    sweep moves no gamma by more than 1e-3. It runs in float64 and on the CPU, unless the matrix is on a CUDA device and
-    small enough for the kernel there.
+    sweep moves no gamma by more than 1e-3. It runs in float64: on a CUDA device where Triton is installed, otherwise on
+    the CPU, with the same bits.
 
     Args:
         gram: G, ``[R, R]``, positive semidefinite.
@@ -142,10 +142,9 @@ def solve_box_qp(gram: Tensor, values: Tensor, sweeps: int) -> Tensor:
         raise ValueError(f"gram must be [R, R] and values [R], got {list(gram.shape)} and {list(values.shape)}")
     sweeps = check_whole(sweeps, "sweeps", 0)
     if gram.is_cuda and triton_available():
-        from torchssvm.steps.box_qp_triton import LARGEST, ascend_triton
+        from torchssvm.steps.box_qp_triton import ascend_triton
 
-        if len(gram) <= LARGEST:
-            return ascend_triton(gram, values, sweeps, _CONVERGED).to(values.device)
+        return ascend_triton(gram, values, sweeps, _CONVERGED).to(values.device)
     matrix = gram.detach().to("cpu", torch.float64).contiguous().numpy()
     residual = values.detach().to("cpu", torch.float64).numpy().copy()
     gammas = np.zeros_like(residual)

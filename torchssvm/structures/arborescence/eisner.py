@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_scores
+from torchssvm.core.jit import triton_available
 from torchssvm.core.launch import compiles, launch
 from torchssvm.core.operators import define
 from torchssvm.structures.arborescence.numba import decode
@@ -19,7 +20,8 @@ def eisner(scores: Tensor, lengths: Tensor | None = None, single_root: bool = Fa
     program over spans (Eisner 1996; McDonald et al. 2005, "Online large-margin training of dependency parsers",
     section 3.1) takes time O(T^3) and memory O(T^2). Each span takes the first of its best splits, so ties are broken
     in the same way on every device and in every batch. This is the operator ``torch.ops.torchssvm.eisner``: compiled by
-    Numba on the CPU, otherwise in torch operations that give the same bits. It has no gradient.
+    Numba on the CPU, by Triton on CUDA where it is installed, otherwise in torch operations; all give the same bits. It
+    has no gradient.
 
     Args:
         scores: ``[B, N, N+1]``, float32 or float64: ``scores[b, t-1, h]`` is that of the arc from head h to token t.
@@ -57,6 +59,16 @@ def _on_cpu(scores: Tensor, lengths: Tensor | None, single_root: bool) -> tuple[
         [(6 * size * size, value.dtype), (3 * (2 * size + 2), torch.int64)],
     )
     return heads, value
+
+
+def _on_cuda(scores: Tensor, lengths: Tensor | None, single_root: bool) -> tuple[Tensor, Tensor]:
+    if not (triton_available() and compiles(scores)):
+        return eisner_torch(scores, lengths, single_root)
+    from torchssvm.structures.arborescence.triton import eisner_triton
+
+    check_arcs(scores, lengths)
+    check_sizes(scores, lengths)
+    return eisner_triton(scores, lengths, single_root)
 
 
 def check_arcs(scores: Tensor, lengths: Tensor | None) -> None:
@@ -145,6 +157,6 @@ _operator = define(
     "eisner(Tensor scores, Tensor? lengths, bool single_root) -> (Tensor heads, Tensor value)",
     fake=empty_arborescence,
     cpu=_on_cpu,
-    cuda=eisner_torch,
+    cuda=_on_cuda,
     default=eisner_torch,
 )

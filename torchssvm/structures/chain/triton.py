@@ -1,5 +1,8 @@
 """Viterbi on a CUDA device: one Triton program decodes one chain, back-pointers included.
 
+With many states, one program for a chain would read all transitions at each position through one multiprocessor; chains
+with the same transitions then go position by position, a launch each, and share the tiles that they read.
+
 Import it only where Triton is installed.
 """
 
@@ -14,6 +17,8 @@ from torchssvm.core.jit import on_device
 
 _IN_REGISTERS = 128  # up to this many states, the transitions of a chain stay in registers
 _TILE = 64  # with more states: the rows and the columns of a tile of the transitions
+_MANY = 512  # from so many states on, chains with the same transitions share their tiles
+_CHAINS = 16  # the most chains that share a tile
 
 
 def viterbi_triton(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -40,6 +45,26 @@ def viterbi_triton(emission: Tensor, transition: Tensor, lengths: Tensor | None)
                 *arguments, *sizes, width=width, moves=by_position > 0, num_warps=max(1, width // 16),
                 enable_fp_fusion=False,
             )  # fmt: skip
+        elif states >= _MANY and not by_chain:
+            together = min(_CHAINS, triton.next_power_of_2(batch))
+            scores = emission[:, 0].clone(memory_format=torch.contiguous_format), emission.new_empty(batch, states)
+            grid = triton.cdiv(states, _TILE), triton.cdiv(batch, together)
+            options = {"num_warps": max(1, together // 4), "enable_fp_fusion": False}
+            for t in range(1, longest):
+                old, new = scores[(t - 1) % 2], scores[t % 2]
+                _advance[grid](
+                    *arguments[:4],
+                    old,
+                    new,
+                    t,
+                    batch,
+                    *sizes[:2],
+                    by_position,
+                    tile=_TILE,
+                    together=together,
+                    **options,
+                )
+            _finish[(batch,)](*arguments[2:], scores[(longest - 1) % 2], *sizes[:2], tile=_TILE, **options)
         else:
             prefix = emission.new_empty(batch, 2, states)
             _decode_by_tiles[(batch,)](*arguments, prefix, *sizes, tile=_TILE, num_warps=8, enable_fp_fusion=False)
@@ -113,7 +138,52 @@ def _decode_by_tiles(
             tl.store(pointers + t * states + column, tl.minimum(before, states - 1).to(tl.int16), inside)
             tl.store(new + column, best + tl.load(emission + t * states + column, inside), inside)
         tl.debug_barrier()  # threads read what other threads wrote
-    ending = prefix + (length - 1) % 2 * states
+    _end(prefix + (length - 1) % 2 * states, pointers, labels + b * longest, value + b, length, longest, states, tile)
+
+
+@triton.jit(do_not_specialize=["t"])
+def _advance(
+    emission, pairs, lengths, pointers, old, new, t, batch, longest, states, by_position,
+    tile: tl.constexpr, together: tl.constexpr,
+):  # fmt: skip
+    """The scores ``new`` at position t from those before it, ``old``, both ``[B, K]``; of a chain that has ended, kept.
+
+    A program takes some columns of the transitions and some chains, which share each row that it reads; threads
+    exchange nothing, and many programs work on one position even for few chains.
+    """
+    column = tl.program_id(0) * tile + tl.arange(0, tile)
+    chain = (tl.program_id(1) * together + tl.arange(0, together)).to(tl.int64)
+    inside, real = column < states, chain < batch
+    place = chain[:, None] * states + column[None, :]
+    both = real[:, None] & inside[None, :]
+    best = tl.full([together, tile], -float("inf"), new.dtype.element_ty)
+    before = tl.zeros([together, tile], tl.int32)
+    pairs += tl.cast(t - 1, tl.int64) * by_position + column
+    old_scores = old + chain * states
+    for row in tl.range(0, states, loop_unroll_factor=4):
+        score = tl.load(old_scores + row, real, 0.0)
+        found = score[:, None] + tl.load(pairs + tl.cast(row, tl.int64) * states, inside, 0.0)[None, :]
+        better = found > best  # ties go to the first row
+        best, before = tl.where(better, found, best), tl.where(better, row, before)
+    at = (chain[:, None] * longest + t) * states + column[None, :]
+    tl.store(pointers + at, before.to(tl.int16), both)
+    running = t < tl.load(lengths + chain, real, 0)
+    kept = tl.load(old + place, both, 0.0)
+    tl.store(new + place, tl.where(running[:, None], best + tl.load(emission + at, both, 0.0), kept), both)
+
+
+@triton.jit
+def _finish(lengths, pointers, labels, value, scores, longest, states, tile: tl.constexpr):
+    """The labels of each chain, given the scores ``[B, K]`` at its last position."""
+    b = tl.program_id(0).to(tl.int64)
+    length = tl.minimum(tl.maximum(tl.load(lengths + b), 1), longest)  # keep memory accesses in bounds
+    pointers += b * longest * states
+    _end(scores + b * states, pointers, labels + b * longest, value + b, length, longest, states, tile)
+
+
+@triton.jit
+def _end(ending, pointers, labels, value, length, longest, states, tile: tl.constexpr):
+    """Write the best score, and the labels of the chain that has it, from the scores at its last position."""
     best = tl.load(ending)
     last = 0
     for left in range(0, states, tile):
@@ -123,8 +193,8 @@ def _decode_by_tiles(
         if highest > best:
             best = highest
             last = left + index
-    tl.store(value + b, best)
-    _follow(pointers, labels + b * longest, tl.minimum(last, states - 1), length, longest, states)
+    tl.store(value, best)
+    _follow(pointers, labels, tl.minimum(last, states - 1), length, longest, states)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""The best matching of a bipartite graph, by SciPy's assignment solver, one example at a time."""
+"""The best matching of each bipartite graph of a batch: SciPy's assignment solver, or one Triton kernel on CUDA."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.extras import needs
+from torchssvm.core.jit import triton_available
 
 
 def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
@@ -16,7 +17,8 @@ def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | 
 
     Nodes may stay unmatched, so edges with a score of 0 or less are never used: negative scores are raised to 0, an
     assignment of the smaller side is found exactly [1]_, and its edges of score 0 are dropped. SciPy breaks ties; its
-    choice depends only on the example's own scores.
+    choice depends only on the example's own scores. CUDA tensors are solved on the device by the same algorithm, with
+    the same ties, where Triton is installed and no side has more than 2048 nodes; otherwise on the CPU.
 
     Args:
         scores: ``[B, S, T]``; compared in float64. NaN counts as 0.
@@ -27,12 +29,17 @@ def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | 
         ``[B, S, T]`` bool on the device of ``scores``.
 
     Raises:
-        ImportError: SciPy is missing.
+        ImportError: SciPy is missing, and the problem is solved on the CPU.
 
     References:
         .. [1] D. F. Crouse. On implementing 2D rectangular assignment algorithms. IEEE Transactions on Aerospace and
            Electronic Systems, 2016.
     """
+    if scores.is_cuda and triton_available():
+        from torchssvm.structures.matching.triton import LARGEST, best_matching_triton
+
+        if max(scores.shape[1:]) <= LARGEST:
+            return best_matching_triton(scores, rows, columns)
     solve = _solver()
     batch, most_rows, most_columns = scores.shape
     # The caller reports infinite scores as an error; here they must not stop the other examples.

@@ -83,7 +83,8 @@ class Matching(Structure):
 
         ``precision_cost |wrong edges| + recall_cost |missed edges of the target|``.
 
-    The max oracle is exact: the linear program of bipartite matchings has integral solutions. It runs on the CPU.
+    The max oracle is exact: the linear program of bipartite matchings has integral solutions. It runs on the CPU or,
+    where Triton is installed, on CUDA: see :func:`best_matching`.
 
     Args:
         precision_cost: Cost of a predicted edge that is neither in the target nor possible; at least 0.

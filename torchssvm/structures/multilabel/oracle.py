@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.core.jit import triton_available
 from torchssvm.core.launch import launch
 from torchssvm.structures.multilabel.message_passing import Workspace, workspace
 from torchssvm.structures.multilabel.numba import decode
@@ -32,8 +33,10 @@ def best_label_sets(
     variables). Labels are decoded after some of the rounds and improved by flipping one or two. If a gap remains
     between the bound and the best score, branch and bound may continue from the same messages.
 
-    If all pair weights are at least 0, the problem is a minimum cut and messages alone solve it. CPU and CUDA tensors
-    are decoded on the CPU by Numba; other devices use torch operations with the same messages.
+    If all pair weights are at least 0, the problem is a minimum cut and messages alone solve it. Numba decodes CPU
+    tensors. For CUDA tensors with K up to 1024, all but branch and bound is one Triton kernel, where that is installed:
+    labels and ties are those of the CPU, bounds up to rounding. Examples with a gap go to the CPU for branch and bound,
+    and without Triton all do. Other devices use torch operations with the same messages.
 
     Args:
         unary: ``[B, K]``, float32 or float64; computed in float64.
@@ -66,6 +69,29 @@ def best_label_sets(
     weights = symmetric(shared(pairwise.detach()).to(torch.float64), size)
     if unary.device.type not in ("cpu", "cuda"):
         return best_label_sets_torch(unary, weights, max_rounds, effort)
+    if unary.is_cuda and triton_available():
+        from torchssvm.structures.multilabel.triton import LARGEST, label_sets_triton
+
+        if size <= LARGEST:
+            found = label_sets_triton(unary, weights if weights.ndim == 3 else weights.unsqueeze(0), max_rounds)
+            return _branch(unary, weights, max_rounds, effort, *found) if effort else found
+    return _on_cpu(unary, weights, max_rounds, effort)
+
+
+def _branch(
+    unary: Tensor, weights: Tensor, max_rounds: int, effort: int, labels: Tensor, value: Tensor, bound: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Decode on the CPU, with branch and bound, the examples that messages left with a gap."""
+    rows = (bound > value).nonzero().squeeze(1)
+    if len(rows):
+        theirs = weights[rows] if weights.ndim == 3 else weights
+        for whole, part in zip((labels, value, bound), _on_cpu(unary[rows], theirs, max_rounds, effort), strict=True):
+            whole[rows] = part
+    return labels, value, bound
+
+
+def _on_cpu(unary: Tensor, weights: Tensor, max_rounds: int, effort: int) -> tuple[Tensor, Tensor, Tensor]:
+    batch, size = unary.shape
     labels = torch.empty(batch, size, dtype=torch.int64)
     value, bound = torch.empty(2, batch, dtype=torch.float64).unbind(0)
     launch(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_scores
+from torchssvm.core.jit import triton_available
 from torchssvm.core.launch import compiles, launch
 from torchssvm.core.operators import define
 from torchssvm.structures.pose.distance_transform_numba import transform
@@ -26,7 +27,8 @@ def distance_transform(scores: Tensor, springs: Tensor) -> tuple[Tensor, Tensor]
     sampled functions".) It is exact: the cost is a sum over both axes, so rows are transformed first, then columns.
     Ties go to the first row, then the first column. This is the operator ``torch.ops.torchssvm.distance_transform``:
     compiled by Numba on the CPU, with O(n) envelopes for long lines; otherwise in torch operations, O(n^2) for each
-    line. All give the same numbers, the envelope up to rounding. It has no gradient.
+    line, whose inner loop is a Triton kernel on CUDA where that is installed. All give the same numbers, the envelope
+    up to rounding. It has no gradient.
 
     Args:
         scores: ``[B, H, W]``, float32 or float64; -inf excludes a place. Results for NaN and +inf are undefined.
@@ -110,6 +112,10 @@ def best_along_last(scores: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
         scores: ``[*batch, n]``.
         costs: ``[*batch, n, n]``, or broadcastable to it.
     """
+    if scores.is_cuda and triton_available() and compiles(scores, costs):
+        from torchssvm.structures.pose.triton import best_along_last_triton
+
+        return best_along_last_triton(scores, costs)
     shape, size = scores.shape, scores.shape[-1]
     costs = costs.expand(*shape, size).flatten(0, -3)
     lines = scores.reshape(-1, 1, size)

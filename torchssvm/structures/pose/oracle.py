@@ -28,7 +28,8 @@ def max_sum_grid(
     separately: a message is the best of T^2 max-convolutions, each exact and O(H W (H + W)) for any costs. Ties go, on
     every device, to the first place of a root in row-major order; then, given the parent's place, to the first t, the
     first s and the first place of the child. This is the operator ``torch.ops.torchssvm.max_sum_grid``: compiled by
-    Numba on the CPU, otherwise in torch operations that give the same bits. It has no gradient.
+    Numba on the CPU, otherwise in torch operations that give the same bits; on CUDA, where Triton is installed, the
+    max-convolutions are its kernel. It has no gradient.
 
     Args:
         node: ``[B, P, H, W]``, float32 or float64.
