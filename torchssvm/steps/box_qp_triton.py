@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchssvm.core.jit import on_device
 
-LARGEST = 1024
+LARGEST = 4096
 """Most blocks that one program holds in its registers."""
 
 
@@ -39,9 +39,13 @@ def ascend_triton(gram: Tensor, values: Tensor, sweeps: int, converged: float) -
             # reductions need no barrier.
             _ascend[(1,)](
                 matrix, residual, gammas, size, sweeps,
-                converged=converged, width=width, num_warps=1 if width <= 256 else 4, enable_fp_fusion=False,
+                converged=converged, width=width, num_warps=_warps(width), enable_fp_fusion=False,
             )  # fmt: skip
     return gammas
+
+
+def _warps(width: int) -> int:
+    return 1 if width <= 256 else 4 if width <= 1024 else 16
 
 
 @triton.jit
