@@ -18,6 +18,8 @@ from torchssvm.structures.tree.oracle import max_sum_tree
 
 HERE = Path(__file__).resolve().parents[1] / "cases"
 
+LARGE = pytest.mark.skipif(not torch.cuda.is_available(), reason="takes minutes in the interpreter of Triton")
+
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
@@ -77,9 +79,8 @@ def test_kernels_are_assembled_for_real_devices(tmp_path):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-@pytest.mark.parametrize("states", [3, 26, 128, 200, 2000])
-def test_cuda_gives_the_bits_of_the_cpu(states):
+@pytest.mark.parametrize("states", [3, 26, 128, pytest.param(200, marks=LARGE), pytest.param(2000, marks=LARGE)])
+def test_cuda_gives_the_bits_of_the_cpu(states, cuda):
     for integers in (True, False):
         arguments = chains(1, 5, 6, states, integers=integers)
         for mine, other in zip(viterbi(*(t.cuda() for t in arguments)), viterbi(*arguments), strict=True):
@@ -90,9 +91,9 @@ def test_cuda_gives_the_bits_of_the_cpu(states):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available() or not triton_available(), reason="there is no CUDA device or Triton")
-@pytest.mark.parametrize("size", [1, 7, 64, 1000])
-def test_the_box_qp_on_cuda_has_the_bits_of_the_cpu(size):
+@pytest.mark.skipif(not triton_available(), reason="Triton is not installed")
+@pytest.mark.parametrize("size", [1, 7, 64, pytest.param(1000, marks=LARGE)])
+def test_the_box_qp_on_cuda_has_the_bits_of_the_cpu(size, cuda):
     factors = torch.randn(size, 5, dtype=torch.float64)
     gram, values = factors @ factors.T, torch.randn(size, dtype=torch.float64)
     found = box_qp.solve_box_qp(gram.cuda(), values.cuda(), 4)
