@@ -126,6 +126,7 @@ class ExponentiatedGradient(DualTrainer, Stateful):
     def _start(self) -> None:
         """Set every distribution to uniform, and the weights accordingly, by one pass of the expectation oracle."""
         dual = self.dual
+        dual.to(dual.parameters[0].device)
         storage, losses, targets = self._empty(), torch.zeros_like(dual.loss), dual.targets.clone()
         weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
         for batch, potentials, index in every_training_example(self.head, dual, self.batches):
@@ -139,7 +140,6 @@ class ExponentiatedGradient(DualTrainer, Stateful):
                 storage.gather(index, potentials, target)  # checks the memory before anything is allocated
                 psi = subtract(conform(dual.structure.parts(target), potentials, "parts(target)"), mean)
                 storage.add(index, potentials, psi)
-                losses = losses.to(index.device)
                 losses[index] = (inner(mean, delta) + constant) / dual.num_examples
                 parts = storage.contribution(storage.gather(index, potentials, target), potentials)
             for total, part in zip(weights, parts, strict=True):

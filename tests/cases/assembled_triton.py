@@ -1,0 +1,100 @@
+"""Assemble every Triton kernel for sm_80, sm_90a and sm_100a, without a device, with the arguments it is called with.
+
+``test_triton.py`` runs this file in a process where the interpreter is off.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+import torchssvm
+from torchssvm.steps.box_qp_triton import ascend_triton
+from torchssvm.structures.chain.triton import viterbi_triton
+from torchssvm.structures.tree.triton import max_sum_tree_triton
+
+KINDS = {80: "sm_80", 90: "sm_90a", 100: "sm_100a"}
+calls: dict[str, Any] = {
+    "chains": lambda: viterbi_triton(torch.empty(2, 5, 26), torch.empty(26, 26), None),
+    "chains with moves for each position": lambda: viterbi_triton(
+        torch.empty(2, 5, 26), torch.empty(2, 4, 26, 26), None
+    ),
+    "chains with many states": lambda: viterbi_triton(torch.empty(2, 5, 150), torch.empty(150, 150), None),
+    "trees": lambda: max_sum_tree_triton(
+        torch.empty(2, 3, 26).double(), torch.empty(26, 26).double(), torch.tensor([-1, 0, 0]), torch.zeros(2, 3).long()
+    ),
+    "box QP": lambda: ascend_triton(torch.empty(64, 64), torch.empty(64), 5, 1e-3),
+    "box QP of many blocks": lambda: ascend_triton(torch.empty(512, 512), torch.empty(512), 5, 1e-3),
+}
+
+
+class Target:
+    """What Triton asks a driver."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.capability
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def all_kernels() -> dict[str, JITFunction[Any]]:
+    """Every function that a module of the package decorates with ``triton.jit``, by its place."""
+    found, package = {}, Path(torchssvm.__file__).parent
+    for file in sorted(package.rglob("*.py")):
+        if "@triton.jit" in file.read_text():
+            module = importlib.import_module(".".join(("torchssvm", *file.relative_to(package).with_suffix("").parts)))
+            for name, value in vars(module).items():
+                if isinstance(value, JITFunction) and value.fn.__module__ == module.__name__:
+                    found[f"{module.__name__}.{name}"] = value
+    return found
+
+
+assembled: set[str] = set()
+
+
+def assemble(kernel: JITFunction[Any], grid: Any) -> Any:
+    def compile_it(*args: Any, **kwargs: Any) -> None:
+        built = kernel.run(*args, grid=grid, warmup=True, **kwargs)
+        kind = KINDS[target.capability]
+        assert built.asm["cubin"], kernel
+        assert re.search(rf"\.target {kind}\b", built.asm["ptx"]), (kernel, kind)
+        assert "fma.rn.f" not in built.asm["ptx"]  # it would round once where the CPU rounds twice
+        if kernel.fn.__name__ == "_ascend":
+            assert "1.000000e-03 : f64" in built.asm["ttir"]
+        assembled.add(f"{kernel.fn.__module__}.{kernel.fn.__name__}")
+
+    return compile_it
+
+
+for capability in KINDS:
+    target = Target(capability)
+    triton.runtime.driver.set_active(target)
+    with patch.object(JITFunction, "__getitem__", assemble):
+        for call in calls.values():
+            call()
+
+known = all_kernels()
+called = {
+    f"{function.fn.__module__}.{name}"
+    for function in known.values()
+    for name in function.fn.__code__.co_names
+    if f"{function.fn.__module__}.{name}" in known
+}
+missing = set(known) - assembled - called
+assert not missing, f"add a call of each of these kernels to calls: {sorted(missing)}"
+print("assembled", len(assembled), "kernels for", ", ".join(KINDS.values()))
