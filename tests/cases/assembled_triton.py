@@ -17,10 +17,15 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 import torchssvm
+from torchssvm.core.inner_triton import inner_triton
+from torchssvm.dual.rows_triton import add_triton, read_triton
 from torchssvm.steps.box_qp_triton import ascend_triton
+from torchssvm.structures.chain.labels_triton import add_difference_triton, augment_triton, examine_triton
 from torchssvm.structures.chain.triton import viterbi_triton
 from torchssvm.structures.tree.triton import max_sum_tree_triton
 
+LABELS, TABLES = torch.empty(2, 5).long(), (torch.empty(2, 5, 26), torch.empty(2, 26, 26))
+ROWS = torch.empty(9, 26), torch.empty(4).long(), torch.empty(4).long(), torch.empty(2).long()
 KINDS = {80: "sm_80", 90: "sm_90a", 100: "sm_100a"}
 calls: dict[str, Any] = {
     "chains": lambda: viterbi_triton(torch.empty(2, 5, 26), torch.empty(26, 26), None),
@@ -33,6 +38,13 @@ calls: dict[str, Any] = {
     ),
     "box QP": lambda: ascend_triton(torch.empty(64, 64), torch.empty(64), 5, 1e-3),
     "box QP of many blocks": lambda: ascend_triton(torch.empty(512, 512), torch.empty(512), 5, 1e-3),
+    "box QP of the most blocks": lambda: ascend_triton(torch.empty(4096, 4096), torch.empty(4096), 5, 1e-3),
+    "loss of chains": lambda: augment_triton(TABLES[0], LABELS, True),
+    "scores of chains": lambda: examine_triton(LABELS, LABELS, *TABLES, True),
+    "parts of chains": lambda: add_difference_triton(LABELS, LABELS, *TABLES),
+    "rows that are read": lambda: read_triton(*ROWS, 5),
+    "rows that change": lambda: add_triton(*ROWS, TABLES[0], torch.empty(2).double()),
+    "inner products": lambda: inner_triton(TABLES[0], TABLES[0]),
 }
 
 

@@ -23,7 +23,7 @@ def inner_triton(a: Tensor, b: Tensor) -> Tensor:
     total = torch.empty(len(a), dtype=torch.float64, device=a.device)
     size = a.shape[1:].numel()
     with on_device(a):
-        _inner[(len(a),)](a, b, total, size, 0 if len(b) < len(a) else size, block=1024)
+        _inner[(len(a),)](a, b, total, size, 0 if len(b) < len(a) else size, block=1024, enable_fp_fusion=False)
     return total
 
 

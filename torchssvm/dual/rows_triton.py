@@ -27,7 +27,7 @@ def read_triton(values: Tensor, start: Tensor, held: Tensor, index: Tensor, long
     found = values.new_empty(len(index), longest, *values.shape[1:])
     width = values.shape[1:].numel()
     with on_device(values):
-        _read[(len(index),)](values, start, held, index, found, longest, width, block=_BLOCK)
+        _read[(len(index),)](values, start, held, index, found, longest, width, block=_BLOCK, enable_fp_fusion=False)
     return found
 
 

@@ -41,7 +41,7 @@ def examine_triton(
     with on_device(emission):
         _examine[(batch,)](
             found, labels, emission, pairs, score, loss, longest, states, pairs[0].numel(), by_chain, by_position,
-            normalize=normalize, places=_places(longest), block=_BLOCK,
+            normalize=normalize, places=_places(longest), block=_BLOCK, enable_fp_fusion=False,
         )  # fmt: skip
     return score, loss
 
@@ -52,8 +52,9 @@ def add_difference_triton(found: Tensor, labels: Tensor, emission: Tensor, trans
     results = torch.empty_like(emission), torch.empty_like(transition)
     with on_device(emission):
         _add_difference[(batch,)](
-            found, labels, emission, transition, *results, longest, states, size, places=_places(longest), block=_BLOCK
-        )
+            found, labels, emission, transition, *results, longest, states, size,
+            places=_places(longest), block=_BLOCK, enable_fp_fusion=False,
+        )  # fmt: skip
     return results
 
 
