@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import runpy
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ import refusals
 import torch
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():  # before anything imports Triton: its kernels run on the pretended device
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -50,11 +53,21 @@ def refusals_change_nothing() -> None:
     refusals.forget_all()
 
 
+@pytest.fixture
+def cuda() -> Iterator[torch.device]:
+    """A CUDA device: a real one, or the pretended one where there is none."""
+    if torch.cuda.is_available():
+        yield torch.device("cuda")
+        return
+    from pretended_device import pretended_device
+
+    with pretended_device() as device:
+        yield device
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request: pytest.FixtureRequest) -> torch.device:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("there is no CUDA device")
-    return torch.device(request.param)
+    return request.getfixturevalue("cuda") if request.param == "cuda" else torch.device("cpu")
 
 
 @pytest.fixture

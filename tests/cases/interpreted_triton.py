@@ -15,6 +15,10 @@ from hypothesis import strategies as st
 from problems import examples, rng
 from random_potentials import assert_same, chains, draw, strided, trees
 
+from torchssvm.core.inner_triton import inner_triton
+from torchssvm.core.potentials import Potentials
+from torchssvm.dual.rows import RowBuffer
+from torchssvm.dual.rows_triton import add_triton, read_triton
 from torchssvm.steps.box_qp_triton import ascend_triton
 from torchssvm.steps.numba import ascend_gram
 from torchssvm.structures import EdgePotentials, Matching
@@ -22,8 +26,11 @@ from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
 from torchssvm.structures.arborescence.chu_liu_edmonds_triton import max_arborescence_triton
 from torchssvm.structures.arborescence.eisner import eisner, eisner_torch
 from torchssvm.structures.arborescence.triton import eisner_triton
+from torchssvm.structures.chain import numba as kernels
 from torchssvm.structures.chain import triton as viterbi_kernels
+from torchssvm.structures.chain.labels_triton import add_difference_triton, augment_triton, examine_triton
 from torchssvm.structures.chain.oracle import viterbi_torch
+from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.chain.triton import viterbi_triton
 from torchssvm.structures.matching.oracle import best_matching
 from torchssvm.structures.matching.triton import best_matching_triton
@@ -239,3 +246,66 @@ def test_label_sets_of_scores_that_are_not_finite_have_no_value():
     unary = torch.tensor([[torch.nan, 1.0], [1.0, -2.0]], dtype=torch.float64)
     _, value, bound = label_sets_triton(unary, torch.zeros(1, 2, 2, dtype=torch.float64), 3)
     assert value.isnan().tolist() == bound.isnan().tolist() == [True, False]
+
+
+@examples(15)
+@given(
+    seed=SEEDS,
+    batch=st.integers(1, 3),
+    longest=st.integers(1, 6),
+    states=st.sampled_from([1, 2, 7, 40]),
+    normalize=st.booleans(),
+    expanded=st.booleans(),
+    dtype=DTYPES,
+)
+def test_loops_over_labels_are_those_of_the_cpu(seed, batch, longest, states, normalize, expanded, dtype):
+    axes = "expanded" if expanded else "chain"
+    emission, transition, lengths = chains(seed, batch, longest, states, axes, True, False, dtype)
+    random, padding = rng(seed), torch.arange(longest) >= lengths.unsqueeze(1)
+    labels, found = (
+        torch.randint(states, (batch, longest), generator=random).masked_fill(padding, -1) for _ in range(2)
+    )
+    structure = Chain(states, normalize=normalize)
+    potentials = Potentials({"emission": emission, "transition": transition}, lengths)
+    none = np.empty((0, 0))
+    expected = torch.empty_like(emission)
+    kernels.augment(emission.numpy(), none, 1.0, normalize, labels.numpy(), expected.numpy())
+    assert torch.equal(augment_triton(emission, labels, normalize), expected)
+
+    examined = structure.examine(found, labels, potentials)
+    score, loss = examine_triton(found, labels, emission, transition, normalize)
+    torch.testing.assert_close(score, examined.score, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(loss, examined.loss, rtol=1e-12, atol=1e-12)
+    emission.view(-1)[seed % emission.numel()] = torch.inf
+    wrong = examine_triton(found, labels, emission, transition, normalize)[0]
+    assert wrong.isnan().tolist() == [row == seed % emission.numel() // (longest * states) for row in range(batch)]
+
+    psi = {name: torch.randint(-9, 9, t.shape, generator=random).to(dtype) for name, t in potentials.tensors.items()}
+    added = add_difference_triton(found, labels, psi["emission"], psi["transition"])
+    assert_same(added, tuple(structure.add_difference(psi, found, labels, potentials).values()))
+
+
+@examples(10)
+@given(seed=SEEDS, longest=st.integers(1, 4), width=st.sampled_from([(), (3,), (40, 40)]), dtype=DTYPES)
+def test_rows_are_read_and_added_as_on_the_cpu(seed, longest, width, dtype):
+    random = rng(seed)
+    buffer, index = RowBuffer(5, dtype, torch.device("cpu")), torch.tensor([3, 0, 4])
+    rows = torch.randint(1, longest + 1, (3,), generator=random)
+    values = torch.randn(3, longest, *width, generator=random, dtype=dtype)
+    values[torch.arange(longest) >= rows.unsqueeze(1)] = 0.0
+    factors = torch.rand(3, generator=random, dtype=torch.float64)
+    buffer.add(index, rows, values, factors)
+    held, places = buffer.values.clone(), (buffer.start, buffer.rows)
+    for some in (index, torch.tensor([1, 3])):
+        found = read_triton(held, *places, some, longest)
+        assert torch.equal(found, buffer.read(some, None, longest, width)[0])
+    add_triton(held, *places, index, values, factors)
+    buffer.add(index, rows, values, factors)
+    assert torch.equal(held, buffer.values)
+
+
+@examples(10)
+@given(seed=SEEDS, batch=st.integers(1, 3), size=st.sampled_from([1, 7, 1500]), one=st.booleans(), dtype=DTYPES)
+def test_inner_products_are_those_of_torch(seed, batch, size, one, dtype):
+    a, b = (torch.randn(rows, size, generator=rng(seed), dtype=dtype) for rows in (batch, 1 if one else batch))
+    torch.testing.assert_close(inner_triton(a, b), (a.double() * b).sum(1), rtol=1e-12, atol=1e-12)

@@ -361,8 +361,7 @@ def test_precomputed_features_errors(small):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_precomputed_features_on_a_device(small):
+def test_precomputed_features_on_a_device(small, cuda):
     network = Network().eval()
     expected = PrecomputedFeatures(small, network)
     features = PrecomputedFeatures(small, network.cuda(), device="cuda")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.core.on_host import on_host
 from torchssvm.core.plain import plain
 from torchssvm.core.precision import transformed
 
@@ -200,7 +201,7 @@ def read_numbers(tensor: Tensor) -> list[int] | None:
     if plain():
         return None
     try:
-        return tensor.tolist()
+        return on_host(tensor).tolist()
     except RuntimeError:
         if transformed():
             return None

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.core.on_host import upload
+
 
 @dataclass(slots=True, eq=False)
 class Batch:
@@ -87,12 +89,18 @@ def tree_replace(tree: Any, tensors: Sequence[Tensor]) -> Any:
 def to_device(batch: Any, device: torch.device | str) -> Any:
     """Move all tensors of ``batch`` to ``device``, except meta tensors, which are refused later.
 
-    Copies to an accelerator are asynchronous. Copies to the host are not: it could read them before they arrive.
+    Copies to an accelerator are asynchronous. Copies to the host are not: it could read them before they arrive. Copies
+    of whole numbers (index, lengths, labels) remember the CPU tensor that they were made from, so that a training step
+    checks them without waiting for the device.
     """
     on_host = torch.device(device).type == "cpu"
 
     def move(tensor: Tensor) -> Tensor:
-        return tensor if tensor.is_meta else tensor.to(device, non_blocking=not on_host)
+        if tensor.is_meta:
+            return tensor
+        if tensor.is_floating_point() or tensor.is_complex():
+            return tensor.to(device, non_blocking=not on_host)
+        return upload(tensor, device)
 
     return tree_map(move, batch)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchssvm.core.batch import tree_tensors
 from torchssvm.core.jit import fits_numba, njit
+from torchssvm.core.on_host import on_host
 
 _ODD = (-7046029254386353131, -4417276706812531889, 1609587929392839161)  # large, odd: products spread over all bits
 
@@ -23,10 +24,10 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 def digest_targets(target: Any, lengths: Tensor | None = None) -> Tensor:
-    """A digest of each example's target, ``[B]`` int64, which does not depend on the padding; never ``UNKNOWN``.
+    """A digest of each example's target, ``[B]`` int64 on the CPU; never ``UNKNOWN``.
 
-    It depends on the example's length, and on all numbers and their places. Numbers that occur as padding do not count:
-    0 and negative integers.
+    It depends on the example's length, and on all numbers and their places, but not on the padding. Numbers that occur
+    as padding do not count: 0 and negative integers.
 
     Args:
         target: Tensors ``[B, ...]``, in tuples, lists or dicts, as ``Structure.check_target`` returns them.
@@ -34,10 +35,11 @@ def digest_targets(target: Any, lengths: Tensor | None = None) -> Tensor:
     """
     total: Tensor | None = None
     for place, leaf in enumerate(tree_tensors(target)):
+        leaf = on_host(leaf)
         floating = leaf.is_floating_point()
         numbers = leaf.to(torch.float64).view(torch.int64) if floating else leaf.to(torch.int64)
         where = _places(place, tuple(leaf.shape[1:]), leaf.device)
-        own = None if lengths is None else lengths.to(leaf.device)
+        own = None if lengths is None else on_host(lengths)
         found = _sum(numbers.contiguous(), where, own, not floating and leaf.dtype != torch.bool)
         total = found if total is None else total + found
     assert total is not None, "a target holds tensors"

@@ -90,6 +90,14 @@ def arrays(*tensors: Tensor) -> tuple[Any, ...]:
     return tuple(t.detach().numpy() if t.requires_grad else t.numpy() for t in tensors)
 
 
+def fits_triton(*tensors: Tensor) -> bool:
+    """Whether Triton's kernels take these tensors: on a CUDA device, contiguous, not of half precision or traced."""
+    for tensor in tensors:
+        if not (tensor.is_cuda and tensor.is_contiguous()) or tensor.dtype in (torch.float16, torch.bfloat16):
+            return False
+    return triton_available() and not torch.compiler.is_compiling()
+
+
 @functools.cache
 def triton_available() -> bool:
     """Whether Triton is installed, as it is with the CUDA builds of torch."""

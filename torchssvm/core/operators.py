@@ -11,6 +11,9 @@ import torch
 # decoding a short chain takes less than that.
 _library = torch.library.Library("torchssvm", "DEF")
 
+ON_CUDA: dict[str, Callable[..., Any]] = {}
+"""What runs for CUDA tensors, by the name of the operator. Torch tells nobody, and tests without a device ask."""
+
 
 def define(
     schema: str,
@@ -37,6 +40,7 @@ def define(
     _library.impl(name, default, "CompositeExplicitAutograd")
     _library.impl(name, cpu, "CPU")
     _library.impl(name, cuda, "CUDA")
+    ON_CUDA[name] = cuda
     # Decoding is piecewise constant, and losses treat its result as a constant. The fallthrough is free; without it
     # torch would attach a node to the results that fails in backward.
     _library.impl(name, torch.library.fallthrough_kernel, "Autograd")

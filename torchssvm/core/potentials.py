@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_int64, check_tensor, check_whole, read_numbers
-from torchssvm.core.jit import fits_numba, njit_fastmath
+from torchssvm.core.jit import fits_numba, fits_triton, njit_fastmath
 from torchssvm.core.plain import plain
 
 Parts = dict[str, Tensor]
@@ -263,6 +263,10 @@ def _row_products(a: Tensor, b: Tensor, fits: bool) -> Tensor:
         total = torch.empty(len(a), dtype=torch.float64)
         _inner(a.flatten(1).numpy(), b.flatten(1).numpy(), total.numpy())
         return total
+    if len(a) and a.dtype == b.dtype and fits_triton(a, b) and not (a.requires_grad or b.requires_grad):
+        from torchssvm.core.inner_triton import inner_triton
+
+        return inner_triton(a, b)
     return (a * b).flatten(1).sum(1, dtype=torch.float64)
 
 

@@ -134,7 +134,7 @@ class SavedDual(HeldWeights, ByRank):
         recomputed = state["recomputed"]
         self.recomputed = None if recomputed is None else [tensor.to(device, copy=True) for tensor in recomputed]
         for name in _TENSORS:
-            setattr(self, name, state[name].to(device, copy=True))
+            setattr(self, name, state[name].to("cpu" if name == "targets" else device, copy=True))
         for name in _NUMBERS:
             setattr(self, name, state[name])
         self.storage.restore(state["storage"])

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchssvm.core.arguments import check_int64
 from torchssvm.core.batch import first_occurrences
 from torchssvm.core.digest import UNKNOWN
+from torchssvm.core.on_host import known, on_host
 from torchssvm.core.potentials import Potentials
 from torchssvm.dual.state import DualState
 
@@ -42,7 +43,8 @@ def check_rows(dual: DualState, index: Tensor, potentials: Potentials) -> tuple[
     check_int64(index, "index", (size,), ", one number for each example")
     if not size:
         raise ValueError("the batch is empty: index holds no example")
-    numbers = index.tolist()
+    held = on_host(index)
+    numbers = held.tolist()
     _check_range(min(numbers), max(numbers), dual.num_examples, dual.own)
     if potentials.dtype is not dual.dtype:
         if not potentials.dtype.is_floating_point:
@@ -56,7 +58,7 @@ def check_rows(dual: DualState, index: Tensor, potentials: Potentials) -> tuple[
             "dtype of its weights, with autocast off"
         )
     dual.to(weights.device)
-    blocks = index.to(weights.device) - dual.own.start
+    blocks = known(index.to(weights.device) - dual.own.start, held - dual.own.start)
     return blocks, first_occurrences(blocks, numbers)
 
 
@@ -93,21 +95,20 @@ def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None)
 
     Args:
         dual: The dual state.
-        targets: ``[B]`` int64, digests.
+        targets: ``[B]`` int64, digests, on the CPU.
         index: ``[B]`` int64, the blocks; None is all of this process in order.
 
     Raises:
         RuntimeError: Some differ.
     """
-    known = dual.targets if index is None else dual.targets[index]
-    targets = targets.to(known.device)
-    if torch.equal(known, targets):
+    held = dual.targets if index is None else dual.targets[on_host(index)]
+    if torch.equal(held, targets):
         return
-    wrong = (known != targets) & (known != UNKNOWN)
+    wrong = (held != targets) & (held != UNKNOWN)
     if not bool(wrong.any()):
         return
     rows = wrong.nonzero().flatten()
-    examples = ((rows if index is None else index[rows]).unique() + dual.own.start).tolist()
+    examples = ((rows if index is None else on_host(index)[rows]).unique() + dual.own.start).tolist()
     raise RuntimeError(
         f"{len(examples)} of {len(targets)} examples have other targets than those that the dual was trained on, "
         f"{examples[:5]} among them: the dual belongs to the data that it was trained on, in the same order; make "

@@ -63,13 +63,15 @@ class HeldWeights:
         self.remember_weights()
 
     @torch.no_grad()
-    def move_weights(self, directions: Sequence[Tensor], rate: float, known: tuple[float, float] | None = None) -> None:
+    def move_weights(
+        self, directions: Sequence[Tensor], rate: float, known: tuple[float, float, float] | None = None
+    ) -> None:
         """``v += rate d``, starting from ``recomputed`` if it is not None; then ``w = clip(v)``.
 
         Args:
             directions: d, for each parameter; sparse ones coalesced.
             rate: The factor of d.
-            known: ``<w, d>`` and ``|d|^2``, if already computed.
+            known: ``|w|^2``, ``<w, d>`` and ``|d|^2``, if already computed.
         """
         if self.recomputed is not None:
             self.set_weights(torch.add(v, d, alpha=rate) for v, d in zip(self.recomputed, directions, strict=True))
@@ -78,11 +80,11 @@ class HeldWeights:
                 self.set_weights(torch.add(v, d, alpha=rate) for v, d in zip(self.unclipped, directions, strict=True))
             else:
                 torch._foreach_add_(self.unclipped, list(directions), alpha=rate)
-                self.remember_weights()
+                self.remember_weights(None if known is None or self.parameters[0].is_cpu else _moved(*known, rate))
         elif self.box.has_bounds:
             self.remember_weights(self._held_square + self._move_each(directions, rate))
         else:
-            inner, squared = products(self.parameters, directions) if known is None else known
+            inner, squared = products(self.parameters, directions) if known is None else known[1:]
             for held, direction in zip(self.unclipped, directions, strict=True):
                 add_to(held, direction, rate)
             self.remember_weights(self._held_square + rate * (2.0 * inner + rate * squared))
@@ -124,13 +126,21 @@ class HeldWeights:
         """Accept the current weights as those of the dual; directions computed earlier become invalid.
 
         Args:
-            squared: ``|w|^2`` if it was updated, up to rounding; large weights are then read only now and then.
+            squared: ``|w|^2`` if it was updated, up to rounding; large weights, and those on a device, are then read
+                only now and then.
             blocks: Blocks moved since the last call.
         """
         self.version += 1
         self._unread += blocks
         self._written = [p._version for p in self.parameters]
-        if squared is None or not self.is_large or self._unread * _PER_BLOCK >= self._numbers:
+        often = self._unread * _PER_BLOCK >= self._numbers if self.is_large else self.parameters[0].is_cpu
+        if squared is None or often:
             squared, self._unread = squared_norm(self.parameters), 0
         self._held_square = max(squared, 0.0)
         self.held_norm = math.sqrt(self._held_square)
+
+
+def _moved(squared: float, inner: float, along: float, rate: float) -> float | None:
+    """``|w + rate d|^2`` from ``|w|^2``, ``<w, d>`` and ``|d|^2``; None where w and rate d cancel, up to rounding."""
+    found = squared + rate * (2.0 * inner + rate * along)
+    return found if found > 1e-3 * (squared + rate**2 * along) else None

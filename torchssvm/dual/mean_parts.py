@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.gradients import adjoint
+from torchssvm.core.on_host import on_host
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.schema import Each, Same, Schema
@@ -58,14 +59,14 @@ class MeanParts(Storage):
             longest, trailing = (shape[1], shape[2:]) if name in potentials.ragged else (1, shape[1:])
             held = buffer.values.shape[1:]
             if held != trailing and (potentials.lengths is None or len(held) != len(trailing)):
-                example = int(index[0]) + self.own.start
+                example = int(on_host(index)[0]) + self.own.start
                 raise ValueError(
                     f"the blocks of {name} hold {list(held)} numbers a row, and example {example} came with "
                     f"{list(trailing)}: examples of different sizes need lengths, in every batch"
                 )
             found, wrong = buffer.read(index, rows, longest, trailing)
             if wrong >= 0 and rows is not None:
-                example, more = int(index[wrong]), potentials.ragged[name]  # rows than the length
+                example, more = int(on_host(index)[wrong]), potentials.ragged[name]  # rows than the length
                 raise ValueError(
                     f"example {example + self.own.start} has length {int(rows[wrong]) - more} here, and had "
                     f"{int(buffer.rows[example]) - more} before: an index must always name the same example, at the "
@@ -82,7 +83,7 @@ class MeanParts(Storage):
             for name in batch.psi:
                 counts = _rows(batch.potentials, name)
                 for example, count in zip(
-                    batch.index.tolist(), [] if counts is None else counts.tolist(), strict=False
+                    on_host(batch.index).tolist(), [] if counts is None else counts.tolist(), strict=False
                 ):
                     if pairs.setdefault((name, example), count) != count:
                         raise ValueError(
@@ -224,8 +225,8 @@ def _row_view(potentials: Potentials, name: str) -> Tensor:
 
 
 def _rows(potentials: Potentials, name: str) -> Tensor | None:
-    """Number of rows of each example, ``[B]`` int64; None for one each."""
+    """Number of rows of each example, ``[B]`` int64 on the CPU; None for one each."""
     if name not in potentials.ragged or potentials.lengths is None:
         return None
-    offset = potentials.ragged[name]
-    return (potentials.lengths + offset).clamp(min=0) if offset else potentials.lengths
+    offset, lengths = potentials.ragged[name], on_host(potentials.lengths)
+    return (lengths + offset).clamp(min=0) if offset else lengths

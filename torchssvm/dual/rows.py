@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import fits_numba, njit
+from torchssvm.core.jit import fits_numba, fits_triton, njit
+from torchssvm.core.on_host import on_host
 from torchssvm.core.schema import Entry, check, damaged
 
 _NONE = torch.empty(0, dtype=torch.int64)
@@ -19,7 +20,8 @@ _NONE = torch.empty(0, dtype=torch.int64)
 class RowBuffer:
     """Consecutive rows ``[rows_i, *trailing]`` for each example, initially zero.
 
-    Row 0 of the buffer stays zero and represents padding. Trailing axes grow to the largest size written.
+    Row 0 of the buffer stays zero and represents padding. Trailing axes grow to the largest size written. The places of
+    the rows are kept on the CPU, where they are checked, and copied to the device of the rows when some are new.
 
     Args:
         num_examples: n.
@@ -28,11 +30,12 @@ class RowBuffer:
     """
 
     def __init__(self, num_examples: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.start = torch.zeros(num_examples, dtype=torch.int64, device=device)
-        self.rows = torch.zeros(num_examples, dtype=torch.int64, device=device)
+        self.start = torch.zeros(num_examples, dtype=torch.int64)
+        self.rows = torch.zeros(num_examples, dtype=torch.int64)
         self.values = torch.zeros(1, dtype=dtype, device=device)
         self.used = 1
         self.examples = 0
+        self._copied: tuple[Tensor, Tensor] | None = None  # `start` and `rows` on the device, where it is no CPU
         self._compiled = fits_numba(self.values)
 
     @property
@@ -42,16 +45,25 @@ class RowBuffer:
 
     def locate(self, index: Tensor, longest: int) -> Tensor:
         """Places of the rows of the examples ``index``, ``[B, longest]``; 0 for padding and missing rows."""
+        start, rows = self._places()
         position = torch.arange(longest, device=index.device)
-        places = self.start[index].unsqueeze(1) + position
-        return places.masked_fill_(position >= self.rows[index].unsqueeze(1), 0)
+        places = start[index].unsqueeze(1) + position
+        return places.masked_fill_(position >= rows[index].unsqueeze(1), 0)
+
+    def _places(self) -> tuple[Tensor, Tensor]:
+        """``start`` and ``rows`` on the device of the rows."""
+        if self.values.is_cpu:
+            return self.start, self.rows
+        if self._copied is None:
+            self._copied = self.start.to(self.values.device), self.rows.to(self.values.device)
+        return self._copied
 
     def read(self, index: Tensor, rows: Tensor | None, longest: int, trailing: Sequence[int]) -> tuple[Tensor, int]:
         """The rows of the examples ``index`` as ``[B, longest, *trailing]``; missing rows are zero.
 
         Args:
             index: ``[B]`` int64.
-            rows: ``[B]`` int64, the expected number of rows; None for one each, unchecked.
+            rows: ``[B]`` int64 on the CPU, the expected number of rows; None for one each, unchecked.
             longest: Rows to read.
             trailing: Sizes of the other axes.
 
@@ -67,9 +79,14 @@ class RowBuffer:
             return found, _read(*self._as_arrays(), index.numpy(), (_NONE if rows is None else rows).numpy(), flat)
         wrong = -1
         if rows is not None:
-            differs = (self.rows[index] != rows) & (self.start[index] > 0)
+            place = on_host(index)
+            differs = (self.rows[place] != rows) & (self.start[place] > 0)
             if bool(differs.any()):
                 wrong = int(differs.nonzero()[0])
+        if shape[2:] == self.values.shape[1:] and fits_triton(self.values, index):
+            from torchssvm.dual.rows_triton import read_triton
+
+            return read_triton(self.values, *self._places(), index, longest), wrong
         places = self.locate(index, longest)
         found = self.values.index_select(0, places.flatten()).view(*places.shape, *self.values.shape[1:])
         return found if found.shape == shape else _resize(found, shape), wrong
@@ -79,13 +96,18 @@ class RowBuffer:
 
         Args:
             index: ``[B]`` int64.
-            rows: ``[B]`` int64, the number of rows of each example; None for one each.
+            rows: ``[B]`` int64 on the CPU, the number of rows of each example; None for one each.
             values: ``[B, longest, *trailing]``, zero where padded.
             factors: ``[B]``.
         """
         if not self.complete:
-            self._place(index, rows)
+            self._place(on_host(index), rows)
         self._reserve(values.shape[2:])
+        if values.shape[2:] == self.values.shape[1:] and fits_triton(self.values, index, values, factors):
+            from torchssvm.dual.rows_triton import add_triton
+
+            add_triton(self.values, *self._places(), index, values, factors)
+            return
         factors = factors.to(values.dtype)
         fits = self._compiled and all(tensor.is_contiguous() for tensor in (index, values, factors))
         if fits and values.shape[2:] == self.values.shape[1:]:
@@ -116,11 +138,11 @@ class RowBuffer:
 
     def fill_up(self, rows: Tensor, trailing: Sequence[int]) -> None:
         """Give every example ``rows`` rows (``[n]`` int64) of size ``trailing`` or larger; new rows are zero."""
-        self._place(torch.arange(len(rows), device=rows.device), rows)
+        self._place(torch.arange(len(rows)), rows.cpu())
         self._reserve(trailing)
 
     def _place(self, index: Tensor, rows: Tensor | None) -> None:
-        """Assign places to the examples that have none."""
+        """Assign places to the examples that have none; ``index`` and ``rows`` are on the CPU."""
         new = self.start[index] == 0
         if bool(new.any()):
             added = torch.ones_like(index[new]) if rows is None else rows[new]
@@ -128,6 +150,7 @@ class RowBuffer:
             self.start[index[new]] = self.used + ends - added
             self.rows[index[new]] = added
             self.used += int(ends[-1])
+            self._copied = None
             self.examples += len(added)
 
     def _reserve(self, trailing: Sequence[int]) -> None:
@@ -149,7 +172,7 @@ class RowBuffer:
 
     def to(self, device: torch.device) -> None:
         """Move everything."""
-        self.start, self.rows, self.values = (t.to(device) for t in (self.start, self.rows, self.values))
+        self.values, self._copied = self.values.to(device), None
         self._compiled = fits_numba(self.values)
 
     def state_dict(self) -> dict[str, Any]:
@@ -219,9 +242,8 @@ class RowBuffer:
     def restored(cls, state: dict[str, Any], device: torch.device) -> RowBuffer:
         """The buffer of a state that passed :meth:`check_state`, with the same bits."""
         buffer = cls(len(state["start"]), state["values"].dtype, device)
-        buffer.start, buffer.rows, buffer.values = (
-            state[name].to(device, copy=True) for name in ("start", "rows", "values")
-        )
+        buffer.start, buffer.rows = (state[name].to("cpu", copy=True) for name in ("start", "rows"))
+        buffer.values = state["values"].to(device, copy=True)
         buffer.used, buffer.examples = len(buffer.values), state["examples"]
         return buffer
 

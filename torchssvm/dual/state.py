@@ -58,8 +58,8 @@ class DualState(SavedDual):
         visits: Training batches whose step was taken or discarded; refused steps do not count.
         mailbox: Proposed steps that no optimizer has taken yet, and the observers of steps; not in checkpoints.
         moved: Blocks moved by all steps; a step of B blocks adds B.
-        targets: ``[m]`` int64, a digest of every example's target; ``UNKNOWN`` until its first visit, or the first
-            exact pass after a step.
+        targets: ``[m]`` int64 on the CPU, a digest of every example's target; ``UNKNOWN`` until its first visit, or the
+            first exact pass after a step.
         relaxed: Whether an oracle has returned labelings outside of the hull of outputs (``Decoding.relaxed``): blocks
             and certificates are then those of the relaxation.
         box: Bounds of the weights; the optimizer sets them.
@@ -287,7 +287,7 @@ class DualState(SavedDual):
         """Move all tensors to the device."""
         if self.loss.device != device:
             self.loss, self.gap_estimates = self.loss.to(device), self.gap_estimates.to(device)
-            self.oracle_gaps, self.targets = self.oracle_gaps.to(device), self.targets.to(device)
+            self.oracle_gaps = self.oracle_gaps.to(device)
             self.storage.to(device)
             self.box.to(device)
             self.unclipped = self.box.separate([v.to(device) for v in self.unclipped], self.parameters)

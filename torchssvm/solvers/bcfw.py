@@ -208,7 +208,8 @@ class BCFW(Stateful, Optimizer):
         if not 0.0 <= gamma <= largest:
             raise ValueError(f"{self.line_search} gave the step {gamma}: it must lie between 0 and {largest}")
         rate = gamma / lam
-        dual.move_weights(gradients, -rate, None if seen is None else (seen.inner, seen.squared_norm))
+        known = None if seen is None else (seen.size**2, seen.inner, seen.squared_norm)
+        dual.move_weights(gradients, -rate, known)
         self.show_rate(rate)
         return gamma
 

@@ -308,10 +308,21 @@ class _Propose(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (factor,) = upstream
         step = copy(ctx.step)  # the graph may be kept, and used again
-        step.scale = scale = float(factor)
+        if factor.is_cpu:
+            step.scale = scale = float(factor)
+            gradients = ctx.gradients if scale == 1.0 else [gradient * scale for gradient in ctx.gradients]
+        else:
+            step.factor = factor.detach()
+            gradients = _multiply(ctx.gradients, step.factor)
         ctx.mailbox.put(step)
-        gradients = ctx.gradients if scale == 1.0 else [gradient * scale for gradient in ctx.gradients]
         return (None, None, None, None, *gradients)
+
+
+def _multiply(tensors: list[Tensor], factor: Tensor) -> list[Tensor]:
+    """``factor * tensor`` for each, in one kernel where all are dense."""
+    if any(tensor.is_sparse for tensor in tensors):
+        return [tensor * factor for tensor in tensors]
+    return list(torch._foreach_mul(tensors, factor.to(tensors[0].dtype)))
 
 
 def _same(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torchssvm.core.batch import Batch, restrict
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.max_oracle import find_corner
+from torchssvm.core.on_host import on_host
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import full_precision, in_full_precision
 from torchssvm.core.probe import check_depends
@@ -61,12 +62,12 @@ def exact_pass(
     exact, relaxed = True, False
     gaps = torch.zeros(len(dual.own), dtype=torch.float64, device=dual.parameters[0].device)
     losses = torch.stack([torch.full_like(gaps, torch.nan), gaps])
-    targets = torch.zeros_like(gaps, dtype=torch.int64)
+    targets = torch.zeros_like(dual.targets)
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
     keep: list[Callable[[], None]] = []
     for batch, potentials, index in every_block(head, dual, batches):
         target = dual.structure.check_target(batch.y, potentials)
-        targets[index] = digest_targets(target, potentials.lengths)
+        targets[on_host(index)] = digest_targets(target, potentials.lengths)
         corner = find_corner(dual.structure, potentials, target)
         with torch.no_grad(), full_precision(potentials.device):
             stored = dual.storage.gather(index, potentials, target)

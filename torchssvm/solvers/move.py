@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchssvm.core.on_host import on_host
 from torchssvm.core.row_sparse import dense, inner_product
 from torchssvm.distributed.exchange import Figures, Round
 from torchssvm.dual.state import DualState
@@ -88,14 +89,16 @@ def check_move(dual: DualState, proposals: list[Proposal]) -> Move:
         largest, seen = 1.0, None
     else:
         rows = [proposal.rows for proposal in proposals]
-        coefficients = [proposal.scale * proposal.gammas for proposal in proposals]
+        coefficients = [p.gammas if p.scale == 1.0 else p.scale * p.gammas for p in proposals]
         largest = largest_step(proposals)
     if dual.box.has_bounds:  # the box QP is then a lower bound of the dual, whose best step may be larger
         gradients = [dense(g) if bounded else g for g, bounded in zip(gradients, dual.box.bounded, strict=True)]
         largest = farthest_step(proposals, coefficients)
     if len(proposals) > 1 or len(proposals[0].rows) < len(proposals[0].index):  # examples may repeat
         dual.storage.check_together([proposal.stored for proposal in proposals], rows)
-    value = sum(float(c @ p.values) for c, p in zip(coefficients, proposals, strict=True))
+    value = None if seen is None else seen.value
+    if value is None:
+        value = sum(float(c @ p.values) for c, p in zip(coefficients, proposals, strict=True))
     if dual.recomputed is not None:
         # The step starts there, but the slopes were computed at the held weights; they are linear in w.
         moved = zip(dual.box.clip(dual.recomputed), dual.parameters, strict=True)
@@ -114,13 +117,15 @@ def record(dual: DualState, found: Round, step: float) -> None:
 def _move(dual: DualState, proposal: Proposal, move: Tensor, rows: Tensor) -> None:
     """Move the blocks of a batch's ``rows`` by ``move``, ``[B]``."""
     index, found, gaps = proposal.index, proposal.found, proposal.block_gaps.clamp(min=0.0)
-    decoded, targets, changes = found.decoded, proposal.targets, move * proposal.loss_changes
+    decoded, changes = found.decoded, move * proposal.loss_changes
+    place, targets = on_host(index), proposal.targets
     proposal.stored.move(move, rows, proposal.change, proposal.parts, proposal.gradients)
     if rows.shape[0] < index.shape[0]:
-        index, gaps, changes, targets = index[rows], gaps[rows], changes[rows], targets[rows]
+        index, gaps, changes = index[rows], gaps[rows], changes[rows]
+        place, targets = (t[on_host(rows)] for t in (place, targets))
         decoded = None if decoded is None else decoded[rows]
     dual.loss.index_add_(0, index, changes)  # of distinct examples
-    dual.targets[index] = targets
+    dual.targets[place] = targets
     dual.relaxed |= found.relaxed
     dual.gap_estimates.index_copy_(0, index, gaps)
     seen = gaps if decoded is None else torch.where(decoded, gaps, dual.oracle_gaps[index])

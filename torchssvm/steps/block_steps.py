@@ -23,12 +23,12 @@ class BatchSteps(NamedTuple):
     Attributes:
         gammas: ``[R]`` float64 in [0, 1].
         combined: ``factor sum_i gamma_i g_i`` for each parameter.
-        squared_norm: The squared norm of ``combined``.
+        squared_norm: The squared norm of ``combined``; None on a device, where it would have to be read.
     """
 
     gammas: Tensor
     combined: list[Tensor]
-    squared_norm: float
+    squared_norm: float | None
 
 
 class Visited(NamedTuple):
@@ -115,7 +115,7 @@ class CommonStep(BlockSteps):
 def combine_steps(gradients: Sequence[Tensor], gammas: Tensor, factor: float) -> BatchSteps:
     """The combined direction of these gammas."""
     combined = combine(gradients, gammas * factor)
-    return BatchSteps(gammas, combined, squared_norm(combined))
+    return BatchSteps(gammas, combined, squared_norm(combined) if gammas.is_cpu else None)
 
 
 def check_block_steps(block_steps: Any) -> BlockSteps:

@@ -67,11 +67,20 @@ def solve_batch(
     if values.shape[0] < 2:
         return combine_steps(gradients, torch.ones_like(values), factor)
     dense, lists = [g for g in gradients if not g.is_sparse], [g for g in gradients if g.is_sparse]
-    dense = [g.contiguous() for g in dense]
-    if len(lists) < 2 and fits_numba(values, *dense, *(g.values() for g in lists)):
+    if (
+        len(lists) < 2
+        and values.is_cpu
+        and fits_numba(*(dense := [g.contiguous() for g in dense]), *(g.values() for g in lists))
+    ):
         return _ascend(gradients, dense, lists, values, weight, sweeps, factor)
-    everyone = torch.arange(len(values), device=values.device)
-    return combine_steps(gradients, solve_box_qp(gram(gradients, everyone) * weight, values, sweeps), factor)
+    if lists:
+        everyone = torch.arange(len(values), device=values.device)
+        return combine_steps(gradients, solve_box_qp(gram(gradients, everyone) * weight, values, sweeps), factor)
+    rows = torch.cat([g.flatten(1) for g in gradients], 1)
+    found = combine_steps([rows], solve_box_qp((rows @ rows.t()).to(torch.float64) * weight, values, sweeps), factor)
+    sizes = [g.shape[1:].numel() for g in gradients]
+    parts = [part.view(g.shape[1:]) for part, g in zip(found.combined[0].split(sizes), gradients, strict=True)]
+    return found._replace(combined=parts)
 
 
 def _ascend(

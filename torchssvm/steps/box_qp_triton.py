@@ -35,16 +35,16 @@ def ascend_triton(gram: Tensor, values: Tensor, sweeps: int, converged: float) -
         gamma, ``[R]`` float64, on the device of ``gram``.
     """
     matrix = gram.detach().to(torch.float64).contiguous()
-    residual = values.detach().to(matrix.device, torch.float64, copy=True).contiguous()
-    size = len(residual)
-    gammas = torch.zeros_like(residual)
+    values = values.detach().to(matrix.device, torch.float64).contiguous()
+    size = len(values)
+    gammas = torch.empty_like(values)
     if size:
-        changes = torch.empty_like(residual)
+        residual, changes = torch.empty_like(values), torch.empty_like(values)
         tile = min(_TILE, max(_BLOCK, triton.next_power_of_2(size)))
         with on_device(matrix):
             # Fused multiply-add rounds once where the CPU rounds twice.
             _ascend[(1,)](
-                matrix, residual, gammas, changes, size, sweeps,
+                matrix, values, residual, gammas, changes, size, sweeps,
                 converged=converged, block=_BLOCK, tile=tile, num_warps=max(1, tile // 128), enable_fp_fusion=False,
             )  # fmt: skip
     return gammas
@@ -52,9 +52,16 @@ def ascend_triton(gram: Tensor, values: Tensor, sweeps: int, converged: float) -
 
 @triton.jit
 def _ascend(
-    matrix, residual, gammas, changes, size, sweeps, converged: tl.constexpr, block: tl.constexpr, tile: tl.constexpr
-):
-    """``residual`` starts as v and stays ``v - G gamma``; ``changes`` is room for R numbers."""
+    matrix, values, residual, gammas, changes, size, sweeps,
+    converged: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    """``residual`` starts as v and stays ``v - G gamma``; it and ``changes`` are room for R numbers."""
+    for left in range(0, size, tile):
+        column = left + tl.arange(0, tile)
+        known = column < size
+        tl.store(residual + column, tl.load(values + column, known, 0.0), known)
+        tl.store(gammas + column, tl.zeros([tile], tl.float64), known)
+    tl.debug_barrier()
     lane = tl.arange(0, block)
     enough = tl.full([], converged, tl.float64)  # a plain float argument would be rounded to float32
     sweep = 0

@@ -29,6 +29,7 @@ class Proposal:
         stored: The blocks.
         block_steps: The rule that chooses the steps, of accumulated batches together.
         scale: The upstream gradient of the loss.
+        factor: The same on a device, until the step reads it with all other numbers that it needs; None on the CPU.
         found: The corners.
         block_gaps: ``[B]`` float64, g_i at the weights of the forward pass.
         change: The change of the atoms' masses, ``[B, A + 1]``; None if all mass moves to the corner.
@@ -54,6 +55,7 @@ class Proposal:
     stored: Stored
     block_steps: BlockSteps
     scale: float = 1.0
+    factor: Tensor | None = None
     found: OracleResult = field(init=False)
     block_gaps: Tensor = field(init=False)
     change: Tensor | None = field(init=False, default=None)

@@ -12,6 +12,7 @@ from torchssvm.core.batch import Batch
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.gradients import adjoint
 from torchssvm.core.max_oracle import find_corner
+from torchssvm.core.on_host import on_host
 from torchssvm.core.potentials import scale
 from torchssvm.core.precision import full_precision
 from torchssvm.core.probe import TOLERANCE, probe
@@ -64,7 +65,7 @@ def make_pass(
     found = torch.zeros(slack.size, dtype=torch.float64)
     for batch, potentials, index in every_training_example(head, problem, batches):
         target = problem.structure.check_target(batch.y, potentials)
-        targets[index.cpu()] = digest_targets(target, potentials.lengths).cpu()
+        targets[on_host(index)] = digest_targets(target, potentials.lengths)
         corner = find_corner(problem.structure, potentials, target)
         with full_precision(potentials.device):
             parts = scale(probe(potentials, problem.structure), (1.7 * index.double() + 0.3).cos())

@@ -13,6 +13,7 @@ from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomS
 from torchssvm.core.arguments import check_number, check_whole
 from torchssvm.core.batch import Batch, apply_head, check_batches, first_occurrences, to_device
 from torchssvm.core.digest import digest_targets
+from torchssvm.core.on_host import on_host
 from torchssvm.core.potentials import as_potentials, conform, inner, subtract
 from torchssvm.core.precision import full_precision
 from torchssvm.core.ranks import Ranks
@@ -125,12 +126,13 @@ class ExponentiatedGradient(DualTrainer, Stateful):
     def _start(self) -> None:
         """Set every distribution to uniform, and the weights accordingly, by one pass of the expectation oracle."""
         dual = self.dual
+        dual.to(dual.parameters[0].device)
         storage, losses, targets = self._empty(), torch.zeros_like(dual.loss), dual.targets.clone()
         weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
         for batch, potentials, index in every_training_example(self.head, dual, self.batches):
             self._count += 1
             target = dual.structure.check_target(batch.y, potentials)
-            targets[index] = digest_targets(target, potentials.lengths).to(targets.device)
+            targets[on_host(index)] = digest_targets(target, potentials.lengths)
             with torch.no_grad(), full_precision(potentials.device):
                 delta, constant = loss_potentials(dual.structure, target, potentials)
                 uniform = potentials.replace({n: torch.zeros_like(t) for n, t in potentials.tensors.items()})
@@ -138,7 +140,6 @@ class ExponentiatedGradient(DualTrainer, Stateful):
                 storage.gather(index, potentials, target)  # checks the memory before anything is allocated
                 psi = subtract(conform(dual.structure.parts(target), potentials, "parts(target)"), mean)
                 storage.add(index, potentials, psi)
-                losses = losses.to(index.device)
                 losses[index] = (inner(mean, delta) + constant) / dual.num_examples
                 parts = storage.contribution(storage.gather(index, potentials, target), potentials)
             for total, part in zip(weights, parts, strict=True):

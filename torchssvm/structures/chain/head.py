@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
 from torchssvm.core.jit import arrays, fits_numba
+from torchssvm.core.on_host import upload
 from torchssvm.core.plain import plain
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision, gradient_of_weight, product, transformed
@@ -120,7 +121,7 @@ class LinearChain(LinearHead):
         if self.positions is not None and longest > self.positions:
             raise ValueError(f"x has {longest} positions, and the head was made for positions={self.positions}")
         if lengths is None:
-            lengths, span = torch.full((batch,), longest, device=x.device), (longest, longest)
+            lengths, span = upload(torch.full((batch,), longest), x.device), (longest, longest)
         else:
             span = check_range(lengths, batch, longest)
         last = lengths - 1
@@ -136,6 +137,7 @@ class LinearChain(LinearHead):
             features = x.detach()
         return self._potentials(
             emission,
+            lengths,
             last,
             span,
             per_example=lambda v: v.transpose(1, 2) @ features,
@@ -146,6 +148,7 @@ class LinearChain(LinearHead):
     def _potentials(
         self,
         emission: Tensor,
+        lengths: Tensor,
         last: Tensor,
         span: tuple[int, int],
         *,
@@ -157,6 +160,7 @@ class LinearChain(LinearHead):
 
         Args:
             emission: ``[B, N, K]``.
+            lengths: ``[B]`` int64.
             last: ``[B]`` int64, the last position of each example.
             span: The smallest and the largest length.
             per_example: ``v [B, N, K] -> sum_t v_t x_t^T``, ``[B, *emission.shape]``.
@@ -189,7 +193,7 @@ class LinearChain(LinearHead):
 
         return Potentials(
             {"emission": emission, "transition": transition},
-            last + 1,
+            lengths,
             ragged={"emission": 0} | ({} if self.positions is None else {"transition": -1}),
             adjoint=adjoint,
             gram_product=gram_product,
@@ -252,9 +256,10 @@ def add_biases(emission: Tensor, last: Tensor, bias: Tensor | None, first: Tenso
     if fits_numba(emission, last, *extra):
         kernels.add_everywhere(*arrays(emission, last, *extra))
         return emission
-    emission[torch.arange(len(last), device=last.device), last] += extra[2]
-    emission[:, 1:] += extra[0]
-    emission[:, 0] += extra[0] + extra[1]
+    at_last = last.view(-1, 1, 1).expand(-1, 1, emission.shape[2])
+    emission.scatter_add_(1, at_last, extra[2].expand_as(at_last))
+    emission.add_(extra[0])
+    emission[:, 0].add_(extra[1])
     return emission
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from torchssvm.core.arguments import check_flags
 from torchssvm.core.lists import TokenLists, as_lists, check_lists, padded_product
+from torchssvm.core.on_host import upload
 from torchssvm.core.plain import plain
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import full_precision, transformed
@@ -85,7 +86,7 @@ class SparseLinearChain(LinearChain):
         if longest < 1:
             raise ValueError(f"x.columns must have at least one position, got {list(x.columns.shape)}")
         if lengths is None:
-            lengths, span = torch.full((batch,), longest, device=x.columns.device), (longest, longest)
+            lengths, span = upload(torch.full((batch,), longest), x.columns.device), (longest, longest)
         else:
             span = check_range(lengths, batch, longest)
         last = lengths - 1
@@ -113,6 +114,7 @@ class SparseLinearChain(LinearChain):
                 )
         return self._potentials(
             emission,
+            lengths,
             last,
             span,
             per_example=lambda v: lists.per_example(v, self.in_features),

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_int64, check_tensor, check_whole
-from torchssvm.core.jit import arrays, fits_numba
+from torchssvm.core.jit import arrays, fits_numba, fits_triton
 from torchssvm.core.launch import by_example
+from torchssvm.core.on_host import on_host, upload
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, Marginals, Structure, digest
@@ -20,6 +21,9 @@ from torchssvm.structures.chain.labelings import chain_parts, chain_scores
 from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.chain.sum_product import sum_product
 from torchssvm.structures.chain.transitions import Transitions
+
+MOST_STATES = 128
+"""The kernels for labels on CUDA devices take so many states: one compares a pair with all pairs of states."""
 
 _NONE = torch.empty(0, 0, dtype=torch.float64)
 
@@ -97,6 +101,11 @@ class Chain(Structure):
             emission_in, costs_in, labels_in, out = arrays(emission, costs, labels, augmented)
             if kernels.augment(emission_in, costs_in, 1.0, self.normalize, labels_in, out):
                 return self.argmax(potentials.replace({"emission": augmented, "transition": transition}))
+        if not len(costs) and fits_triton(emission, labels) and labels.shape == emission.shape[:2]:
+            from torchssvm.structures.chain.labels_triton import augment_triton
+
+            augmented = augment_triton(emission, labels, self.normalize)
+            return self.argmax(potentials.replace({"emission": augmented, "transition": transition}))
         costs, _ = self.costs(target)
         costs = costs.to(emission.dtype).unsqueeze(2)
         # The cost at the target is set to 0: adding it and subtracting it again would leave a rounding error.
@@ -147,16 +156,21 @@ class Chain(Structure):
         target: Tensor | WeightedLabels,
         potentials: Potentials,
     ) -> Parts:
-        """Add the difference to ``parts`` in place; padding does not change."""
+        """As :meth:`Structure.add_difference`; padding does not change."""
         return self._scatter(parts, _labels(labeling), _labels(target))
 
     def _scatter(self, parts: Parts, found: Tensor, true: Tensor) -> Parts:
-        """Add the states and pairs of ``found`` and subtract those of ``true``, in place."""
+        """Add the states and pairs of ``found`` and subtract those of ``true``; this may write into ``parts``."""
         emission, transition = parts["emission"], parts["transition"]
         pairs = transition.unsqueeze(1) if self.shared else transition
         fits = found.shape == true.shape == emission.shape[:2] and fits_numba(emission, pairs, found, true)
         if fits and kernels.scatter(*arrays(found, true, emission, pairs)):
             return parts
+        if self.shared and self._on_device(found, true, emission, transition):
+            from torchssvm.structures.chain.labels_triton import add_difference_triton
+
+            added = add_difference_triton(found, true, emission, transition)
+            return dict(zip(("emission", "transition"), added, strict=True))
         states, dtype = self.num_states, emission.dtype
         real = (true >= 0).to(dtype)
         both = real[:, 1:]
@@ -186,7 +200,16 @@ class Chain(Structure):
             tables = arrays(found, labels, costs, emission, one, score, loss)
             if kernels.examine(*tables[:3], 1.0, self.normalize, *tables[3:]):
                 return OracleResult(labeling, score, loss)
+        if not len(costs) and self._on_device(found, labels, emission, one):
+            from torchssvm.structures.chain.labels_triton import examine_triton
+
+            return OracleResult(labeling, *examine_triton(found, labels, emission, transition, self.normalize))
         return super().examine(labeling, target, potentials)
+
+    def _on_device(self, found: Tensor, true: Tensor, emission: Tensor, pairs: Tensor) -> bool:
+        """Whether the Triton kernels take these labels (checked ones, and those of the oracle) and tables."""
+        fits = found.shape == true.shape == emission.shape[:2] and self.num_states <= MOST_STATES
+        return fits and emission.dtype == pairs.dtype and fits_triton(found, true, emission, pairs)
 
     def relative_scores(self, labelings: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> Tensor:
         """Sums of looked-up potentials, ``[B, C]`` float64: 2 T - 1 reads for a labeling of length T."""
@@ -250,7 +273,15 @@ class Chain(Structure):
 
     def _check_labels(self, labels: Tensor, potentials: Potentials) -> Tensor:
         """The labels with -1 beyond each length."""
-        (batch, longest), lengths = labels.shape, potentials.lengths
+        held = on_host(labels)
+        checked = self._mask(held, None if potentials.lengths is None else on_host(potentials.lengths), potentials)
+        if held is labels:
+            return checked
+        return labels if torch.equal(checked, held) else upload(checked, labels.device)
+
+    def _mask(self, labels: Tensor, lengths: Tensor | None, potentials: Potentials) -> Tensor:
+        """As :meth:`_check_labels`, on the CPU."""
+        batch, longest = labels.shape
         if lengths is not None and potentials.max_length is not None and potentials.max_length <= longest:
             if fits_numba(labels, lengths):
                 masked = torch.empty_like(labels)

@@ -58,10 +58,11 @@ class Ranking(Structure):
     quick_to_decode = True
 
     def __init__(self, measure: RankingMeasure | None = None) -> None:
-        self.measure = PairSwaps() if measure is None else measure
-        if not isinstance(self.measure, RankingMeasure):
+        given: Any = PairSwaps() if measure is None else measure
+        if not isinstance(given, RankingMeasure):
             wrong = "the class: give an object" if isinstance(measure, type) else f"a {type(measure).__name__}"
             raise TypeError(f"measure={measure!r} must be one of these, not {wrong}:\n{MEASURES}")
+        self.measure = given
 
     def argmax(self, potentials: Potentials) -> Decoding:
         """Documents by descending score; of equal ones the first stands above."""

@@ -1,0 +1,108 @@
+"""A step on a CUDA device: how often the host waits, how many kernels it starts, and that it is the step of the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchssvm import BCFW, Batch, BlockGap, DualState, LinearChain, StructuredHinge
+
+pytestmark = pytest.mark.cuda
+
+LAUNCH, WAIT = 5e-6, 15e-6  # seconds
+
+
+def _problem(n: int, longest: int = 5, features: int = 3, states: int = 4) -> Batch:
+    random = torch.Generator().manual_seed(n)
+    lengths = torch.randint(1, longest + 1, (n,), generator=random)
+    x = torch.randn(n, longest, features, generator=random)
+    y = torch.randint(states, (n, longest), generator=random)
+    y[torch.arange(longest) >= lengths.unsqueeze(1)] = -1
+    return Batch(x, y, torch.arange(n), lengths)
+
+
+def _train(
+    batches: list[Batch], n: int, steps: int, factor: float = 1.0
+) -> tuple[LinearChain, DualState, BCFW, list[float]]:
+    head = LinearChain(3, 4).to(batches[0].x.device)
+    dual = DualState.for_head(head, num_examples=n, lam=0.1)
+    loss, optimizer, values = BlockGap(dual), BCFW(head.parameters(), dual), []
+    for step in range(steps):
+        batch = batches[step % len(batches)]
+        optimizer.zero_grad()
+        value = factor * loss(head(batch.x, batch.lengths), batch.y, batch.index)
+        value.backward()
+        optimizer.step()
+        values.append(value.detach())
+    return head, dual, optimizer, [float(value) for value in values]
+
+
+def _rows(batch: Batch, rows: slice) -> Batch:
+    return Batch(batch.x[rows], batch.y[rows], batch.index[rows], batch.lengths[rows])
+
+
+def test_steps_are_those_of_the_cpu(cuda):
+    factor = 0.5
+    everything = _problem(6)
+    batches = [_rows(everything, slice(0, 3)), _rows(everything, slice(3, 6))]
+    _, expected, _, losses = _train(batches, 6, 4, factor)
+    _, found, _, values = _train([batch.to(cuda) for batch in batches], 6, 4, factor)
+    torch.testing.assert_close(torch.tensor(values), torch.tensor(losses), rtol=1e-4, atol=1e-6)
+    for mine, other in zip(found.parameters, expected.parameters, strict=True):
+        torch.testing.assert_close(mine.detach().cpu(), other.detach(), rtol=1e-3, atol=1e-5)
+    assert found.value() == pytest.approx(expected.value(), rel=1e-5)
+    assert torch.equal(found.targets, expected.targets)
+    assert (found.steps, found.oracle_calls, found.moved) == (4, 12, 12)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # of infinite potentials, in the interpreter
+def test_refusals_of_a_device_change_nothing(cuda):
+    batch = _problem(3).to(cuda)
+    head, dual, optimizer, _ = _train([batch], 3, 2)
+    held = [p.detach().clone() for p in dual.parameters]
+    blocks = {name: buffer.values.clone() for name, buffer in dual.storage.buffers.items()}
+    losses, gaps = dual.loss.clone(), dual.gap_estimates.clone()
+
+    def propose(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        BlockGap(dual)(head(x, batch.lengths), batch.y, batch.index).backward()
+
+    propose(batch.x)
+    dual.parameters[0].grad.mul_(1.5)
+    with pytest.raises(RuntimeError, match="gradient"):
+        optimizer.step()
+    propose(batch.x)
+    dual.parameters[1].grad.fill_(torch.nan)
+    with pytest.raises(RuntimeError, match="not finite"):
+        optimizer.step()
+    wrong = batch.x.clone()
+    wrong[0, 0, 0] = torch.inf
+    with pytest.raises(ValueError, match="not finite"):
+        propose(wrong)
+    for mine, other in zip(dual.parameters, held, strict=True):
+        assert torch.equal(mine, other)
+    for name, buffer in dual.storage.buffers.items():
+        assert torch.equal(buffer.values, blocks[name])
+    assert torch.equal(dual.loss, losses)
+    assert torch.equal(dual.gap_estimates, gaps)
+    assert dual.steps == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="launches are counted on the pretended device")
+def test_a_step_waits_twice_for_the_device_and_starts_sixty_kernels(cuda):
+    pretended = pytest.importorskip("pretended_device")
+    batch = _problem(3).to(cuda)
+    head = LinearChain(3, 4).to(cuda)
+    dual = DualState.for_head(head, num_examples=3, lam=0.1)
+    loss, hinge, optimizer = BlockGap(dual), StructuredHinge(head.structure), BCFW(head.parameters(), dual)
+    for _ in range(3):
+        optimizer.zero_grad()
+        with pretended.counted() as counts:
+            loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
+            optimizer.step()
+    assert counts.syncs <= 2, counts
+    assert counts.launches <= 60, counts
+    assert counts.launches * LAUNCH + counts.syncs * WAIT < 0.5e-3
+    with pretended.counted() as counts:
+        hinge(head(batch.x, batch.lengths), batch.y)
+    assert counts.syncs <= 2, counts

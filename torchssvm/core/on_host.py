@@ -1,0 +1,36 @@
+"""Numbers of device tensors that the host knows already: it need not wait for the device to check them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.plain import plain
+
+_SOURCE = "_torchssvm_source"
+
+
+def upload(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """``tensor`` on ``device``; a copy of a CPU tensor remembers it, as :func:`known` says."""
+    moved = tensor.to(device, non_blocking=torch.device(device).type != "cpu")
+    return known(moved, tensor) if tensor.is_cpu else moved
+
+
+def known(tensor: Tensor, source: Tensor) -> Tensor:
+    """``tensor``, which remembers that the CPU tensor ``source`` holds its numbers, until one of them is written to.
+
+    Torch's version counters miss writes through ``.data`` or numpy; inference tensors have none and remember nothing.
+    """
+    if not (tensor.is_cpu or plain() or tensor.is_inference() or source.is_inference()):
+        setattr(tensor, _SOURCE, (source, source._version, tensor._version))
+    return tensor
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """The numbers of ``tensor`` on the CPU; those of a device tensor that remembers no source are read, which waits."""
+    if tensor.is_cpu:
+        return tensor
+    source, *versions = getattr(tensor, _SOURCE, (None,))
+    if source is None or [source._version, tensor._version] != versions:
+        known(tensor, source := tensor.cpu())
+    return source

@@ -1,0 +1,73 @@
+"""The rows of a ``RowBuffer`` on a CUDA device, one program for each example; their twins are in ``rows.py``.
+
+Import it only where Triton is installed.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from torchssvm.core.jit import on_device
+
+_BLOCK = 1024
+
+
+def read_triton(values: Tensor, start: Tensor, held: Tensor, index: Tensor, longest: int) -> Tensor:
+    """The rows of the examples ``index`` ``[B]`` as ``[B, longest, *trailing]``, zero where they have none.
+
+    Args:
+        values: ``[rows, *trailing]``, contiguous.
+        start: ``[n]`` int64, each example's first row.
+        held: ``[n]`` int64, how many rows it has.
+        index: ``[B]`` int64.
+        longest: Rows to read.
+    """
+    found = values.new_empty(len(index), longest, *values.shape[1:])
+    width = values.shape[1:].numel()
+    with on_device(values):
+        _read[(len(index),)](values, start, held, index, found, longest, width, block=_BLOCK, enable_fp_fusion=False)
+    return found
+
+
+def add_triton(values: Tensor, start: Tensor, held: Tensor, index: Tensor, change: Tensor, factors: Tensor) -> None:
+    """``factors_i change_i`` is added to the rows of distinct examples ``index``, in place.
+
+    Args:
+        values: As in :func:`read_triton`; so are ``start``, ``held`` and ``index``.
+        start: See there.
+        held: See there.
+        index: See there.
+        change: ``[B, longest, *trailing]``, contiguous.
+        factors: ``[B]``.
+    """
+    longest, width = change.shape[1], values.shape[1:].numel()
+    with on_device(values):
+        _add[(len(index),)](
+            values, start, held, index, change, factors, longest, width, block=_BLOCK, enable_fp_fusion=False
+        )
+
+
+@triton.jit
+def _read(values, start, held, index, found, longest, width, block: tl.constexpr):
+    b = tl.program_id(0).to(tl.int64)
+    example = tl.load(index + b)
+    own = tl.minimum(tl.load(held + example), longest) * width
+    values += tl.load(start + example) * width
+    for begin in range(0, longest * width, block):
+        at = begin + tl.arange(0, block)
+        tl.store(found + b * longest * width + at, tl.load(values + at, at < own, 0.0), at < longest * width)
+
+
+@triton.jit
+def _add(values, start, held, index, change, factors, longest, width, block: tl.constexpr):
+    b = tl.program_id(0).to(tl.int64)
+    example = tl.load(index + b)
+    own = tl.minimum(tl.load(held + example), longest) * width
+    values += tl.load(start + example) * width
+    factor = tl.load(factors + b).to(values.dtype.element_ty)
+    for begin in range(0, own, block):
+        at = begin + tl.arange(0, block)
+        old = tl.load(values + at, at < own, 0.0)
+        tl.store(values + at, old + factor * tl.load(change + b * longest * width + at, at < own, 0.0), at < own)
