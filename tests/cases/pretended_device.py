@@ -192,7 +192,9 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         leaving = isinstance(args[1 if name == "copy_" else 0], DeviceTensor)
         arriving = isinstance(args[0], DeviceTensor) if name == "copy_" else (target == _HIDDEN if target else leaving)
         asynchronous = kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2])
-        if leaving != arriving and (leaving or not asynchronous):  # waits, unless it is pinned memory that is written
+        if leaving and not arriving and asynchronous:
+            raise RuntimeError("a copy to the host with non_blocking=True: its numbers may be read before they arrive")
+        if leaving != arriving and not asynchronous:
             _waited("copy to the host" if leaving else "copy to the device")
         elif leaving or arriving:
             _launched(name)

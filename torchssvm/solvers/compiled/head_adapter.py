@@ -148,5 +148,8 @@ def find_adapter(head: nn.Module) -> HeadAdapter:
         raise TypeError("head has forward hooks, which the compiled loop does not run; use BlockGap and BCFW")
     device = next(head.parameters()).device
     if device.type != "cpu":
-        raise TypeError(f"head is on {device}; the compiled loop runs on the CPU")
+        raise TypeError(
+            f"head is on {device}, and the compiled loop runs on the CPU: train it there, after head.to('cpu'), or on "
+            "the device, by BlockGap and BCFW"
+        )
     return adapter

@@ -1,0 +1,41 @@
+"""The script for the day that there is a device: every part works at tiny sizes on the CPU."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "device.py"
+
+
+def test_every_part_runs_at_tiny_sizes(run_script, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.delenv("TORCHSSVM_DATA", raising=False)
+    said = run_script(SCRIPT, "--quick", "--out", tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "device.jsonl").read_text().splitlines()]
+    assert {row["part"] for row in rows} == {"machine", "training", "steps", "kernels", "tests"}
+    missing = {
+        row["what"].partition(" to ")[0]: row["found"]["not measured"] for row in rows if "not measured" in row["found"]
+    }
+    if shutil.which("compute-sanitizer") is None:
+        for tool in ("memcheck", "racecheck"):
+            assert "not installed" in missing.pop(f"compute-sanitizer {tool}")
+    assert "TORCHSSVM_DATA is not set" in missing.pop("CoNLL-2000")
+    assert not missing
+    found = {row["what"]: row["found"] for row in rows}
+    assert found["two runs, compared in bits"]["same bits"] is True
+    assert found["box QP of 8 blocks"]["same bits"] is True
+    assert found["pytest"]["exit status"] == 0
+    table = (tmp_path / "device.md").read_text().splitlines()
+    assert table[0].startswith("On the CPU, at tiny sizes")
+    assert len(table) == 4 + len(rows)
+    assert "torchssvm ms" in said
+
+
+def test_a_part_over_its_time_says_so(run_script, tmp_path):
+    run_script(SCRIPT, "--quick", "--part", "steps", "--minutes", -1, "--out", tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "device.jsonl").read_text().splitlines()]
+    assert all("minutes are over" in row["found"]["not run"] for row in rows if row["part"] == "steps")
