@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -51,7 +52,7 @@ class Kernel:
         """For other kernels, whose code takes it up: without the calls from Python and C, and without files."""
         import numba
 
-        options: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **self._options}
+        options: Any = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, **self._options}
         return numba.njit(**options)(self._function)
 
     def __reduce__(self) -> str:
@@ -61,6 +62,29 @@ class Kernel:
     def __call__(self, *arguments: Any) -> Any:
         """Run the compiled function."""
         return self.dispatcher(*arguments)
+
+
+class Vectorised:
+    """A Python function in place of which kernels get the vector operation of its name in :mod:`.vector_code`.
+
+    That module is imported when the first kernel that uses one is compiled, as it imports Numba.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    @functools.cached_property
+    def _numba_type_(self) -> Any:
+        from numba.core.registry import cpu_target
+
+        code = importlib.import_module("torchssvm.core.vector_code")
+        cpu_target.typing_context.refresh()
+        return cpu_target.typing_context.resolve_value_type(getattr(code, self._function.__name__))
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the Python function."""
+        return self._function(*arguments)
 
 
 def njit(function: Callable[..., Any]) -> Any:

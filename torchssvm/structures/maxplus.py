@@ -7,34 +7,13 @@ of the code.
 from __future__ import annotations
 
 from torchssvm.core.jit import njit
+from torchssvm.core.vectors import add_rows, max_rows
 
 
 @njit
 def maxplus_matvec(maxima, scores, block, fresh):
     """``maxima[k] = max(maxima[k], scores[j] + block[j, k])`` over all j; ``fresh`` ignores the old ``maxima``."""
-    states, columns = min(scores.shape[0], block.shape[0]), block.shape[1]
-    j = 0
-    if fresh:
-        score = scores[0]
-        for k in range(columns):
-            maxima[k] = score + block[0, k]
-        j = 1
-    while j + 4 <= states:  # four rows at once save three quarters of the reads and writes of maxima
-        a, b, c, d = scores[j], scores[j + 1], scores[j + 2], scores[j + 3]
-        for k in range(columns):
-            best = maxima[k]
-            v, w, x, y = a + block[j, k], b + block[j + 1, k], c + block[j + 2, k], d + block[j + 3, k]
-            v = w if w > v else v
-            x = y if y > x else x
-            v = x if x > v else v
-            maxima[k] = v if v > best else best
-        j += 4
-    while j < states:
-        score = scores[j]
-        for k in range(columns):
-            v, best = score + block[j, k], maxima[k]
-            maxima[k] = v if v > best else best
-        j += 1
+    max_rows(maxima, scores, block, min(scores.shape[0], block.shape[0]), fresh)
 
 
 @njit
@@ -112,7 +91,7 @@ def send_forward(scores, messages, matrices, length, states):
     for t in range(1, length):
         matrix = matrices[t - 1 if matrices.shape[0] > 1 else 0]
         maxplus_matvec(messages[t - 1], scores[t - 1, :states], matrix, True)
-        add(scores[t], messages[t - 1], states)
+        add_rows(scores[t, :states], messages, None, None, t - 1, t)
 
 
 @njit

@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit
+from torchssvm.core.vectors import exact_dot
 from torchssvm.dual.numba import victim
-from torchssvm.solvers.compiled.block import add_labeling, forget_pairs, product, respond, respond_to_parts, score
+from torchssvm.solvers.compiled.block import add_labeling, forget_pairs, respond, respond_to_parts, score
 from torchssvm.steps.numba import CORRECTIVE, HYBRID
 
 
@@ -36,8 +37,8 @@ def fill_atoms(i, n, count, length, base, blocks, scalars, emission, transition,
         psi, psi_pairs = rest_views(blocks, i, length)
         inner = 0.0
         for t in range(length):
-            inner += product(psi[t], emission[t])
-        inner += product(psi_pairs.reshape(psi_pairs.size), transition.reshape(transition.size))
+            inner += exact_dot(psi[t], emission[t])
+        inner += exact_dot(psi_pairs, transition)
         held = blocks.rest_loss[i] if blocks.mass.shape[1] else scalars.loss[i]
         parts[0] = held * n / mass[0]
         hinge[0] = -inner / mass[0] + parts[0]
@@ -164,7 +165,7 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
     psi, psi_pairs = rest_views(blocks, i, length)
     share = 1.0 / blocks.rest_mass[i]
     total = respond_to_parts(examples, examples.arcs, model, i, length, psi, response, scratch.arcs)
-    total += product(psi_pairs.reshape(psi_pairs.size), psi_pairs.reshape(psi_pairs.size))
+    total += exact_dot(psi_pairs, psi_pairs)
     own = score(target, length, response, psi_pairs)
     gram[0, 0] = share * share * total
     for c in range(count + 1):

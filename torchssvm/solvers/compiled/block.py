@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit, njit_fastmath
+from torchssvm.core.vectors import add_rows, add_to_rows, dot, exact_dot
 from torchssvm.solvers.compiled.arcs import (
     add_arcs_to_weights,
     add_parts,
@@ -35,50 +36,15 @@ def potentials(examples, arcs, model, i, emission, room):
         for k in range(states):
             row[k] = model.bias[k]
         if examples.dense:
-            add_dense(row, examples.x[start + t], model.emission)
+            x = examples.x[start + t]
+            add_rows(row, model.emission, None, x, 0, len(x))
         else:
             begin, end = examples.row[start + t], examples.row[start + t + 1]
-            add_sparse(row, examples.value[begin:end], examples.column[begin:end], model.emission)
+            add_rows(row, model.emission, examples.column, examples.value, begin, end)
     for k in range(states):
         emission[0, k] += model.first[k]
         emission[length - 1, k] += model.last[k]
     return length
-
-
-@njit_fastmath
-def add_sparse(row, value, column, weights):
-    """``row += x W`` of a token with a list of nonzero features."""
-    states, count = len(row), len(value)
-    p = 0
-    while p + 4 <= count:
-        a, b, c, d = value[p], value[p + 1], value[p + 2], value[p + 3]
-        wa, wb, wc, wd = weights[column[p]], weights[column[p + 1]], weights[column[p + 2]], weights[column[p + 3]]
-        for k in range(states):
-            row[k] += (a * wa[k] + b * wb[k]) + (c * wc[k] + d * wd[k])
-        p += 4
-    while p < count:
-        a, wa = value[p], weights[column[p]]
-        for k in range(states):
-            row[k] += a * wa[k]
-        p += 1
-
-
-@njit_fastmath
-def add_dense(row, x, weights):
-    """``row += x W``."""
-    states, features = len(row), len(x)
-    f = 0
-    while f + 4 <= features:
-        a, b, c, d = x[f], x[f + 1], x[f + 2], x[f + 3]
-        wa, wb, wc, wd = weights[f], weights[f + 1], weights[f + 2], weights[f + 3]
-        for k in range(states):
-            row[k] += (a * wa[k] + b * wb[k]) + (c * wc[k] + d * wd[k])
-        f += 4
-    while f < features:
-        a, wa = x[f], weights[f]
-        for k in range(states):
-            row[k] += a * wa[k]
-        f += 1
 
 
 @njit
@@ -199,7 +165,7 @@ def respond_to_parts(examples, arcs, model, i, length, psi, response, room):
         sum_lists(examples, arcs, i, length, room.sums, response)
         total = 0.0
         for t in range(length):
-            total += product(psi[t], response[t])
+            total += exact_dot(psi[t], response[t])
         return total
     inner, states, total = examples.inner_start[i], response.shape[1], 0.0
     for t in range(length):
@@ -239,71 +205,30 @@ def add_labeling(examples, i, length, labels, mass, delta, pairs):
             pairs[examples.y[start + t - 1], old] -= mass
 
 
-@njit_fastmath
-def product(a, b):
-    """Inner product of two arrays of one axis, in float64."""
-    total = 0.0
-    for k in range(len(a)):
-        total += np.float64(a[k]) * np.float64(b[k])
-    return total
-
-
-@njit_fastmath
-def row_product(a, b):
-    """Inner product in the dtype of the arrays, for the short rows of states."""
-    total = a[0] * b[0]
-    for k in range(1, len(a)):
-        total += a[k] * b[k]
-    return total
-
-
 @njit
-def squared_length(examples, arcs, model, i, length, delta, pairs, squares, active, row, room):
-    """``|Phi_i^T delta|^2``; ``squares`` gets ``|delta_t|^2``. ``active`` and ``row`` are scratch."""
+def squared_length(examples, arcs, model, i, length, delta, pairs, squares, row, room):
+    """``|Phi_i^T delta|^2``; ``squares`` gets ``|delta_t|^2``. ``row`` is scratch."""
     if arcs is not None:
         for t in range(length):
-            squares[t] = row_product(delta[t], delta[t])
+            squares[t] = dot(delta[t], delta[t])
         return arc_length(examples, arcs, i, length, delta, room)
-    inner = examples.inner_start[i]
-    total, count = 0.0, 0
+    inner, total, begin = examples.inner_start[i], 0.0, -1
     for t in range(length):
-        squares[t] = row_product(delta[t], delta[t])
+        squares[t] = dot(delta[t], delta[t])
         if squares[t] > 0.0:
-            active[count] = t
-            count += 1
-    for a in range(count):
-        t = active[a]
-        total += np.float64(examples.inner[inner + triangle(t, t)]) * squares[t]
-        if a > 0:
-            weigh_rows(examples.inner[inner + triangle(t, 0) :], delta, active[:a], row)
-            total += 2.0 * row_product(row, delta[t])
+            place = inner + triangle(t, 0)
+            total += np.float64(examples.inner[place + t]) * squares[t]
+            if begin >= 0:
+                row[:] = 0.0
+                add_rows(row, delta, None, examples.inner[place : place + t], begin, t)
+                total += 2.0 * dot(row, delta[t])
+            else:
+                begin = t  # rows before it are zero
     if model.has_boundary:
         total += squares[0] + squares[length - 1]
     if len(pairs):
-        row = pairs.reshape(pairs.size)
-        total += row_product(row, row)
+        total += dot(pairs, pairs)
     return total
-
-
-@njit_fastmath
-def weigh_rows(weights, rows, chosen, total):
-    """``total = sum_t weights[t] rows[t]`` over the chosen t, four at a time."""
-    states, count = len(total), len(chosen)
-    for k in range(states):
-        total[k] = 0.0
-    place = 0
-    while place + 4 <= count:
-        a, b, c, d = chosen[place], chosen[place + 1], chosen[place + 2], chosen[place + 3]
-        wa, wb, wc, wd = weights[a], weights[b], weights[c], weights[d]
-        ra, rb, rc, rd = rows[a], rows[b], rows[c], rows[d]
-        for k in range(states):
-            total[k] += (wa * ra[k] + wb * rb[k]) + (wc * rc[k] + wd * rd[k])
-        place += 4
-    while place < count:
-        wa, ra = weights[chosen[place]], rows[chosen[place]]
-        for k in range(states):
-            total[k] += wa * ra[k]
-        place += 1
 
 
 @njit
@@ -332,10 +257,8 @@ def add_to_weights(examples, arcs, model, i, length, delta, pairs, squares):
             continue
         row = delta[t]
         if not examples.dense:
-            for p in range(examples.row[start + t], examples.row[start + t + 1]):
-                value, weights = examples.value[p], model.emission[examples.column[p]]
-                for k in range(states):
-                    weights[k] += value * row[k]
+            begin, end = examples.row[start + t], examples.row[start + t + 1]
+            add_to_rows(model.emission, examples.column, examples.value, begin, end, row)
         if model.has_bias:
             for k in range(states):
                 model.bias[k] += row[k]

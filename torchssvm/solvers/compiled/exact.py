@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit
+from torchssvm.core.vectors import dot, exact_dot, exact_size, exact_sum
 from torchssvm.solvers.compiled.atoms import find_slot, insert, rest_views
 from torchssvm.solvers.compiled.block import (
     add_labeling,
@@ -12,8 +13,6 @@ from torchssvm.solvers.compiled.block import (
     decode,
     loss_of,
     potentials,
-    product,
-    row_product,
     score,
 )
 
@@ -44,13 +43,19 @@ def exact_range(begin, end, examples, model, blocks, scalars, scratch, part, tot
         base = score(examples.y[start : start + length], length, emission, transition)
         hinges[i] = score(found, length, emission, transition) - base + loss
         inner = 0.0
-        if psi_of(i, length, examples, blocks, delta, pairs):
+        some, slots = masses_of(i, blocks)
+        if some or slots:
+            if slots:
+                psi_of(i, length, examples, blocks, some, delta, pairs)
+                psi, psi_pairs = delta, pairs
+            else:
+                psi, psi_pairs = rest_views(blocks, i, length)
             for t in range(length):
-                inner += product(delta[t], emission[t])
-                squares[t] = row_product(delta[t], delta[t])
-            losses[0, i], losses[1, i] = mean_loss(examples, i, length, scratch.response.shape[1], delta)
-            inner += product(pairs.reshape(pairs.size), transition.reshape(transition.size))
-            add_to_weights(examples, examples.arcs, part, i, length, delta, pairs, squares)
+                inner += exact_dot(psi[t], emission[t])
+                squares[t] = dot(psi[t], psi[t])
+            losses[0, i], losses[1, i] = mean_loss(examples, i, length, scratch.response.shape[1], psi)
+            inner += exact_dot(psi_pairs, transition)
+            add_to_weights(examples, examples.arcs, part, i, length, psi, psi_pairs, squares)
             waiting += 1
         scalars.gaps[i] = (hinges[i] + inner) / n - scalars.loss[i]
         if waiting == every or i + 1 == end:
@@ -97,41 +102,49 @@ def mean_loss(examples, i, length, states, psi):
     told, size = 0.0, 0.0
     for t in range(length):
         token = examples.start[i] + t
-        target, cost = examples.y[token], examples.cost[token]
-        for k in range(states):
-            if k != target or len(examples.cost_matrix):
-                each = examples.cost_matrix[target, k] if len(examples.cost_matrix) else 1.0
-                term = cost * each * np.float64(psi[t, k])
+        target, cost, row = examples.y[token], examples.cost[token], psi[t, :states]
+        if len(examples.cost_matrix):
+            for k in range(len(row)):
+                term = cost * examples.cost_matrix[target, k] * np.float64(row[k])
                 told -= term
                 size += abs(term)
+        else:
+            own = np.float64(row[target])
+            told -= cost * (exact_sum(row) - own)
+            size += cost * (exact_size(row) - abs(own))
     return told, size
 
 
 @njit
-def psi_of(i, length, examples, blocks, delta, pairs):
-    """Write ``p(y_i) - mu_i`` of block i; returns False, and writes nothing, if it is zero."""
-    rest = blocks.mixed[i] and blocks.rest_mass[i] > 0.0
-    some = rest
+def masses_of(i, blocks):
+    """Whether the rest of block i has mass, and whether a slot has."""
+    slots = False
     for c in range(blocks.count[i]):
-        some |= blocks.mass[i, c] > 0.0
-    if not some:
-        return False
+        slots |= blocks.mass[i, c] > 0.0
+    return blocks.mixed[i] and blocks.rest_mass[i] > 0.0, slots
+
+
+@njit
+def psi_of(i, length, examples, blocks, rest, delta, pairs):
+    """Write ``p(y_i) - mu_i`` of block i, with its ``rest`` or without."""
     if rest:
         psi, psi_pairs = rest_views(blocks, i, length)
         for t in range(length):
-            row, held = delta[t], psi[t]
-            for k in range(len(held)):
-                row[k] = held[k]
-        row, held = pairs.reshape(pairs.size), psi_pairs.reshape(psi_pairs.size)
-        for k in range(len(row)):
-            row[k] = held[k]
+            copy(psi[t], delta[t])
+        copy(psi_pairs.reshape(psi_pairs.size), pairs.reshape(pairs.size))
     else:
         delta[:length] = 0.0
         pairs[:] = 0.0
     for c in range(blocks.count[i]):
         if blocks.mass[i, c] > 0.0:
             add_labeling(examples, i, length, blocks.labelings[i, c], -blocks.mass[i, c], delta, pairs)
-    return True
+
+
+@njit
+def copy(source, target):
+    """Write a row to another, which is at least as long."""
+    for k in range(len(source)):
+        target[k] = source[k]
 
 
 @njit

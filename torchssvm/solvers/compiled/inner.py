@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit
-from torchssvm.solvers.compiled.block import product
+from torchssvm.core.vectors import exact_dot
 
 
 @njit
@@ -17,7 +17,7 @@ def fill_inner(examples, has_bias):
         for t in range(examples.start[i], examples.start[i + 1]):
             for u in range(examples.start[i], t + 1):
                 if examples.dense:
-                    examples.inner[place] = product(examples.x[t], examples.x[u]) + extra
+                    examples.inner[place] = exact_dot(examples.x[t], examples.x[u]) + extra
                 else:
                     examples.inner[place] = _sparse_product(examples, t, u) + extra
                 place += 1

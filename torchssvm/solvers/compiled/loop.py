@@ -155,7 +155,7 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
         if change[c] != 0.0:
             value += change[c] * hinge[c]
             loss_change += change[c] * parts[c]
-    direction = (delta, pairs, squares, scratch.labels, scratch.into[0], scratch.arcs)
+    direction = (delta, pairs, squares, scratch.into[0], scratch.arcs)
     curvature = squared_length(examples, examples.arcs, model, i, length, *direction)
     step = exact_step(value * options.lam * n, curvature)
 
