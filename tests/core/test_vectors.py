@@ -32,6 +32,11 @@ def run_sums(a, b, out):
     out[0], out[1], out[2], out[3] = dot(a, b), exact_dot(a, b), exact_sum(a), exact_size(a)
 
 
+@njit
+def run_exact(a, b):
+    return exact_dot(a, b)
+
+
 @pytest.fixture(params=[np.float32, np.float64])
 def draw(request):
     chance = np.random.default_rng(0)
@@ -84,6 +89,12 @@ def test_products_and_sums(draw):
         wanted = [function(*pair) for function, pair in ((dot, (a, b)), (exact_dot, (a, b)))]
         assert abs(found[0] - wanted[0]) <= 1e3 * np.finfo(a.dtype).eps
         assert np.allclose(found[1:], [wanted[1], exact_sum(a), exact_size(a)], rtol=1e-12, atol=1e-12)
+
+
+def test_exact_products_of_two_dtypes():
+    for length in LENGTHS:
+        a, b = np.linspace(-1.0, 2.0, length, dtype=np.float32), np.linspace(0.0, 1.0, length)
+        assert np.isclose(run_exact(a, b), exact_dot(a, b), rtol=1e-12, atol=1e-12)
 
 
 def test_other_arrays_are_refused_when_a_kernel_is_compiled(draw):

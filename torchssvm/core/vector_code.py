@@ -133,7 +133,8 @@ def exact_size(typing: Any, row: Any) -> Any:
 
 def _total(arrays: tuple[Any, ...], dtype: Any, term: Callable[..., Any]) -> Any:
     """The sum in a dtype of a term of the vectors of several rows."""
-    _check(*arrays)
+    for array in arrays:
+        _check(array, *(() if dtype == types.float64 else arrays))  # in float64, each may have its own dtype
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         call = _Call(context, builder, signature, arguments)
@@ -224,7 +225,8 @@ class _Panel:
     def _addresses(self, array: _Array, row: Any) -> list[Any]:
         base = _INT(0) if row is None else self._builder.mul(row, array.length)
         places = (self._builder.gep(array.data, [self._builder.add(base, place)]) for place in self._places)
-        return [self._builder.bitcast(place, self._kind.as_pointer()) for place in places]
+        kind = ir.VectorType(array.number, self._lanes)
+        return [self._builder.bitcast(place, kind.as_pointer()) for place in places]
 
     def splat(self, number: Any) -> Any:
         """A vector that repeats a number."""

@@ -57,7 +57,7 @@ def dot(a, b):
 
 @Vectorised
 def exact_dot(a, b):
-    """:func:`dot` in float64."""
+    """:func:`dot` in float64; each array may have its own dtype."""
     return np.dot(a.reshape(-1).astype(np.float64), b.reshape(-1)[: a.size].astype(np.float64))
 
 
