@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -78,9 +77,10 @@ class Vectorised:
     def _numba_type_(self) -> Any:
         from numba.core.registry import cpu_target
 
-        code = importlib.import_module("torchssvm.core.vector_code")
+        from torchssvm.core import vector_code
+
         cpu_target.typing_context.refresh()
-        return cpu_target.typing_context.resolve_value_type(getattr(code, self._function.__name__))
+        return cpu_target.typing_context.resolve_value_type(getattr(vector_code, self._function.__name__))
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the Python function."""

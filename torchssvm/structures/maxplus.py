@@ -50,10 +50,9 @@ def copy_block(matrix, top, left, block):
 
 
 @njit
-def add(row, message, states):
-    """``row += message``."""
-    for k in range(states):
-        row[k] = row[k] + message[k]
+def add(row, messages, place, states):
+    """``row += messages[place]``."""
+    add_rows(row[:states], messages, None, None, place, place + 1)
 
 
 @njit
@@ -91,7 +90,7 @@ def send_forward(scores, messages, matrices, length, states):
     for t in range(1, length):
         matrix = matrices[t - 1 if matrices.shape[0] > 1 else 0]
         maxplus_matvec(messages[t - 1], scores[t - 1, :states], matrix, True)
-        add_rows(scores[t, :states], messages, None, None, t - 1, t)
+        add(scores[t], messages, t - 1, states)
 
 
 @njit

@@ -64,7 +64,7 @@ def decode(emission, pairs, lengths, order, group, shape, begin, end, memory, pl
                     places[g] = g * longest + t - 1
                 maxplus_rows(messages, scores, places[:running], matrices[0], blocks[0])
                 for g in range(running):
-                    add(scores[g * longest + t], messages[g * longest + t - 1], states)
+                    add(scores[g * longest + t], messages, g * longest + t - 1, states)
         elif whole:
             if pairs.shape[0] > 1:
                 copy_block(matrices[0], 0, 0, blocks[0])

@@ -78,7 +78,7 @@ def decode(node, edges, parents, lengths, group, shape, begin, end, memory, plac
             for job in now:  # siblings in ascending order
                 g, v = job // longest, job % longest
                 above = parents[first + g if parents.shape[0] > 1 else 0, v]
-                add(beliefs[g * longest + above], messages[job], states)
+                add(beliefs[g * longest + above], messages, job, states)
 
         for g in range(members):
             length = lengths[first + g] if lengths.shape[0] else longest
