@@ -184,6 +184,9 @@ def test_the_state_of_all_is_collected_first(tmp_path):
             assert kind == "RuntimeError"
             assert "consolidate_state_dict" in text
         loop.optim.consolidate_state_dict()
+        loop.run(1)
+        assert refused(loop.optim.state_dict)[0] == "RuntimeError"  # it was collected before the step
+        loop.optim.consolidate_state_dict()
         whole = loop.optim.state_dict() if rank == 0 else None
         assert refused(loop.optim.state_dict)[0] == "RuntimeError"  # it holds once
         for wrong in ({}, {"ranks": [{}]}, {"ranks": [1, 2, 3]}):

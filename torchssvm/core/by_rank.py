@@ -18,6 +18,7 @@ class ByRank(Stateful):
     """
 
     _whole: dict[str, Any] | None = None
+    _collected: Any = None  # the progress at which _whole was collected
 
     @property
     @abstractmethod
@@ -27,6 +28,10 @@ class ByRank(Stateful):
     @abstractmethod
     def own_state(self) -> dict[str, Any]:
         """The state of this process."""
+
+    def _progress(self) -> Any:
+        """What changes with every step, so that a state collected before one is not taken for that after it."""
+        return None
 
     def _merge(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         """The whole state, from those of all ranks in their order."""
@@ -60,6 +65,7 @@ class ByRank(Stateful):
         if self._group:
             parts = self._group.collect(self.own_state(), to)
             self._whole = None if parts is None else self._merge(parts)
+            self._collected = self._progress()
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, as tensors, numbers and strings.
@@ -70,7 +76,7 @@ class ByRank(Stateful):
         if not self._group:
             return self.own_state()
         whole, self._whole = self._whole, None
-        if whole is None:
+        if whole is None or self._collected != self._progress():
             raise RuntimeError(
                 f"rank {self._group.rank} has a part of the {self.state_name} alone: call consolidate_state_dict() on "
                 "every rank, then state_dict() on rank 0; or save_checkpoint(...) on every rank, which does both"

@@ -56,6 +56,9 @@ class SavedDual(HeldWeights, ByRank):
             }
         )
 
+    def _progress(self) -> Any:
+        return self._lam, *(getattr(self, name) for name in _NUMBERS)
+
     def kept(self) -> dict[str, Any]:
         """As ``own_state()``, which ``load_state_dict`` takes too."""
         return self.own_state()
