@@ -122,22 +122,30 @@ def test_programs_of_any_speed_are_trained(monkeypatch, slow):
 def test_a_model_of_pyepo_maximises_and_is_checked():
     own = Choice()
     own.modelSense = -1
+    with pytest.raises(ValueError, match="modelSense=-1 must be 1: the model minimises"):
+        OptModel(own)
+    own.solve = lambda: (np.eye(4)[own.c.argmax()], own.c.max())
     assert OptModel(own).maximize
-    assert not OptModel(Choice()).maximize
+    own.modelSense = 1
+    with pytest.raises(ValueError, match="modelSense=1 must be -1: the model maximises"):
+        OptModel(own)
+    own = Choice()
+    assert not OptModel(own).maximize
     y, value, bound = OptModel(Choice()).solve(np.array([[2.0, 1.0, 3.0, 4.0]]))
     assert y.dtype == np.int64
     assert y.tolist() == [[0, 1, 0, 0]]
     assert value.tolist() == [1.0]
     assert bound is None
+    model = OptModel(own)
     own.solve = lambda: (np.full(4, 0.5), 0.0)
     with pytest.raises(ValueError, match=r"row 0 is not whole: give OptModel\(model, whole=False\)"):
-        OptModel(own).solve(np.ones((1, 4)))
+        model.solve(np.ones((1, 4)))
     assert OptModel(own, whole=False).solve(np.ones((1, 4)))[0].tolist() == [[0.5] * 4]
     own.solve = lambda: (np.zeros(3), 0.0)
     with pytest.raises(ValueError, match="returned \\[3\\] numbers, and num_cost is 4"):
-        OptModel(own).solve(np.ones((1, 4)))
+        model.solve(np.ones((1, 4)))
     with pytest.raises(ValueError, match="takes costs alone"):
-        OptModel(own).solve(np.ones((1, 4)), np.ones((1, 1)))
+        model.solve(np.ones((1, 4)), np.ones((1, 1)))
     own.modelSense = 0
     with pytest.raises(ValueError, match="modelSense=0 must be 1"):
         OptModel(own)

@@ -10,6 +10,7 @@ from torchssvm.core.arguments import check_flags, check_whole
 from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, costs_of, refuse_given
 
 _WHOLE = 1e-4  # what solvers may err on whole numbers
+_SLACK = 1e-3  # of the costs: what the gaps of solvers may be
 
 
 class OptModel(DecisionOracle):
@@ -25,7 +26,7 @@ class OptModel(DecisionOracle):
 
     Raises:
         TypeError: ``model`` has no such method, or predicts a part of its costs only.
-        ValueError: ``modelSense`` is neither 1 nor -1.
+        ValueError: ``modelSense`` is neither 1 nor -1, or the model does the opposite: it is asked twice.
 
     Example:
         >>> import numpy as np
@@ -59,6 +60,18 @@ class OptModel(DecisionOracle):
         self.whole = whole
         self.num_costs = check_whole(model.num_cost, "num_cost")
         self.maximize = model.modelSense == -1
+        self._check_sense()
+
+    def _check_sense(self) -> None:
+        """The decision for costs c is no worse under c than the decision for -c."""
+        costs = np.random.default_rng(0).standard_normal(self.num_costs)
+        values = self.solve(np.stack([costs, -costs]))[0] @ costs
+        better = values[0] - values[1] if self.maximize else values[1] - values[0]
+        if better < -_SLACK * np.abs(costs).sum():
+            raise ValueError(
+                f"modelSense={self.model.modelSense} must be {-self.model.modelSense}: the model "
+                f"{'minimises' if self.maximize else 'maximises'}"
+            )
 
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """One problem after another, by the model.
