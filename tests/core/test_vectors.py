@@ -7,7 +7,7 @@ import pytest
 
 from torchssvm.core import vectors
 from torchssvm.core.jit import njit
-from torchssvm.core.vectors import add_rows, add_to_rows, dot, exact_dot, exact_size, exact_sum, max_rows
+from torchssvm.core.vectors import add_row, add_rows, add_to_rows, dot, exact_dot, exact_sums, max_rows, set_row
 
 LENGTHS = [*range(1, 36), 47, 48, 49, 63, 64, 65, 95, 97]
 
@@ -18,8 +18,18 @@ def run_add(total, rows, chosen, weights, begin, end):
 
 
 @njit
-def run_add_to(rows, chosen, weights, begin, end, row):
-    add_to_rows(rows, chosen, weights, begin, end, row)
+def run_add_to(rows, chosen, weights, begin, end, row, factor):
+    add_to_rows(rows, chosen, weights, begin, end, row, factor)
+
+
+@njit
+def run_set(out, row, factor, shift):
+    set_row(out, row, factor, shift)
+
+
+@njit
+def run_add_row(out, row, factor):
+    add_row(out, row, factor)
 
 
 @njit
@@ -29,7 +39,8 @@ def run_max(maxima, scores, rows, count, fresh):
 
 @njit
 def run_sums(a, b, out):
-    out[0], out[1], out[2], out[3] = dot(a, b), exact_dot(a, b), exact_sum(a), exact_size(a)
+    out[0], out[1] = dot(a, b), exact_dot(a, b)
+    out[2], out[3], out[4] = exact_sums(a, b)
 
 
 @njit
@@ -65,8 +76,8 @@ def test_sums_of_rows_and_sums_into_rows(draw, listed):
             run_add(total, rows, chosen, weights, 0, count)
             close(total, wanted)
             others = rows.copy()
-            add_to_rows(others, chosen, weights, 0, count, row)
-            run_add_to(rows, chosen, weights, 0, count, row)
+            add_to_rows(others, chosen, weights, 0, count, row, -0.7)
+            run_add_to(rows, chosen, weights, 0, count, row, -0.7)
             close(rows, others)
 
 
@@ -82,13 +93,32 @@ def test_largest_sums_are_exact(draw, fresh):
             assert np.array_equal(found, wanted)
 
 
+@pytest.mark.parametrize("factor", [None, 0.3])
+def test_one_row(draw, factor):
+    for shape in [(length,) for length in [0, *LENGTHS, 884]] + [(26, 34)]:
+        for longer in (0, 3) if len(shape) == 1 else (0,):
+            for shift in (None, -1.5):
+                row, out = draw(*shape), draw(shape[0] + longer, *shape[1:])
+                for source in (row, out, None):
+                    wanted, found = out.copy(), out.copy()
+                    set_row(wanted, wanted if source is out else source, factor, shift)
+                    run_set(found, found if source is out else source, factor, shift)
+                    close(found, wanted)
+            for kind in {row.dtype, np.dtype(np.float64)}:
+                for source, target in ((row, out), (out, row)):
+                    wanted, found = target.astype(kind), target.astype(kind)
+                    add_row(wanted, source, factor)
+                    run_add_row(found, source, factor)
+                    close(found, wanted)
+
+
 def test_products_and_sums(draw):
     for shape in [(length,) for length in [0, *LENGTHS, 884]] + [(26, 34)]:
-        a, b, found = draw(*shape), draw(*shape), np.zeros(4)
+        a, b, found = draw(*shape), draw(*shape), np.zeros(5)
         run_sums(a, b, found)
         wanted = [function(*pair) for function, pair in ((dot, (a, b)), (exact_dot, (a, b)))]
         assert abs(found[0] - wanted[0]) <= 1e3 * np.finfo(a.dtype).eps
-        assert np.allclose(found[1:], [wanted[1], exact_sum(a), exact_size(a)], rtol=1e-12, atol=1e-12)
+        assert np.allclose(found[1:], [wanted[1], *exact_sums(a, b)], rtol=1e-12, atol=1e-12)
 
 
 def test_exact_products_of_two_dtypes():

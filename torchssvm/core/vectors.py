@@ -1,6 +1,7 @@
 """Operations on rows of numbers, for kernels: what they compute, in Python; :mod:`.vector_code` is what Numba runs.
 
-All arrays are contiguous, and those of numbers have one dtype, float32 or float64. Sums may be taken in another order.
+All arrays are contiguous, and those of numbers have one dtype, float32 or float64, where nothing else is said; sums
+may be taken in another order.
 """
 
 from __future__ import annotations
@@ -8,6 +9,27 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import Vectorised
+
+
+@Vectorised
+def set_row(out, row, factor, shift):
+    """``out = factor row + shift``, over the shorter of the two; each array is taken as one row.
+
+    Args:
+        out: Any shape.
+        row: Any shape, and may be ``out``; None is 0.
+        factor, shift: Numbers; None is 1, and nothing.
+    """
+    for k in range(out.size if row is None else min(out.size, row.size)):
+        value = 0 if row is None else row.flat[k]
+        out.flat[k] = (value if factor is None else out.dtype.type(factor) * value) + out.dtype.type(shift or 0)
+
+
+@Vectorised
+def add_row(out, row, factor):
+    """``out += factor row``, over the shorter of the two; see :func:`set_row`. ``out`` may have a wider dtype."""
+    for k in range(min(out.size, row.size)):
+        out.flat[k] += row.flat[k] if factor is None else out.dtype.type(factor) * row.flat[k]
 
 
 @Vectorised
@@ -27,8 +49,9 @@ def add_rows(total, rows, chosen, weights, begin, end):
 
 
 @Vectorised
-def add_to_rows(rows, chosen, weights, begin, end, row):
-    """``rows[chosen[p]] += weights[p] row`` for p in ``begin`` to ``end - 1``; the arguments of :func:`add_rows`."""
+def add_to_rows(rows, chosen, weights, begin, end, row, factor):
+    """``rows[chosen[p]] += weights[p] factor row`` for p in ``begin`` to ``end - 1``; see :func:`add_rows`."""
+    row = row.dtype.type(factor) * row
     for p in range(begin, end):
         rows[p if chosen is None else chosen[p], : len(row)] += row * (1 if weights is None else weights[p])
 
@@ -62,12 +85,6 @@ def exact_dot(a, b):
 
 
 @Vectorised
-def exact_sum(row):
-    """The sum of a row in float64."""
-    return row.sum(dtype=np.float64)
-
-
-@Vectorised
-def exact_size(row):
-    """The sum of the absolute values of a row in float64."""
-    return np.abs(row).sum(dtype=np.float64)
+def exact_sums(a, b):
+    """:func:`exact_dot`, the sum of ``a`` and the sum of its absolute values, in float64."""
+    return exact_dot(a, b), a.sum(dtype=np.float64), np.abs(a).sum(dtype=np.float64)

@@ -7,7 +7,7 @@ of the code.
 from __future__ import annotations
 
 from torchssvm.core.jit import njit
-from torchssvm.core.vectors import add_rows, max_rows
+from torchssvm.core.vectors import add_row, max_rows
 
 
 @njit
@@ -52,7 +52,7 @@ def copy_block(matrix, top, left, block):
 @njit
 def add(row, messages, place, states):
     """``row += messages[place]``."""
-    add_rows(row[:states], messages, None, None, place, place + 1)
+    add_row(row[:states], messages[place], None)
 
 
 @njit

@@ -146,14 +146,15 @@ def arc_length(examples, arcs, i, length, delta, room):
 
 
 @njit
-def add_arcs_to_weights(examples, arcs, model, i, length, delta):
-    """``w += Phi_i^T delta``."""
+def add_arcs_to_weights(examples, arcs, model, i, length, delta, factor):
+    """``w += factor Phi_i^T delta``."""
     begin, line = arcs.known_start[i], arcs.start[i]
     for t in range(length):
         row = delta[t]
         for h in range(length + 1):
             if row[h] != 0.0:
+                share = factor * row[h]
                 for p in range(examples.row[line], examples.row[line + 1]):
-                    amount = row[h] * examples.value[p] if len(examples.value) else row[h]
+                    amount = share * examples.value[p] if len(examples.value) else share
                     model.emission[arcs.known[begin + examples.column[p]], 0] += amount
             line += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit
-from torchssvm.core.vectors import exact_dot
+from torchssvm.core.vectors import exact_dot, set_row
 from torchssvm.dual.numba import victim
 from torchssvm.solvers.compiled.block import add_labeling, forget_pairs, respond, respond_to_parts, score
 from torchssvm.steps.numba import CORRECTIVE, HYBRID
@@ -74,17 +74,13 @@ def fill_direction(i, count, length, is_new, examples, blocks, scratch):
     delta, pairs, change = scratch.delta, scratch.delta_pairs, scratch.change
     if blocks.mixed[i] and scratch.mass[0] > 0.0 and change[0] != 0.0:
         psi, psi_pairs = rest_views(blocks, i, length)
-        decay = delta.dtype.type(-change[0] / scratch.mass[0])
+        decay = -change[0] / scratch.mass[0]
         for t in range(length):
-            row, held = delta[t], psi[t]
-            for k in range(len(held)):
-                row[k] = decay * held[k]
-        change_of, held_pairs = pairs.reshape(pairs.size), psi_pairs.reshape(psi_pairs.size)
-        for k in range(len(change_of)):
-            change_of[k] = decay * held_pairs[k]
+            set_row(delta[t], psi[t], decay, None)
+        set_row(pairs, psi_pairs, decay, None)
     else:
-        delta[:length] = 0.0
-        pairs[:] = 0.0
+        set_row(delta[:length], None, None, 0.0)
+        set_row(pairs, None, None, 0.0)
     for c in range(count):
         if change[c + 1] != 0.0:
             add_labeling(examples, i, length, blocks.labelings[i, c], change[c + 1], delta, pairs)
@@ -98,15 +94,10 @@ def move_masses(i, count, length, step, blocks, scratch):
     mass, change = scratch.mass, scratch.change
     if blocks.mixed[i] and mass[0] > 0.0 and change[0] != 0.0:
         psi, psi_pairs = rest_views(blocks, i, length)
-        keep = psi.dtype.type(1.0 + step * change[0] / mass[0])
-        for t in range(length):
-            held = psi[t]
-            for k in range(len(held)):
-                held[k] *= keep
-        held_pairs = psi_pairs.reshape(psi_pairs.size)
-        for k in range(len(held_pairs)):
-            held_pairs[k] *= keep
-        blocks.rest_loss[i] *= 1.0 + step * change[0] / mass[0]
+        keep = 1.0 + step * change[0] / mass[0]
+        set_row(psi, psi, keep, None)
+        set_row(psi_pairs, psi_pairs, keep, None)
+        blocks.rest_loss[i] *= keep
     blocks.rest_mass[i] = max(mass[0] + step * change[0], 0.0)
     for c in range(count):
         blocks.mass[i, c] = max(mass[c + 1] + step * change[c + 1], 0.0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit, njit_fastmath
-from torchssvm.core.vectors import add_rows, add_to_rows, dot, exact_dot
+from torchssvm.core.vectors import add_row, add_rows, add_to_rows, dot, exact_dot, set_row
 from torchssvm.solvers.compiled.arcs import (
     add_arcs_to_weights,
     add_parts,
@@ -30,20 +30,18 @@ def potentials(examples, arcs, model, i, emission, room):
     if arcs is not None:
         return arc_potentials(examples, arcs, model, i, emission, room)
     start, length = examples.start[i], examples.start[i + 1] - examples.start[i]
-    states = model.emission.shape[1]
     for t in range(length):
         row = emission[t]
-        for k in range(states):
-            row[k] = model.bias[k]
+        set_row(row, model.bias, None, None)
         if examples.dense:
             x = examples.x[start + t]
             add_rows(row, model.emission, None, x, 0, len(x))
         else:
             begin, end = examples.row[start + t], examples.row[start + t + 1]
             add_rows(row, model.emission, examples.column, examples.value, begin, end)
-    for k in range(states):
-        emission[0, k] += model.first[k]
-        emission[length - 1, k] += model.last[k]
+    if model.has_boundary:
+        add_row(emission[0], model.first, None)
+        add_row(emission[length - 1], model.last, None)
     return length
 
 
@@ -99,14 +97,12 @@ def forbid(allowed, transition, found, first, last):
 @njit
 def augment(target, cost, cost_matrix, emission, row):
     """``row = emission`` plus the cost of each label at this token."""
-    states = len(row)
     if len(cost_matrix):
         costs = cost_matrix[target]
-        for k in range(states):
+        for k in range(len(row)):
             row[k] = emission[k] + cost * row.dtype.type(costs[k])
     else:
-        for k in range(states):
-            row[k] = emission[k] + cost
+        set_row(row, emission, None, cost)
         row[target] = emission[target]
 
 
@@ -137,10 +133,9 @@ def respond(examples, arcs, model, i, length, labels, response, pairs, room, hel
     if arcs is not None:
         arc_respond(examples, arcs, i, length, labels, response, room, held, count, found)
         return
-    start, inner, states = examples.start[i], examples.inner_start[i], response.shape[1]
+    start, inner = examples.start[i], examples.inner_start[i]
     for t in range(length):
-        for k in range(states):
-            response[t, k] = 0.0
+        set_row(response[t], None, None, 0.0)
     for u in range(length):
         new, old = labels[u], examples.y[start + u]
         if new != old:
@@ -167,18 +162,15 @@ def respond_to_parts(examples, arcs, model, i, length, psi, response, room):
         for t in range(length):
             total += exact_dot(psi[t], response[t])
         return total
-    inner, states, total = examples.inner_start[i], response.shape[1], 0.0
+    inner, total = examples.inner_start[i], 0.0
     for t in range(length):
-        for k in range(states):
-            value = 0.0
-            for u in range(length):
-                value += examples.inner[inner + triangle(t, u)] * psi[u, k]
-            if model.has_boundary and t == 0:
-                value += psi[t, k]
-            if model.has_boundary and t == length - 1:
-                value += psi[t, k]
-            response[t, k] = value
-            total += value * psi[t, k]
+        row = response[t]
+        set_row(row, None, None, 0.0)
+        for u in range(length):
+            add_row(row, psi[u], np.float64(examples.inner[inner + triangle(t, u)]))
+        if model.has_boundary:
+            add_row(row, psi[t], np.float64((t == 0) + (t == length - 1)))
+        total += exact_dot(row, psi[t])
     return total
 
 
@@ -231,52 +223,34 @@ def squared_length(examples, arcs, model, i, length, delta, pairs, squares, row,
     return total
 
 
-@njit
-def scale_direction(delta, pairs, length, squares, rate):
-    """Multiply a direction by ``rate``; ``squares`` is 0 for tokens without a change."""
-    factor = delta.dtype.type(rate)
-    for t in range(length):
-        if squares[t] > 0.0:
-            row = delta[t]
-            for k in range(len(row)):
-                row[k] *= factor
-    row = pairs.reshape(pairs.size)
-    for k in range(len(row)):
-        row[k] *= factor
-
-
 @njit_fastmath
-def add_to_weights(examples, arcs, model, i, length, delta, pairs, squares):
-    """``w += Phi_i^T delta``; ``squares`` is 0 for tokens without a change."""
+def add_to_weights(examples, arcs, model, i, length, delta, pairs, squares, factor):
+    """``w += factor Phi_i^T delta``; ``squares`` is 0 for tokens without a change."""
     if arcs is not None:
-        add_arcs_to_weights(examples, arcs, model, i, length, delta)
+        add_arcs_to_weights(examples, arcs, model, i, length, delta, delta.dtype.type(factor))
         return
-    start, states = examples.start[i], model.emission.shape[1]
+    start = examples.start[i]
     for t in range(length):
         if squares[t] == 0.0:
             continue
         row = delta[t]
         if not examples.dense:
             begin, end = examples.row[start + t], examples.row[start + t + 1]
-            add_to_rows(model.emission, examples.column, examples.value, begin, end, row)
+            add_to_rows(model.emission, examples.column, examples.value, begin, end, row, factor)
         if model.has_bias:
-            for k in range(states):
-                model.bias[k] += row[k]
+            add_row(model.bias, row, factor)
     if examples.dense:
-        add_outer(examples.x[start : start + length], delta, squares, model.emission)
-    change, held = pairs.reshape(pairs.size), model.transition.reshape(model.transition.size)
-    for k in range(len(held)):
-        held[k] += change[k]
+        add_outer(examples.x[start : start + length], delta, squares, model.emission, delta.dtype.type(factor))
+    add_row(model.transition, pairs, factor)
     if model.has_boundary:
         for t, weights in ((0, model.first), (length - 1, model.last)):
             if squares[t] > 0.0:
-                for k in range(states):
-                    weights[k] += delta[t, k]
+                add_row(weights, delta[t], factor)
 
 
 @njit_fastmath
-def add_outer(x, rows, squares, weights):
-    """``weights += sum_t x[t] rows[t]^T`` over the tokens with a change, four of them at a time."""
+def add_outer(x, rows, squares, weights, factor):
+    """``weights += factor sum_t x[t] rows[t]^T`` over the tokens with a change, four of them at a time."""
     length, states = len(x), weights.shape[1]
     t = 0
     while t < length:
@@ -296,13 +270,19 @@ def add_outer(x, rows, squares, weights):
         ra, rb, rc, rd = rows[a], rows[b], rows[c], rows[d]
         if found == 4:
             for f in range(x.shape[1]):
-                va, vb, vc, vd, held = x[a, f], x[b, f], x[c, f], x[d, f], weights[f]
+                va, vb, vc, vd, held = (
+                    factor * x[a, f],
+                    factor * x[b, f],
+                    factor * x[c, f],
+                    factor * x[d, f],
+                    weights[f],
+                )
                 for k in range(states):
                     held[k] += (va * ra[k] + vb * rb[k]) + (vc * rc[k] + vd * rd[k])
         else:
             for place in range(found):
                 row, token = (ra, a) if place == 0 else (rb, b) if place == 1 else (rc, c)
                 for f in range(x.shape[1]):
-                    value, held = x[token, f], weights[f]
+                    value, held = factor * x[token, f], weights[f]
                     for k in range(states):
                         held[k] += value * row[k]

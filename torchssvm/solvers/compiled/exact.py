@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit
-from torchssvm.core.vectors import dot, exact_dot, exact_size, exact_sum
+from torchssvm.core.vectors import add_row, exact_dot, exact_sums, set_row
 from torchssvm.solvers.compiled.atoms import find_slot, insert, rest_views
 from torchssvm.solvers.compiled.block import (
     add_labeling,
@@ -50,12 +50,14 @@ def exact_range(begin, end, examples, model, blocks, scalars, scratch, part, tot
                 psi, psi_pairs = delta, pairs
             else:
                 psi, psi_pairs = rest_views(blocks, i, length)
+            told, size = 0.0, 0.0
             for t in range(length):
-                inner += exact_dot(psi[t], emission[t])
-                squares[t] = dot(psi[t], psi[t])
-            losses[0, i], losses[1, i] = mean_loss(examples, i, length, scratch.response.shape[1], psi)
+                along, sum_of_row, squares[t] = exact_sums(psi[t], emission[t])
+                mean, terms = mean_loss(examples, start + t, psi[t], sum_of_row, squares[t])
+                inner, told, size = inner + along, told + mean, size + terms
+            losses[0, i], losses[1, i] = told, size
             inner += exact_dot(psi_pairs, transition)
-            add_to_weights(examples, examples.arcs, part, i, length, psi, psi_pairs, squares)
+            add_to_weights(examples, examples.arcs, part, i, length, psi, psi_pairs, squares, 1.0)
             waiting += 1
         scalars.gaps[i] = (hinges[i] + inner) / n - scalars.loss[i]
         if waiting == every or i + 1 == end:
@@ -97,21 +99,22 @@ def remember_range(begin, end, examples, blocks, options, scratch, counters, cor
 
 
 @njit
-def mean_loss(examples, i, length, states, psi):
-    """``-<psi, delta>``, the mean loss of a block, and the sum of the absolute values of its terms."""
+def mean_loss(examples, token, psi, total, absolute):
+    """``-<psi, delta>``, the mean loss of a token, and the sum of the absolute values of its terms.
+
+    Args:
+        examples, token: Which token.
+        psi: Its row; ``total`` and ``absolute`` are the sums of its numbers and of their absolute values.
+    """
+    target, cost = examples.y[token], examples.cost[token]
+    if not len(examples.cost_matrix):
+        own = np.float64(psi[target])
+        return cost * (own - total), cost * (absolute - abs(own))
     told, size = 0.0, 0.0
-    for t in range(length):
-        token = examples.start[i] + t
-        target, cost, row = examples.y[token], examples.cost[token], psi[t, :states]
-        if len(examples.cost_matrix):
-            for k in range(len(row)):
-                term = cost * examples.cost_matrix[target, k] * np.float64(row[k])
-                told -= term
-                size += abs(term)
-        else:
-            own = np.float64(row[target])
-            told -= cost * (exact_sum(row) - own)
-            size += cost * (exact_size(row) - abs(own))
+    for k in range(examples.cost_matrix.shape[1]):
+        term = cost * examples.cost_matrix[target, k] * np.float64(psi[k])
+        told -= term
+        size += abs(term)
     return told, size
 
 
@@ -130,33 +133,22 @@ def psi_of(i, length, examples, blocks, rest, delta, pairs):
     if rest:
         psi, psi_pairs = rest_views(blocks, i, length)
         for t in range(length):
-            copy(psi[t], delta[t])
-        copy(psi_pairs.reshape(psi_pairs.size), pairs.reshape(pairs.size))
+            set_row(delta[t], psi[t], None, None)
+        set_row(pairs, psi_pairs, None, None)
     else:
-        delta[:length] = 0.0
-        pairs[:] = 0.0
+        set_row(delta[:length], None, None, 0.0)
+        set_row(pairs, None, None, 0.0)
     for c in range(blocks.count[i]):
         if blocks.mass[i, c] > 0.0:
             add_labeling(examples, i, length, blocks.labelings[i, c], -blocks.mass[i, c], delta, pairs)
 
 
 @njit
-def copy(source, target):
-    """Write a row to another, which is at least as long."""
-    for k in range(len(source)):
-        target[k] = source[k]
-
-
-@njit
 def flush(part, total):
     """Move ``part`` to ``total``."""
     for rows, sums in ((part.emission, total.emission), (part.transition, total.transition)):
-        for j in range(len(rows)):
-            row, held = rows[j], sums[j]
-            for k in range(len(row)):
-                held[k] += row[k]
-                row[k] = 0.0
+        add_row(sums, rows, None)
+        set_row(rows, None, None, 0.0)
     for row, held in ((part.bias, total.bias), (part.first, total.first), (part.last, total.last)):
-        for k in range(len(row)):
-            held[k] += np.float64(row[k])
-            row[k] = 0.0
+        add_row(held, row, None)
+        set_row(row, None, None, 0.0)

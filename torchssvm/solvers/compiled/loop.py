@@ -13,7 +13,7 @@ from torchssvm.solvers.compiled.atoms import (
     keep_gram,
     move_masses,
 )
-from torchssvm.solvers.compiled.block import add_to_weights, decode, potentials, scale_direction, score, squared_length
+from torchssvm.solvers.compiled.block import add_to_weights, decode, potentials, score, squared_length
 from torchssvm.solvers.compiled.prefetch import fetch_block
 from torchssvm.steps.numba import CORRECTIVE, HYBRID, cache_serves, choose, exact_step
 
@@ -75,8 +75,8 @@ def visit_batch(examples, model, gradient, blocks, scalars, options, scratch, co
         for t in range(length):
             labels[b, t] = scratch.corner[t]
         if steps[b] > 0.0:  # the visit left its direction in scratch
-            scale_direction(delta, pairs, length, squares, -options.lam)
-            add_to_weights(examples, examples.arcs, gradient, b, length, delta, pairs, squares)
+            factor = steps[b] / options.num_examples
+            add_to_weights(examples, examples.arcs, gradient, b, length, delta, pairs, squares, factor)
 
 
 @njit
@@ -164,8 +164,7 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
     if step > 0.0:
         rate = step / (options.lam * n)  # w -= rate Phi^T Delta, and <w, Phi^T Delta> is the change of the score
         scratch.step[1] += rate * (rate * curvature - 2.0 * (value - loss_change))
-        scale_direction(delta, pairs, length, squares, -rate)
-        add_to_weights(examples, examples.arcs, model, i, length, delta, pairs, squares)
+        add_to_weights(examples, examples.arcs, model, i, length, delta, pairs, squares, -rate)
         scalars.loss[i] += step * loss_change / n
         move_masses(i, count, length, step, blocks, scratch)
     if not is_new:
