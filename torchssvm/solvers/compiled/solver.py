@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_whole
-from torchssvm.core.batch import Batch, tree_map
+from torchssvm.core.batch import Batch, to_device, tree_map
 from torchssvm.core.bounds import Box
 from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_targets
@@ -54,7 +54,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         head: :class:`LinearChain` with shared transitions, :class:`SparseLinearChain`, :class:`LinearMulticlass`
             or :class:`LinearArcs`; on the CPU.
         dual: Its dual state, with ``storage=MeanParts()`` or ``Labelings()``.
-        batches: Every training example exactly once; read once, and freed one after another.
+        batches: Every training example exactly once, on any device; read once, and freed one after another.
         direction: As in ``BlockGap``; None is ``FrankWolfe()``.
         oracle: As in ``BlockGap``; None is ``MaxOracle()``.
         order: ``Proportional()`` (the default), ``Uniform()`` or ``Permutation()``.
@@ -203,6 +203,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             ValueError: The index is not valid.
             RuntimeError: An example of the loop has another target or length.
         """
+        batch = to_device(batch, "cpu")
         index, lengths = check_visits(batch.index, self.dual.num_examples, self.dual.own), batch.lengths
 
         def without_padding(leaf: Tensor) -> Tensor:
