@@ -90,7 +90,7 @@ class MulticlassAdapter(HeadAdapter):
 
     def cost_matrix(self) -> Tensor:
         """The structure's; empty for the zero-one loss."""
-        cost = self.structure.cost  # type: ignore[attr-defined]
+        cost = self.structure.cost.cpu()  # type: ignore[attr-defined]
         if torch.equal(cost, 1.0 - torch.eye(len(cost), dtype=cost.dtype)):
             return super().cost_matrix()
         return cost

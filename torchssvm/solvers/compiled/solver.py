@@ -98,6 +98,8 @@ class CompiledBCFW(DualTrainer, Stateful):
         self.draws = Draws(order if order is not None else Proportional(), dual, seed)
         adapter = find_adapter(head)
         validate_problem(adapter, dual)
+        for held in (dual, dual.storage):  # which may have been made before the head was moved
+            held.to(dual.parameters[0].device)
         self._adapter, self._layout = adapter, [(p.shape, p.dtype) for p in dual.parameters]
         self._made = 0  # visits of the last call
         self._seen: tuple[Any, int] | None = None  # the storage's contents and the version that were validated
@@ -205,6 +207,8 @@ class CompiledBCFW(DualTrainer, Stateful):
         """
         batch = to_device(batch, "cpu")
         index, lengths = check_visits(batch.index, self.dual.num_examples, self.dual.own), batch.lengths
+        if lengths is None and self._adapter.pairs is not None:  # a chain's potentials have lengths all the same
+            lengths = torch.full((len(batch.y),), batch.y.shape[1])
 
         def without_padding(leaf: Tensor) -> Tensor:
             if lengths is None or leaf.ndim < 2:
