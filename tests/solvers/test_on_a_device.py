@@ -11,11 +11,16 @@ from problems import chain
 
 from torchssvm import (
     BCFW,
+    GDMM,
+    RBF,
     BlockGap,
     DualState,
+    KernelMulticlass,
+    KernelSSVM,
     LinearChain,
     LinearMulticlass,
     Relative,
+    Sequential,
     Solver,
     certify,
     choose_lam,
@@ -94,12 +99,33 @@ def words(number=6):
     return PaddedDataset(x=x, y=torch.randint(0, 2, (number, 3), generator=random))
 
 
-def test_the_compiled_loop_says_what_to_do(cuda):
-    data = words()
-    head = LinearChain(4, 2).to(cuda)
-    dual = DualState.for_head(head, num_examples=len(data), lam=0.1)
-    with pytest.raises(TypeError, match=r"head is on cuda:0.*head.to\('cpu'\).*BlockGap and BCFW"):
-        CompiledBCFW(head, dual, [data.collate([data[i] for i in range(len(data))])])
+def sequential(head, dual, batch):
+    loss = BlockGap(dual, block_steps=Sequential())
+    batch = batch.to(head.emission.device)
+    return loss(head(batch.x), batch.y, batch.index)
+
+
+REFUSED = {
+    "CompiledBCFW": (lambda head, dual, batch: CompiledBCFW(head, dual, [batch]), "BlockGap and BCFW"),
+    "GDMM": (lambda head, dual, batch: GDMM(head, [batch], lam=0.1, num_examples=6), "solve"),
+    "Sequential": (sequential, "BoxQP"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_needs_the_cpu_says_what_to_do(cuda, name):
+    make, instead = REFUSED[name]
+    data, head = words(), LinearChain(4, 2).to(cuda)
+    batch = data.collate([data[i] for i in range(len(data))])
+    with pytest.raises(TypeError, match=rf"head is on cuda:0(.*head.to\('cpu'\)|.*{instead}){{2}}"):
+        make(head, DualState.for_head(head, num_examples=len(data), lam=0.1), batch)
+
+
+def test_kernels_are_computed_where_the_head_is(cuda):
+    x = torch.zeros(3, 4)
+    head = KernelMulticlass(RBF(), in_features=4, num_classes=2).to(cuda)
+    with pytest.raises(ValueError, match=r"x is on cpu and the head on cuda:0.*head.to\(x.device\)"):
+        KernelSSVM(head, x, torch.tensor([0, 1, 1]), lam=0.1)
 
 
 def places(head):
