@@ -35,6 +35,7 @@ from torchssvm import (
     DualState,
     GapBatchSampler,
     LinearChain,
+    LinearMulticlass,
     Relative,
     Solver,
     SparseLinearChain,
@@ -43,7 +44,7 @@ from torchssvm import (
     solve,
 )
 from torchssvm.core.batch import Batch, to_device
-from torchssvm.datasets import OCR, CoNLL2000
+from torchssvm.datasets import OCR, CoNLL2000, PaddedDataset
 from torchssvm.steps.box_qp import solve_box_qp
 from torchssvm.structures.chain.oracle import viterbi
 
@@ -84,6 +85,8 @@ class Bench:
         yield "joint CNN training", self.joint
         for gap in (0.05, 0.01):
             yield f"CoNLL-2000 to gap {gap}", lambda gap=gap: self.race(*self.chunks(), gap)
+        for features in (8,) if self.quick else (128, 1024, 8192):
+            yield f"classes of {features} features", lambda size=features: self.race(*self.classes(size), 0.05)
 
     def words(self) -> tuple[Any, Callable[[], nn.Module]]:
         """Handwritten words: few, where it is quick."""
@@ -95,6 +98,14 @@ class Bench:
             raise FileNotFoundError("CoNLL-2000: TORCHSSVM_DATA is not set, and quick runs download nothing")
         data = CoNLL2000("train", min_count=3)
         return data, lambda: SparseLinearChain(data.in_features, data.num_states)
+
+    def classes(self, features: int) -> tuple[Any, Callable[[], nn.Module]]:
+        """Classes with so many multiplications a visit that the device may win: see ``choice.LONG_VISIT``."""
+        number, labels = (20, 3) if self.quick else (4096, 1000)
+        random = torch.Generator().manual_seed(0)
+        x = torch.randn(number, features, generator=random)
+        y = (x @ torch.randn(features, labels, generator=random)).argmax(1)
+        return PaddedDataset(x, y), lambda: LinearMulticlass(features, labels)
 
     def race(self, data: Any, make: Callable[[], nn.Module], gap: float) -> Figures:
         """Seconds to a relative gap."""
@@ -261,12 +272,13 @@ class Bench:
         }
 
     def sanitize(self, tool: str) -> Figures:
-        """NVIDIA's checker over the tests of the kernels."""
+        """NVIDIA's checker over every Triton kernel."""
         if (program := shutil.which("compute-sanitizer")) is None:
             raise FileNotFoundError("compute-sanitizer is not installed")
         checked = [program, "--tool", tool, "--error-exitcode", "9"]
-        tests = [str(ROOT / "tests/structures/test_triton.py"), "-m", "cuda", "-k", "3 or 26 or 64"]
-        return self.run([*checked, sys.executable, "-m", "pytest", "-q", "-n", "0", *tests], 150.0)
+        command = [*checked, sys.executable, str(ROOT / "benchmarks/every_kernel.py")]
+        # With torch's own allocator, memcheck would not notice what is read beyond a tensor.
+        return self.run(command, 150.0, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
 
     # tests
 
@@ -279,10 +291,12 @@ class Bench:
             command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "-n", "0", str(ROOT / "tests" / folder)]
             yield f"tests/{folder}", lambda command=command: self.run(command, 240.0)
 
-    def run(self, command: list[str], limit: float) -> Figures:
+    def run(self, command: list[str], limit: float, **environment: str) -> Figures:
         """The exit status and the last lines of a command."""
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit)
-        lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR")) or " in " in line]
+        own = {**os.environ, **environment}
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit, env=own)
+        told = ("FAILED", "ERROR", "========= ")  # of pytest and of compute-sanitizer
+        lines = [line for line in done.stdout.splitlines() if line.startswith(told) or " in " in line]
         return {"exit status": done.returncode, "said": lines[-12:] or done.stdout[-300:]}
 
 

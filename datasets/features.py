@@ -29,7 +29,8 @@ class PrecomputedFeatures(PaddedDataset):
         features: maps [B, N, ...] to [B, N, D], or [B, ...] to [B, D] where batches have no lengths; and takes
             ``lengths``, [B] int64, if its ``forward`` has a parameter of this name.
         batch_size: examples in a call of ``features``.
-        device: where the results are held; default: on the CPU.
+        device: where the features are held; default: on the CPU. Targets, lengths and numbers are on the CPU, where a
+            training step checks them without waiting for a device.
 
     Example:
         >>> words = PaddedDataset(x=torch.zeros(5, 3, 4), y=torch.zeros(5, 3, dtype=torch.long))
@@ -75,10 +76,10 @@ class PrecomputedFeatures(PaddedDataset):
                     if batch.lengths is not None:
                         inside = torch.arange(leading[1]) < batch.lengths.cpu()[:, None]
                         out = out.masked_fill(~_like(inside, out), 0)
-                        lengths.append(batch.lengths.to(held))
+                        lengths.append(batch.lengths.cpu())
                     xs.append(out.to(held))
-                    ys.append(batch.y.to(held))
-                    indices.append(batch.index.to(held))
+                    ys.append(batch.y.cpu())
+                    indices.append(batch.index.cpu())
         finally:
             for module, training in modes:
                 module.training = training

@@ -80,6 +80,11 @@ def _whole(i: Any) -> int:
         raise TypeError(f"index {i!r} must be a whole number, not a {type(i).__name__}") from None
 
 
+def _rows(tensor: Tensor, rows: Tensor) -> Tensor:
+    """The rows of a tensor on any device; ``rows`` is on the CPU."""
+    return tensor.index_select(0, rows.to(tensor.device, non_blocking=True))
+
+
 def padded(tensors: Sequence[Tensor], fill: int) -> Tensor:
     """Tensors with equally many axes in one tensor ``[B, ...]``, padded with ``fill``."""
     sizes = [max(each) for each in zip(*(tensor.shape for tensor in tensors), strict=True)]
@@ -119,7 +124,7 @@ class PaddedDataset(Dataset[Example]):
     """A map-style dataset of n labelled sequences; :meth:`collate` and ``__getitems__`` make its batches.
 
     Args:
-        x: features, [n, N, ...], zero at the padded positions.
+        x: features, [n, N, ...], zero at the padded positions; they may be on another device than the rest.
         y: labels, int64 [n, N], -1 at the padded positions.
         lengths: int64 [n], each in 1..N; None if nothing is padded, and then x may be [n, ...] and y [n].
         index: int64 [n], the number of each example's dual block; None is 0..n-1.
@@ -209,16 +214,16 @@ class PaddedDataset(Dataset[Example]):
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
         """The examples at ``indices`` as one batch, cropped to its longest; a ``DataLoader`` calls this."""
         indices = places_of(indices, len(self))
-        rows = torch.tensor(indices, device=self._held.device)
+        rows = torch.tensor(indices)
         x, y = self._held, self.y
         if self._cut is not None:
             longest = max([self._cut[i] for i in indices])
             x, y = x[:, :longest], y[:, :longest]
         return Batch(
-            x=x.index_select(0, rows).to(self._dtype),
-            y=y.index_select(0, rows),
-            index=rows.to(self.index.device) if self._in_order else self.index.index_select(0, rows),
-            lengths=None if self.lengths is None else self.lengths.index_select(0, rows),
+            x=_rows(x, rows).to(self._dtype),
+            y=_rows(y, rows),
+            index=rows.to(self.index.device) if self._in_order else _rows(self.index, rows),
+            lengths=None if self.lengths is None else _rows(self.lengths, rows),
         )
 
     @staticmethod

@@ -332,7 +332,7 @@ class _Functions(TorchFunctionMode):
             others = [value for value in values if isinstance(value, (str, torch.device)) and not _is_cuda(value)]
             if not others and kinds in ([], [first.dtype]) and not any(isinstance(v, torch.Tensor) for v in values):
                 return first
-        if func is torch.device:
+        if func is torch.device or name == "_parse_to":
             return func(*args, **kwargs)
         return func(*map(_hidden, args), **{key: _hidden(value) for key, value in kwargs.items()})
 
@@ -354,9 +354,11 @@ def _launch_interpreted(kernel: Any, grid: Any) -> Callable[..., None]:
 
 
 _PATCHES: dict[str, Any] = {
-    "device": lambda device: nullcontext(),
+    "device": nullcontext,
     "device_count": lambda: 1,
     "current_device": lambda: 0,
+    "empty_cache": lambda: None,
+    "get_device_capability": lambda device=None: (9, 0),
     "get_device_name": lambda device=None: "a pretended device",
     "get_rng_state": lambda device=None: _own_generator.state.clone(),
     "get_rng_state_all": lambda: [_own_generator.state.clone()],
@@ -366,11 +368,19 @@ _PATCHES: dict[str, Any] = {
     "manual_seed": _own_generator.seed,
     "manual_seed_all": _own_generator.seed,
     "mem_get_info": lambda device=None: (70 << 30, 80 << 30),
+    "set_device": lambda device: None,
     "set_rng_state": _own_generator.set,
     "set_rng_state_all": lambda states: _own_generator.set(states[0]),
     "synchronize": lambda device=None: _waited("synchronize"),
     "_lazy_init": lambda: None,
 }
+
+
+def _swap(one: torch.Tensor, other: torch.Tensor) -> None:
+    """As torch's own, which refuses a parameter that a graph or a view refers to; moves to real devices do not."""
+    one.__class__, other.__class__ = other.__class__, one.__class__
+    one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+    torch._C._swap_tensor_impl(one, other)
 
 
 @contextmanager
@@ -380,6 +390,10 @@ def pretended_device() -> Iterator[torch.device]:
         for name, replacement in _PATCHES.items():
             stack.enter_context(patch.object(torch.cuda, name, replacement))
         stack.enter_context(torch.serialization.safe_globals([_rebuild]))
+        stack.enter_context(patch.object(torch.utils, "swap_tensors", _swap))
+        before = torch.__future__.get_swap_module_params_on_conversion()
+        stack.callback(torch.__future__.set_swap_module_params_on_conversion, before)
+        torch.__future__.set_swap_module_params_on_conversion(True)  # a moved parameter remains the same object
         if (interpreter := _interpreter()) is not None:
             stack.enter_context(patch.object(interpreter, "__getitem__", _launch_interpreted))
         stack.enter_context(_modes())

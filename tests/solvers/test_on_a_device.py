@@ -9,11 +9,30 @@ import torch
 from average_cases import through_a_file
 from problems import chain
 
-from torchssvm import BCFW, BlockGap, DualState, LinearChain, certify
+from torchssvm import (
+    BCFW,
+    GDMM,
+    RBF,
+    BlockGap,
+    DualState,
+    KernelMulticlass,
+    KernelSSVM,
+    LinearChain,
+    LinearMulticlass,
+    Relative,
+    Sequential,
+    Solver,
+    certify,
+    choose_lam,
+    make_trainer,
+    solve,
+)
 from torchssvm.core.batch import to_device
+from torchssvm.core.potentials import as_potentials
 from torchssvm.core.random_state import RandomState
-from torchssvm.datasets import PaddedDataset
+from torchssvm.datasets import PaddedDataset, PrecomputedFeatures
 from torchssvm.solvers import CompiledBCFW
+from torchssvm.solvers.choice import Sample, choose
 
 ROWS = [[0, 1], [2, 3], [1, 4], [0, 2]]
 pytestmark = pytest.mark.cuda
@@ -80,12 +99,107 @@ def words(number=6):
     return PaddedDataset(x=x, y=torch.randint(0, 2, (number, 3), generator=random))
 
 
-def test_the_compiled_loop_says_what_to_do(cuda):
-    data = words()
+def sequential(head, dual, batch):
+    loss = BlockGap(dual, block_steps=Sequential())
+    batch = batch.to(head.emission.device)
+    return loss(head(batch.x), batch.y, batch.index)
+
+
+REFUSED = {
+    "CompiledBCFW": (lambda head, dual, batch: CompiledBCFW(head, dual, [batch]), "BlockGap and BCFW"),
+    "GDMM": (lambda head, dual, batch: GDMM(head, [batch], lam=0.1, num_examples=6), "solve"),
+    "Sequential": (sequential, "BoxQP"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_needs_the_cpu_says_what_to_do(cuda, name):
+    make, instead = REFUSED[name]
+    data, head = words(), LinearChain(4, 2).to(cuda)
+    batch = data.collate([data[i] for i in range(len(data))])
+    with pytest.raises(TypeError, match=rf"head is on cuda:0(.*head.to\('cpu'\)|.*{instead}){{2}}"):
+        make(head, DualState.for_head(head, num_examples=len(data), lam=0.1), batch)
+
+
+def test_kernels_are_computed_where_the_head_is(cuda):
+    x = torch.zeros(3, 4)
+    head = KernelMulticlass(RBF(), in_features=4, num_classes=2).to(cuda)
+    with pytest.raises(ValueError, match=r"x is on cpu and the head on cuda:0.*head.to\(x.device\)"):
+        KernelSSVM(head, x, torch.tensor([0, 1, 1]), lam=0.1)
+
+
+def places(head):
+    return {parameter.device.type for parameter in head.parameters()}
+
+
+@pytest.mark.parametrize("x_there", [False, True])
+@pytest.mark.parametrize("head_there", [False, True])
+def test_solve_trains_any_head_on_features_anywhere(cuda, capsys, x_there, head_there):
+    """Features may be on the device, and their labels not."""
+
+    def trained(x_there, head_there):
+        data = words()
+        data = PaddedDataset(data.x.to(cuda) if x_there else data.x, data.y)
+        head = LinearChain(4, 2).to(cuda if head_there else "cpu")
+        kept, seen = [id(p) for p in head.parameters()], []
+        found = solve(head, data, lam=0.3, tolerance=Relative(0.2), on_check=lambda _: seen.append(places(head)))
+        assert kept == [id(p) for p in head.parameters()]
+        assert {place for each in seen for place in each} == places(head) == {"cuda" if head_there else "cpu"}
+        return [p.detach().cpu() for p in head.parameters()], (found.primal, found.dual, found.passes)
+
+    (weights, figures), (expected, others) = trained(x_there, head_there), trained(False, False)
+    assert all(map(torch.equal, weights, expected))
+    assert figures == others
+
+
+def chosen(device):
+    head, x = LinearMulticlass(4, 3).to(device), torch.zeros(5, 4, device=device)
+    return choose(Solver(), head, head.structure, 5, Sample(x, as_potentials(head(x)), 5))
+
+
+def test_the_choice_says_where_the_head_trains(cuda, monkeypatch):
+    choice = chosen(cuda)
+    assert choice.compiled
+    assert str(choice).endswith("head trains on the CPU; Solver(compiled=False) trains on cuda:0")
+    monkeypatch.setattr("torchssvm.solvers.choice.LONG_VISIT", 11)
+    choice = chosen(cuda)
+    assert not choice.compiled
+    assert "a visit takes 12 multiplications, and cuda:0 does many" in str(choice)
+    assert chosen(torch.device("cpu")).compiled
+
+
+def test_an_error_leaves_the_head_where_it_was(cuda):
     head = LinearChain(4, 2).to(cuda)
-    dual = DualState.for_head(head, num_examples=len(data), lam=0.1)
-    with pytest.raises(TypeError, match=r"head is on cuda:0.*head.to\('cpu'\).*BlockGap and BCFW"):
-        CompiledBCFW(head, dual, [data.collate([data[i] for i in range(len(data))])])
+    before = head.emission.detach().clone()
+    data = words(70)
+    data.y[69] = 7  # the solver is chosen from the first 64
+    with pytest.raises(ValueError, match="7"):
+        make_trainer(head, data, 0.3, progress=False)
+    assert places(head) == {"cuda"}
+    assert torch.equal(head.emission, before)
+
+
+def test_choosing_lam_scores_the_head_where_it_was(cuda):
+    data, head, seen = words(), LinearChain(4, 2).to(cuda), []
+
+    def score(head):
+        seen.append(places(head))
+        return float(len(seen))
+
+    choice = choose_lam(head, data, words(5), lams=[1.0, 0.5], tolerance=Relative(0.5), score=score, progress=False)
+    assert seen == [{"cuda"}] * 2
+    assert places(head) == {"cuda"}
+    assert choice.best.lam == 0.5
+
+
+def test_frozen_features_are_computed_on_their_device(cuda):
+    network = torch.nn.Linear(4, 3).to(cuda)
+    held = PrecomputedFeatures(words(), network, device=cuda)
+    assert held.x.device.type == "cuda"
+    assert held.y.device.type == "cpu"
+    batch = held.__getitems__([4, 1])
+    assert torch.equal(batch.x.cpu(), PrecomputedFeatures(words(), network).x[[4, 1]])
+    assert solve(LinearChain(3, 2), held, lam=0.3, tolerance=Relative(0.5), progress=False).exact
 
 
 def test_the_loop_of_the_readme(cuda):

@@ -17,8 +17,9 @@ from torchssvm.core.ranks import Ranks
 from torchssvm.lightning.epoch_parts import own_draws
 from torchssvm.lightning.exact_pass import evaluating
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader
-from torchssvm.solvers.choice import STORAGES, Choice, Sample, choose, of_all_ranks
+from torchssvm.solvers.choice import CPU, STORAGES, Choice, Sample, choose, of_all_ranks
 from torchssvm.solvers.compiled.solver import CompiledBCFW
+from torchssvm.solvers.training import device_of, move
 
 _SAMPLED = 16  # examples from which the memory of all is estimated
 
@@ -38,6 +39,8 @@ def choose_solver(module: Any, loader: DataLoader) -> Choice:
         solver = dataclasses.replace(solver, storage=STORAGES[kind]())  # resumed: whatever memory is free now
     obstacle = None if hook is None else f"{hook} changes batches on their way"
     ranks = Ranks.here()
+    if obstacle is None and module.features_optimizer is not None and (device := device_of(module.head)).type != "cpu":
+        obstacle = f"features and head take turns on {device}"
     if obstacle is None and ranks and not module.draws_in_loop(loader):
         obstacle = (
             "of several processes each draws its own examples, and the loader's batches count (max_steps, "
@@ -85,10 +88,13 @@ def _transfer_hook(module: Any) -> str | None:
 def make_loop(module: Any, loader: DataLoader) -> CompiledBCFW:
     """Read the training set once, keep its features, and make the loop for them, with the loader's order and seed.
 
+    The features are computed on the module's device; the head is on the CPU from here until the fit is over.
+
     Args:
         module: A ``StructuredSVM`` in a fit, with its dual.
         loader: Its training loader.
     """
+    move(module.head, CPU)
     order, seed = own_draws(module.trainer, loader) or (None, 0)
     return CompiledBCFW(
         module.head,

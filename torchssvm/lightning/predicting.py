@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.batch import Batch, apply_head, as_batch
+from torchssvm.core.batch import Batch, apply_head, as_batch, to_device
 from torchssvm.core.caller import warn
 from torchssvm.core.features import apply_features
 from torchssvm.core.potentials import Potentials, as_potentials
@@ -19,6 +19,7 @@ from torchssvm.core.structure import Labeling, Structure
 from torchssvm.lightning.loading import Loading
 from torchssvm.lightning.resumable import Resumable
 from torchssvm.lightning.steps import errors
+from torchssvm.solvers.training import device_of
 
 
 class Predicting(Loading, Resumable):
@@ -95,7 +96,8 @@ class Predicting(Loading, Resumable):
 
     def _evaluate(self, batch: Batch, stage: str) -> None:
         batch = as_batch(batch)
-        for name, mean in errors(self.structure, apply_head(self, batch), batch.y).items():
+        potentials = apply_head(self, batch)
+        for name, mean in errors(self.structure, potentials, to_device(batch.y, potentials.device)).items():
             self.log(f"{stage}_{name}", mean.value, prog_bar=name == "loss", batch_size=mean.weight, sync_dist=True)
 
     def extract(self, x: Any, lengths: Tensor | None = None) -> Any:
@@ -109,9 +111,12 @@ class Predicting(Loading, Resumable):
             return x
         if self.features.training and not self._run.trains_features:
             self.features.eval()
+        x, lengths = to_device((x, lengths), self.device)
         with torch.no_grad():
             return apply_features(self.features, x, lengths)
 
     def _apply_head(self, extracted: Any, lengths: Tensor | None) -> Potentials:
-        with full_precision(self.device):
+        device = device_of(self.head)  # the CPU while the compiled loop trains the head of a module that is elsewhere
+        extracted, lengths = to_device((extracted, lengths), device)
+        with full_precision(device):
             return as_potentials(self.head(extracted) if lengths is None else self.head(extracted, lengths))

@@ -42,7 +42,7 @@ from torchssvm.solvers.choice import Rules, Solver
 from torchssvm.solvers.compiled.proposal import ProposedVisits
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.parameter_groups import check_bounds, groups
-from torchssvm.solvers.training import tell, warn_if_estimated_far
+from torchssvm.solvers.training import move, tell, warn_if_estimated_far
 from torchssvm.steps.block_steps import BlockSteps
 from torchssvm.steps.cache import OracleRule
 from torchssvm.steps.line_search import LineSearch
@@ -372,6 +372,7 @@ class StructuredSVM(JointModel):
         if stage == "fit":
             self._run.trains_features = False
             self._run.loop = None
+            move(self.head, self.device)
             if isinstance(self._run.sampler, EpochParts) and self._run.loader is not None:
                 put_back(self.trainer, self._run.loader)
             self._rest()

@@ -27,7 +27,7 @@ from torchssvm.solvers.progress_line import shown
 from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.tolerance import Relative, Tolerance, is_within
 from torchssvm.solvers.trainer import check_limits
-from torchssvm.solvers.training import make_trainer, warn_if_short
+from torchssvm.solvers.training import device_of, make_trainer, move, on_device, warn_if_short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -217,7 +217,7 @@ def choose_lam(
             raise TypeError(f"{name}={function!r} must be a function, such as lambda head: ...")
     options, structure = or_default(options, RunOptions, "options"), find_structure(head, structure)
     check_dataset(dataset)
-    device = next((parameter.device for parameter in head.parameters()), None)
+    device = device_of(head)
     batches = _held_out_batches(head, dataset, held_out, structure, options, device)
 
     if lams is None:
@@ -255,8 +255,9 @@ def choose_lam(
                 reached = is_within(certificate.gap, tolerance, certificate.primal)
                 if budget is None:
                     warn_if_short(certificate, tolerance, max_passes)
-                found = evaluate(head, structure, batches, device)
-                value = -found.loss if score is None else as_number(score(head), "score(head)")
+                with on_device(head, device):
+                    found = evaluate(head, structure, batches, device)
+                    value = -found.loss if score is None else as_number(score(head), "score(head)")
                 value = float(trainer.dual.ranks.gather(torch.tensor(value, dtype=torch.float64))[0])  # all follow one
                 if math.isnan(value):
                     raise ValueError(f"score(head) is nan at lam={lam:g}: it must be a number, the larger the better")
@@ -270,7 +271,8 @@ def choose_lam(
                 if on_point is not None:
                     if line is not None:
                         line.clear()  # the callback may print
-                    on_point(point)
+                    with on_device(head, device):
+                        on_point(point)
                 if since == patience or left < 2 * point.passes or (budget is not None and not reached):
                     untried, ordered = untried + ordered, []
                 if lams is None and not ordered and len(points) + len(untried) < MOST:
@@ -280,6 +282,7 @@ def choose_lam(
                 with torch.no_grad():
                     for parameter, held in zip(head.parameters(), best[1], strict=True):
                         parameter.copy_(held)
+            move(head, device)
     assert best is not None  # there is a lambda
     points.sort(key=lambda point: -point.lam)
     return LamChoice(head, best[0], tuple(points), tuple(untried))

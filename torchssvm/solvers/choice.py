@@ -19,6 +19,7 @@ from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.storage import Storage
 from torchssvm.dual.weights import Weights
 from torchssvm.solvers.compiled.applies import reason_not_compiled
+from torchssvm.solvers.compiled.head_adapter import find_adapter
 from torchssvm.steps.block_steps import BlockSteps, check_block_steps
 from torchssvm.steps.box_qp import BoxQP
 from torchssvm.steps.cache import CacheOracle, MaxOracle, OracleRule
@@ -37,6 +38,11 @@ STORAGES: dict[str, type[Storage]] = {"labelings": Labelings, "mean_parts": Mean
 
 SHARE = 0.5
 """The largest share of the free memory that features, and that the blocks of the dual, may take unasked."""
+
+LONG_VISIT = 1_000_000
+"""Multiplications of a visit beyond which a head on a device is trained there: a thousand visits a second on a core."""
+
+CPU = torch.device("cpu")
 
 
 class Rules(NamedTuple):
@@ -169,7 +175,9 @@ def choose(
     Where nothing is given, the rules are, as measured on the library's tasks:
 
     * the compiled loop with ``Corrective()``, ``CacheOracle()`` and ``Labelings()`` where it applies: chains,
-      classes and parsers, on the CPU, on features that stay as they are and that fit in half of the free memory;
+      classes and parsers, on features that stay as they are and that fit in half of the free memory. It runs on the
+      CPU, also for a head that is on a device, unless a visit would take more than ``LONG_VISIT`` multiplications there
+      (a rule from the arithmetic alone: it has not been timed on a device), or there are several processes;
     * else in the torch loop ``FrankWolfe()`` on ``MeanParts()`` for structures that are quick to decode
       (``Structure.quick_to_decode``), and ``Pairwise()``, ``CacheOracle()`` and ``Labelings()`` for the others;
     * ``Pairwise()``, ``MaxOracle()`` and ``Labelings()`` for decisions that are quick, where there are fewer examples
@@ -195,6 +203,9 @@ def choose(
     """
     fits = _Fits(num_examples, structure, list(head.parameters()), sample.potentials, memory_limit)
     rules = _complete(solver, fits, compiled=True)
+    device = fits.parameters[0].device
+    if device.type != "cpu" and Ranks.here():
+        obstacle = obstacle or f"of several processes each trains where its head is, here on {device}"
     if solver.block_steps is not None:
         obstacle = f"block_steps={solver.block_steps} is a rule of the torch loop"
     why_not = obstacle or reason_not_compiled(head, structure, rules, bounds=bounds)
@@ -206,9 +217,16 @@ def choose(
         if solver.compiled:
             raise MemoryError(f"{too_large}: use compiled=False, which computes them for every batch")
         why_not = too_large
+    on_device = device.type != "cpu"
+    if why_not is None and on_device and not solver.compiled and (work := _multiplications(head, sample)) > LONG_VISIT:
+        why_not = f"a visit takes {work:,} multiplications, and {device} does many visits at a time"
     if why_not is not None:
         rules = _complete(solver, fits, compiled=False)
-    return Choice(rules, why_not is None, why_not or "the features stay as they are")
+        return Choice(rules, False, why_not)
+    reason = "the features stay as they are"
+    if on_device:
+        reason += f", and the head trains on the CPU; Solver(compiled=False) trains on {device}"
+    return Choice(rules, True, reason)
 
 
 def of_all_ranks(choice: Choice, solver: Solver, choose: Callable[[Solver], Choice], ranks: Ranks) -> Choice:
@@ -239,7 +257,7 @@ def _complete(solver: Solver, fits: _Fits, *, compiled: bool) -> Rules:
             kinds = [Labelings]
         elif direction is not None or solver.block_steps is not None or (quick and not few):
             kinds = [MeanParts, Labelings, Weights]
-        storage = next((kind() for kind in kinds if fits(kind())), kinds[0]())
+        storage = next((kind() for kind in kinds if fits(kind(), compiled=compiled)), kinds[0]())
     if storage.keeps_labelings:
         direction = direction if direction is not None else Corrective() if compiled else Pairwise()
         oracle = oracle if oracle is not None else MaxOracle() if few else CacheOracle()
@@ -251,15 +269,29 @@ def _complete(solver: Solver, fits: _Fits, *, compiled: bool) -> Rules:
 
 def _features_too_large(sample: Sample, num_examples: int) -> str | None:
     """That the features of all examples would not fit, as a clause; None if they do."""
-    tensors = tree_tensors(sample.x)
-    needed = sum(t.numel() * t.element_size() for t in tensors) * num_examples // max(sample.size, 1)
-    allowed = int(SHARE * available_memory(tensors[0].device))
+    needed = sum(t.numel() * t.element_size() for t in tree_tensors(sample.x)) * num_examples // max(sample.size, 1)
+    allowed = int(SHARE * available_memory(CPU))
     if needed <= allowed:
         return None
     return (
         f"the features of {num_examples} examples would take about {needed / 2**20:,.0f} MiB, and half of the memory "
         f"that is left is {allowed / 2**20:,.0f} MiB"
     )
+
+
+def _multiplications(head: nn.Module, sample: Sample) -> int:
+    """About how many multiplications the scores and the decoding of an example take: features and pairs times labels.
+
+    Args:
+        head: A head that has a compiled loop.
+        sample: The first examples.
+    """
+    adapter = find_adapter(head, anywhere=True)
+    features = tree_tensors(sample.x)[0].numel() // max(sample.size, 1)
+    if adapter.ragged_labels:  # a feature is that of one label
+        return features
+    tokens = 0 if adapter.pairs is None else sample.potentials[adapter.emission].shape[1]
+    return features * adapter.num_states + tokens * adapter.num_states**2
 
 
 @dataclass
@@ -272,9 +304,9 @@ class _Fits:
     potentials: Potentials
     memory_limit: int | None
 
-    def __call__(self, storage: Storage) -> bool:
+    def __call__(self, storage: Storage, *, compiled: bool) -> bool:
         storage.bind(self.num_examples, 1.0, self.structure, self.parameters, self.memory_limit)
         allowed = self.memory_limit
         if allowed is None:
-            allowed = int(SHARE * available_memory(self.potentials.device))
+            allowed = int(SHARE * available_memory(CPU if compiled else self.potentials.device))
         return storage.estimate(self.potentials) <= allowed

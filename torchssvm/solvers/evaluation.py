@@ -110,7 +110,7 @@ def evaluate(
         for batch in check_batches(batches):
             batch = as_batch(batch) if device is None else to_device(as_batch(batch), device)
             potentials = as_potentials(apply_head(forward, batch))
-            target = structure.check_target(batch.y, potentials)
+            target = structure.check_target(to_device(batch.y, potentials.device), potentials)
             found = as_decoding(structure.argmax(potentials))
             labeling = found.labeling
             exact &= found.exact

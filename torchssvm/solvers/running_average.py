@@ -147,6 +147,7 @@ class Average(Stateful):
         if share == 1.0:
             self._means = [value.clone() for value in values]
         else:
+            self._means = [mean.to(value.device) for mean, value in zip(self._means, values, strict=True)]
             torch._foreach_lerp_(self._means, values, share)
         if self.dual is not None:
             assert self.loss is not None
@@ -166,7 +167,7 @@ class Average(Stateful):
                 "there is no average yet: no step has been taken since the start, or since the weights were recomputed "
                 "or loaded"
             )
-        means = [mean.clone() for mean in self._means]
+        means = [mean.to(p.device, copy=True) for mean, p in zip(self._means, self.parameters, strict=True)]
         return means if self.dual is None else self.dual.box.clip(means)
 
     @contextmanager
@@ -234,7 +235,7 @@ class Average(Stateful):
             rounding = squared_norm(p - mean for p, mean in zip(self.parameters, means, strict=True))
         assert self.loss is not None
         length = squared_norm(means)
-        value = dual.objective(self.loss, self._means)
+        value = dual.objective(self.loss, [mean.to(p.device) for mean, p in zip(self._means, means, strict=True)])
         wrong = crosses(primal, value, self.parameters[0].dtype, dual.lam * length)
         if wrong or features_moved(dual, found.weights):
             raise RuntimeError(

@@ -84,9 +84,7 @@ class TorchLoop(DualTrainer, Stateful):
         device = dual.parameters[0].device
         with telling(dual.ranks, dual.parameters):
             index = self._next_index()
-            batch = self._fetch(index)
-            if device.type != "cpu":
-                batch = to_device(batch, device)
+            batch = to_device(self._fetch(index), device)
             self.optimizer.zero_grad()
             potentials = apply_head(self.head, batch)
             self.loss.propose(potentials, batch.y, batch.index).backward()

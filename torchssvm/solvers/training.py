@@ -63,6 +63,9 @@ def solve(
     :func:`torchssvm.solvers.choose`. The head starts from zero weights, whatever it holds: a second call trains it
     anew. :func:`make_trainer` gives the trainer itself, to stop, save and continue: its ``solve`` goes on.
 
+    A head on a device is trained there, or by the compiled loop on the CPU, and then moved back. The examples may be on
+    any device.
+
     Args:
         head: Features -> potentials, linear in all its weights; afterwards it holds the trained weights.
         dataset: Map-style, n examples with ``collate``; an item's index is its place.
@@ -101,18 +104,27 @@ def solve(
     tolerance = tolerance if tolerance is not None else Relative(0.01)
     check_limits(tolerance, max_passes)
     options = or_default(options, RunOptions, "options")
-    trainer = make_trainer(
-        head,
-        dataset,
-        lam,
-        solver=solver,
-        structure=structure,
-        bounds=bounds,
-        options=options,
-        memory_limit=memory_limit,
-        progress=progress,
-    )
-    certificate = trainer.solve(tolerance, max_passes=max_passes, on_check=on_check, progress=progress)
+    device = device_of(head)
+    with on_device(head, device):
+        trainer = make_trainer(
+            head,
+            dataset,
+            lam,
+            solver=solver,
+            structure=structure,
+            bounds=bounds,
+            options=options,
+            memory_limit=memory_limit,
+            progress=progress,
+        )
+
+        def check(certificate: Certificate) -> None:
+            assert on_check is not None
+            with on_device(head, device):
+                on_check(certificate)
+
+        told = None if on_check is None else check
+        certificate = trainer.solve(tolerance, max_passes=max_passes, on_check=told, progress=progress)
     warn_if_short(certificate, tolerance, max_passes)
     return certificate
 
@@ -136,6 +148,9 @@ def make_trainer(
     ``trainer.step()``, ``certify()`` and ``solve(tolerance)`` are those of :class:`torchssvm.Trainer`, and
     ``trainer.dual`` is the dual. ``save_checkpoint("run.pt", trainer=trainer, dual=trainer.dual)`` saves all of a run:
     the state of a compiled loop is that of its draws alone.
+
+    A head on a device is on the CPU from here on where the compiled loop is chosen, as the line with the choice says;
+    ``solve`` moves it back when it has ended.
 
     Example:
         >>> trainer = make_trainer(LinearMulticlass(4, 3), data, lam=0.01)
@@ -173,14 +188,20 @@ def make_trainer(
     if progress and not ranks.rank:
         tell(choice)
     rules = choice.rules
-    dual = DualState.for_head(
-        head, n, lam, structure=structure, storage=copy.deepcopy(rules.storage), memory_limit=memory_limit
+    new_dual = partial(
+        DualState.for_head,
+        num_examples=n,
+        lam=lam,
+        structure=structure,
+        storage=copy.deepcopy(rules.storage),
+        memory_limit=memory_limit,
     )
     if choice.compiled:
         with _zero_weights(head):
+            move(head, torch.device("cpu"))
             loop = CompiledBCFW(
                 head,
-                dual,
+                new_dual(head),
                 pass_over(dataset, given.collate_fn),
                 direction=rules.direction,
                 oracle=rules.oracle,
@@ -194,6 +215,7 @@ def make_trainer(
         given = replace(given, batch_size=max(BATCH // ranks.size, 1))
     if given.order is None and (lengths := lengths_of(dataset)) is not None:
         given = replace(given, order=ByLength(lengths))
+    dual = new_dual(head)
     loss = BlockGap(dual, rules.direction, oracle=rules.oracle, block_steps=rules.block_steps)
     with _zero_weights(head):
         optimizer = BCFW(groups(head, bounds), dual, line_search=rules.line_search)
@@ -202,17 +224,42 @@ def make_trainer(
 
 @contextlib.contextmanager
 def _zero_weights(head: nn.Module) -> Iterator[None]:
-    """Weights of zero, where a new dual begins; an error in the block brings those back that the head held."""
+    """Weights of zero, where a new dual begins; an error in the block brings back those that the head held, there."""
+    device = device_of(head)
     held = [parameter.detach().clone() for parameter in head.parameters()]
     for parameter in head.parameters():
         nn.init.zeros_(parameter)
     try:
         yield
     except BaseException:
+        move(head, device)
         with torch.no_grad():
             for parameter, weights in zip(head.parameters(), held, strict=True):
                 parameter.copy_(weights)
         raise
+
+
+@contextlib.contextmanager
+def on_device(head: nn.Module, device: torch.device) -> Iterator[None]:
+    """Inside, the head is on ``device``; whoever moved it before or inside, it is afterwards where it was before."""
+    before = device_of(head)
+    try:
+        move(head, device)
+        yield
+    finally:
+        move(head, before)
+
+
+def device_of(head: nn.Module) -> torch.device:
+    """The device of the head; the CPU if it has no weights, or is no module."""
+    parameters = head.parameters() if isinstance(head, nn.Module) else iter(())
+    return next((parameter.device for parameter in parameters), torch.device("cpu"))
+
+
+def move(head: nn.Module, device: torch.device) -> None:
+    """Move the head, unless it is there."""
+    if device_of(head) != device:
+        head.to(device)
 
 
 def tell(choice: Choice) -> None:
@@ -262,9 +309,6 @@ def warn_if_estimated_far(dual: DualState) -> None:
 @torch.no_grad()
 def _first(head: nn.Module, dataset: Any, options: RunOptions, most: int = 64) -> Sample:
     """The first examples, and what the head makes of them."""
-    batch = fetcher(dataset, options.collate_fn)(
-        rows_in_order(Ranks.here().own(len(dataset)), most, lengths_of(dataset))[0]
-    )
-    if (parameter := next(head.parameters(), None)) is not None and parameter.device.type != "cpu":
-        batch = to_device(batch, parameter.device)
+    rows = rows_in_order(Ranks.here().own(len(dataset)), most, lengths_of(dataset))[0]
+    batch = to_device(fetcher(dataset, options.collate_fn)(rows), device_of(head))
     return Sample(batch.x, as_potentials(apply_head(head, batch)), len(batch.index))

@@ -18,7 +18,7 @@ def reason_not_compiled(head: nn.Module, structure: Structure, rules: Any, *, bo
     """Why the compiled loop cannot train a head by these rules, as a clause; None if it can.
 
     Args:
-        head: The head.
+        head: The head; if it is on a device, the loop trains it on the CPU.
         structure: What an output is.
         rules: The ``Rules`` of its steps.
         bounds: Whether the weights have bounds.
@@ -31,7 +31,7 @@ def reason_not_compiled(head: nn.Module, structure: Structure, rules: Any, *, bo
         return f"storage={type(rules.storage).__name__}() is not compiled"
     try:
         check_compiled(rules.direction, rules.oracle)
-        adapter = find_adapter(head)
+        adapter = find_adapter(head, anywhere=True)
     except (ImportError, TypeError) as error:
         return str(error).removesuffix("; use BlockGap and BCFW")
     if not structure.same_as(adapter.structure):

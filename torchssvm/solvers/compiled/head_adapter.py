@@ -90,7 +90,7 @@ class MulticlassAdapter(HeadAdapter):
 
     def cost_matrix(self) -> Tensor:
         """The structure's; empty for the zero-one loss."""
-        cost = self.structure.cost  # type: ignore[attr-defined]
+        cost = self.structure.cost.cpu()  # type: ignore[attr-defined]
         if torch.equal(cost, 1.0 - torch.eye(len(cost), dtype=cost.dtype)):
             return super().cost_matrix()
         return cost
@@ -121,8 +121,12 @@ class MulticlassAdapter(HeadAdapter):
         return torch.full((1,), self.num_states - 1)
 
 
-def find_adapter(head: nn.Module) -> HeadAdapter:
+def find_adapter(head: nn.Module, *, anywhere: bool = False) -> HeadAdapter:
     """The adapter of a head.
+
+    Args:
+        head: The head.
+        anywhere: Whether the head may be on a device: it is then to be moved before the loop is made.
 
     Raises:
         TypeError: The head has no compiled loop, or is not on the CPU.
@@ -147,9 +151,9 @@ def find_adapter(head: nn.Module) -> HeadAdapter:
     if head._forward_pre_hooks or not all(is_check(hook) for hook in head._forward_hooks.values()):
         raise TypeError("head has forward hooks, which the compiled loop does not run; use BlockGap and BCFW")
     device = next(head.parameters()).device
-    if device.type != "cpu":
+    if device.type != "cpu" and not anywhere:
         raise TypeError(
-            f"head is on {device}, and the compiled loop runs on the CPU: train it there, after head.to('cpu'), or on "
-            "the device, by BlockGap and BCFW"
+            f"head is on {device}, and the compiled loop runs on the CPU: call head.to('cpu') and make the dual, for "
+            "features on any device; or train on the device by BlockGap and BCFW"
         )
     return adapter

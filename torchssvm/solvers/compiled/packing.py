@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.batch import Batch, as_batch, restrict
+from torchssvm.core.batch import Batch, as_batch, restrict, to_device
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.lists import Lists, check_finite, lists_of
 from torchssvm.core.potentials import as_potentials
@@ -56,7 +56,7 @@ def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tup
     nonzeros = 0
     for batch in restrict(batches, dual.own) if dual.ranks else batches:
         _check_kind(batch)
-        piece = _piece(adapter, dual, batch, dtype)
+        piece = _piece(adapter, dual, to_device(batch, "cpu"), dtype)
         twice = piece.index[lengths[piece.index] > 0]
         if len(twice) or len(piece.index.unique()) < len(piece.index):
             example = int(twice[0]) if len(twice) else int(piece.index.mode().values)

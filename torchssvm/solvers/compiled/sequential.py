@@ -75,6 +75,11 @@ class Sequential(BlockSteps):
                 "block_steps=Sequential() needs a LinearChain or LinearMulticlass head on fixed features: the "
                 "potentials have no called_with"
             )
+        if potentials.device.type != "cpu":
+            raise TypeError(
+                f"block_steps=Sequential() visits examples on the CPU, and the head is on {potentials.device}: leave "
+                "block_steps out, which takes BoxQP() there, or call head.to('cpu') and make the dual"
+            )
         from torchssvm.solvers.compiled.loop import visit_batch  # it imports Numba, which takes half a second
 
         assert isinstance(stored, StoredParts)

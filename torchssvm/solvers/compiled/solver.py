@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_whole
-from torchssvm.core.batch import Batch, tree_map
+from torchssvm.core.batch import Batch, to_device, tree_map
 from torchssvm.core.bounds import Box
 from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_targets
@@ -54,7 +54,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         head: :class:`LinearChain` with shared transitions, :class:`SparseLinearChain`, :class:`LinearMulticlass`
             or :class:`LinearArcs`; on the CPU.
         dual: Its dual state, with ``storage=MeanParts()`` or ``Labelings()``.
-        batches: Every training example exactly once; read once, and freed one after another.
+        batches: Every training example exactly once, on any device; read once, and freed one after another.
         direction: As in ``BlockGap``; None is ``FrankWolfe()``.
         oracle: As in ``BlockGap``; None is ``MaxOracle()``.
         order: ``Proportional()`` (the default), ``Uniform()`` or ``Permutation()``.
@@ -98,6 +98,8 @@ class CompiledBCFW(DualTrainer, Stateful):
         self.draws = Draws(order if order is not None else Proportional(), dual, seed)
         adapter = find_adapter(head)
         validate_problem(adapter, dual)
+        for held in (dual, dual.storage):  # which may have been made before the head was moved
+            held.to(dual.parameters[0].device)
         self._adapter, self._layout = adapter, [(p.shape, p.dtype) for p in dual.parameters]
         self._made = 0  # visits of the last call
         self._seen: tuple[Any, int] | None = None  # the storage's contents and the version that were validated
@@ -203,7 +205,10 @@ class CompiledBCFW(DualTrainer, Stateful):
             ValueError: The index is not valid.
             RuntimeError: An example of the loop has another target or length.
         """
+        batch = to_device(batch, "cpu")
         index, lengths = check_visits(batch.index, self.dual.num_examples, self.dual.own), batch.lengths
+        if lengths is None and self._adapter.pairs is not None:  # a chain's potentials have lengths all the same
+            lengths = torch.full((len(batch.y),), batch.y.shape[1])
 
         def without_padding(leaf: Tensor) -> Tensor:
             if lengths is None or leaf.ndim < 2:

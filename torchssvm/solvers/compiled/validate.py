@@ -59,7 +59,10 @@ def validate_weights(
     if [id(p) for p in head.parameters()] != [id(p) for p in dual.parameters]:
         raise ValueError("the head's parameters are not those that the dual was made for: make a DualState for it")
     if [(p.shape, p.dtype) for p in dual.parameters] != layout or dual.parameters[0].device.type != "cpu":
-        raise ValueError("the head's parameters have another shape, dtype or device now: make a new compiled loop")
+        raise ValueError(
+            "the head's parameters have another shape, dtype or device now: call head.to('cpu') if it was moved, or "
+            "make a new compiled loop"
+        )
     if not all(p.is_contiguous() for p in dual.parameters):
         raise ValueError("the head's parameters must be contiguous")
     if dual.box.has_bounds:

@@ -29,7 +29,10 @@ def check_head(head: Any) -> None:
     check_kind(head)
     device = next(head.parameters()).device
     if device.type != "cpu":
-        raise TypeError(f"head is on {device}; GDMM runs on the CPU")
+        raise TypeError(
+            f"head is on {device}, and GDMM runs on the CPU: call head.to('cpu'), for batches on any device; or train "
+            "on the device by solve(...) or BlockGap and BCFW"
+        )
 
 
 def check_kind(head: Any) -> None:

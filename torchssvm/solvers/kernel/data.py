@@ -38,7 +38,10 @@ class TrainingSet:
     def __init__(self, head: KernelHead, x: Tensor, y: Any, lengths: Tensor | None) -> None:
         check_features(x, head.in_features)
         if x.device != head.coefficients.device:
-            raise ValueError(f"x is on {x.device} and the head on {head.coefficients.device}: move one of them")
+            raise ValueError(
+                f"x is on {x.device} and the head on {head.coefficients.device}, where the kernels are computed: call "
+                "head.to(x.device), and give y and lengths there too"
+            )
         if not x.numel():
             raise ValueError(f"x has shape {list(x.shape)}, so it holds no token: is the dataset empty?")
         if not isinstance(y, Tensor | WeightedLabels):

@@ -47,7 +47,7 @@ class Multiclass(Structure):
 
     def constructor_arguments(self) -> dict[str, Any]:
         """Constructor arguments that are not attributes of the same name, to rebuild an equal structure."""
-        return {"cost": None if torch.equal(self.cost, 1.0 - torch.eye(self.num_classes)) else self.cost}
+        return {"cost": None if self._is_zero_one() else self.cost.cpu()}
 
     def argmax(self, potentials: Potentials) -> Decoding:
         """The class with the highest potential; ties go to the smallest class."""
@@ -105,5 +105,7 @@ class Multiclass(Structure):
         return self.cost
 
     def __repr__(self) -> str:
-        zero_one = torch.equal(self.cost.cpu(), 1.0 - torch.eye(self.num_classes, dtype=torch.float64))
-        return f"Multiclass({self.num_classes}{'' if zero_one else f', cost={digest(self.cost)}'})"
+        return f"Multiclass({self.num_classes}{'' if self._is_zero_one() else f', cost={digest(self.cost)}'})"
+
+    def _is_zero_one(self) -> bool:
+        return torch.equal(self.cost.cpu(), 1.0 - torch.eye(self.num_classes, dtype=torch.float64))

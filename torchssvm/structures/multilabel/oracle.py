@@ -34,9 +34,10 @@ def best_label_sets(
     between the bound and the best score, branch and bound may continue from the same messages.
 
     If all pair weights are at least 0, the problem is a minimum cut and messages alone solve it. Numba decodes CPU
-    tensors. For CUDA tensors with K up to 1024, all but branch and bound is one Triton kernel, where that is installed:
-    labels and ties are those of the CPU, bounds up to rounding. Examples with a gap go to the CPU for branch and bound,
-    and without Triton all do. Other devices use torch operations with the same messages.
+    tensors. For CUDA tensors with K up to 1024, all but branch and bound is one Triton kernel, where that is installed.
+    Its screening adds up in another order: values and bounds are those of the CPU up to rounding, and of two labelings
+    whose scores agree to rounding it may find the other. Examples with a gap go to the CPU for branch and bound, and
+    without Triton all do. Other devices use torch operations with the same messages.
 
     Args:
         unary: ``[B, K]``, float32 or float64; computed in float64.

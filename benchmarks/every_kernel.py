@@ -1,0 +1,88 @@
+"""Launches every Triton kernel of the package on a CUDA device, at sizes of several warps and tiles.
+
+compute-sanitizer --tool racecheck python benchmarks/every_kernel.py
+
+``benchmarks/device.py --part kernels`` runs it under racecheck and memcheck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torchssvm import BCFW, BlockGap, DualState, LinearChain
+from torchssvm.steps.box_qp import solve_box_qp
+from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
+from torchssvm.structures.arborescence.eisner import eisner
+from torchssvm.structures.chain.oracle import viterbi
+from torchssvm.structures.matching.oracle import best_matching
+from torchssvm.structures.multilabel.oracle import best_label_sets
+from torchssvm.structures.pose.distance_transform import distance_transform
+from torchssvm.structures.tree.oracle import max_sum_tree
+
+
+def launches(
+    device: torch.device, *, size: int = 20, states: Sequence[int] = (26, 200, 640), blocks: Sequence[int] = (70, 300)
+) -> dict[str, Callable[[], Any]]:
+    """Calls that together launch every kernel.
+
+    Args:
+        device: A CUDA device.
+        size: Tokens, nodes, labels and pixels along an axis.
+        states: Of chains: few, many in tiles of a chain, and many in tiles that chains share.
+        blocks: Of box QPs: in one block of coordinates, and in several.
+    """
+    random = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=random, dtype=torch.float64).to(device)
+
+    lengths = torch.tensor([size, 1, size // 2, size]).to(device)
+    parents = torch.tensor([-1, *(k // 2 for k in range(size - 1))]).to(device)
+    arcs, edges, images = draw(4, size, size + 1), draw(4, size, size - 1), draw(4, size, 2 * size)
+    springs = torch.tensor([1.0, 0.5, 0.25, -1.0], dtype=torch.float64).to(device)
+    found: dict[str, Callable[[], Any]] = {
+        "Eisner": lambda: eisner(arcs, lengths, True),
+        "Chu, Liu and Edmonds": lambda: max_arborescence(arcs, lengths, True),
+        "assignments": lambda: best_matching(edges, lengths, lengths.clamp(max=size - 1)),
+        "max-convolutions": lambda: distance_transform(images, springs),
+        "label sets": lambda: best_label_sets(draw(4, size), draw(size * (size - 1) // 2), effort=100),
+        "two steps": lambda: train(device, size, states[0]),
+    }
+    for number in states:
+        emission, transition = draw(4, size, number), draw(number, number)
+        found[f"Viterbi, {number} states"] = lambda e=emission, t=transition: viterbi(e, t, lengths)
+    for number in states[:2]:
+        node, edge = draw(4, size, number), draw(number, number)
+        found[f"trees, {number} states"] = lambda n=node, e=edge: max_sum_tree(n, e, parents, None)
+    for number in blocks:
+        factors = draw(number, 5)
+        found[f"box QP, {number} blocks"] = lambda f=factors, n=number: solve_box_qp(f @ f.t(), draw(n), 4)
+    return found
+
+
+def train(device: torch.device, size: int, states: int) -> None:
+    """Two steps of training on chains: their labels, the rows of their blocks, and inner products."""
+    x = torch.randn(4, size, 6, generator=torch.Generator().manual_seed(1)).to(device)
+    head = LinearChain(6, states).to(device)
+    dual = DualState.for_head(head, num_examples=4, lam=0.1)
+    optimizer = BCFW(head.parameters(), dual)
+    y, index = x[..., :states].argmax(2), torch.arange(4, device=device)
+    for _ in range(2):
+        optimizer.zero_grad()
+        BlockGap(dual)(head(x), y, index).backward()
+        optimizer.step()
+
+
+def main() -> None:
+    """Launch all of them once."""
+    for name, launch in launches(torch.device("cuda")).items():
+        launch()
+        torch.cuda.synchronize()
+        print(name, flush=True)
+
+
+if __name__ == "__main__":
+    main()
