@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -142,3 +146,11 @@ def test_each_operation_has_code():
     names = {name for name, value in vars(vectors).items() if isinstance(value, Vectorised)}
     assert names
     assert names <= vars(vector_code).keys()
+
+
+def test_on_a_machine_without_vectors_of_avx():
+    """All other tests here, compiled for any x86-64 machine: LLVM splits the vectors."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-k", "not machine", __file__]
+    environment = {**os.environ, "NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": ""}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stdout

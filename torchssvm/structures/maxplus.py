@@ -7,7 +7,7 @@ of the code.
 from __future__ import annotations
 
 from torchssvm.core.jit import njit
-from torchssvm.core.vectors import add_row, max_rows
+from torchssvm.core.vectors import add_row, max_rows, set_row
 
 
 @njit
@@ -44,9 +44,7 @@ def copy_block(matrix, top, left, block):
     """Copy ``matrix[top:, left:]`` to ``block``, cropped to the smaller of the two."""
     columns = min(block.shape[1], matrix.shape[1] - left)
     for j in range(min(block.shape[0], matrix.shape[0] - top)):
-        source, target = matrix[top + j, left : left + columns], block[j]
-        for k in range(source.shape[0]):
-            target[k] = source[k]
+        set_row(block[j], matrix[top + j, left : left + columns], None, None)
 
 
 @njit

@@ -438,6 +438,6 @@ def sums_of(gaps: Tensor) -> Tensor:
     level[: len(gaps)] = gaps
     levels = [level]
     while len(level) > 1:
-        level = level.view(-1, 2).sum(1)
+        level = level[::2] + level[1::2]
         levels.append(level)
     return torch.cat([torch.zeros(1, dtype=torch.float64), *reversed(levels)])

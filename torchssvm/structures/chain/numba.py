@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from torchssvm.core.jit import njit
+from torchssvm.core.vectors import add_row, set_row
 from torchssvm.structures.maxplus import add, backtrack, copy_block, maxplus_rows, send_forward
 
 
@@ -49,9 +50,7 @@ def decode(emission, pairs, lengths, order, group, shape, begin, end, memory, pl
             if length < 1 or length > longest:
                 return b
             for t in range(length):
-                row, own = scores[g * longest + t], emission[b, t]
-                for k in range(states):
-                    row[k] = own[k]
+                set_row(scores[g * longest + t], emission[b, t], None, None)
         b = order[first] if order.shape[0] else first
         length = lengths[b] if lengths.shape[0] else longest
         matrices = pairs[b if pairs.shape[0] > 1 else 0]
@@ -112,8 +111,7 @@ def augment(emission: Any, costs: Any, uniform: float, normalize: bool, labels: 
             if costs.shape[0]:
                 cost = costs[b, t]
             added = emission.dtype.type(cost if labels[b, t] >= 0 else 0.0)
-            for k in range(emission.shape[2]):
-                augmented[b, t, k] = emission[b, t, k] + added
+            set_row(augmented[b, t], emission[b, t], None, added)
             label = max(labels[b, t], 0)
             if label >= emission.shape[2]:
                 return False
@@ -206,24 +204,20 @@ def add_everywhere(emission: Any, last: Any, bias: Any, at_first: Any, at_last: 
     """
     batch, longest, states = emission.shape
     for b in range(batch):
+        add_row(emission[b, last[b]], at_last, None)
         for k in range(states):
-            emission[b, last[b], k] += at_last[k]
             emission[b, 0, k] += bias[k] + at_first[k]
         for t in range(1, longest):
-            row = emission[b, t]
-            for k in range(states):
-                row[k] += bias[k]
+            add_row(emission[b, t], bias, None)
 
 
 @njit
 def sum_everywhere(parts: Any, last: Any, sums: Any) -> None:
     """The adjoint of ``add_everywhere``, ``[3, B, K]``: the sum over all tokens, the first and the last token."""
-    batch, longest, states = parts.shape
+    batch, longest, _ = parts.shape
     for b in range(batch):
-        for k in range(states):
-            sums[0, b, k] = 0.0
-            sums[1, b, k] = parts[b, 0, k]
-            sums[2, b, k] = parts[b, last[b], k]
+        set_row(sums[0, b], None, None, 0.0)
+        set_row(sums[1, b], parts[b, 0], None, None)
+        set_row(sums[2, b], parts[b, last[b]], None, None)
         for t in range(longest):
-            for k in range(states):
-                sums[0, b, k] += parts[b, t, k]
+            add_row(sums[0, b], parts[b, t], None)
