@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.on_host import upload
+from torchssvm.core.on_host import known, on_host, upload
 
 
 @dataclass(slots=True, eq=False)
@@ -292,8 +292,8 @@ def first_occurrences(index: Tensor, numbers: Sequence[int] | None = None) -> Te
     """
     size = index.shape[0]
     if len(set(index.tolist() if numbers is None else numbers)) == size:
-        return torch.arange(size, device=index.device)
-    ordered, rows = index.sort(stable=True)
+        return known(torch.arange(size, device=index.device), torch.arange(size))
+    ordered, rows = on_host(index).sort(stable=True)
     first = torch.ones_like(ordered, dtype=torch.bool)
     first[1:] = ordered[1:] != ordered[:-1]
-    return rows[first].sort().values
+    return upload(rows[first].sort().values, index.device)

@@ -26,11 +26,32 @@ def known(tensor: Tensor, source: Tensor) -> Tensor:
     return tensor
 
 
+def pick(tensor: Tensor, rows: Tensor) -> Tensor:
+    """``tensor[rows]``, which remembers its numbers where ``tensor`` and the int64 ``rows`` both do."""
+    chosen = tensor[rows]
+    if tensor.is_cpu or (held := _source(tensor)) is None or (places := _source(rows)) is None:
+        return chosen
+    return known(chosen, held[places])
+
+
+def read_together(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The numbers of tensors of one device on the CPU, after one wait; tensors of the CPU are given as they are."""
+    if tensors[0].is_cpu:
+        return tensors
+    flat = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+    parts = torch.cat(flat).cpu().split([len(part) for part in flat])
+    return tuple(part.clone().view(t.dtype).view(t.shape) for part, t in zip(parts, tensors, strict=True))
+
+
 def on_host(tensor: Tensor) -> Tensor:
     """The numbers of ``tensor`` on the CPU; those of a device tensor that remembers no source are read, which waits."""
     if tensor.is_cpu:
         return tensor
-    source, *versions = getattr(tensor, _SOURCE, (None,))
-    if source is None or [source._version, tensor._version] != versions:
+    if (source := _source(tensor)) is None:
         known(tensor, source := tensor.cpu())
     return source
+
+
+def _source(tensor: Tensor) -> Tensor | None:
+    source, *versions = getattr(tensor, _SOURCE, (None,))
+    return None if source is None or [source._version, tensor._version] != versions else source

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_int64, check_tensor, check_whole, read_numbers
 from torchssvm.core.jit import fits_numba, fits_triton, njit_fastmath
+from torchssvm.core.on_host import pick
 from torchssvm.core.plain import plain
 
 Parts = dict[str, Tensor]
@@ -184,7 +185,7 @@ class Potentials:
         other = self.replace({name: tensor[rows] for name, tensor in self.tensors.items()})
         for name in ("lengths", *self.carried):
             held = getattr(self, name)
-            setattr(other, name, None if held is None else held[rows])
+            setattr(other, name, None if held is None else pick(held, rows))
         other._read_lengths()
         return other
 

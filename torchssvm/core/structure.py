@@ -399,7 +399,7 @@ def check_padding(parts: Parts, potentials: Potentials) -> None:
         if name in potentials.ragged and tensor.shape[1]:
             rows = (potentials.lengths + potentials.ragged[name]).clamp(min=0)
             padding = torch.arange(tensor.shape[1], device=tensor.device) >= rows.unsqueeze(1)
-            if bool(tensor[padding].any()):
+            if bool(torch.where(padding.view(*padding.shape, *[1] * (tensor.ndim - 2)), tensor, 0.0).any()):
                 raise ValueError(f"parts {name!r} are not zero in the padding, beyond the examples' lengths")
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.core.on_host import read_together, upload
 from torchssvm.core.schema import Each, Entry, Maybe, Same, check, damaged
 from torchssvm.core.structure import Labeling, fit
 from torchssvm.dual.numba import victims
@@ -60,12 +61,6 @@ class ActiveSets:
         found = [t[index, :columns].to(dtype) for t, dtype in zip(self.labelings, dtypes, strict=True)]
         return tree_replace(template, found)
 
-    def victims(self, index: Tensor) -> Tensor:
-        """The slot for a new labeling: a free one, else the least recent without mass, else the one with least mass."""
-        slots = torch.empty_like(index, device="cpu")
-        victims(*(t[index].cpu().numpy() for t in (self.count, self.mass, self.used)), slots.numpy())
-        return slots.to(index.device)
-
     def insert(
         self,
         index: Tensor,
@@ -76,6 +71,8 @@ class ActiveSets:
         evict: Callable[[Tensor, Tensor], None] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Cache new labelings of the examples ``index``.
+
+        A labeling takes a free slot, else that of the least recent one without mass, else that with the least mass.
 
         Args:
             index: ``[R]`` int64.
@@ -88,17 +85,23 @@ class ActiveSets:
         Returns:
             The positions in ``index`` that were cached (all with mass are), and their slots.
         """
-        slots = self.victims(index)
-        held = torch.where(slots < self.count[index], self.mass[index, slots.clamp(max=self.capacity - 1)], 0.0)
-        wanted = (held == 0.0) if mass is None else (held == 0.0) | (mass > 0.0)
-        kept = wanted.nonzero().flatten()
-        leaving = kept[held[kept] > 0.0]
+        device, given = index.device, () if mass is None else (mass,)
+        count, masses, used, *gained = read_together(*(t[index] for t in (self.count, self.mass, self.used)), *given)
+        slots = torch.empty_like(count)
+        victims(*(t.numpy() for t in (count, masses, used)), slots.numpy())
+        at_slot = masses.gather(1, slots.clamp(max=self.capacity - 1).unsqueeze(1)).squeeze(1)
+        held = torch.where(slots < count, at_slot, 0.0)
+        wanted = (held == 0.0) | (gained[0] > 0.0) if gained else held == 0.0
+        rows = wanted.nonzero().flatten()
+        leaving = rows[held[rows] > 0.0]
         if len(leaving):
             assert evict is not None
-            evict(leaving, slots[leaving])
-        index, slots = index[kept], slots[kept]
+            evict(upload(leaving, device), upload(slots[leaving], device))
+        empty = (count[rows] == 0).nonzero().flatten()
+        kept, slots = upload(rows, device), upload(slots[rows], device)
+        index = index[kept]
         self.clock += 1
-        self.write(index, slots, tree_map(lambda t: t[kept], labeling), loss[kept])
+        self._write(index, slots, tree_map(lambda t: t[kept], labeling), loss[kept], upload(empty, device))
         self.used[index, slots] = self.clock
         if lengths is not None:
             self.length[index] = lengths[kept]
@@ -106,14 +109,13 @@ class ActiveSets:
             self.mass[index, slots] = mass[kept]
         return kept, slots
 
-    def write(self, index: Tensor, slots: Tensor, labeling: Labeling, loss: Tensor) -> None:
-        """Write one labeling of each example ``index`` into its slot, with mass 0."""
+    def _write(self, index: Tensor, slots: Tensor, labeling: Labeling, loss: Tensor, first: Tensor) -> None:
+        """Write one labeling of each example ``index`` into its slot, with mass 0; those ``first`` had none before."""
         self.reserve(labeling)
-        first = self.count[index] == 0
         for buffer, values in zip(self.labelings, tree_tensors(labeling), strict=True):
             values = fit(values, buffer.shape[2:], self.padding).to(buffer.dtype)
             buffer[index, slots] = values
-            if bool(first.any()):  # fill empty slots with labelings that can be scored
+            if len(first):  # fill empty slots with labelings that can be scored
                 buffer[index[first]] = values[first].unsqueeze(1)
         self.count[index] = torch.maximum(self.count[index], slots + 1)
         self.mass[index, slots] = 0.0
@@ -250,7 +252,7 @@ def _narrow(values: Tensor) -> torch.dtype:
     """The smallest integer dtype that holds these numbers."""
     if values.is_floating_point() or values.dtype == torch.bool or not values.numel():
         return values.dtype if values.numel() else torch.int8
-    low, high = (int(v) for v in values.aminmax())
+    low, high = (int(v) for v in read_together(*values.aminmax()))
     for dtype in (torch.int8, torch.int16, torch.int32):
         if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max:
             return dtype

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import tree_map
 from torchssvm.core.gradients import adjoint
+from torchssvm.core.on_host import on_host, pick, read_together, upload
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Labeling
@@ -63,24 +64,26 @@ class Labelings(LabelingBlocks):
             self.check_memory(
                 potentials, "Labelings(capacity=...) with a smaller capacity takes less, and so may MeanParts()"
             )
-        if not self.rest.nbytes() and bool((self.sets.count[index] == self.capacity).any()):
+        sets = self.sets
+        count, held, mixed = read_together(sets.count[index], sets.length[index], self.mixed[index])
+        if not self.rest.nbytes() and bool((count == self.capacity).any()):
             self.rest.check_memory(potentials, "a larger capacity of Labelings() needs no room for merged labelings")
         if potentials.lengths is not None:
-            held = self.sets.length[index]
-            if bool((wrong := (held != potentials.lengths) & (held > 0)).any()):
+            lengths = on_host(potentials.lengths)
+            if bool((wrong := (held != lengths) & (held > 0)).any()):
                 row = int(wrong.nonzero()[0])
                 raise ValueError(
-                    f"example {int(index[row])} came with length {int(potentials.lengths[row])}, and its labelings "
+                    f"example {int(index[row])} came with length {int(lengths[row])}, and its labelings "
                     f"have {int(held[row])}: an index must always name the same example, at the same length"
                 )
-        return StoredLabelings(self, index, potentials, target)
+        return StoredLabelings(self, index, potentials, target, count, upload(mixed, index.device))
 
     def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:
         """Raise ValueError if an example is in two batches, as both would start from the same masses."""
         seen: set[int] = set()
         for batch, own in zip(batches, rows, strict=True):
             assert isinstance(batch, StoredLabelings)
-            examples = set(batch.index[own].tolist())
+            examples = set(on_host(pick(batch.index, own)).tolist())
             if twice := sorted(seen & examples):
                 raise ValueError(
                     f"examples {twice[:5]} came in two of the batches that were accumulated for one step, and their "
@@ -92,10 +95,11 @@ class Labelings(LabelingBlocks):
     def remember(self, stored: Stored, corner: OracleResult) -> Callable[[], None] | None:
         """Cache the corners of an exact pass, in free slots and in slots without mass."""
         assert isinstance(stored, StoredLabelings)
-        new = (stored.lookup(corner.labeling) == 0).nonzero().flatten()
+        columns = stored.lookup(corner.labeling)
+        new = upload((on_host(columns) == 0).nonzero().flatten(), columns.device)
         if not len(new):
             return None
-        index, lengths = stored.index[new], None if stored.lengths is None else stored.lengths[new]
+        index, lengths = pick(stored.index, new), None if stored.lengths is None else stored.lengths[new]
         labeling, loss = tree_map(lambda t: t[new], corner.labeling), corner.loss[new]
 
         def keep() -> None:

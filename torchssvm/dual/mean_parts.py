@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.gradients import adjoint
-from torchssvm.core.on_host import on_host
+from torchssvm.core.on_host import on_host, pick
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.schema import Each, Same, Schema
@@ -205,7 +205,7 @@ class StoredParts(Stored):
         """``psi_i -= coefficients_i Delta_i``."""
         index, potentials = self.index, self.potentials
         if len(rows) < len(index):
-            index, potentials, coefficients = index[rows], potentials.select(rows), coefficients[rows]
+            index, potentials, coefficients = pick(index, rows), potentials.select(rows), coefficients[rows]
             parts = {name: tensor[rows] for name, tensor in parts.items()}
         self._storage.add(index, potentials, parts, -coefficients)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.jit import fits_numba, fits_triton, njit
-from torchssvm.core.on_host import on_host
+from torchssvm.core.on_host import on_host, upload
 from torchssvm.core.schema import Entry, check, damaged
 
 _NONE = torch.empty(0, dtype=torch.int64)
@@ -55,7 +55,7 @@ class RowBuffer:
         if self.values.is_cpu:
             return self.start, self.rows
         if self._copied is None:
-            self._copied = self.start.to(self.values.device), self.rows.to(self.values.device)
+            self._copied = upload(self.start, self.values.device), upload(self.rows, self.values.device)
         return self._copied
 
     def read(self, index: Tensor, rows: Tensor | None, longest: int, trailing: Sequence[int]) -> tuple[Tensor, int]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.core.on_host import known, on_host, pick, read_together, upload
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.structure import Labeling, check_padding
@@ -17,21 +18,37 @@ from torchssvm.dual.storage import Stored
 
 
 class StoredLabelings(Stored):
-    """The blocks of a batch; column 0 of the atoms is the rest, column c + 1 is slot c."""
+    """The blocks of a batch; column 0 of the atoms is the rest, column c + 1 is slot c.
 
-    def __init__(self, storage: LabelingBlocks, index: Tensor, potentials: Potentials, target: Labeling) -> None:
+    Args:
+        storage: Where they are kept.
+        index: ``[B]`` int64, the blocks.
+        potentials: The batch.
+        target: From ``check_target``.
+        count: ``[B]`` int64 on the CPU, the number of labelings of each block.
+        mixed: ``[B]`` bool, ``storage.mixed`` of the blocks, from the CPU.
+    """
+
+    def __init__(
+        self,
+        storage: LabelingBlocks,
+        index: Tensor,
+        potentials: Potentials,
+        target: Labeling,
+        count: Tensor,
+        mixed: Tensor,
+    ) -> None:
         self.num_examples = storage.num_examples
         self.index, self.potentials, self.target = index, potentials.detach(), target
         self.lengths = potentials.lengths
         self._storage, sets = storage, storage.sets
         self._structure = storage.structure
-        count = sets.count[index]
         self._columns = int(count.max())
-        self._filled = torch.arange(self._columns, device=index.device) < count.unsqueeze(1)
+        self._filled = upload(torch.arange(self._columns) < count.unsqueeze(1), index.device)
         self._mass = sets.mass[index, : self._columns]
         self._loss = torch.where(self._filled, sets.loss[index, : self._columns], 0.0)
         self._rest_mass = storage.rest_mass[index]
-        self._mixed = storage.mixed[index]
+        self._mixed = mixed
         self._gram: Tensor | None = None
         self._learned = True  # whether the storage lacks some rows of the Gram matrix
         self._found: OracleResult | None = None
@@ -41,6 +58,7 @@ class StoredLabelings(Stored):
             empty = count == 0
             if bool(empty.any()):  # empty slots cannot be scored: fill them with labelings of another example
                 donor = int((~empty).to(torch.int8).argmax())
+                empty = upload(empty, index.device)
                 held = tree_map(lambda t: torch.where(_like_rows(empty, t), t[donor], t), held)
             self._labelings = self._structure.resize(held, target)
             if potentials.lengths is None:
@@ -50,7 +68,7 @@ class StoredLabelings(Stored):
                             f"the blocks hold labelings of shape {list(had.shape[2:])}, and example {int(index[0])} "
                             f"came with {list(has.shape[2:])}: examples of different sizes need lengths, in every batch"
                         )
-        self._rest = storage.rest.gather(index, self.potentials, target) if bool(self._mixed.any()) else None
+        self._rest = storage.rest.gather(index, self.potentials, target) if bool(on_host(mixed).any()) else None
         self._scores: Tensor | None = None
 
     @cached_property
@@ -123,22 +141,26 @@ class StoredLabelings(Stored):
         everything = self._everything(found)
         size, device = len(self.index), self.index.device
         gram = torch.zeros(size, columns + 2, columns + 2, dtype=torch.float64, device=device)
-        unknown = torch.cat([self._filled, (found.column == 0).unsqueeze(1)], 1)
+        column, held = read_together(found.column, sets.known[self.index, :columns])
+        known(found.column, column)
+        unknown = torch.cat([on_host(self._filled), (column == 0).unsqueeze(1)], 1)
         if sets.gram is not None and columns:
             gram[:, 1:-1, 1:-1] = sets.gram[self.index, :columns, :columns]
-            unknown[:, :-1] &= ~sets.known[self.index, :columns]
+            unknown[:, :-1] &= ~held
             self._learned = bool(unknown[:, :-1].any())
-        rows = torch.arange(size, device=device)
+        rows = torch.arange(size)
         while bool(unknown.any()):
-            has, pick = unknown.any(1), unknown.to(torch.int8).argmax(1)
-            one = tree_map(lambda t, pick=pick: t[rows, pick].unsqueeze(1), everything)
-            parts = structure.mean_difference(one, has.to(torch.float64).unsqueeze(1), self.target, self.potentials)
+            has, first = unknown.any(1), unknown.to(torch.int8).argmax(1)
+            chosen = upload(rows, device), upload(first, device)
+            one = tree_map(lambda t, chosen=chosen: t[chosen].unsqueeze(1), everything)
+            mass = upload(has.to(torch.float64), device)
+            parts = structure.mean_difference(one, mass.unsqueeze(1), self.target, self.potentials)
             answer = self.potentials.replace(respond(parts))
             row = structure.relative_scores(everything, self.target, answer)
-            own, at = rows[has], pick[has] + 1
-            gram[own, at, 1:] = row[has]
-            gram[own, 1:, at] = row[has]
-            unknown[rows, pick] = False
+            own, at = upload(rows[has], device), upload(first[has] + 1, device)
+            gram[own, at, 1:] = row[own]
+            gram[own, 1:, at] = row[own]
+            unknown[rows, first] = False
         if self._rest is not None:
             change = respond(self._rest.psi)
             share = torch.where(self._mixed & (self._rest_mass > 0.0), 1.0 / self._rest_mass.clamp(min=1e-300), 0.0)
@@ -177,14 +199,16 @@ class StoredLabelings(Stored):
         assert found is not None
         assert found.column is not None
         assert change is not None
-        index = self.index[rows]
+        index = pick(self.index, rows)
         moved = coefficients[rows].unsqueeze(1) * change[rows]
         self._move_rest(rows, moved[:, 0])
         if columns:
             sets.mass[index, :columns] = (self._mass[rows] + moved[:, 1:-1]).clamp_(min=0.0)
-        column = found.column[rows]
+        on_host(found.column)
+        column = pick(found.column, rows)
         sets.clock += 1
-        old = column > 0
+        cached = on_host(column) > 0
+        old = upload(cached.nonzero().flatten(), index.device)
         sets.used[index[old], column[old] - 1] = sets.clock
         if self._gram is not None:
             sets.keep_gram(storage.parameters[0].dtype)
@@ -192,17 +216,17 @@ class StoredLabelings(Stored):
             if columns and self._learned:
                 sets.gram[index, :columns, :columns] = self._gram[rows, 1:-1, 1:-1].to(sets.gram.dtype)
                 sets.known[index, :columns] = self._filled[rows]
-        new = (~old).nonzero().flatten()
+        new = upload((~cached).nonzero().flatten(), index.device)
         if not len(new):
             return
-        at = rows[new]
+        at = pick(rows, new)
         kept, slots = sets.insert(
-            self.index[at],
+            pick(self.index, at),
             None if self.lengths is None else self.lengths[at],
             tree_map(lambda t: t[at], found.labeling),
             found.loss[at],
             moved[new, -1].clamp(min=0.0),
-            lambda leaving, slots: self._evict(at[leaving], slots),
+            lambda leaving, slots: self._evict(pick(at, leaving), slots),
         )
         if self._gram is not None and len(kept):
             assert sets.gram is not None
@@ -215,22 +239,22 @@ class StoredLabelings(Stored):
             sets.known[own, slots] = True
 
     def _move_rest(self, rows: Tensor, moved: Tensor) -> None:
-        storage, index = self._storage, self.index[rows]
+        storage, index = self._storage, pick(self.index, rows)
         held = self._rest_mass[rows]
         left = (held + moved).clamp_(min=0.0)
         storage.rest_mass[index] = left
         if self._rest is None:
             return
         # Scaled, not changed by a difference: near mass 0, psi must still be mass times a point of the polytope.
-        there = (self._mixed[rows] & (held > 0.0)).nonzero().flatten()
-        ratio, own = left[there] / held[there], rows[there]
+        there = upload(on_host(self._mixed[rows] & (held > 0.0)).nonzero().flatten(), rows.device)
+        ratio, own = left[there] / held[there], pick(rows, there)
         storage.rest_loss[index[there]] *= ratio
         psi = {name: tensor[own] for name, tensor in self._rest.psi.items()}
         storage.rest.write(index[there], self.potentials.select(own), scale(psi, ratio))
 
     def _evict(self, rows: Tensor, slots: Tensor) -> None:
         """Merge the labelings in ``slots`` of ``rows``, with their mass, into the rest."""
-        storage, sets, index = self._storage, self._storage.sets, self.index[rows]
+        storage, sets, index = self._storage, self._storage.sets, pick(self.index, rows)
         mass, potentials = sets.mass[index, slots], self.potentials.select(rows)
         target = tree_map(lambda t: t[rows], self.target)
         held = sets.read(index, storage.capacity, storage.labeling_like(potentials))

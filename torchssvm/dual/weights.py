@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.core.on_host import on_host, pick, read_together
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials, scale
 from torchssvm.core.probe import TOLERANCE, fingerprints
@@ -64,8 +65,8 @@ class Weights(Storage):
         for batch, own in zip(batches, rows, strict=True):
             assert isinstance(batch, _StoredWeights)
             assert batch.features is not None
-            values, sizes = (tensor[own].tolist() for tensor in batch.features)
-            for example, value, size in zip(batch.index[own].tolist(), values, sizes, strict=True):
+            values, sizes = (found.tolist() for found in read_together(*(tensor[own] for tensor in batch.features)))
+            for example, value, size in zip(on_host(pick(batch.index, own)).tolist(), values, sizes, strict=True):
                 if abs(known.setdefault(example, value) - value) > TOLERANCE * size:
                     raise RuntimeError(_MOVED.format(examples=[example + self.own.start]))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchssvm.core.on_host import on_host, read_together, upload
 from torchssvm.core.ordered_sums import add_rows
 from torchssvm.dual.state import DualState
 from torchssvm.steps.proposal import Proposal
@@ -19,9 +20,10 @@ def merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], lis
     seen: set[int] = set()
     keep: list[Tensor] = []
     for proposal in proposals:
-        fresh = [row for row in proposal.rows.tolist() if int(proposal.index[row]) not in seen]
-        seen.update(proposal.index[fresh].tolist())
-        keep.append(torch.tensor(fresh, dtype=torch.int64, device=proposal.index.device))
+        index = on_host(proposal.index).tolist()
+        fresh = [row for row in on_host(proposal.rows).tolist() if index[row] not in seen]
+        seen.update(index[row] for row in fresh)
+        keep.append(upload(torch.tensor(fresh, dtype=torch.int64), proposal.index.device))
     stacked = [
         torch.cat(
             [g if len(g) == len(rows) else g.index_select(0, rows) for g, rows in zip(several, keep, strict=True)]
@@ -47,17 +49,18 @@ def largest_step(proposals: list[Proposal]) -> float:
     """
     if len(proposals) == 1:
         return 1.0 / proposals[0].scale
-    scales = [torch.full_like(p.gammas[p.rows], p.scale) for p in proposals]
-    index = torch.cat([p.index[p.rows] for p in proposals])
-    _, inverse = index.unique(return_inverse=True)
-    shares = add_rows(torch.zeros_like(torch.cat(scales)), inverse, torch.cat(scales))
-    return 1.0 / float(shares.max())
+    scales = torch.cat([torch.full((len(p.rows),), p.scale, dtype=p.gammas.dtype) for p in proposals])
+    return 1.0 / float(add_rows(torch.zeros_like(scales), _examples(proposals), scales).max())
 
 
 def farthest_step(proposals: list[Proposal], coefficients: list[Tensor]) -> float:
     """The largest feasible step if blocks move by ``coefficients`` at step 1."""
-    index = torch.cat([p.index[p.rows] for p in proposals])
-    moves = torch.cat([c[p.rows] for p, c in zip(proposals, coefficients, strict=True)])
-    _, inverse = index.unique(return_inverse=True)
-    most = float(add_rows(torch.zeros_like(moves), inverse, moves).max())
+    moves = torch.cat(read_together(*(c[p.rows] for p, c in zip(proposals, coefficients, strict=True))))
+    most = float(add_rows(torch.zeros_like(moves), _examples(proposals), moves).max())
     return 1.0 / most if most > 0.0 else 1.0
+
+
+def _examples(proposals: list[Proposal]) -> Tensor:
+    """A number for the example of each row that counts, on the CPU: 0 to the number of distinct examples less 1."""
+    index = torch.cat([on_host(p.index)[on_host(p.rows)] for p in proposals])
+    return index.unique(return_inverse=True)[1]

@@ -15,6 +15,7 @@ from torchssvm.core.digest import digest_targets
 from torchssvm.core.gradients import adjoint, cheap_adjoint, combine, gram_product, per_example_adjoint
 from torchssvm.core.mailbox import Mailbox
 from torchssvm.core.max_oracle import find_corner
+from torchssvm.core.on_host import on_host, pick, read_together, upload
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
 from torchssvm.core.precision import full_precision
@@ -166,7 +167,7 @@ class BlockGap(nn.Module):
             share = step.gammas / n
             weighted = scale(step.parts, share)
             # Euler's identity does not check the gradient of weights that are zero.
-            if step.gradients is None and (dual.is_large or not all(bool(p.detach().all()) for p in dual.parameters)):
+            if step.gradients is None and (dual.is_large or _some_are_zero(dual.parameters)):
                 step.reference = adjoint(potentials, weighted, dual.parameters, sparse=True)
             names = list(potentials.tensors)
             inputs, outputs = [potentials.tensors[name] for name in names], [weighted[name] for name in names]
@@ -211,17 +212,17 @@ class BlockGap(nn.Module):
             best = hinges[:, 1:].masked_fill(~valid[:, 1:], -torch.inf).max(1)
             gaps = (best.values - (mass * hinges).sum(1)) / dual.num_examples
             decoded = self.oracle.misses(gaps, step.index, dual) | torch.isinf(best.values)
-        if decoded is None or bool(decoded.all()):
+        if decoded is None or bool(on_host(decoded).all()):
             corner = find_corner(dual.structure, potentials, target)
             corner.column = stored.lookup(corner.labeling)
             return corner
         column = best.indices + 1
         score, loss = (t.gather(1, column.unsqueeze(1)).squeeze(1) for t in (scores, losses))
         found = OracleResult(stored.cached(column), score, loss, decoded=decoded, column=column)
-        if not bool(decoded.any()):
+        if not bool(on_host(decoded).any()):
             return found
-        rows = decoded.nonzero().flatten()
-        corner = find_corner(dual.structure, potentials.select(rows), tree_map(lambda t: t[rows], target))
+        rows = upload(on_host(decoded).nonzero().flatten(), decoded.device)
+        corner = find_corner(dual.structure, potentials.select(rows), tree_map(lambda t: pick(t, rows), target))
         pairs = zip(tree_tensors(found.labeling), tree_tensors(corner.labeling), strict=True)
         held = [old.index_copy(0, rows, new.to(old.dtype)) for old, new in pairs]
         found.labeling, found.relaxed = tree_replace(found.labeling, held), corner.relaxed
@@ -323,6 +324,10 @@ def _multiply(tensors: list[Tensor], factor: Tensor) -> list[Tensor]:
     if any(tensor.is_sparse for tensor in tensors):
         return [tensor * factor for tensor in tensors]
     return list(torch._foreach_mul(tensors, factor.to(tensors[0].dtype)))
+
+
+def _some_are_zero(weights: Sequence[Tensor]) -> bool:
+    return not all(map(bool, read_together(*(tensor.detach().all() for tensor in weights))))
 
 
 def _same(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

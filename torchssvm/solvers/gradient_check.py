@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchssvm.core.on_host import read_together
 from torchssvm.core.ordered_sums import add_rows
 from torchssvm.core.precision import lowered_advice
 from torchssvm.core.row_sparse import distance, flat, products, squared_norm
@@ -90,7 +91,8 @@ def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[T
     eps = torch.finfo(dual.parameters[0].dtype).eps
     expected = seen.expected
     if expected is None:
-        expected = sum(p.scale * float(p.gammas @ p.slopes) for p in proposals)
+        slopes = read_together(*(p.gammas @ p.slopes for p in proposals))
+        expected = sum(p.scale * float(slope) for p, slope in zip(proposals, slopes, strict=True))
     allowed = 1e-4 * abs(expected) + 200 * eps * seen.size * length + 1e-30  # 1e-30: products may underflow
     if not abs(seen.inner - expected) <= allowed:
         # Slopes are sums of larger terms: allow for their rounding too.
@@ -118,15 +120,17 @@ def _look(dual: DualState, proposals: list[Proposal], gradients: Sequence[Tensor
         dense = not any(t.is_sparse for t in (*gradients, *first.reference))
         if dense:
             return _read(dual, first, first.factor, gradients, first.reference)
-    for proposal in proposals:
-        if proposal.factor is not None:
-            proposal.scale = float(proposal.factor)
+    waiting = [(proposal, proposal.factor) for proposal in proposals if proposal.factor is not None]
+    if waiting:
+        for (proposal, _), factor in zip(waiting, read_together(*(factor for _, factor in waiting)), strict=True):
+            proposal.scale = float(factor)
     if any(gradient.is_sparse for gradient in gradients):
         size = math.sqrt(squared_norm(dual.parameters)) if dual.written_to() or not dual.is_large else dual.held_norm
         return Seen(size, *products(dual.parameters, gradients), True)
     both = flat([*dual.parameters, *gradients]).view(2, -1)
-    (squared_size, inner), (_, squared) = (both @ both.t()).tolist()
-    return Seen(math.sqrt(squared_size), inner, squared, not bool(both[0].all()))
+    inner_products, all_count = read_together(both @ both.t(), both[0].all())
+    (squared_size, inner), (_, squared) = inner_products.tolist()
+    return Seen(math.sqrt(squared_size), inner, squared, not bool(all_count))
 
 
 def _read(

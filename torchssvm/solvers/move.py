@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.on_host import on_host
+from torchssvm.core.on_host import on_host, read_together
 from torchssvm.core.row_sparse import dense, inner_product
 from torchssvm.distributed.exchange import Figures, Round
 from torchssvm.dual.state import DualState
@@ -41,7 +41,7 @@ class Move(NamedTuple):
     def calls(self) -> int:
         """Examples decoded."""
         decoded = [(len(p.index), p.found.decoded) for p in self.proposals]
-        return sum(size if some is None else int(some.sum()) for size, some in decoded)
+        return sum(size if some is None else int(on_host(some).sum()) for size, some in decoded)
 
     @property
     def hits(self) -> int:
@@ -98,7 +98,7 @@ def check_move(dual: DualState, proposals: list[Proposal]) -> Move:
         dual.storage.check_together([proposal.stored for proposal in proposals], rows)
     value = None if seen is None else seen.value
     if value is None:
-        value = sum(float(c @ p.values) for c, p in zip(coefficients, proposals, strict=True))
+        value = sum(map(float, read_together(*(c @ p.values for c, p in zip(coefficients, proposals, strict=True)))))
     if dual.recomputed is not None:
         # The step starts there, but the slopes were computed at the held weights; they are linear in w.
         moved = zip(dual.box.clip(dual.recomputed), dual.parameters, strict=True)

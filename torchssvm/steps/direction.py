@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.core.on_host import read_together, upload
 from torchssvm.steps.numba import CORRECTIVE, HYBRID, choose_each
 
 
@@ -76,10 +77,11 @@ class Atoms:
         curved = rule in (HYBRID, CORRECTIVE)
         gram = self.curvature() if curved else self.mass.new_zeros(size, 0, 0)
         rates = torch.where(self.valid, self.hinges / self.num_examples, -torch.inf)
-        arrays = [t.detach().cpu().contiguous().numpy() for t in (self.corner, self.mass, rates, gram)]
+        read = read_together(*(t.detach() for t in (self.corner, self.mass, rates, gram)))
+        arrays = [t.contiguous().numpy() for t in read]
         change = np.zeros((size, atoms))
         choose_each(rule, *arrays, steps, tolerance, change, np.zeros(atoms))
-        return torch.from_numpy(change).to(self.mass.device)
+        return upload(torch.from_numpy(change), self.mass.device)
 
 
 class DirectionRule(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.bounds import Box
-from torchssvm.core.row_sparse import squared_norm
+from torchssvm.core.on_host import read_together
+from torchssvm.core.row_sparse import flat, squared_norm
 
 
 @dataclass(frozen=True)
@@ -154,11 +155,12 @@ def _exact_step_in_box(line: Line) -> float:
         return 0.0
     always = 0.0  # sum of d_j^2 over the weights that move throughout
     times, changes = [], []  # gammas at which other weights start or stop moving, with d_j^2 or -d_j^2
-    for v, d, lower, upper in zip(line.start, line.gradients, line.box.lower, line.box.upper, strict=True):
-        if lower is None or upper is None:
-            always += squared_norm([d])
+    read = iter(read_together(*_needed(line)))  # on the host sums are reproducible
+    for bounded in line.box.bounded:
+        if not bounded:
+            always += float(next(read))
             continue
-        enter, leave, squares = _movement(v, d, lower, upper, line)
+        enter, leave, squares = _movement(next(read), next(read), next(read), next(read), line)
         throughout = (enter <= 0.0) & (leave >= line.largest)
         always += float(squares[throughout].sum())
         others = ~throughout & (enter < leave)
@@ -167,9 +169,7 @@ def _exact_step_in_box(line: Line) -> float:
     if not sum(map(len, times)):
         return exact_step(line.value, always, line.lam, line.largest)
     breaks, order = torch.cat(times).sort()
-    # On the host, for reproducible sums: the order of additions on a CUDA device varies.
-    breaks, changed = breaks.cpu(), torch.cat(changes)[order].cpu()
-    curvatures = always + torch.cat([breaks.new_zeros(1), changed.cumsum(0)])
+    curvatures = always + torch.cat([breaks.new_zeros(1), torch.cat(changes)[order].cumsum(0)])
     ends = torch.cat([breaks, breaks.new_tensor([line.largest])])
     starts = torch.cat([breaks.new_zeros(1), breaks])
     falls = ((ends - starts) * curvatures.clamp(min=0.0)).cumsum(0) / line.lam  # until the end of each piece
@@ -178,6 +178,16 @@ def _exact_step_in_box(line: Line) -> float:
         return line.largest
     rest = line.value - (float(falls[piece - 1]) if piece else 0.0)
     return min(float(starts[piece]) + line.lam * rest / float(curvatures[piece]), float(ends[piece]))
+
+
+def _needed(line: Line) -> Iterator[Tensor]:
+    """For each parameter with bounds v, d and the bounds; ``|d|^2`` for the others."""
+    for v, d, lower, upper in zip(line.start, line.gradients, line.box.lower, line.box.upper, strict=True):
+        if lower is None or upper is None:
+            numbers = flat([d])
+            yield numbers @ numbers
+        else:
+            yield from (v, d, lower, upper)
 
 
 def _movement(v: Tensor, d: Tensor, lower: Tensor, upper: Tensor, line: Line) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,76 @@
+"""Twins, on CPU tensors, of the Triton kernels in a step of chains: for batches that their interpreter is slow on.
+
+``with computed_by(CHAIN_TWINS):`` runs them in place of the kernels; launches are counted as before. A twin has the
+arguments of its kernel, writes its results, and ignores how the kernel is launched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from torchssvm import Chain
+from torchssvm.core.potentials import Potentials
+from torchssvm.steps.numba import ascend_gram
+from torchssvm.structures.chain import numba as kernels
+from torchssvm.structures.chain.oracle import viterbi
+
+
+def _decode(emission: Tensor, pairs: Tensor, lengths: Tensor, _: Tensor, labels: Tensor, value: Tensor, *sizes: Any,
+            **options: Any) -> None:  # fmt: skip
+    found, best = viterbi(emission, pairs, lengths)
+    labels.copy_(found)
+    value.copy_(best)
+
+
+def _augment(emission: Tensor, labels: Tensor, result: Tensor, *sizes: Any, normalize: bool, **options: Any) -> None:
+    kernels.augment(emission.numpy(), np.empty((0, 0)), 1.0, normalize, labels.numpy(), result.numpy())
+
+
+def _examine(found: Tensor, labels: Tensor, emission: Tensor, pairs: Tensor, score: Tensor, loss: Tensor, *sizes: Any,
+             normalize: bool, **options: Any) -> None:  # fmt: skip
+    batch, states = len(emission), emission.shape[2]
+    potentials = Potentials({"emission": emission, "transition": pairs.view(-1, states, states).expand(batch, -1, -1)})
+    examined = Chain(states, normalize=normalize).examine(found, labels, potentials)
+    score.copy_(examined.score)
+    loss.copy_(examined.loss)
+
+
+def _add_difference(found: Tensor, labels: Tensor, emission: Tensor, pairs: Tensor, new_emission: Tensor,
+                    new_pairs: Tensor, *sizes: Any, **options: Any) -> None:  # fmt: skip
+    parts = {"emission": emission.clone(), "transition": pairs.clone()}
+    found = Chain(emission.shape[2]).add_difference(parts, found, labels, Potentials(parts))
+    new_emission.copy_(found["emission"])
+    new_pairs.copy_(found["transition"])
+
+
+def _read(values: Tensor, start: Tensor, held: Tensor, index: Tensor, found: Tensor, longest: int, *sizes: Any,
+          **options: Any) -> None:  # fmt: skip
+    found.zero_()
+    for row, example in enumerate(index.tolist()):
+        begin, rows = int(start[example]), min(int(held[example]), longest)
+        found[row, :rows] = values[begin : begin + rows]
+
+
+def _add(values: Tensor, start: Tensor, held: Tensor, index: Tensor, change: Tensor, factors: Tensor, longest: int,
+         *sizes: Any, **options: Any) -> None:  # fmt: skip
+    for row, example in enumerate(index.tolist()):
+        begin, rows = int(start[example]), min(int(held[example]), longest)
+        values[begin : begin + rows] += factors[row].to(values.dtype) * change[row, :rows]
+
+
+def _inner(a: Tensor, b: Tensor, total: Tensor, *sizes: Any, **options: Any) -> None:
+    total.copy_((a.double() * b).flatten(1).sum(1))
+
+
+def _ascend(matrix: Tensor, values: Tensor, residual: Tensor, gammas: Tensor, changes: Tensor, size: int, sweeps: int,
+            *, converged: float, **options: Any) -> None:  # fmt: skip
+    gammas.zero_()
+    ascend_gram(matrix.numpy(), values.numpy().copy(), gammas.numpy(), sweeps, converged)
+
+
+CHAIN_TWINS = {
+    twin.__name__: twin for twin in (_decode, _augment, _examine, _add_difference, _read, _add, _inner, _ascend)
+}
