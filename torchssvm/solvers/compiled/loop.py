@@ -25,7 +25,7 @@ def visit_blocks(order, points, tree, examples, model, blocks, scalars, options,
     Args:
         order: ``[V]`` int64 examples; empty where blocks are drawn.
         points: ``[V]`` float64 in [0, 1), one for each draw.
-        tree: ``[2 S]`` float64, sums of gaps over a binary tree of S >= n leaves; kept up to date.
+        tree: ``[2 S]`` float64, room for sums of gaps over a binary tree of S >= n leaves, where blocks are drawn.
         examples, model, blocks, scalars, options, scratch: See ``torchssvm.solvers.compiled.state``.
         counters: ``[4]`` int64: oracle calls, cache hits, clock, visits; counted up.
 
@@ -34,6 +34,8 @@ def visit_blocks(order, points, tree, examples, model, blocks, scalars, options,
         allocated, or if all gaps are zero.
     """
     visits = len(points) if options.by_gap else len(order)
+    if options.by_gap:
+        fill_sums(tree, scalars.gaps)
     leaves = len(tree) // 2
     for v in range(visits):
         if options.by_gap:
@@ -77,6 +79,16 @@ def visit_batch(examples, model, gradient, blocks, scalars, options, scratch, co
         if steps[b] > 0.0:  # the visit left its direction in scratch
             factor = steps[b] / options.num_examples
             add_to_weights(examples, examples.arcs, gradient, b, length, delta, pairs, squares, factor)
+
+
+@njit
+def fill_sums(tree, gaps):
+    """The gaps are the leaves of ``tree``; entry 1 is the root, and 2 k and 2 k + 1 are the children of k."""
+    leaves = len(tree) // 2
+    for i in range(leaves):
+        tree[leaves + i] = gaps[i] if i < len(gaps) else 0.0
+    for place in range(leaves - 1, 0, -1):
+        tree[place] = tree[2 * place] + tree[2 * place + 1]
 
 
 @njit

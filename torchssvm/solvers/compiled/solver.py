@@ -342,7 +342,8 @@ class CompiledBCFW(DualTrainer, Stateful):
         from torchssvm.solvers.compiled.loop import visit_blocks  # it imports Numba, which takes half a second
 
         dual, memory = self.dual, self._memory
-        tree = sums_of(dual.gap_estimates) if len(points) else torch.zeros(2, dtype=torch.float64)
+        leaves = 1 << max(len(dual.gap_estimates) - 1, 1).bit_length() if len(points) else 1
+        tree = torch.empty(2 * leaves, dtype=torch.float64)
         counters = torch.tensor([0, 0, memory.clock, 0])
         model, blocks = self._adapter.model(), memory.blocks()
         try:
@@ -429,15 +430,3 @@ def check_compiled(direction: Any, oracle: Any) -> None:
         raise TypeError(f"direction={direction} is not compiled; use BlockGap and BCFW")
     if type(oracle) not in (MaxOracle, CacheOracle):
         raise TypeError(f"oracle={oracle} is not compiled; use BlockGap and BCFW")
-
-
-def sums_of(gaps: Tensor) -> Tensor:
-    """Sums over a binary tree with the gaps as its leaves: entry 1 is the root, 2 k and 2 k + 1 the children of k."""
-    leaves = 1 << max(len(gaps) - 1, 1).bit_length()
-    level = torch.zeros(leaves, dtype=torch.float64)
-    level[: len(gaps)] = gaps
-    levels = [level]
-    while len(level) > 1:
-        level = level[::2] + level[1::2]
-        levels.append(level)
-    return torch.cat([torch.zeros(1, dtype=torch.float64), *reversed(levels)])
