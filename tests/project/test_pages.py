@@ -101,7 +101,8 @@ def matchings(names: dict, printed: str) -> None:
 
 
 def rankings(names: dict, printed: str) -> None:
-    assert "NDCG@5 0.68" in printed
+    found = float(printed.split("NDCG@5 ")[1].split()[0])
+    assert 0.66 < found < 0.7  # a gap of 1 % leaves the last two digits to the machine
     assert names["places"].shape == names["test"].y.shape
 
 
