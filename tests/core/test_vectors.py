@@ -11,7 +11,22 @@ import pytest
 
 from torchssvm.core import vectors
 from torchssvm.core.jit import njit
-from torchssvm.core.vectors import add_row, add_rows, add_to_rows, dot, exact_dot, exact_sums, max_rows, set_row
+from torchssvm.core.vectors import (
+    add_each,
+    add_row,
+    add_rows,
+    add_to_listed,
+    add_to_rows,
+    dot,
+    exact_dot,
+    exact_dots,
+    exact_sums,
+    max_rows,
+    quadratic,
+    set_row,
+    set_rows,
+    sum_listed,
+)
 
 LENGTHS = [*range(1, 36), 47, 48, 49, 63, 64, 65, 95, 97]
 
@@ -44,12 +59,47 @@ def run_max(maxima, scores, rows, count, fresh):
 @njit
 def run_sums(a, b, out):
     out[0], out[1] = dot(a, b), exact_dot(a, b)
-    out[2], out[3], out[4] = exact_sums(a, b)
+    out[2] = exact_dots(a.reshape(1, -1), b.reshape(1, -1), None, 1)
 
 
 @njit
 def run_exact(a, b):
     return exact_dot(a, b)
+
+
+@njit
+def run_set_rows(out, rows, chosen, count, factor, shifts):
+    set_rows(out, rows, chosen, count, factor, shifts)
+
+
+@njit
+def run_add_each(out, rows, chosen, count, factor):
+    add_each(out, rows, chosen, count, factor)
+
+
+@njit
+def run_sum_listed(out, initial, rows, chosen, weights, starts, count):
+    sum_listed(out, initial, rows, chosen, weights, starts, count)
+
+
+@njit
+def run_add_to_listed(rows, chosen, weights, starts, added, used, count, factor):
+    add_to_listed(rows, chosen, weights, starts, added, used, count, factor)
+
+
+@njit
+def run_exact_sums(a, b, count, sums):
+    exact_sums(a, b, count, sums)
+
+
+@njit
+def run_exact_dots(a, b, chosen, count):
+    return exact_dots(a, b, chosen, count)
+
+
+@njit
+def run_quadratic(rows, count, products, squares):
+    return quadratic(rows, count, products, squares)
 
 
 @pytest.fixture(params=[np.float32, np.float64])
@@ -116,13 +166,76 @@ def test_one_row(draw, factor):
                     close(found, wanted)
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_some_rows(draw, listed):
+    chosen = np.array([4, 0, 3]) if listed else None
+    for length in LENGTHS:
+        for longer in (0, 5):
+            rows, out, shifts = draw(6, length), draw(6, length + longer), draw(6)
+            for count in (0, 1, 3):
+                for source, factor, shift in ((rows, 0.3, None), (out, -2.0, None), (rows, None, shifts), (None,) * 3):
+                    wanted, found = out.copy(), out.copy()
+                    set_rows(wanted, wanted if source is out else source, chosen, count, factor, shift)
+                    run_set_rows(found, found if source is out else source, chosen, count, factor, shift)
+                    close(found, wanted)
+                wanted, found = out.copy(), out.copy()
+                add_each(wanted, rows, chosen, count, 0.7)
+                run_add_each(found, rows, chosen, count, 0.7)
+                close(found, wanted)
+                exact = exact_dots(rows, out, chosen, count)
+                assert np.isclose(run_exact_dots(rows, out, chosen, count), exact, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_lists_of_rows(draw, weighted):
+    chance = np.random.default_rng(2)
+    starts, chosen = np.array([0, 0, 4, 5, 9]), chance.integers(7, size=9).astype(np.int32)
+    used = np.array([1.0, 0.3, 0.0, -2.0])
+    for length in LENGTHS:
+        table, initial, added = draw(7, length + length % 3), draw(length + 1), draw(5, length)
+        weights = draw(9) if weighted else None
+        for count in (0, 2, 4):
+            found, wanted = np.zeros((5, length), table.dtype), np.zeros((5, length), table.dtype)
+            sum_listed(wanted, initial, table, chosen, weights, starts, count)
+            run_sum_listed(found, initial, table, chosen, weights, starts, count)
+            close(found, wanted)
+            wanted, found = table.copy(), table.copy()
+            add_to_listed(wanted, chosen, weights, starts, added, used, count, -0.7)
+            run_add_to_listed(found, chosen, weights, starts, added, used, count, -0.7)
+            close(found, wanted)
+
+
+def test_sums_of_each_row(draw):
+    for length in LENGTHS:
+        a, b = draw(5, length), draw(5, length + length % 3)
+        for one, other in ((a, b), (b, a)):
+            wanted, found = np.zeros((6, 3)), np.full((6, 3), np.nan)
+            exact_sums(one, other, 5, wanted)
+            run_exact_sums(one, other, 5, found)
+            assert np.allclose(found[:5], wanted[:5], rtol=1e-12, atol=1e-12)
+            assert np.isnan(found[5]).all()
+
+
+def test_quadratic_forms(draw):
+    for length in LENGTHS:
+        rows, products = draw(6, length), draw(21)
+        rows[[0, 3]] = 0.0
+        for count in (1, 4, 6):
+            wanted, found = np.zeros(6), np.full(6, np.nan)
+            value = quadratic(rows, count, products, wanted)
+            tolerance = 1e3 * np.finfo(rows.dtype).eps
+            assert abs(run_quadratic(rows, count, products, found) - value) <= tolerance * max(abs(value), 1.0)
+            assert np.allclose(found[:count], wanted[:count], rtol=tolerance, atol=0.0)
+            assert np.isnan(found[count:]).all()
+
+
 def test_products_and_sums(draw):
     for shape in [(length,) for length in [0, *LENGTHS, 884]] + [(26, 34)]:
-        a, b, found = draw(*shape), draw(*shape), np.zeros(5)
+        a, b, found = draw(*shape), draw(*shape), np.zeros(3)
         run_sums(a, b, found)
         wanted = [function(*pair) for function, pair in ((dot, (a, b)), (exact_dot, (a, b)))]
         assert abs(found[0] - wanted[0]) <= 1e3 * np.finfo(a.dtype).eps
-        assert np.allclose(found[1:], [wanted[1], *exact_sums(a, b)], rtol=1e-12, atol=1e-12)
+        assert np.allclose(found[1:], wanted[1], rtol=1e-12, atol=1e-12)
 
 
 def test_exact_products_of_two_dtypes():

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, errors
 
 INT, SHORT = ir.IntType(64), ir.IntType(32)
+FUSED = ("contract",)  # a product and a sum may be rounded once
 WIDEST = 16  # numbers of a vector: two of float32 fill four registers of AVX2, or two of AVX-512
 
 
@@ -136,6 +137,10 @@ class Panel:
         start = self._builder.sub(INT(self.lanes), self._places[1])
         return [parts[0], self._from(start, parts[1], others[1])]
 
+    def first(self) -> Any:
+        """Whether no earlier panel was seen."""
+        return self._builder.icmp_signed("==", self._places[0], INT(0))
+
     def _from(self, start: Any, part: Any, other: Any) -> Any:
         """``part`` from a lane on, ``other`` before."""
         lanes = ir.Constant(ir.VectorType(SHORT, self.lanes), list(range(self.lanes)))
@@ -195,3 +200,35 @@ def sum_of(builder: Any, part: Any) -> Any:
         halves = (ir.Constant(ir.VectorType(SHORT, width), list(range(at, at + width))) for at in (0, width))
         part = builder.fadd(*(builder.shuffle_vector(part, part, half) for half in halves))
     return builder.extract_element(part, SHORT(0))
+
+
+def signed(signature: Any, name: str, write: Callable[..., Any], result: Any = None, flat: bool = False) -> Any:
+    """What an intrinsic returns: its signature and its code."""
+
+    def generate(*intrinsic: Any) -> Any:
+        return call_once(intrinsic, name, write, result, flat)
+
+    return signature, generate
+
+
+def check(*arrays: Any) -> None:
+    """Refuse, when a kernel is compiled, what is not a contiguous array, or of another dtype than the first."""
+    for array in arrays:
+        if not isinstance(array, types.Array) or array.layout != "C" or array.dtype != arrays[0].dtype:
+            raise errors.TypingError(f"vectors take contiguous arrays of one dtype, got {arrays}")
+
+
+def numbers(out: Any, *given: Any) -> list[Any]:
+    """The types of numbers for an array; None stays None."""
+    return [kind if kind == types.none else out.dtype for kind in given]
+
+
+def shorter(builder: Any, a: Array, b: Array) -> Any:
+    """The length of the shorter rows."""
+    return builder.select(builder.icmp_signed("<", a.length, b.length), a.length, b.length)
+
+
+def wide(builder: Any, parts: list[Any], number: Any) -> list[Any]:
+    """Vectors of a type of number that is as wide or wider."""
+    kind = ir.VectorType(number, parts[0].type.count)
+    return [part if part.type == kind else builder.fpext(part, kind) for part in parts]

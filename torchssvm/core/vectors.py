@@ -85,6 +85,100 @@ def exact_dot(a, b):
 
 
 @Vectorised
-def exact_sums(a, b):
-    """:func:`exact_dot`, the sum of ``a`` and the sum of its absolute values, in float64."""
-    return exact_dot(a, b), a.sum(dtype=np.float64), np.abs(a).sum(dtype=np.float64)
+def exact_sums(a, b, count, sums):
+    """:func:`exact_dot`, the sum of ``a`` and the sum of its absolute values, for the first ``count`` rows.
+
+    Args:
+        a, b: Matrices; the shorter of the two widths counts.
+        count: Integer.
+        sums: ``[at least count, 3]`` float64, to be filled.
+    """
+    width = min(a.shape[1], b.shape[1])
+    for t in range(count):
+        row = a[t, :width]
+        sums[t] = exact_dot(row, b[t]), row.sum(dtype=np.float64), np.abs(row).sum(dtype=np.float64)
+
+
+@Vectorised
+def set_rows(out, rows, chosen, count, factor, shifts):
+    """``out[t] = factor rows[t] + shifts[t]`` for some t, over the shorter of the two widths.
+
+    Args:
+        out: ``[*, *]``.
+        rows: ``[*, *]``, and may be ``out``; None is 0.
+        chosen: Integers, of which the first ``count`` are the t; None takes 0 to ``count - 1``.
+        count: Integer.
+        factor: A number; None is 1.
+        shifts: ``[*]``; None is 0.
+    """
+    width = out.shape[1] if rows is None else min(out.shape[1], rows.shape[1])
+    for t in range(count) if chosen is None else chosen[:count]:
+        row = 0 if rows is None else rows[t, :width] * (1 if factor is None else out.dtype.type(factor))
+        out[t, :width] = row if shifts is None else row + shifts[t]
+
+
+@Vectorised
+def add_each(out, rows, chosen, count, factor):
+    """``out[t] += factor rows[t]`` for some t; see :func:`set_rows`."""
+    width = min(out.shape[1], rows.shape[1])
+    for t in range(count) if chosen is None else chosen[:count]:
+        out[t, :width] += out.dtype.type(factor) * rows[t, :width]
+
+
+@Vectorised
+def sum_listed(out, initial, rows, chosen, weights, starts, count):
+    """``out[t] = initial + sum_p weights[p] rows[chosen[p]]`` over the places p of list t, for the first lists.
+
+    Args:
+        out: ``[at least count, K]``.
+        initial: ``[at least K]``.
+        rows: ``[*, at least K]``.
+        chosen: Integers.
+        weights: Numbers; None is 1.
+        starts: ``[at least count + 1]`` integers, where each list begins.
+        count: Integer.
+    """
+    for t in range(count):
+        out[t] = initial[: out.shape[1]]
+        add_rows(out[t], rows, chosen, weights, starts[t], starts[t + 1])
+
+
+@Vectorised
+def add_to_listed(rows, chosen, weights, starts, added, used, count, factor):
+    """``rows[chosen[p]] += weights[p] factor added[t]`` for the places p of list t, for the first lists.
+
+    Args:
+        rows, chosen, weights, starts, count: See :func:`sum_listed`.
+        added: ``[at least count, K]``.
+        used: ``[at least count]``; lists for which it is 0 are left out.
+        factor: A number.
+    """
+    for t in range(count):
+        if used[t] != 0.0:
+            add_to_rows(rows, chosen, weights, starts[t], starts[t + 1], added[t], factor)
+
+
+@Vectorised
+def exact_dots(a, b, chosen, count):
+    """The sum of ``<a[t], b[t]>`` in float64 for some t, over the shorter of the two widths; see :func:`set_rows`."""
+    width = min(a.shape[1], b.shape[1])
+    places = np.arange(count) if chosen is None else chosen[:count]
+    return exact_dot(a[places, :width].copy(), b[places, :width].copy())
+
+
+@Vectorised
+def quadratic(rows, count, products, squares):
+    """``sum_tu products[t, u] <rows[t], rows[u]>`` over the first ``count`` rows.
+
+    Args:
+        rows: ``[at least count, K]``.
+        count: Integer.
+        products: The lower triangle of a symmetric matrix, row after row.
+        squares: ``[at least count]`` float64, gets ``|rows[t]|^2``.
+    """
+    matrix = np.zeros((count, count))
+    matrix[np.tril_indices(count)] = products[: count * (count + 1) // 2]
+    exact = rows[:count].astype(np.float64)
+    squares[:count] = (exact**2).sum(1)
+    gram = exact @ exact.T
+    return 2.0 * (np.tril(matrix, -1) * gram).sum() + (np.diag(matrix) * np.diag(gram)).sum()

@@ -20,7 +20,7 @@ from torchssvm import (
 )
 from torchssvm.core.batch import Batch
 from torchssvm.core.jit import Kernel
-from torchssvm.solvers.compiled import CompiledBCFW, prefetch
+from torchssvm.solvers.compiled import CompiledBCFW
 
 
 @np.errstate(over="ignore")  # digests wrap around
@@ -30,7 +30,6 @@ def test_the_compiled_loop_stays_within_its_arrays(monkeypatch):
     Twice two passes execute every line of the loop's kernels that forty passes do.
     """
     monkeypatch.setattr(Kernel, "dispatcher", property(lambda kernel: kernel._function))
-    monkeypatch.setattr(prefetch, "_fetch", lambda array, position: None)  # it is safe beyond the array's end
     n, longest, states = 30, 5, 4
     mixed = 0
     for seed in range(2):

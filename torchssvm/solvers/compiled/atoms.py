@@ -8,9 +8,17 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit
-from torchssvm.core.vectors import exact_dot, set_row
+from torchssvm.core.vectors import exact_dots, set_row, set_rows
 from torchssvm.dual.numba import victim
-from torchssvm.solvers.compiled.block import add_labeling, forget_pairs, respond, respond_to_parts, score
+from torchssvm.solvers.compiled.block import (
+    add_labeling,
+    forget_pairs,
+    list_rows,
+    mark_rows,
+    respond,
+    respond_to_parts,
+    score,
+)
 from torchssvm.steps.numba import CORRECTIVE, HYBRID
 
 
@@ -34,11 +42,10 @@ def fill_atoms(i, n, count, length, base, blocks, scalars, emission, transition,
     mass, hinge, parts = scratch.mass, scratch.hinge, scratch.score_loss
     mass[0], hinge[0], parts[0] = blocks.rest_mass[i], 0.0, 0.0
     if blocks.mixed[i] and mass[0] > 0.0:
-        psi, psi_pairs = rest_views(blocks, i, length)
-        inner = 0.0
-        for t in range(length):
-            inner += exact_dot(psi[t], emission[t])
-        inner += exact_dot(psi_pairs, transition)
+        psi, psi_pairs, used = rest_views(blocks, i, length)
+        inner = exact_dots(psi, emission, None, length)
+        rows = scratch.rows[: list_rows(used, scratch.rows)]
+        inner += exact_dots(psi_pairs, transition, rows, len(rows))
         held = blocks.rest_loss[i] if blocks.mass.shape[1] else scalars.loss[i]
         parts[0] = held * n / mass[0]
         hinge[0] = -inner / mass[0] + parts[0]
@@ -70,33 +77,47 @@ def find_slot(i, count, length, labelings, found):
 
 @njit
 def fill_direction(i, count, length, is_new, examples, blocks, scratch):
-    """The direction in parts space, for the change of the masses."""
-    delta, pairs, change = scratch.delta, scratch.delta_pairs, scratch.change
-    if blocks.mixed[i] and scratch.mass[0] > 0.0 and change[0] != 0.0:
-        psi, psi_pairs = rest_views(blocks, i, length)
+    """The direction in parts space, for the change of the masses; returns how many rows of its pairs are used."""
+    delta, pairs, change, used = scratch.delta, scratch.delta_pairs, scratch.change, scratch.used
+    start = examples.start[i]
+    rest = blocks.mixed[i] and scratch.mass[0] > 0.0 and change[0] != 0.0
+    psi, psi_pairs, held = rest_views(blocks, i, length)
+    for j in range(len(used)):
+        used[j] = rest and held[j]
+    mark_rows(examples.y[start:], length, used)
+    for c in range(count):
+        if change[c + 1] != 0.0:
+            mark_rows(blocks.labelings[i, c], length, used)
+    if is_new:
+        mark_rows(scratch.corner, length, used)
+    rows = scratch.rows[: list_rows(used, scratch.rows)]
+    if rest:
         decay = -change[0] / scratch.mass[0]
-        for t in range(length):
-            set_row(delta[t], psi[t], decay, None)
-        set_row(pairs, psi_pairs, decay, None)
+        set_rows(delta, psi, None, length, decay, None)
+        set_rows(pairs, psi_pairs, rows, len(rows), decay, None)
     else:
-        set_row(delta[:length], None, None, 0.0)
-        set_row(pairs, None, None, 0.0)
+        set_rows(delta, None, None, length, None, None)
+        set_rows(pairs, None, rows, len(rows), None, None)
     for c in range(count):
         if change[c + 1] != 0.0:
             add_labeling(examples, i, length, blocks.labelings[i, c], change[c + 1], delta, pairs)
     if is_new:
         add_labeling(examples, i, length, scratch.corner, change[count + 1], delta, pairs)
+    return len(rows)
 
 
 @njit
-def move_masses(i, count, length, step, blocks, scratch):
-    """Update the masses of the rest and of the slots by a step; a new corner has no slot yet."""
+def move_masses(i, count, length, step, rows, blocks, scratch):
+    """Update the masses of the rest and of the slots by a step; a new corner has no slot yet.
+
+    ``rows`` has those of the pairs of the rest that may not be zero.
+    """
     mass, change = scratch.mass, scratch.change
     if blocks.mixed[i] and mass[0] > 0.0 and change[0] != 0.0:
-        psi, psi_pairs = rest_views(blocks, i, length)
+        psi, psi_pairs, _ = rest_views(blocks, i, length)
         keep = 1.0 + step * change[0] / mass[0]
         set_row(psi, psi, keep, None)
-        set_row(psi_pairs, psi_pairs, keep, None)
+        set_rows(psi_pairs, psi_pairs, rows, len(rows), keep, None)
         blocks.rest_loss[i] *= keep
     blocks.rest_mass[i] = max(mass[0] + step * change[0], 0.0)
     for c in range(count):
@@ -114,9 +135,18 @@ def keep_gram(i, count, weight, blocks, scratch):
 
 @njit
 def rest_views(blocks, i, length):
-    """Psi of the rest of block i: emissions and pairs."""
-    start = blocks.rest_emission_start[i]
-    return blocks.rest_emission[start : start + length], blocks.rest_transition[blocks.rest_transition_start[i]]
+    """Psi of the rest of block i: emissions and pairs, and which rows of the pairs may not be zero."""
+    start, place = blocks.rest_emission_start[i], blocks.rest_transition_start[i]
+    return blocks.rest_emission[start : start + length], blocks.rest_transition[place], blocks.rest_used[place]
+
+
+@njit
+def add_to_rest(examples, i, length, labels, mass, blocks):
+    """``mass (p(y) - p(labels))`` added to psi of the rest of block i."""
+    psi, pairs, used = rest_views(blocks, i, length)
+    mark_rows(examples.y[examples.start[i] :], length, used)
+    mark_rows(labels, length, used)
+    add_labeling(examples, i, length, labels, -mass, psi, pairs)
 
 
 @njit
@@ -153,10 +183,11 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
         forget_pairs(examples, i, length, labels, pairs)
     if not (blocks.mixed[i] and blocks.rest_mass[i] > 0.0):
         return
-    psi, psi_pairs = rest_views(blocks, i, length)
+    psi, psi_pairs, used = rest_views(blocks, i, length)
     share = 1.0 / blocks.rest_mass[i]
     total = respond_to_parts(examples, examples.arcs, model, i, length, psi, response, scratch.arcs)
-    total += exact_dot(psi_pairs, psi_pairs)
+    rows = scratch.rows[: list_rows(used, scratch.rows)]
+    total += exact_dots(psi_pairs, psi_pairs, rows, len(rows))
     own = score(target, length, response, psi_pairs)
     gram[0, 0] = share * share * total
     for c in range(count + 1):
@@ -175,8 +206,7 @@ def insert(i, mass, loss, corner, length, examples, blocks, options, scratch, co
     n, capacity, count = options.num_examples, blocks.mass.shape[1], blocks.count[i]
     if capacity == 0:  # the corner goes into the mean parts
         if mass > 0.0:
-            psi, pairs = rest_views(blocks, i, length)
-            add_labeling(examples, i, length, scratch.corner, -mass, psi, pairs)
+            add_to_rest(examples, i, length, scratch.corner, mass, blocks)
         blocks.rest_mass[i] = 1.0
         return
     slot = victim(count, blocks.mass[i], blocks.used[i])
@@ -185,8 +215,7 @@ def insert(i, mass, loss, corner, length, examples, blocks, options, scratch, co
         if held > 0.0:
             if mass == 0.0:
                 return
-            psi, pairs = rest_views(blocks, i, length)
-            add_labeling(examples, i, length, blocks.labelings[i, slot], -held, psi, pairs)
+            add_to_rest(examples, i, length, blocks.labelings[i, slot], held, blocks)
             blocks.rest_mass[i] += held
             blocks.rest_loss[i] += held * blocks.loss[i, slot] / n
             blocks.mixed[i] = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,24 +101,21 @@ class HeadAdapter(ABC):
         Args:
             rows: ``[U]`` int64, copies the weights of these features only; None is all features.
         """
-        emission, pairs, *biases = self.weights()
+        emission, pairs, *biases = (None if w is None else w.detach() for w in self.weights())
+        assert emission is not None
         emission = emission if rows is None else emission[rows]
         width = self.width_of(len(emission))
-        zero = torch.zeros(self.num_states, dtype=emission.dtype)
-        if pairs is None:
-            pairs = torch.zeros(0, self.num_states, dtype=emission.dtype)
-        wide = [_fill_up(t.detach(), width) for t in (emission, *(zero if b is None else b for b in biases))]
-        bias, first = biases[0], biases[1]
-        arrays: list[Any] = [t.numpy() for t in (wide[0], pairs.detach(), *wide[1:])]
-        return Model(*arrays, bias is not None, first is not None)  # type: ignore[call-arg]
+        zero = emission.new_zeros(self.num_states)
+        wide = [_fill_up(zero if w is None else w, width) for w in (emission, *biases)]
+        pairs = emission.new_zeros(0, self.num_states) if pairs is None else pairs
+        return Model(wide[0], pairs.numpy(), *wide[1:], biases[0] is not None, biases[1] is not None)  # type: ignore
 
     def take_back(self, model: Model) -> None:
         """Write the weights of ``model`` to the head, if they are a copy."""
         emission, _, *biases = self.weights()
-        for held, array in ((emission, model.emission), *zip(biases, model[2:5], strict=True)):
-            found = torch.from_numpy(array)
-            if held is not None and held.data_ptr() != found.data_ptr():
-                held.detach().copy_(found[..., : self.num_states])
+        for weights, array in ((emission, model.emission), *zip(biases, model[2:5], strict=True)):
+            if weights is not None and not np.may_share_memory(held := weights.detach().numpy(), array):
+                held[...] = array[..., : self.num_states]
 
     @abstractmethod
     def trained(self, model: Model) -> list[Any]:
@@ -144,6 +142,11 @@ class HeadAdapter(ABC):
         """A batch of one labeling of the largest length and label."""
 
 
-def _fill_up(tensor: Tensor, width: int) -> Tensor:
-    missing = width - tensor.shape[-1]
-    return torch.nn.functional.pad(tensor, (0, missing)).contiguous() if missing else tensor.contiguous()
+def _fill_up(tensor: Tensor, width: int) -> np.ndarray:
+    """The tensor's own memory if its rows are contiguous and have this width; else a copy, with zeros behind them."""
+    states = tensor.shape[-1]
+    if states == width:
+        return tensor.contiguous().numpy()
+    found = tensor.new_zeros(*tensor.shape[:-1], width).numpy()  # torch's memory begins at a line of the cache
+    found[..., :states] = tensor.numpy()
+    return found

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchssvm.core.jit import njit
-from torchssvm.solvers.compiled.atoms import rest_views
-from torchssvm.solvers.compiled.block import add_labeling
+from torchssvm.solvers.compiled.atoms import add_to_rest, rest_views
 from torchssvm.solvers.compiled.state import BlockArrays, Examples
 
 
@@ -86,7 +85,7 @@ def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: i
         i = kept.own[u]
         length = examples.start[i + 1] - examples.start[i]
         losses[i] = before * kept.losses[u] + share * losses[i]
-        psi, pairs = rest_views(blocks, i, length)  # not read where there is no rest
+        psi, pairs, _ = rest_views(blocks, i, length)  # not read where there is no rest
         if blocks.rest_emission_start[i] > 0:
             for t in range(length):
                 for k in range(psi.shape[1]):
@@ -106,7 +105,7 @@ def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: i
                 if stays:
                     blocks.mass[i, c] += old
                 else:
-                    add_labeling(examples, i, length, kept.labelings[u, c], -old, psi, pairs)
+                    add_to_rest(examples, i, length, kept.labelings[u, c], old, blocks)
                     blocks.rest_mass[i] += old
                     blocks.rest_loss[i] += old * kept.loss[u, c] / n
                     blocks.mixed[i] = True

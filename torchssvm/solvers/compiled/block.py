@@ -11,7 +11,19 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit, njit_fastmath
-from torchssvm.core.vectors import add_row, add_rows, add_to_rows, dot, exact_dot, set_row
+from torchssvm.core.vectors import (
+    add_each,
+    add_row,
+    add_rows,
+    add_to_listed,
+    dot,
+    exact_dot,
+    exact_dots,
+    quadratic,
+    set_row,
+    set_rows,
+    sum_listed,
+)
 from torchssvm.solvers.compiled.arcs import (
     add_arcs_to_weights,
     add_parts,
@@ -30,15 +42,17 @@ def potentials(examples, arcs, model, i, emission, room):
     if arcs is not None:
         return arc_potentials(examples, arcs, model, i, emission, room)
     start, length = examples.start[i], examples.start[i + 1] - examples.start[i]
-    for t in range(length):
-        row = emission[t]
-        set_row(row, model.bias, None, None)
-        if examples.dense:
+    if examples.dense:
+        for t in range(length):
             x = examples.x[start + t]
-            add_rows(row, model.emission, None, x, 0, len(x))
-        else:
-            begin, end = examples.row[start + t], examples.row[start + t + 1]
-            add_rows(row, model.emission, examples.column, examples.value, begin, end)
+            set_row(emission[t], model.bias, None, None)
+            add_rows(emission[t], model.emission, None, x, 0, len(x))
+    elif len(examples.value):
+        lists = examples.column, examples.value, examples.row[start:]
+        sum_listed(emission, model.bias, model.emission, *lists, length)
+    else:
+        lists = examples.column, None, examples.row[start:]
+        sum_listed(emission, model.bias, model.emission, *lists, length)
     if model.has_boundary:
         add_row(emission[0], model.first, None)
         add_row(emission[length - 1], model.last, None)
@@ -68,9 +82,15 @@ def decode(examples, arcs, i, length, scratch, transition, labels):
     if arcs is not None:
         arc_decode(examples, arcs, i, length, emission, prefixes, labels, scratch.arcs)
         return loss_of(examples, start, length, labels)
-    for t in range(length):
-        token = start + t
-        augment(examples.y[token], examples.added[token], examples.cost_matrix, emission[t], prefixes[t])
+    if len(examples.cost_matrix):
+        for t in range(length):
+            token = start + t
+            augment(examples.y[token], examples.added[token], examples.cost_matrix, emission[t], prefixes[t])
+    else:
+        set_rows(prefixes, emission, None, length, None, examples.added[start:])
+        for t in range(length):
+            target = examples.y[start + t]
+            prefixes[t, target] = emission[t, target]
     if len(allowed):
         forbid(allowed, transition, scratch.transition, prefixes[0], prefixes[length - 1])
         transition = scratch.transition
@@ -97,13 +117,9 @@ def forbid(allowed, transition, found, first, last):
 @njit
 def augment(target, cost, cost_matrix, emission, row):
     """``row = emission`` plus the cost of each label at this token."""
-    if len(cost_matrix):
-        costs = cost_matrix[target]
-        for k in range(len(row)):
-            row[k] = emission[k] + cost * row.dtype.type(costs[k])
-    else:
-        set_row(row, emission, None, cost)
-        row[target] = emission[target]
+    costs = cost_matrix[target]
+    for k in range(len(row)):
+        row[k] = emission[k] + cost * row.dtype.type(costs[k])
 
 
 @njit
@@ -184,6 +200,23 @@ def forget_pairs(examples, i, length, labels, pairs):
 
 
 @njit
+def mark_rows(labels, length, used):
+    """Mark the rows of the pairs of a labeling in ``used``, which is empty where there are no pairs."""
+    for t in range(1, length if len(used) else 1):
+        used[labels[t - 1]] = True
+
+
+@njit
+def list_rows(used, rows):
+    """Write the marked rows to ``rows``, and return their number."""
+    count = 0
+    for j in range(len(used)):
+        rows[count] = j
+        count += used[j]
+    return count
+
+
+@njit
 def add_labeling(examples, i, length, labels, mass, delta, pairs):
     """``mass (p(labels) - p(y))`` added to parts."""
     start = examples.start[i]
@@ -198,50 +231,38 @@ def add_labeling(examples, i, length, labels, mass, delta, pairs):
 
 
 @njit
-def squared_length(examples, arcs, model, i, length, delta, pairs, squares, row, room):
-    """``|Phi_i^T delta|^2``; ``squares`` gets ``|delta_t|^2``. ``row`` is scratch."""
+def squared_length(examples, arcs, model, i, length, delta, pairs, rows, squares, room):
+    """``|Phi_i^T delta|^2``; ``squares`` gets ``|delta_t|^2``. ``rows`` are those of ``pairs`` that may not be zero."""
     if arcs is not None:
         for t in range(length):
             squares[t] = dot(delta[t], delta[t])
         return arc_length(examples, arcs, i, length, delta, room)
-    inner, total, begin = examples.inner_start[i], 0.0, -1
-    for t in range(length):
-        squares[t] = dot(delta[t], delta[t])
-        if squares[t] > 0.0:
-            place = inner + triangle(t, 0)
-            total += np.float64(examples.inner[place + t]) * squares[t]
-            if begin >= 0:
-                row[:] = 0.0
-                add_rows(row, delta, None, examples.inner[place : place + t], begin, t)
-                total += 2.0 * dot(row, delta[t])
-            else:
-                begin = t  # rows before it are zero
+    total = quadratic(delta, length, examples.inner[examples.inner_start[i] :], squares)
     if model.has_boundary:
         total += squares[0] + squares[length - 1]
-    if len(pairs):
-        total += dot(pairs, pairs)
-    return total
+    return total + exact_dots(pairs, pairs, rows, len(rows))
 
 
 @njit_fastmath
-def add_to_weights(examples, arcs, model, i, length, delta, pairs, squares, factor):
-    """``w += factor Phi_i^T delta``; ``squares`` is 0 for tokens without a change."""
+def add_to_weights(examples, arcs, model, i, length, delta, pairs, rows, squares, factor):
+    """``w += factor Phi_i^T delta``; ``squares`` is 0 for tokens without a change, and ``pairs`` beyond ``rows``."""
     if arcs is not None:
         add_arcs_to_weights(examples, arcs, model, i, length, delta, delta.dtype.type(factor))
         return
     start = examples.start[i]
-    for t in range(length):
-        if squares[t] == 0.0:
-            continue
-        row = delta[t]
-        if not examples.dense:
-            begin, end = examples.row[start + t], examples.row[start + t + 1]
-            add_to_rows(model.emission, examples.column, examples.value, begin, end, row, factor)
-        if model.has_bias:
-            add_row(model.bias, row, factor)
+    if model.has_bias:
+        for t in range(length):
+            if squares[t] != 0.0:
+                add_row(model.bias, delta[t], factor)
+    if not examples.dense and len(examples.value):
+        lists = examples.column, examples.value, examples.row[start:]
+        add_to_listed(model.emission, *lists, delta, squares, length, factor)
+    elif not examples.dense:
+        lists = examples.column, None, examples.row[start:]
+        add_to_listed(model.emission, *lists, delta, squares, length, factor)
     if examples.dense:
         add_outer(examples.x[start : start + length], delta, squares, model.emission, delta.dtype.type(factor))
-    add_row(model.transition, pairs, factor)
+    add_each(model.transition, pairs, rows, len(rows), factor)
     if model.has_boundary:
         for t, weights in ((0, model.first), (length - 1, model.last)):
             if squares[t] > 0.0:

@@ -1,16 +1,16 @@
-"""One exact pass over a range of examples, compiled by Numba."""
+"""One exact pass over ranges of examples, compiled by Numba."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from torchssvm.core.jit import njit
-from torchssvm.core.vectors import add_row, exact_dot, exact_sums, set_row
-from torchssvm.solvers.compiled.atoms import find_slot, insert, rest_views
+from torchssvm.core.vectors import add_row, exact_dots, exact_sums, set_row
+from torchssvm.solvers.compiled.atoms import fill_direction, find_slot, insert, rest_views
 from torchssvm.solvers.compiled.block import (
-    add_labeling,
     add_to_weights,
     decode,
+    list_rows,
     loss_of,
     potentials,
     score,
@@ -18,54 +18,63 @@ from torchssvm.solvers.compiled.block import (
 
 
 @njit
-def exact_range(begin, end, examples, model, blocks, scalars, scratch, part, total, every, hinges, losses, corners):
-    """Decode examples ``begin`` to ``end - 1`` at the weights of ``model``; no block is touched.
+def exact_ranges(
+    begin, end, ranges, examples, model, blocks, scalars, scratch, part, totals, every, hinges, losses, corners
+):
+    """Decode the examples of some ranges at the weights of ``model``; no block is touched.
 
     Args:
-        begin, end: Which examples.
+        begin, end: Which ranges.
+        ranges: Where each range of examples begins, and the end of the last one.
         examples, model, blocks, scalars, scratch: See :mod:`.state`; ``scalars.gaps`` gets the gaps.
         part: Scratch for the weights of a few examples, zero before and after; in the dtype of the weights.
-        total: Gets the weights of the range added, in float64, without the factor 1/(lam n).
-        every: Number of examples after which ``part`` is added to ``total``.
+        totals: A first axis of ranges; gets the weights of each added, in float64, without the factor 1/(lam n).
+        every: Number of examples after which ``part`` is added to ``totals``.
         hinges: ``[n]`` float64, gets H_i.
         losses: ``[2, n]`` float64, gets the blocks' losses; see ``certificate.ExactPass``.
         corners: ``[tokens]``, gets the outputs; may be empty.
     """
-    n = len(blocks.count)
-    delta, pairs, squares = scratch.delta, scratch.delta_pairs, scratch.squares
-    waiting = 0
-    for i in range(begin, end):
-        length = potentials(examples, examples.arcs, model, i, scratch.emission, scratch.arcs)
-        emission, transition = scratch.emission, model.transition
-        start = examples.start[i]
-        found = scratch.corner
-        loss = decode(examples, examples.arcs, i, length, scratch, transition, found)
-        base = score(examples.y[start : start + length], length, emission, transition)
-        hinges[i] = score(found, length, emission, transition) - base + loss
-        inner = 0.0
-        some, slots = masses_of(i, blocks)
-        if some or slots:
-            if slots:
-                psi_of(i, length, examples, blocks, some, delta, pairs)
-                psi, psi_pairs = delta, pairs
-            else:
-                psi, psi_pairs = rest_views(blocks, i, length)
-            told, size = 0.0, 0.0
-            for t in range(length):
-                along, sum_of_row, squares[t] = exact_sums(psi[t], emission[t])
-                mean, terms = mean_loss(examples, start + t, psi[t], sum_of_row, squares[t])
-                inner, told, size = inner + along, told + mean, size + terms
-            losses[0, i], losses[1, i] = told, size
-            inner += exact_dot(psi_pairs, transition)
-            add_to_weights(examples, examples.arcs, part, i, length, psi, psi_pairs, squares, 1.0)
-            waiting += 1
-        scalars.gaps[i] = (hinges[i] + inner) / n - scalars.loss[i]
-        if waiting == every or i + 1 == end:
-            flush(part, total)
-            waiting = 0
-        if len(corners):
-            for t in range(length):
-                corners[start + t] = found[t]
+    for place in range(begin, end):
+        waiting = 0
+        for i in range(ranges[place], ranges[place + 1]):
+            waiting += examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, corners)
+            if waiting == every or i + 1 == ranges[place + 1]:
+                flush(part, totals, place)
+                waiting = 0
+
+
+@njit
+def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, corners):
+    """Decode one example and add its weights to ``part``; returns whether it has any."""
+    n, squares, sums = len(blocks.count), scratch.squares, scratch.sums
+    length = potentials(examples, examples.arcs, model, i, scratch.emission, scratch.arcs)
+    emission, transition = scratch.emission, model.transition
+    start, found = examples.start[i], scratch.corner
+    loss = decode(examples, examples.arcs, i, length, scratch, transition, found)
+    base = score(examples.y[start : start + length], length, emission, transition)
+    hinges[i] = score(found, length, emission, transition) - base + loss
+    for t in range(length if len(corners) else 0):
+        corners[start + t] = found[t]
+    inner = 0.0
+    some, slots = masses_of(i, blocks)
+    if some or slots:
+        if slots:
+            rows = scratch.rows[: psi_of(i, length, examples, blocks, some, scratch)]
+            psi, psi_pairs = scratch.delta, scratch.delta_pairs
+        else:
+            psi, psi_pairs, used = rest_views(blocks, i, length)
+            rows = scratch.rows[: list_rows(used, scratch.rows)]
+        told, size = 0.0, 0.0
+        exact_sums(psi, emission, length, sums)
+        for t in range(length):
+            squares[t] = sums[t, 2]
+            mean, terms = mean_loss(examples, start + t, psi[t], sums[t, 1], sums[t, 2])
+            inner, told, size = inner + sums[t, 0], told + mean, size + terms
+        losses[0, i], losses[1, i] = told, size
+        inner += exact_dots(psi_pairs, transition, rows, len(rows))
+        add_to_weights(examples, examples.arcs, part, i, length, psi, psi_pairs, rows, squares, 1.0)
+    scalars.gaps[i] = (hinges[i] + inner) / n - scalars.loss[i]
+    return some or slots
 
 
 @njit
@@ -128,27 +137,21 @@ def masses_of(i, blocks):
 
 
 @njit
-def psi_of(i, length, examples, blocks, rest, delta, pairs):
-    """Write ``p(y_i) - mu_i`` of block i, with its ``rest`` or without."""
-    if rest:
-        psi, psi_pairs = rest_views(blocks, i, length)
-        for t in range(length):
-            set_row(delta[t], psi[t], None, None)
-        set_row(pairs, psi_pairs, None, None)
-    else:
-        set_row(delta[:length], None, None, 0.0)
-        set_row(pairs, None, None, 0.0)
-    for c in range(blocks.count[i]):
-        if blocks.mass[i, c] > 0.0:
-            add_labeling(examples, i, length, blocks.labelings[i, c], -blocks.mass[i, c], delta, pairs)
+def psi_of(i, length, examples, blocks, rest, scratch):
+    """Write ``p(y_i) - mu_i`` of block i, with its ``rest`` or without, as a direction; see ``fill_direction``."""
+    count, change = blocks.count[i], scratch.change
+    scratch.mass[0], change[0] = 1.0, -1.0 if rest else 0.0
+    for c in range(count):
+        change[c + 1] = -blocks.mass[i, c]
+    return fill_direction(i, count, length, False, examples, blocks, scratch)
 
 
 @njit
-def flush(part, total):
-    """Move ``part`` to ``total``."""
-    for rows, sums in ((part.emission, total.emission), (part.transition, total.transition)):
-        add_row(sums, rows, None)
+def flush(part, totals, place):
+    """Move ``part`` to the range ``place`` of ``totals``."""
+    for rows, sums in ((part.emission, totals.emission), (part.transition, totals.transition)):
+        add_row(sums[place], rows, None)
         set_row(rows, None, None, 0.0)
-    for row, held in ((part.bias, total.bias), (part.first, total.first), (part.last, total.last)):
-        add_row(held, row, None)
+    for row, held in ((part.bias, totals.bias), (part.first, totals.first), (part.last, totals.last)):
+        add_row(held[place], row, None)
         set_row(row, None, None, 0.0)

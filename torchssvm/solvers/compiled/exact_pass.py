@@ -12,13 +12,14 @@ from torch import Tensor
 
 from torchssvm.core.threads import run_in_chunks, split
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.compiled.exact import exact_range, remember_range
+from torchssvm.solvers.compiled.exact import exact_ranges, remember_range
 from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.state import BlockArrays, Examples, Model, Options, Scalars, Scratch
 from torchssvm.solvers.exact_pass import ExactPass
 
 _RANGES = 16  # sums are made range by range, so that they do not depend on the number of threads
 _NUMBERS = 1 << 22  # most float64 numbers of all ranges together: large models get fewer ranges
+_ARRAYS = Model._fields[:5]
 _EVERY = 64  # examples whose weights are summed in the dtype of the weights
 
 
@@ -62,8 +63,8 @@ class ExactPasses:
         """
         examples = self._examples
         numbers = sum(array.size for array in model if isinstance(array, np.ndarray))
-        ranges = split(self._work, max(1, min(_RANGES, _NUMBERS // numbers)))
-        totals = [_zeros(model, np.float64) for _ in ranges[1:]]
+        ranges = np.array(split(self._work, max(1, min(_RANGES, _NUMBERS // numbers))))
+        totals = _zeros(model, np.float64, len(ranges) - 1)
         size = len(dual.own)
         hinges, gaps, losses = np.zeros(size), np.zeros(size), np.zeros((2, size))
         corners = np.zeros(len(examples.y) if memory.capacity else 0, np.int32)
@@ -71,11 +72,9 @@ class ExactPasses:
         every = _EVERY + numbers // 64
 
         def decode(begin: int, end: int, thread: int) -> None:
-            scratch, part = self._scratch(), _zeros(model, model.emission.dtype)
-            for place in range(begin, end):
-                own, total = (ranges[place], ranges[place + 1]), totals[place]
-                found = (hinges, losses, corners)
-                exact_range(*own, examples, model, blocks, scalars, scratch, part, total, every, *found)
+            work = self._scratch(), _zeros(model, model.emission.dtype), totals, every
+            found = hinges, losses, corners
+            exact_ranges(begin, end, ranges, examples, model, blocks, scalars, *work, *found)
 
         sizes = np.add.reduceat(self._work, ranges[:-1])
         run_in_chunks(decode, sizes)
@@ -86,10 +85,8 @@ class ExactPasses:
             self._remember(blocks, dual, options, memory, corners)
 
         scale = 1.0 / (dual.lam * dual.num_examples)
-        weights = [
-            torch.from_numpy(sum(arrays)).contiguous() * scale
-            for arrays in zip(*map(memory.adapter.trained, totals), strict=True)
-        ]
+        summed = totals._replace(**{name: getattr(totals, name).sum(0) for name in _ARRAYS})
+        weights = [torch.from_numpy(array).contiguous() * scale for array in memory.adapter.trained(summed)]
         return ExactPass(
             hinges=float(hinges.sum()),
             exact=True,
@@ -123,6 +120,6 @@ class ExactPasses:
         return self._local.scratch
 
 
-def _zeros(model: Model, dtype: np.dtype | type) -> Model:
-    arrays: list[Any] = [np.zeros(array.shape, dtype) for array in model[:5]]
-    return Model(*arrays, *model[5:])  # type: ignore[call-arg]
+def _zeros(model: Model, dtype: np.dtype | type, *ranges: int) -> Model:
+    """Zeros with the shapes of the weights, with a first axis of ranges if there are any."""
+    return model._replace(**{name: np.zeros((*ranges, *getattr(model, name).shape), dtype) for name in _ARRAYS})

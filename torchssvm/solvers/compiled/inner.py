@@ -31,7 +31,7 @@ def _sparse_product(examples, t, u):
     while p < examples.row[t + 1] and q < examples.row[u + 1]:
         a, b = examples.column[p], examples.column[q]
         if a == b:
-            total += np.float64(examples.value[p]) * np.float64(examples.value[q])
+            total += np.float64(examples.value[p]) * np.float64(examples.value[q]) if len(examples.value) else 1.0
         p += a <= b
         q += b <= a
     return total

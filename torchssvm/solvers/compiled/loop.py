@@ -13,8 +13,7 @@ from torchssvm.solvers.compiled.atoms import (
     keep_gram,
     move_masses,
 )
-from torchssvm.solvers.compiled.block import add_to_weights, decode, potentials, score, squared_length
-from torchssvm.solvers.compiled.prefetch import fetch_block
+from torchssvm.solvers.compiled.block import add_to_weights, decode, list_rows, potentials, score, squared_length
 from torchssvm.steps.numba import CORRECTIVE, HYBRID, cache_serves, choose, exact_step
 
 
@@ -42,11 +41,8 @@ def visit_blocks(order, points, tree, examples, model, blocks, scalars, options,
             if not tree[1] > 0.0:
                 return v
             i = draw(tree, points[v])
-            following = draw(tree, points[v + 1]) if v + 1 < visits else i  # usually right: one gap changes
         else:
             i = order[v]
-            following = order[v + 1] if v + 1 < visits else i
-        fetch_block(following, examples, examples.arcs, blocks)
         if not visit(i, examples, model, blocks, scalars, options, scratch, counters):
             return v
         counters[3] += 1
@@ -78,7 +74,8 @@ def visit_batch(examples, model, gradient, blocks, scalars, options, scratch, co
             labels[b, t] = scratch.corner[t]
         if steps[b] > 0.0:  # the visit left its direction in scratch
             factor = steps[b] / options.num_examples
-            add_to_weights(examples, examples.arcs, gradient, b, length, delta, pairs, squares, factor)
+            rows = scratch.rows[: list_rows(scratch.used, scratch.rows)]
+            add_to_weights(examples, examples.arcs, gradient, b, length, delta, pairs, rows, squares, factor)
 
 
 @njit
@@ -97,9 +94,9 @@ def draw(tree, point):
     place, point = 1, point * tree[1]
     while place < len(tree) // 2:
         place *= 2
-        if point >= tree[place] and tree[place + 1] > 0.0:
-            point -= tree[place]
-            place += 1
+        right = (point >= tree[place]) & (tree[place + 1] > 0.0)
+        point -= tree[place] * right  # without a branch, which would be mispredicted half of the time
+        place += right
     return place - len(tree) // 2
 
 
@@ -161,14 +158,14 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
 
     # The direction in parts space, and the exact step: value/n is the slope, curvature/(lam n^2) the curvature.
     delta, pairs, squares = scratch.delta, scratch.delta_pairs, scratch.squares
-    fill_direction(i, count, length, is_new, examples, blocks, scratch)
+    rows = scratch.rows[: fill_direction(i, count, length, is_new, examples, blocks, scratch)]
     value, loss_change = 0.0, 0.0
     for c in range(atoms):
         if change[c] != 0.0:
             value += change[c] * hinge[c]
             loss_change += change[c] * parts[c]
-    direction = (delta, pairs, squares, scratch.into[0], scratch.arcs)
-    curvature = squared_length(examples, examples.arcs, model, i, length, *direction)
+    direction = (delta, pairs, rows, squares)
+    curvature = squared_length(examples, examples.arcs, model, i, length, *direction, scratch.arcs)
     step = exact_step(value * options.lam * n, curvature)
 
     counters[2] += 1
@@ -176,9 +173,9 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
     if step > 0.0:
         rate = step / (options.lam * n)  # w -= rate Phi^T Delta, and <w, Phi^T Delta> is the change of the score
         scratch.step[1] += rate * (rate * curvature - 2.0 * (value - loss_change))
-        add_to_weights(examples, examples.arcs, model, i, length, delta, pairs, squares, -rate)
+        add_to_weights(examples, examples.arcs, model, i, length, *direction, -rate)
         scalars.loss[i] += step * loss_change / n
-        move_masses(i, count, length, step, blocks, scratch)
+        move_masses(i, count, length, step, rows, blocks, scratch)
     if not is_new:
         blocks.used[i, corner - 1] = counters[2]
     if curved:

@@ -36,6 +36,7 @@ class BlockMemory:
         self.rest: MeanParts = storage.rest if isinstance(storage, Labelings) else storage
         self.capacity = 0 if self.labelings is None else self.labelings.capacity
         self.curvature = curvature
+        self._used: Tensor | None = None  # of ``BlockArrays.rest_used``, while only compiled loops change blocks
         self._clock = 0  # the clock of mean parts, which nothing depends on
         if self.labelings is not None:
             if curvature:
@@ -59,6 +60,7 @@ class BlockMemory:
             rest_emission_start=torch.zeros(n, dtype=torch.int64).numpy(),
             rest_transition=torch.zeros(1, 0, states, dtype=dual.parameters[0].dtype).numpy(),
             rest_transition_start=torch.zeros(n, dtype=torch.int64).numpy(),
+            rest_used=torch.zeros(1, 0 if adapter.pairs is None else states, dtype=torch.bool).numpy(),
         )
 
     @property
@@ -105,10 +107,18 @@ class BlockMemory:
             blocks = blocks._replace(rest_emission=emission.values.numpy(), rest_emission_start=emission.start.numpy())
             if self.adapter.pairs is not None:
                 pairs = self.rest.buffers[self.adapter.pairs]
+                if self._used is None:
+                    self._used = pairs.values.any(2)
                 blocks = blocks._replace(
-                    rest_transition=pairs.values.numpy(), rest_transition_start=pairs.start.numpy()
+                    rest_transition=pairs.values.numpy(),
+                    rest_transition_start=pairs.start.numpy(),
+                    rest_used=self._used.numpy(),
                 )
         return blocks
+
+    def changed(self) -> None:
+        """Others have changed blocks."""
+        self._used = None
 
     def make_rest(self) -> None:
         """Give every example its rows in the rest, zero where it had none.
@@ -131,6 +141,7 @@ class BlockMemory:
             if buffer is None:
                 buffer = self.rest.buffers[name] = RowBuffer(len(rows), dtype, torch.device("cpu"))
             buffer.fill_up(rows, trailing)
+        self.changed()
 
     def remember_lengths(self, index: Tensor | None) -> None:
         """Note the lengths of the blocks ``index`` (None for all), which hold labelings now."""

@@ -139,6 +139,7 @@ def _blocks(adapter: HeadAdapter, psi: Parts) -> BlockArrays:
         rest_emission_start=np.arange(batch) * longest + 1,
         rest_transition=pairs.contiguous().numpy(),
         rest_transition_start=np.arange(batch),
+        rest_used=pairs.any(2).numpy(),
     )
 
 

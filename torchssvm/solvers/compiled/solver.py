@@ -301,13 +301,16 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def _validate(self) -> None:
         validate_weights(self._adapter, self.dual, self._layout)
-        self._validate_blocks()
+        if self._validate_blocks():
+            self._memory.changed()
 
-    def _validate_blocks(self) -> None:
-        """Nothing to do while only this loop changes blocks."""
-        if self._seen is None or self._seen[0] is not self._contents or self._seen[1] != self.dual.version:
-            validate_blocks(self._adapter, self.dual, self._lengths, self._targets)
-            self._seen = (self._contents, self.dual.version)
+    def _validate_blocks(self) -> bool:
+        """Whether others than this loop have changed blocks; nothing is to be checked where they have not."""
+        if self._seen is not None and self._seen[0] is self._contents and self._seen[1] == self.dual.version:
+            return False
+        validate_blocks(self._adapter, self.dual, self._lengths, self._targets)
+        self._seen = (self._contents, self.dual.version)
+        return True
 
     def begin(self) -> None:
         """Check that visits can be made, and set the weights that they start from."""

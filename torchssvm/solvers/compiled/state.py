@@ -84,7 +84,10 @@ class Model(NamedTuple):
 
 
 class BlockArrays(NamedTuple):
-    """The active sets and the rest, as in ``Labelings``; ``MeanParts`` are a rest without slots."""
+    """The active sets and the rest, as in ``Labelings``; ``MeanParts`` are a rest without slots.
+
+    ``rest_used`` ``[*, K]`` says which rows of ``rest_transition`` may not be zero: of 26 states some 10 have a pair.
+    """
 
     count: Any
     mass: Any
@@ -100,6 +103,7 @@ class BlockArrays(NamedTuple):
     rest_emission_start: Any
     rest_transition: Any
     rest_transition_start: Any
+    rest_used: Any
 
 
 class Scalars(NamedTuple):
@@ -139,6 +143,7 @@ class Options(NamedTuple):
 class Scratch(NamedTuple):
     """Scratch arrays for one block: potentials, Viterbi's transitions and maxima, responses, directions, the atoms.
 
+    ``used`` and ``rows`` say which rows of ``delta_pairs`` may not be zero; the others are not read.
     ``step`` gets the sum of all steps, and the change of ``|w|^2``.
     """
 
@@ -150,7 +155,10 @@ class Scratch(NamedTuple):
     pairs: Any
     delta: Any
     delta_pairs: Any
+    used: Any
+    rows: Any
     squares: Any
+    sums: Any
     corner: Any
     labels: Any
     mass: Any
@@ -201,7 +209,10 @@ def make_scratch(
         pairs=np.zeros((pairs, states)),
         delta=np.zeros((longest, width), dtype),
         delta_pairs=np.zeros((pairs, states), dtype),
+        used=np.zeros(pairs, np.bool_),
+        rows=np.zeros(pairs, np.int64),
         squares=np.zeros(longest),
+        sums=np.zeros((longest, 3)),
         corner=np.zeros(longest, np.int64),
         labels=np.zeros(longest, np.int64),
         mass=np.zeros(atoms),
