@@ -254,6 +254,13 @@ def test_each_loop_takes_over_from_the_other(kind, capacity):
     again.run(visits)
     training.run(visits)
     same_dual(training, other)
+    other.visit(torch.tensor(visits).flatten())  # after others have changed blocks that it knew
+    training.run(visits)
+    same_dual(training, other)
+    again.dual.load_state_dict(loop.dual.state_dict())
+    other.visit(torch.tensor(visits).flatten())
+    loop.visit(torch.tensor(visits).flatten())
+    same_dual(again, loop)
 
 
 def flattened(examples) -> list:
