@@ -30,7 +30,7 @@ def cache_serves(gap, oracle_gap, factor, floor):
 
 
 @njit
-def choose(rule, atoms, corner, mass, hinge, gram, steps, tolerance, change, work):
+def choose(rule, atoms, corner, mass, hinge, gram, scale, steps, tolerance, change, work):
     """The change of the masses for a step of 1, written to ``change``.
 
     Args:
@@ -38,6 +38,7 @@ def choose(rule, atoms, corner, mass, hinge, gram, steps, tolerance, change, wor
         atoms: M.
         corner: The corner's atom.
         mass, hinge, gram: The block; ``gram`` is read by hybrid and corrective.
+        scale: The factor by which ``gram`` is larger than the curvature of ``hinge``.
         steps, tolerance: Of the corrective direction.
         change, work: ``[M]``; the second is room for rates.
     """
@@ -48,10 +49,10 @@ def choose(rule, atoms, corner, mass, hinge, gram, steps, tolerance, change, wor
             if away < 0 or hinge[c] < hinge[away]:
                 away = c
     if rule == CORRECTIVE:
-        climb(atoms, mass, hinge, gram, steps, tolerance, change, work)
+        climb(atoms, mass, hinge, gram, scale, steps, tolerance, change, work)
         return
     if rule == HYBRID:
-        rule = best_of_three(atoms, corner, away, mass, hinge, gram, change)
+        rule = best_of_three(atoms, corner, away, mass, hinge, gram, scale, change)
     elif rule == AWAY and (others(atoms, away, mass) <= 0.0 or hinge[corner] - mean >= mean - hinge[away]):
         rule = FRANK_WOLFE
     classical(rule, atoms, corner, away, mass, change)
@@ -87,7 +88,7 @@ def classical(rule, atoms, corner, away, mass, change):
 
 
 @njit
-def best_of_three(atoms, corner, away, mass, hinge, gram, change):
+def best_of_three(atoms, corner, away, mass, hinge, gram, scale, change):
     """The classical direction whose exact step raises the dual most."""
     best, largest = FRANK_WOLFE, -1.0
     for rule in (FRANK_WOLFE, PAIRWISE, AWAY):
@@ -97,7 +98,7 @@ def best_of_three(atoms, corner, away, mass, hinge, gram, change):
         slope, curvature = 0.0, 0.0
         for c in range(atoms):
             if change[c] != 0.0:
-                slope += change[c] * hinge[c]
+                slope += scale * change[c] * hinge[c]
                 for e in range(atoms):
                     curvature += change[c] * gram[c, e] * change[e]
         step = exact_step(slope, curvature)
@@ -108,20 +109,20 @@ def best_of_three(atoms, corner, away, mass, hinge, gram, change):
 
 
 @njit
-def climb(atoms, mass, hinge, gram, steps, tolerance, change, rates):
-    """Exact pairwise steps between the atoms; ``rates`` stay the derivatives of the dual."""
+def climb(atoms, mass, hinge, gram, scale, steps, tolerance, change, rates):
+    """Exact pairwise steps between the atoms; ``rates`` stay the derivatives of the dual, times ``scale``."""
     for c in range(atoms):
-        rates[c] = hinge[c]
+        rates[c] = scale * hinge[c]
         change[c] = mass[c]
     first = -1.0
     for _ in range(steps):
-        best, worst = 0, -1
+        best, worst, high, low = 0, 0, rates[0], np.inf
         for c in range(atoms):
-            if rates[c] > rates[best]:
-                best = c
-            if change[c] > 0.0 and (worst < 0 or rates[c] < rates[worst]):
-                worst = c
-        slope = rates[best] - rates[worst]
+            rate = rates[c]
+            held = rate if change[c] > 0.0 else np.inf
+            best, high = (c, rate) if rate > high else (best, high)
+            worst, low = (c, held) if held < low else (worst, low)
+        slope = high - low
         if first < 0.0:
             first = slope
         if slope <= tolerance * first:
@@ -134,9 +135,9 @@ def climb(atoms, mass, hinge, gram, steps, tolerance, change, rates):
         else:
             change[worst] = 0.0
         change[best] += move
+        to, of = gram[best], gram[worst]
         for c in range(atoms):
-            if rates[c] > -np.inf:
-                rates[c] += move * (gram[worst, c] - gram[best, c])
+            rates[c] += move * (of[c] - to[c])
     for c in range(atoms):
         change[c] -= mass[c]
 
@@ -155,7 +156,7 @@ def choose_each(rule, corner, mass, hinge, gram, steps, tolerance, change, work)
     """:func:`choose` for every block of a batch, ``[B, M]``."""
     for b in range(len(corner)):
         atoms = mass.shape[1]
-        choose(rule, atoms, corner[b], mass[b], hinge[b], gram[b], steps, tolerance, change[b], work)
+        choose(rule, atoms, corner[b], mass[b], hinge[b], gram[b], 1.0, steps, tolerance, change[b], work)
 
 
 @njit

@@ -193,7 +193,7 @@ RULES = [
     (None, FrankWolfe(), MaxOracle()),
     (2, FrankWolfe(), CacheOracle()),
     *[(12, direction, oracle) for direction in DIRECTIONS[:-1] for oracle in ORACLES],
-    *[(12, Corrective(300, 1e-12), oracle) for oracle in ORACLES],  # to the end: when it ends sooner, rounding chooses
+    *[(12, Corrective(1000, 1e-12), oracle) for oracle in ORACLES],  # to the end: when it ends sooner, rounding chooses
 ]
 kinds = pytest.mark.parametrize("kind", KINDS)
 

@@ -125,15 +125,6 @@ def move_masses(i, count, length, step, rows, blocks, scratch):
 
 
 @njit
-def keep_gram(i, count, weight, blocks, scratch):
-    """Keep the inner products of the slots."""
-    for c in range(count):
-        for e in range(count):
-            blocks.gram[i, c, e] = scratch.gram[c + 1, e + 1] * weight
-        blocks.known[i, c] = True
-
-
-@njit
 def rest_views(blocks, i, length):
     """Psi of the rest of block i: emissions and pairs, and which rows of the pairs may not be zero."""
     start, place = blocks.rest_emission_start[i], blocks.rest_transition_start[i]
@@ -151,7 +142,7 @@ def add_to_rest(examples, i, length, labels, mass, blocks):
 
 @njit
 def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, scratch):
-    """Inner products of the atoms, without the factor 1/(lam n^2)."""
+    """Inner products of the atoms, without the factor 1/(lam n^2); those of slots are kept."""
     gram, response, pairs, labels = scratch.gram, scratch.response, scratch.pairs, scratch.labels
     start = examples.start[i]
     target = examples.y[start : start + length]
@@ -176,6 +167,11 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
             value = score(blocks.labelings[i, e], length, response, pairs) - own
             gram[c + 1, e + 1] = value
             gram[e + 1, c + 1] = value
+            if c < count:
+                blocks.gram[i, c, e] = value
+                blocks.gram[i, e, c] = value
+        if c < count:
+            blocks.known[i, c] = True
         if is_new:
             value = score(found, length, response, pairs) - own
             gram[c + 1, count + 1] = value
@@ -232,9 +228,9 @@ def insert(i, mass, loss, corner, length, examples, blocks, options, scratch, co
     blocks.used[i, slot] = counters[2]
     blocks.known[i, slot] = False
     if options.direction == HYBRID or options.direction == CORRECTIVE:
-        weight, gram = options.lam * n, scratch.gram
+        gram = scratch.gram
         for c in range(count):
-            blocks.gram[i, slot, c] = gram[corner, c + 1] * weight
-            blocks.gram[i, c, slot] = gram[corner, c + 1] * weight
-        blocks.gram[i, slot, slot] = gram[corner, corner] * weight
+            blocks.gram[i, slot, c] = gram[corner, c + 1]
+            blocks.gram[i, c, slot] = gram[corner, c + 1]
+        blocks.gram[i, slot, slot] = gram[corner, corner]
         blocks.known[i, slot] = True

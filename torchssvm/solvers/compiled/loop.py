@@ -10,7 +10,6 @@ from torchssvm.solvers.compiled.atoms import (
     find_slot,
     has_room,
     insert,
-    keep_gram,
     move_masses,
 )
 from torchssvm.solvers.compiled.block import add_to_weights, decode, list_rows, potentials, score, squared_length
@@ -139,10 +138,7 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
     curved = options.direction == HYBRID or options.direction == CORRECTIVE
     if curved:
         fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, scratch)
-        for a in range(atoms):
-            for b in range(atoms):
-                scratch.gram[a, b] /= options.lam * n
-    change = scratch.change
+    change, scale = scratch.change, options.lam * n
     choose(
         options.direction,
         atoms,
@@ -150,6 +146,7 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
         mass,
         hinge,
         scratch.gram,
+        scale,
         options.steps,
         options.tolerance,
         change,
@@ -166,20 +163,18 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
             loss_change += change[c] * parts[c]
     direction = (delta, pairs, rows, squares)
     curvature = squared_length(examples, examples.arcs, model, i, length, *direction, scratch.arcs)
-    step = exact_step(value * options.lam * n, curvature)
+    step = exact_step(value * scale, curvature)
 
     counters[2] += 1
     scratch.step[0] += step
     if step > 0.0:
-        rate = step / (options.lam * n)  # w -= rate Phi^T Delta, and <w, Phi^T Delta> is the change of the score
+        rate = step / scale  # w -= rate Phi^T Delta, and <w, Phi^T Delta> is the change of the score
         scratch.step[1] += rate * (rate * curvature - 2.0 * (value - loss_change))
         add_to_weights(examples, examples.arcs, model, i, length, *direction, -rate)
         scalars.loss[i] += step * loss_change / n
         move_masses(i, count, length, step, rows, blocks, scratch)
     if not is_new:
         blocks.used[i, corner - 1] = counters[2]
-    if curved:
-        keep_gram(i, count, options.lam * n, blocks, scratch)
     if is_new:
         insert(i, step * change[corner], parts[corner], corner, length, examples, blocks, options, scratch, counters)
     return True
