@@ -85,8 +85,10 @@ class ExactPasses:
             self._remember(blocks, dual, options, memory, corners)
 
         scale = 1.0 / (dual.lam * dual.num_examples)
-        summed = totals._replace(**{name: getattr(totals, name).sum(0) for name in _ARRAYS})
-        weights = [torch.from_numpy(array).contiguous() * scale for array in memory.adapter.trained(summed)]
+        sums: dict[str, Any] = {name: getattr(totals, name).sum(0) for name in _ARRAYS}
+        weights = [
+            torch.from_numpy(array).contiguous() * scale for array in memory.adapter.trained(totals._replace(**sums))
+        ]
         return ExactPass(
             hinges=float(hinges.sum()),
             exact=True,
@@ -122,4 +124,5 @@ class ExactPasses:
 
 def _zeros(model: Model, dtype: np.dtype | type, *ranges: int) -> Model:
     """Zeros with the shapes of the weights, with a first axis of ranges if there are any."""
-    return model._replace(**{name: np.zeros((*ranges, *getattr(model, name).shape), dtype) for name in _ARRAYS})
+    arrays: dict[str, Any] = {name: np.zeros((*ranges, *getattr(model, name).shape), dtype) for name in _ARRAYS}
+    return model._replace(**arrays)
