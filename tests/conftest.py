@@ -28,6 +28,11 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files come first, so that two processes that begin at both ends meet where files are short."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/solvers/"))
+
+
 def pytest_collection_finish() -> None:
     """All test modules, and with them the modules that they test, are imported by now."""
     refusals.install()
@@ -37,15 +42,21 @@ def pytest_collection_finish() -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """One process runs all tests of a file: what they share is made once, and a kernel is compiled by one process.
 
-    Files go in their order, and the last ones are short; xdist would keep those with few tests for the end, however
-    long they take.
+    Files go in their order, half of the processes from the first one and half from the last: neighbours need the same
+    kernels, and two processes that reach them at one time would both compile them.
     """
     if config.getoption("dist") != "load":
         return None
     from xdist.scheduler import LoadFileScheduling
 
+    class FromBothEnds(LoadFileScheduling):
+        def _assign_work_unit(self, node: Any) -> None:
+            if self.nodes.index(node) % 2:
+                self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+            super()._assign_work_unit(node)
+
     config.option.loadscopereorder = False
-    return LoadFileScheduling(config, log)
+    return FromBothEnds(config, log)
 
 
 @pytest.fixture(autouse=True)
