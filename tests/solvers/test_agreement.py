@@ -218,6 +218,17 @@ SOLVERS: dict[str, Solver] = {
 }
 
 
+LABELINGS = [name for name in SOLVERS if name.startswith("BCFW, Labelings")]
+
+
+def chosen(name: str, kind: str) -> bool:
+    """All combinations on the plain kinds; on others every direction, with oracle and search by turns."""
+    if name not in LABELINGS or kind in PROBLEMS:
+        return True
+    direction, rest = divmod(LABELINGS.index(name), len(LABELINGS) // len(DIRECTIONS))
+    return rest == (direction + list(KINDS).index(kind)) % 4
+
+
 def applies(name: str, kind: str) -> bool:
     """The compiled loop is for chains with shared transitions, kernel heads are made for the package's own heads."""
     if name.startswith("CompiledBCFW"):
@@ -239,7 +250,8 @@ def check(found: Interval, truth, optimum: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind, name", [pair for pair in itertools.product(KINDS, SOLVERS) if applies(pair[1], pair[0])]
+    "kind, name",
+    [(kind, name) for kind, name in itertools.product(KINDS, SOLVERS) if applies(name, kind) and chosen(name, kind)],
 )
 def test_every_interval_holds_the_optimum_of_the_qp(kind, name):
     truth, optimum = listed(kind)
