@@ -75,7 +75,10 @@ def test_the_optimum_is_that_of_the_qp(kind):
     training.loss = BlockGap(training.dual, block_steps=Sequential())
     for k in range(600):
         training.step([k % problem.n, (k + 2) % problem.n])
-    found = certify(problem.head, training.dual, problem.everything())
+        if k % 60 == 59:
+            found = certify(problem.head, training.dual, problem.everything())
+            if found.gap < 0.02:
+                break
     assert found.dual - 1e-9 <= optimum + 1e-7
     assert optimum <= found.primal + 2e-7
     assert found.gap < 0.02

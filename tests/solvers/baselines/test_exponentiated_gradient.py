@@ -115,6 +115,8 @@ def test_reaches_the_optimum(kind, size):
     for _ in range(120):
         for batch in problem.everything(size):
             gradient.visit(batch)
+        if gradient.dual.value() >= optimum - 5e-5:
+            break
     found = gradient.certify()
     assert found.dual == pytest.approx(optimum, abs=1e-4)
     assert found.dual <= optimum + 2e-7
