@@ -7,6 +7,7 @@ augmented Lagrangian and the optimum of the relaxed problem follow from their de
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -147,31 +148,29 @@ class FactorGraph:
                 total += float(held @ excess) + rho / 2 * float(excess @ excess)
         return total
 
+    @functools.cached_property
     def _polytope(self) -> tuple[Any, np.ndarray, np.ndarray]:
         """``A mu = b`` of the local polytope, and where each table begins in mu."""
         sizes = [len(v.cost) for v in self.variables] + [f.phi.shape[0] * f.phi.shape[1] for f in self.factors]
         start = np.concatenate([[0], np.cumsum(sizes)])
-        rows: list[int] = []
-        columns: list[int] = []
-        values: list[float] = []
+        entries: list[tuple[int, int, float]] = []  # rows, columns and values of A
         right: list[float] = []
         for j in range(len(self.variables)):
-            for column in range(start[j], start[j + 1]):
-                rows, columns, values = [*rows, len(right)], [*columns, column], [*values, 1.0]
+            entries += [(len(right), column, 1.0) for column in range(start[j], start[j + 1])]
             right.append(1.0)
         for place, factor in enumerate(self.factors):
             begin = start[len(self.variables) + place]
             table = begin + np.arange(factor.phi.shape[0] * factor.phi.shape[1]).reshape(factor.phi.shape[:2])
             for own, lines in ((factor.left, table), (factor.right, table.T)):
-                for label, line in enumerate(lines):
-                    for column in line:
-                        rows, columns, values = [*rows, len(right)], [*columns, int(column)], [*values, 1.0]
-                    rows, columns = [*rows, len(right)], [*columns, int(start[own] + label)]
-                    values = [*values, -1.0]
+                for label, line in enumerate(lines.tolist()):
+                    entries += [(len(right), column, 1.0) for column in line]
+                    entries.append((len(right), int(start[own]) + label, -1.0))
                     right.append(0.0)
+        rows, columns, values = zip(*entries, strict=True)
         matrix = scipy.sparse.csc_matrix((values, (rows, columns)), shape=(len(right), start[-1]))
         return matrix, np.array(right), start
 
+    @functools.cached_property
     def _features(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Features ``[M, d]`` and costs ``[M]`` of all entries, and the features of the targets ``[d]``."""
         size = self.variables[0].phi.shape[-1]
@@ -184,8 +183,8 @@ class FactorGraph:
 
     def hinges(self, w: np.ndarray) -> float:
         """Sum of the structured hinges of the linear program."""
-        matrix, right, _ = self._polytope()
-        phi, cost, true = self._features()
+        matrix, right, _ = self._polytope
+        phi, cost, true = self._features
         found = scipy.optimize.linprog(-(phi @ w + cost), A_eq=matrix, b_eq=right, bounds=(0, None), options=_EXACT)
         assert found.status == 0
         return -found.fun - float(true @ w)
@@ -195,8 +194,8 @@ class FactorGraph:
 
     def optimum(self) -> float:
         """Of the structural SVM with the oracle relaxed to the local polytope, which on a chain is the SVM itself."""
-        matrix, right, start = self._polytope()
-        phi, cost, true = self._features()
+        matrix, right, start = self._polytope
+        phi, cost, true = self._features
         found = qpsolvers.solve_qp(
             P=scipy.sparse.csc_matrix(phi @ phi.T / self.lam / self.n),
             q=-phi @ true / self.lam / self.n - cost,
