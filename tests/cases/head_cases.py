@@ -84,7 +84,7 @@ class HeadTestCase(ABC):
         for tensor in potentials.tensors.values():
             assert tensor.count_nonzero() == 0
 
-    @examples(10)
+    @examples(7)
     @given(seed=SEEDS, batch=st.integers(1, 4))
     def test_potentials_are_the_definition(self, seed, batch):
         head, inputs = self.setting(seed, batch)
@@ -96,7 +96,7 @@ class HeadTestCase(ABC):
             for name, tensor in found.items():
                 torch.testing.assert_close(tensor, expected[name])
 
-    @examples(10)
+    @examples(7)
     @given(seed=SEEDS, a=st.floats(-3, 3), b=st.floats(-3, 3))
     def test_linear_in_the_weights(self, seed, a, b):
         head, inputs = self.setting(seed)
@@ -109,7 +109,7 @@ class HeadTestCase(ABC):
         for name in at_both:
             torch.testing.assert_close(at_both[name], a * at_u[name] + b * at_v[name])
 
-    @examples(10)
+    @examples(7)
     @given(seed=SEEDS, batch=st.integers(1, 4))
     def test_the_adjoint_is_autograd_for_every_example(self, seed, batch):
         head, inputs = self.setting(seed, batch)
@@ -127,7 +127,7 @@ class HeadTestCase(ABC):
         for mine, general in zip(found, per_example_adjoint(without, parts, parameters), strict=True):
             torch.testing.assert_close(mine, general)
 
-    @examples(8)
+    @examples(5)
     @given(seed=SEEDS, batch=st.integers(1, 4))
     def test_the_gram_product_is_the_map_times_its_adjoint(self, seed, batch):
         """``Phi_i Phi_i^T`` of every example, Phi_i written out by the weights' unit vectors; with and without help."""
@@ -164,7 +164,7 @@ class HeadTestCase(ABC):
                 for name, tensor in self.own(together, row).items():
                     torch.testing.assert_close(tensor, self.own(wanted, row)[name])
 
-    @examples(10)
+    @examples(7)
     @given(seed=SEEDS)
     def test_an_example_has_the_same_potentials_and_adjoint_alone(self, seed):
         head, inputs = self.setting(seed)
@@ -183,7 +183,7 @@ class HeadTestCase(ABC):
             for mine, other in zip(per_example_adjoint(alone, cropped, parameters), together, strict=True):
                 torch.testing.assert_close(mine[0], other[row])
 
-    @examples(10)
+    @examples(7)
     @given(seed=SEEDS, noise=st.sampled_from([1.0, 1e6]))
     def test_features_in_the_padding_do_not_matter(self, seed, noise):
         head, inputs = self.setting(seed)
