@@ -21,7 +21,9 @@ from torchssvm.core.vectors import (
     exact_dot,
     exact_dots,
     exact_sums,
+    first_equal,
     max_rows,
+    max_rows_of_two,
     quadratic,
     set_row,
     set_rows,
@@ -52,8 +54,18 @@ def run_add_row(out, row, factor):
 
 
 @njit
-def run_max(maxima, scores, rows, count, fresh):
-    max_rows(maxima, scores, rows, count, fresh)
+def run_max(maxima, scores, rows, count, fresh, sums, finish):
+    max_rows(maxima, scores, rows, count, fresh, sums, finish)
+
+
+@njit
+def run_max_of_two(maxima, scores, sums, others, other_scores, other_sums, rows, count, fresh, finish):
+    max_rows_of_two(maxima, scores, sums, others, other_scores, other_sums, rows, count, fresh, finish)
+
+
+@njit
+def run_first(scores, rows, column, count, value):
+    return first_equal(scores, rows, column, count, value)
 
 
 @njit
@@ -136,15 +148,56 @@ def test_sums_of_rows_and_sums_into_rows(draw, listed):
 
 
 @pytest.mark.parametrize("fresh", [True, False])
-def test_largest_sums_are_exact(draw, fresh):
+@pytest.mark.parametrize("finish", [True, False])
+def test_largest_sums_are_exact(draw, fresh, finish):
     for length in LENGTHS:
-        rows, scores, maxima = draw(6, length), draw(6), draw(length + 2)
+        rows = draw(6, length)
         rows[1, : length // 2] = -np.inf
-        for count in (1, 2, 5, 6):
-            wanted, found = maxima.copy(), maxima.copy()
-            max_rows(wanted, scores, rows, count, fresh)
-            run_max(found, scores, rows, count, fresh)
-            assert np.array_equal(found, wanted)
+        for count in (0, 1, 2, 5, 6) if not fresh else (1, 2, 5, 6):
+            sides = [(draw(length + 2), draw(6), draw(length + 1)) for _ in range(2)]
+            wanted = [tuple(array.copy() for array in side) for side in sides]
+            for maxima, scores, sums in wanted:
+                if count:
+                    max_rows(maxima, scores, rows, count, fresh, sums, finish)
+                elif finish:
+                    sums[:length] += maxima[:length]
+            for both in (True, False):
+                found = [tuple(array.copy() for array in side) for side in sides]
+                if both:
+                    run_max_of_two(*found[0][:2], found[0][2], *found[1], rows, count, fresh, finish)
+                else:
+                    for maxima, scores, sums in found:
+                        run_max(maxima, scores, rows, count, fresh, sums, finish)
+                for side, other in zip(found, wanted, strict=True):
+                    assert all(map(np.array_equal, side, other))
+
+
+def test_not_a_number_is_never_the_largest():
+    for length in LENGTHS:
+        rows, scores, maxima = np.zeros((2, length)), np.array([1.0, 2.0]), np.zeros(length)
+        rows[1, ::2] = np.nan
+        run_max(maxima, scores, rows, 2, True, maxima, False)
+        assert maxima[::2].tolist() == [1.0] * len(maxima[::2])
+        assert maxima[1::2].tolist() == [2.0] * len(maxima[1::2])
+
+
+def test_the_first_that_is_equal(draw):
+    for count in LENGTHS:
+        rows, scores = draw(count + 1, 5), draw(count + 2)
+        for table, column in ((rows, 3), (None, 0)):
+            for place in range(count):
+                value = scores[place] if table is None else scores[place] + table[place, column]
+                assert run_first(scores, table, column, count, value) == place
+                again = scores.copy(), rows.copy()  # a tie with an earlier place
+                again[0][place // 2], again[1][place // 2] = scores[place], rows[place]
+                ties = again[0], None if table is None else again[1]
+                assert run_first(*ties, column, count, value) == first_equal(*ties, column, count, value) == place // 2
+            scores[count // 2] = -np.inf
+            assert run_first(scores, table, column, count, scores.dtype.type(-np.inf)) == count // 2
+            for value in (np.nan, np.inf):  # nowhere, and not in what lies behind
+                scores[count:] = value
+                assert run_first(scores, table, column, count, scores.dtype.type(value)) == 0
+        assert run_first(scores, rows, 0, 0, scores[0]) == 0
 
 
 @pytest.mark.parametrize("factor", [None, 0.3])

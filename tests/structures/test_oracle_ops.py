@@ -65,7 +65,7 @@ def test_blocks_in_lockstep_equal_torch(seed, batch, axes, ragged, integers):
     """The way of large K, at a small one: several blocks and groups, the last of them incomplete."""
     emission, transition, lengths = chains(seed, batch, 6, 13, axes, ragged, integers)
     with pytest.MonkeyPatch.context() as patch:
-        for name, setting in (("WHOLE", 0), ("LOCKSTEP", 0), ("GROUP", 4), ("BLOCK", (5, 16))):
+        for name, setting in (("CACHE", 0), ("GROUP", 5), ("BLOCK", 5 * 13 * 4)):
             patch.setattr(tuning, name, setting)
         assert_same(viterbi(emission, transition, lengths), viterbi_torch(emission, transition, lengths))
 
@@ -92,8 +92,8 @@ def test_threads_do_not_change_the_result(axes, two_threads, monkeypatch):
     found = viterbi(emission, transition, lengths)
     torch.set_num_threads(1)
     assert_same(viterbi(emission, transition, lengths), found)
-    monkeypatch.setattr(tuning, "WHOLE", 0)
-    monkeypatch.setattr(tuning, "LOCKSTEP", 0)
+    monkeypatch.setattr(tuning, "CACHE", 0)
+    monkeypatch.setattr(tuning, "BLOCK", 100)
     torch.set_num_threads(2)
     assert_same(viterbi(emission, transition, lengths), found)
 

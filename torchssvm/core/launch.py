@@ -20,7 +20,16 @@ _LINE = 64  # bytes of a cache line
 
 def compiles(*scores: Tensor) -> bool:
     """Whether kernels take these scores: all of one dtype, float32 or float64."""
-    return scores[0].dtype in COMPILED and all(tensor.dtype is scores[0].dtype for tensor in scores[1:])
+    dtype = scores[0].dtype
+    for tensor in scores:
+        if tensor.dtype is not dtype:
+            return False
+    return dtype in COMPILED
+
+
+def as_array(tensor: Tensor) -> np.ndarray:
+    """The numbers of a tensor, contiguous, cut from any graph: of the same memory, if that is possible."""
+    return (tensor.detach() if tensor.requires_grad else tensor).contiguous().numpy()
 
 
 def once(tensor: Tensor) -> Tensor:
@@ -42,7 +51,7 @@ def by_example(matrices: Tensor) -> Tensor:
 def launch(
     kernel: Kernel,
     inputs: Sequence[Any],
-    outputs: Sequence[Tensor],
+    outputs: Sequence[Any],
     work: np.ndarray,
     memory: Sequence[tuple[int, torch.dtype] | Callable[[], Any]],
     each: float = 1.0,
@@ -52,7 +61,7 @@ def launch(
     Args:
         kernel: Handles the examples ``begin`` to ``end - 1``.
         inputs: Tensors, given as contiguous arrays; anything else is given as it is.
-        outputs: Contiguous tensors, given as arrays of the same memory.
+        outputs: Contiguous tensors, given as arrays of the same memory; or such arrays.
         work: ``[B]``, of each example, in any unit.
         memory: What a thread needs of its own, of any content: numbers and dtype of an array, one for each dtype, or a
             function that returns the thread's workspace.
@@ -61,10 +70,8 @@ def launch(
     Returns:
         What the kernel returned for each range; nothing for an empty batch.
     """
-    given = [
-        (x.detach() if x.requires_grad else x).contiguous().numpy() if isinstance(x, Tensor) else x for x in inputs
-    ]
-    filled = [x.numpy() for x in outputs]
+    given = [as_array(x) if isinstance(x, Tensor) else x for x in inputs]
+    filled = [as_array(x) if isinstance(x, Tensor) else x for x in outputs]
     call = kernel.dispatcher
 
     def run(begin: int, end: int, _: int) -> Any:

@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-# Measured for float32 with AVX-512, 48 KB of L1 and 2 MB of L2 cache for each core.
-WHOLE = 128  # up to this many states, one padded copy of a matrix serves many positions
+# Measured for float32 with AVX2, 32 KB of L1 and 512 KB of L2 cache for each core.
 LANES = 8  # rows are padded to a multiple, so vector loops have no scalar remainder
-LOCKSTEP = 2**20  # bytes; a matrix at least this large is read in blocks, each for a group of examples
-GROUP = 16  # examples that share a block
-BLOCK = 16, 2048  # rows, and bytes of a row: 32 KB fit in the L1 cache
+CACHE = 2**18  # most bytes of a matrix that stays in the L2 cache as a whole
+PAIR = 2  # examples that share such a matrix
+BLOCK = 2**16  # bytes of a block of a larger matrix; the prefetcher follows no more than some eight long rows
+GROUP = 16  # examples that share each block
 GROUP_MEMORY = 2**26  # most bytes of a group's working memory
 GRAIN = 400_000  # pairs of states, 20 to 60 microseconds: the time to wake up another thread
 
 
-def plan(
-    batch: int, states: int, itemsize: int, matrices: tuple[int, int], rows_each: int
-) -> tuple[int, tuple[int, int, int]]:
-    """The size of a group of examples, and the shape of a block of their matrices.
+def plan(batch: int, states: int, itemsize: int, shared: bool, rows_each: int) -> tuple[int, int]:
+    """How many examples read their matrices together, and how many rows of a matrix at a time.
 
     Args:
         batch: B.
         states: K.
         itemsize: Bytes of a number.
-        matrices: (B or 1, N or 1), the number of ``[K, K]`` matrices by example and by position.
+        shared: Whether the ``[K, K]`` matrices are the same for all examples.
         rows_each: Rows of K scores in an example's working memory.
-
-    Returns:
-        The size of a group; and (rows of a block, columns of a block, width of working rows). A group of 1 copies the
-        whole padded matrix for all positions, or reads matrices in place if rows is 0. A larger group reads the one
-        shared matrix block by block.
     """
-    width = -(-states // LANES) * LANES
-    if matrices[1] == 1 and states <= WHOLE:
-        return 1, (states, width, width)
-    if matrices == (1, 1) and states * states * itemsize >= LOCKSTEP:
-        rows, columns = BLOCK[0], BLOCK[1] // itemsize
-        wide = -(-states // columns) * columns
-        group = min(GROUP, batch, GROUP_MEMORY // (rows_each * wide * itemsize))
-        if group > 1:
-            return group, (rows, columns, wide)
-    return 1, (0, width, width)
+    row = states * itemsize
+    height = states if states * row <= CACHE else max(1, BLOCK // row)
+    if not shared:
+        return 1, height
+    group = PAIR if height == states else min(GROUP, GROUP_MEMORY // (rows_each * row))
+    return max(1, min(group, batch)), height

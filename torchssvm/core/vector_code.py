@@ -5,7 +5,6 @@ Left to itself, LLVM runs a loop over 26 states mostly one number at a time. See
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,13 +13,17 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from torchssvm.core.vector_maxima import (  # noqa: F401  # the other operations of ``vectors``
+    first_equal,
+    max_rows,
+    max_rows_of_two,
+)
 from torchssvm.core.vector_panels import (
     FUSED,
     INT,
     Array,
     Panel,
     by_length,
-    by_turns,
     check,
     numbers,
     shorter,
@@ -79,32 +82,6 @@ def add_row(typing: Any, out: Any, row: Any, factor: Any) -> Any:
         by_length(builder, shorter(builder, out, row), emit)
 
     return signed(types.void(out, row, *numbers(out, factor)), "add_row", write, flat=True)
-
-
-@intrinsic
-def max_rows(typing: Any, maxima: Any, scores: Any, rows: Any, count: Any, fresh: Any) -> Any:
-    """See :func:`torchssvm.core.vectors.max_rows`."""
-    check(maxima, rows, scores)
-
-    def write(builder: Any, out: Array, scores: Array, table: Array, count: Any, fresh: Any) -> None:
-        def term(panel: Panel, place: Any, best: list[Any]) -> None:
-            score = panel.splat(scores.at(builder, place))
-            for part, held in zip(panel.load(table, place), best, strict=True):
-                builder.store(_larger(builder, builder.fadd(score, part), builder.load(held)), held)
-
-        def emit(lanes: int, panels: Iterator[Panel]) -> None:
-            for panel in panels:
-                lowest = panel.filled(-math.inf, out.number)
-                old = [builder.select(fresh, *pair) for pair in zip(lowest, panel.load(out), strict=True)]
-                best = panel.rooms(old), panel.rooms(lowest)
-                for place, turn in by_turns(builder, INT(0), count):
-                    term(panel, place, best[turn])
-                pairs = zip(*(map(builder.load, rooms) for rooms in best), strict=True)
-                panel.store(out, [_larger(builder, b, a) for a, b in pairs])
-
-        by_length(builder, table.length, emit)
-
-    return signed(types.void(maxima, scores, rows, types.intp, types.boolean), "max_rows", write)
 
 
 @intrinsic
@@ -246,8 +223,3 @@ def _add_products(builder: Any, panel: Panel, a: Array, b: Array, row: Any, sums
     for held, pair in zip(sums, zip(own, wide(builder, panel.load(b, row), number), strict=True), strict=True):
         term = builder.fmul(*pair, flags=FUSED)
         builder.store(builder.fadd(builder.load(held), term, flags=FUSED), held)
-
-
-def _larger(builder: Any, value: Any, held: Any) -> Any:
-    """``value if value > held else held``, number by number."""
-    return builder.select(builder.fcmp_ordered(">", value, held), value, held)

@@ -109,6 +109,31 @@ class Panel:
         kind = ir.VectorType(array.number, self.lanes)
         return [self._builder.bitcast(place, kind.as_pointer()) for place in places]
 
+    def column(self, array: Array, column: Any) -> list[Any]:
+        """The numbers of a column of an array, in the rows of both vectors."""
+        kind, found = ir.VectorType(array.number, self.lanes), []
+        steps = [self._builder.mul(INT(lane), array.length) for lane in range(self.lanes)]
+        for place in self._places:
+            # Each address is two steps from the column, which may be known last.
+            part, top = ir.Constant(kind, ir.Undefined), self._builder.mul(place, array.length)
+            first = self._builder.gep(self._builder.gep(array.data, [top]), [column])
+            for lane, step in enumerate(steps):
+                number = self._builder.load(self._builder.gep(first, [step]))
+                part = self._builder.insert_element(part, number, SHORT(lane))
+            found.append(part)
+        return found
+
+    def first_true(self, truths: list[Any]) -> tuple[Any, Any]:
+        """The first place where one of two vectors is true, and whether there is one."""
+        bits = []
+        for truth in truths:
+            number = self._builder.bitcast(truth, ir.IntType(self.lanes))
+            bits.append(self._builder.zext(number, INT))
+        apart = self._builder.sub(self._places[1], self._places[0])
+        every = self._builder.or_(bits[0], self._builder.shl(bits[1], apart))
+        place = self._builder.add(self._places[0], self._builder.cttz(every, ir.IntType(1)(0)))
+        return place, self._builder.icmp_unsigned("!=", every, INT(0))
+
     def splat(self, number: Any) -> Any:
         """A vector that repeats a number."""
         nothing = ir.Constant(ir.VectorType(number.type, self.lanes), ir.Undefined)

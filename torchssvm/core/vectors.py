@@ -57,7 +57,7 @@ def add_to_rows(rows, chosen, weights, begin, end, row, factor):
 
 
 @Vectorised
-def max_rows(maxima, scores, rows, count, fresh):
+def max_rows(maxima, scores, rows, count, fresh, sums, finish):
     """``maxima[k] = max(maxima[k], scores[j] + rows[j, k])`` over the first ``count`` rows, exactly.
 
     Args:
@@ -66,10 +66,36 @@ def max_rows(maxima, scores, rows, count, fresh):
         rows: ``[at least count, K]``.
         count: Integer.
         fresh: Whether the old ``maxima`` are ignored.
+        sums: ``[at least K]``.
+        finish: Whether ``sums += maxima`` at the end.
     """
     held = maxima[: rows.shape[1]]
     found = (scores[:count, None] + rows[:count]).max(0)
     held[:] = found if fresh else np.maximum(held, found)
+    if finish:
+        sums[: rows.shape[1]] += held
+
+
+@Vectorised
+def max_rows_of_two(maxima, scores, sums, others, other_scores, other_sums, rows, count, fresh, finish):
+    """:func:`max_rows` for two rows of scores with the same ``rows``, which are read once for both."""
+    max_rows(maxima, scores, rows, count, fresh, sums, finish)
+    max_rows(others, other_scores, rows, count, fresh, other_sums, finish)
+
+
+@Vectorised
+def first_equal(scores, rows, column, count, value):
+    """The smallest j below ``count`` with ``scores[j] + rows[j, column] == value``; 0 if there is none.
+
+    Args:
+        scores: ``[at least count]``.
+        rows: ``[at least count, more than column]``; None is 0.
+        column: Integer.
+        count: Integer.
+        value: A number.
+    """
+    found = scores[:count] if rows is None else scores[:count] + rows[:count, column]
+    return int(np.argmax(found == value)) if count else 0
 
 
 @Vectorised

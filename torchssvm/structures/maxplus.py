@@ -1,50 +1,54 @@
-"""Max-plus matrix products (maximum for plus, plus for times), and Viterbi with them, compiled by Numba.
-
-Maxima are written ``v if v > r else r``: LLVM vectorises this without fast-math, so rounding and ties follow the order
-of the code.
-"""
+"""Max-plus matrix products (maximum for plus, plus for times), and Viterbi with them, compiled by Numba."""
 
 from __future__ import annotations
 
 from torchssvm.core.jit import njit
-from torchssvm.core.vectors import add_row, max_rows, set_row
+from torchssvm.core.vectors import add_row, first_equal, max_rows, max_rows_of_two
 
 
 @njit
-def maxplus_matvec(maxima, scores, block, fresh):
-    """``maxima[k] = max(maxima[k], scores[j] + block[j, k])`` over all j; ``fresh`` ignores the old ``maxima``."""
-    max_rows(maxima, scores, block, min(scores.shape[0], block.shape[0]), fresh)
+def maxplus_matvec(maxima, scores, matrix):
+    """``maxima[k] = max_j scores[j] + matrix[j, k]``."""
+    max_rows(maxima, scores, matrix, matrix.shape[0], True, maxima, False)
 
 
 @njit
-def maxplus_rows(maxima, scores, rows, matrix, block):
-    """:func:`maxplus_matvec` of some rows of ``scores`` with one large matrix, read once for all of them.
+def maxplus_rows(maxima, scores, places, matrix, height, upwards, onwards):
+    """:func:`maxplus_matvec` of some rows of ``scores`` with one matrix, read once for all of them.
 
     Args:
-        maxima: ``[M, width]``, to be filled at ``rows``.
-        scores: ``[M, width]``.
-        rows: The places of these rows.
-        matrix: ``[K, K]``; ``width`` is at least K, and a multiple of the columns of a block.
-        block: Room for a block of the matrix, small enough to stay in the cache.
+        maxima: ``[M, K]``, to be filled at ``places``.
+        scores: ``[M, K]``.
+        places: Of these rows.
+        matrix: ``[K, K]``.
+        height: How many rows of the matrix stay in the cache while they are used.
+        upwards: Whether these blocks are taken from the last to the first: the products that follow one another take
+            turns, so that each finds in the cache what the one before it read last.
+        onwards: Whether each row of maxima is added to the row of ``scores`` after its place.
     """
-    if rows.shape[0] == 1:
-        maxplus_matvec(maxima[rows[0]], scores[rows[0], : matrix.shape[0]], matrix, True)
-        return
-    height, columns = block.shape
-    for left in range(0, matrix.shape[1], columns):
-        for top in range(0, matrix.shape[0], height):
-            bottom = min(top + height, matrix.shape[0])
-            copy_block(matrix, top, left, block)
-            for r in rows:
-                maxplus_matvec(maxima[r, left : left + columns], scores[r, top:bottom], block, top == 0)
-
-
-@njit
-def copy_block(matrix, top, left, block):
-    """Copy ``matrix[top:, left:]`` to ``block``, cropped to the smaller of the two."""
-    columns = min(block.shape[1], matrix.shape[1] - left)
-    for j in range(min(block.shape[0], matrix.shape[0] - top)):
-        set_row(block[j], matrix[top + j, left : left + columns], None, None)
+    count, after, done = matrix.shape[0], 1 if onwards else 0, 0
+    while done < count:
+        taken = min(height, count - done)
+        top = count - done - taken if upwards else done
+        rows, first, last = matrix[top : top + taken], done == 0, onwards and done + taken == count
+        for few in range(0, places.shape[0] - 1, 2):
+            a, b = places[few], places[few + 1]
+            max_rows_of_two(
+                maxima[a],
+                scores[a, top:],
+                scores[a + after],
+                maxima[b],
+                scores[b, top:],
+                scores[b + after],
+                rows,
+                taken,
+                first,
+                last,
+            )
+        if places.shape[0] % 2:
+            a = places[places.shape[0] - 1]
+            max_rows(maxima[a], scores[a, top:], rows, taken, first, scores[a + after], last)
+        done += taken
 
 
 @njit
@@ -56,21 +60,16 @@ def add(row, messages, place, states):
 @njit
 def first_of_largest(scores, states):
     """The smallest state with the highest score."""
-    best = 0
+    highest = scores[0]
     for k in range(1, states):
-        if scores[k] > scores[best]:
-            best = k
-    return best
+        highest = scores[k] if scores[k] > highest else highest
+    return first_equal(scores, None, 0, states, highest)
 
 
 @njit
 def first_maximiser(message, scores, matrix, state, states):
     """The smallest previous state that attains ``message[state]``: the same sum is computed again, bit for bit."""
-    highest = message[state]
-    for j in range(states):
-        if scores[j] + matrix[j, state] == highest:
-            return j
-    return 0  # only if the message is NaN
+    return first_equal(scores, matrix, state, states, message[state])  # 0 only if the message is NaN
 
 
 @njit
@@ -87,8 +86,7 @@ def send_forward(scores, messages, matrices, length, states):
     """
     for t in range(1, length):
         matrix = matrices[t - 1 if matrices.shape[0] > 1 else 0]
-        maxplus_matvec(messages[t - 1], scores[t - 1, :states], matrix, True)
-        add(scores[t], messages, t - 1, states)
+        max_rows(messages[t - 1], scores[t - 1], matrix, states, True, scores[t], True)
 
 
 @njit

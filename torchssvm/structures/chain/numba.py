@@ -8,78 +8,81 @@ import numpy as np
 
 from torchssvm.core.jit import njit
 from torchssvm.core.vectors import add_row, set_row
-from torchssvm.structures.maxplus import add, backtrack, copy_block, maxplus_rows, send_forward
+from torchssvm.structures.maxplus import backtrack, maxplus_rows, send_forward
 
 
 @njit
-def decode(emission, pairs, lengths, order, group, shape, begin, end, memory, places, labels, value):
-    """Decode the chains ``order[begin:end]``, ``group`` of them in lockstep.
+def decode(emission, pairs, lengths, group, height, begin, end, memory, places, labels, value):
+    """Decode the chains ``begin`` to ``end - 1``, ``group`` of them in lockstep.
 
     Args:
         emission: ``[B, N, K]``.
-        pairs: ``[B or 1, N-1 or 1, K, K]``; one matrix for all if ``group > 1``.
+        pairs: ``[B or 1, N-1 or 1, K, K]``; the same for all chains if ``group > 1``.
         lengths: ``[B]``; empty if all are N.
-        order: ``[B]``, the chains by descending length if ``group > 1``; empty for the natural order.
-        group: Number of chains that share each block of the transitions while it is in the cache.
-        shape: Rows and columns of a block of the transitions, and the width of a row of scores, at least K. With
-            ``group = 1`` the block is a copy of the whole matrix with padded rows; with 0 rows nothing is copied.
-        begin: Place of the first chain.
-        end: One past the place of the last chain.
-        memory: Room for a block and for ``2 * group * N`` rows of scores.
-        places: Room for ``group`` integers.
+        group: Number of chains that read the transitions together.
+        height: Rows of a block of the transitions, which stays in the cache meanwhile.
+        begin: The first chain.
+        end: The last chain plus 1.
+        memory: Room for ``2 * group * N`` rows of scores.
+        places: Room for ``B + N + 1 + group`` integers.
         labels: ``[B, N]``, to be filled.
         value: ``[B]``, to be filled.
 
     Returns:
         -1, or the first chain found whose length is not in 1 to N.
     """
-    longest, states = emission.shape[1], emission.shape[2]
-    rows, columns, width = shape
-    start, size = rows * columns, group * longest * width
-    blocks = memory[:start].reshape(1, rows, columns)
-    scores = memory[start : start + size].reshape(group * longest, width)
-    messages = memory[start + size : start + 2 * size].reshape(group * longest, width)
-    whole = rows > 0 and group == 1
-    if whole and pairs.shape[0] == 1:
-        copy_block(pairs[0, 0], 0, 0, blocks[0])
-    for first in range(begin, end, group):
-        members = min(group, end - first)
-        for g in range(members):
-            b = order[first + g] if order.shape[0] else first + g
+    longest, states, count = emission.shape[1], emission.shape[2], end - begin
+    size = group * longest * states
+    scores = memory[:size].reshape(group * longest, states)
+    messages = memory[size : 2 * size].reshape(group * longest, states)
+    order, now = places[:count], places[count + longest + 1 :]
+    wrong = _by_length(lengths, begin, longest, order, places[count : count + longest + 1])
+    for first in range(0, count if wrong < 0 else 0, group):
+        members = order[first : first + group]
+        for g, b in enumerate(members):
             length = lengths[b] if lengths.shape[0] else longest
-            if length < 1 or length > longest:
-                return b
-            for t in range(length):
-                set_row(scores[g * longest + t], emission[b, t], None, None)
-        b = order[first] if order.shape[0] else first
-        length = lengths[b] if lengths.shape[0] else longest
-        matrices = pairs[b if pairs.shape[0] > 1 else 0]
-        if group > 1:
-            running = members
+            set_row(scores[g * longest : (g + 1) * longest], emission[b, :length], None, None)
+        length = lengths[members[0]] if lengths.shape[0] else longest
+        matrices = pairs[members[0] if pairs.shape[0] > 1 else 0]
+        running = members.shape[0]
+        if running > 1:
             for t in range(1, length):
-                while lengths.shape[0] and lengths[order[first + running - 1]] <= t:
+                while lengths.shape[0] and lengths[members[running - 1]] <= t:
                     running -= 1  # the shortest chains are last
                 for g in range(running):
-                    places[g] = g * longest + t - 1
-                maxplus_rows(messages, scores, places[:running], matrices[0], blocks[0])
-                for g in range(running):
-                    add(scores[g * longest + t], messages, g * longest + t - 1, states)
-        elif whole:
-            if pairs.shape[0] > 1:
-                copy_block(matrices[0], 0, 0, blocks[0])
-            send_forward(scores, messages, blocks, length, states)
+                    now[g] = g * longest + t - 1
+                matrix = matrices[t - 1 if matrices.shape[0] > 1 else 0]
+                maxplus_rows(messages, scores, now[:running], matrix, height, t % 2 == 0, True)
         else:
             send_forward(scores, messages, matrices, length, states)
-        for g in range(members):
-            b = order[first + g] if order.shape[0] else first + g
+        for g, b in enumerate(members):
             length = lengths[b] if lengths.shape[0] else longest
-            own, received = scores[g * longest :], messages[g * longest :]
-            if whole:
-                value[b] = backtrack(own, received, blocks, length, states, labels[b])
-            else:
-                value[b] = backtrack(own, received, matrices, length, states, labels[b])
-            for t in range(length, longest):
-                labels[b, t] = -1
+            value[b] = backtrack(scores[g * longest :], messages[g * longest :], matrices, length, states, labels[b])
+            labels[b, length:] = -1
+    return wrong
+
+
+@njit
+def _by_length(lengths, begin, longest, order, starts):
+    """Fill ``order`` with the chains from ``begin`` on by descending length; returns -1, or one whose length is wrong.
+
+    ``starts`` is room for N + 1 integers.
+    """
+    if not lengths.shape[0]:
+        for place in range(order.shape[0]):
+            order[place] = begin + place
+        return -1
+    starts[:] = 0
+    for b in range(begin, begin + order.shape[0]):
+        if lengths[b] < 1 or lengths[b] > longest:
+            return b
+        starts[longest - lengths[b] + 1] += 1
+    for place in range(1, longest):
+        starts[place + 1] += starts[place]
+    for b in range(begin, begin + order.shape[0]):
+        place = longest - lengths[b]
+        order[starts[place]] = b
+        starts[place] += 1
     return -1
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchssvm.core import tuning
 from torchssvm.core.arguments import check_scores
 from torchssvm.core.jit import triton_available
-from torchssvm.core.launch import by_example, compiles, launch
+from torchssvm.core.launch import as_array, by_example, compiles, launch
 from torchssvm.core.operators import define
 from torchssvm.structures.chain.by_level import viterbi_by_level
 from torchssvm.structures.chain.numba import decode
@@ -46,29 +46,30 @@ def _fake(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple
 
 
 def _on_cpu(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    labels, value = _fake(emission, transition, lengths)
+    _check_shapes(emission, transition, lengths)
     batch, longest, states = emission.shape
     if not compiles(emission, transition):
         if lengths is not None and bool(((lengths < 1) | (lengths > longest)).any()):
             raise ValueError(f"lengths must lie between 1 and the padded length {longest}, got {lengths.tolist()}")
         return viterbi_torch(emission, transition, lengths)
-    pairs = by_example(transition)
-    known = _NONE if lengths is None else lengths.contiguous().numpy()
+    # Arrays from here on: making, viewing and converting a tensor takes microseconds, longer than decoding a chain.
+    scores = as_array(emission)
+    pairs = as_array(transition)[None, None] if transition.ndim == 2 else as_array(by_example(transition))
+    known = _NONE if lengths is None else as_array(lengths)
     run = known if len(known) else np.full(batch, longest)
-    group, shape = tuning.plan(batch, states, emission.itemsize, (pairs.shape[0], pairs.shape[1]), 2 * longest)
-    order = np.argsort(-run, kind="stable") if group > 1 else _NONE
-    room = shape[0] * shape[1] + 2 * group * longest * shape[2]
+    labels, value = np.empty((batch, longest), np.int64), np.empty(batch, scores.dtype)
+    group, height = tuning.plan(batch, states, scores.itemsize, len(pairs) == 1, 2 * longest)
     bad = launch(
         decode,
-        (emission, pairs, known, order, group, shape),
+        (scores, pairs, known, group, height),
         (labels, value),
-        run[order] if len(order) else run,
-        [(room, value.dtype), (group, torch.int64)],
+        run,
+        [(2 * group * longest * states, emission.dtype), (batch + longest + 1 + group, torch.int64)],
         each=states**2,
     )
     if (row := max(bad, default=-1)) >= 0:
         raise ValueError(f"lengths must lie between 1 and the padded length {longest}, got {run[row]} in row {row}")
-    return labels, value
+    return torch.from_numpy(labels), torch.from_numpy(value)
 
 
 def _on_cuda(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -5,31 +5,27 @@ from __future__ import annotations
 from torchssvm.core.jit import njit
 from torchssvm.structures.maxplus import (
     add,
-    copy_block,
     first_maximiser,
     first_of_largest,
     maxplus_matvec,
     maxplus_rows,
 )
 
-_TOGETHER = 16  # messages computed from one block of the edges
-
 
 @njit
-def decode(node, edges, parents, lengths, group, shape, begin, end, memory, places, labels, value):
+def decode(node, edges, parents, lengths, group, height, begin, end, memory, places, labels, value):
     """Decode the trees ``begin`` to ``end - 1``, ``group`` of them together, level by level.
 
     Args:
         node: ``[B, N, K]``.
-        edges: ``[B or 1, N or 1, K, K]`` (state of the child, state of its parent); one matrix if ``group > 1``.
+        edges: ``[B or 1, N or 1, K, K]`` (state of the child, state of its parent); ``[1, *, K, K]`` if ``group > 1``.
         parents: ``[B or 1, N]``, -1 at roots.
         lengths: ``[B]``; empty if all are N.
-        group: Number of trees that use each block of the edges while it is in the cache.
-        shape: Rows and columns of a block, and the width of a row of scores, at least K. With ``group = 1`` the block
-            is a padded copy of the whole matrix; with 0 rows the matrix is read in place.
+        group: Number of trees that read the edges together.
+        height: Rows of a block of the edges, which stays in the cache meanwhile.
         begin: The first tree.
         end: The last tree plus 1.
-        memory: Room for one block and ``2 * group * N`` rows of scores.
+        memory: Room for ``2 * group * N`` rows of scores.
         places: Room for ``(2 * group + 1) * N + 2`` integers.
         labels: ``[B, N]``, to be filled.
         value: ``[B]``, to be filled.
@@ -38,17 +34,12 @@ def decode(node, edges, parents, lengths, group, shape, begin, end, memory, plac
         -1, or the first row whose length is not in 1 to N or whose parents do not form trees.
     """
     longest, states = node.shape[1], node.shape[2]
-    rows, columns, width = shape
-    start, stop = rows * columns, rows * columns + group * longest * width
-    block = memory[:start].reshape(rows, columns)
-    beliefs = memory[start:stop].reshape(group * longest, width)  # best score of each subtree, by its root's state
-    messages = memory[stop : stop + group * longest * width].reshape(group * longest, width)  # by the parent's state
+    size = group * longest * states
+    beliefs = memory[:size].reshape(group * longest, states)  # best score of each subtree, by its root's state
+    messages = memory[size : 2 * size].reshape(group * longest, states)  # by the parent's state
     depth = places[: group * longest].reshape(group, longest)
     jobs = places[group * longest : 2 * group * longest]
     starts = places[2 * group * longest : (2 * group + 1) * longest + 2]
-    whole = rows > 0 and group == 1
-    if whole and edges.shape[0] == 1:
-        copy_block(edges[0, 0], 0, 0, block)
     for first in range(begin, end, group):
         members = min(group, end - first)
         for g in range(members):
@@ -62,19 +53,15 @@ def decode(node, edges, parents, lengths, group, shape, begin, end, memory, plac
                 for k in range(states):
                     row[k] = own[k]
         chain = first if edges.shape[0] > 1 else 0
-        if whole and edges.shape[0] > 1:
-            copy_block(edges[chain, 0], 0, 0, block)
         deepest = _sort_by_depth(depth[:members], lengths, first, longest, jobs, starts)
 
         for level in range(deepest, 0, -1):
             now = jobs[starts[level] : starts[level + 1]]
-            if group > 1 and now.shape[0] > 1:
-                for few in range(0, now.shape[0], _TOGETHER):
-                    maxplus_rows(messages, beliefs, now[few : few + _TOGETHER], edges[0, 0], block)
+            if edges.shape[1] == 1:
+                maxplus_rows(messages, beliefs, now, edges[chain, 0], height, level % 2 == 0, False)
             else:
                 for job in now:
-                    matrix = block if whole else edges[chain, job % longest if edges.shape[1] > 1 else 0]
-                    maxplus_matvec(messages[job], beliefs[job, :states], matrix, True)
+                    maxplus_matvec(messages[job], beliefs[job], edges[chain, job % longest])
             for job in now:  # siblings in ascending order
                 g, v = job // longest, job % longest
                 above = parents[first + g if parents.shape[0] > 1 else 0, v]
@@ -97,7 +84,7 @@ def decode(node, edges, parents, lengths, group, shape, begin, end, memory, plac
             g, v = job // longest, job % longest
             b = first + g
             above = labels[b, parents[b if parents.shape[0] > 1 else 0, v]]
-            matrix = block if whole else edges[chain, v if edges.shape[1] > 1 else 0]
+            matrix = edges[chain, v if edges.shape[1] > 1 else 0]
             labels[b, v] = first_maximiser(messages[job], beliefs[job], matrix, above, states)
     return -1
 

@@ -58,14 +58,13 @@ def _on_cpu(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) 
     edges = by_example(edge).mT  # the child's state first
     parents = parent if parent.ndim == 2 else parent.unsqueeze(0)
     known = _NONE if lengths is None else lengths.contiguous().numpy()
-    group, shape = tuning.plan(batch, states, node.itemsize, (edges.shape[0], edges.shape[1]), 2 * longest)
-    room = shape[0] * shape[1] + 2 * group * longest * shape[2]
+    group, height = tuning.plan(batch, states, node.itemsize, edges.shape[0] == 1, 2 * longest)
     bad = launch(
         decode,
-        (node, edges, parents, known, group, shape),
+        (node, edges, parents, known, group, height),
         (labels, value),
         known if len(known) else np.full(batch, longest),
-        [(room, value.dtype), ((2 * group + 1) * longest + 2, torch.int64)],
+        [(2 * group * longest * states, value.dtype), ((2 * group + 1) * longest + 2, torch.int64)],
         each=states**2,
     )
     if max(bad, default=-1) >= 0:

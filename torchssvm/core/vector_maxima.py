@@ -1,0 +1,118 @@
+"""Vector operations for largest sums, for Numba: see :mod:`.vector_code`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from torchssvm.core.vector_panels import INT, Array, Panel, by_length, by_turns, check, signed
+
+
+@intrinsic
+def max_rows(typing: Any, maxima: Any, scores: Any, rows: Any, count: Any, fresh: Any, sums: Any, finish: Any) -> Any:
+    """See :func:`torchssvm.core.vectors.max_rows`."""
+    check(maxima, scores, rows, sums)
+
+    def write(
+        builder: Any, out: Array, scores: Array, table: Array, count: Any, fresh: Any, sums: Array, finish: Any
+    ) -> None:
+        _max_rows(builder, [(out, scores, sums)], table, count, fresh, finish)
+
+    kinds = (maxima, scores, rows, types.intp, types.boolean, sums, types.boolean)
+    return signed(types.void(*kinds), "max_rows", write)
+
+
+@intrinsic
+def max_rows_of_two(
+    typing: Any,
+    maxima: Any,
+    scores: Any,
+    sums: Any,
+    others: Any,
+    other_scores: Any,
+    other_sums: Any,
+    rows: Any,
+    count: Any,
+    fresh: Any,
+    finish: Any,
+) -> Any:
+    """See :func:`torchssvm.core.vectors.max_rows_of_two`."""
+    kinds = (maxima, scores, sums, others, other_scores, other_sums, rows)
+    check(*kinds)
+
+    def write(builder: Any, *given: Any) -> None:
+        _max_rows(builder, [given[:3], given[3:6]], *given[6:])
+
+    return signed(types.void(*kinds, types.intp, types.boolean, types.boolean), "max_rows_of_two", write)
+
+
+def _max_rows(
+    builder: Any, sides: list[tuple[Array, Array, Array]], table: Array, count: Any, fresh: Any, finish: Any
+) -> None:
+    """The code of :func:`max_rows` for one or two of ``maxima``, ``scores`` and ``sums``."""
+
+    def term(panel: Panel, place: Any, best: list[list[Any]]) -> None:
+        parts = panel.load(table, place)
+        for (_, scores, _), rooms in zip(sides, best, strict=True):
+            score = panel.splat(scores.at(builder, place))
+            for part, held in zip(parts, rooms, strict=True):
+                builder.store(_larger(builder, builder.fadd(score, part), builder.load(held)), held)
+
+    def emit(lanes: int, panels: Iterator[Panel]) -> None:
+        for panel in panels:
+            lowest = panel.filled(-math.inf, table.number)
+            held = [panel.load(out) for out, _, _ in sides]
+            old = [[builder.select(fresh, *pair) for pair in zip(lowest, parts, strict=True)] for parts in held]
+            if len(sides) == 1:  # two by turns, so that maxima do not wait for each other
+                best = panel.rooms(old[0]), panel.rooms(lowest)
+                for place, turn in by_turns(builder, INT(0), count):
+                    term(panel, place, [best[turn]])
+                pairs = zip(*(map(builder.load, rooms) for rooms in best), strict=True)
+                found = [[_larger(builder, b, a) for a, b in pairs]]
+            else:
+                both = [panel.rooms(parts) for parts in old]
+                with cgutils.for_range_slice(builder, INT(0), count, INT(1)) as (place, _):
+                    term(panel, place, both)
+                found = [[builder.load(room) for room in rooms] for rooms in both]
+            for (out, _, _), parts in zip(sides, found, strict=True):
+                panel.store(out, parts)
+            with builder.if_then(finish):
+                for (_, _, sums), parts in zip(sides, found, strict=True):
+                    before = panel.load(sums)
+                    after = [builder.fadd(*pair) for pair in zip(before, parts, strict=True)]
+                    panel.store(sums, panel.fresh(after, before))
+
+    by_length(builder, table.length, emit)
+
+
+@intrinsic
+def first_equal(typing: Any, scores: Any, rows: Any, column: Any, count: Any, value: Any) -> Any:
+    """See :func:`torchssvm.core.vectors.first_equal`."""
+    check(scores, *(() if rows == types.none else (rows,)))
+
+    def write(builder: Any, scores: Array, table: Array | None, column: Any, count: Any, value: Any) -> Any:
+        def emit(lanes: int, panels: Iterator[Panel]) -> None:
+            for panel in panels:
+                parts = panel.load(scores)
+                if table is not None:
+                    parts = [builder.fadd(*pair) for pair in zip(parts, panel.column(table, column), strict=True)]
+                wanted = panel.splat(value)
+                place, any_ = panel.first_true([builder.fcmp_ordered("==", part, wanted) for part in parts])
+                with builder.if_then(any_):
+                    builder.ret(place)
+
+        by_length(builder, count, emit)
+        return INT(0)
+
+    kinds = (scores, rows, types.intp, types.intp, scores.dtype)
+    return signed(types.intp(*kinds), "first_equal", write, INT)
+
+
+def _larger(builder: Any, value: Any, held: Any) -> Any:
+    """``value if value > held else held``, number by number."""
+    return builder.select(builder.fcmp_ordered(">", value, held), value, held)
