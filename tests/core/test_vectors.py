@@ -21,6 +21,7 @@ from torchssvm.core.vectors import (
     exact_dot,
     exact_dots,
     exact_sums,
+    largest_sum,
     max_rows,
     quadratic,
     set_row,
@@ -54,6 +55,11 @@ def run_add_row(out, row, factor):
 @njit
 def run_max(maxima, scores, rows, count, fresh):
     max_rows(maxima, scores, rows, count, fresh)
+
+
+@njit
+def run_largest(a, b):
+    return largest_sum(a, b)
 
 
 @njit
@@ -145,6 +151,17 @@ def test_largest_sums_are_exact(draw, fresh):
             max_rows(wanted, scores, rows, count, fresh)
             run_max(found, scores, rows, count, fresh)
             assert np.array_equal(found, wanted)
+
+
+def test_largest_sum_of_two_rows_is_exact(draw):
+    for shape in [(length,) for length in [0, *LENGTHS, 884]] + [(26, 34)]:
+        for _ in range(3):
+            a, b = draw(*shape), draw(*shape)
+            a[..., shape[-1] // 2 :] = -np.inf
+            for one, other in ((a, b), (b, a), (b, b)):
+                assert run_largest(one, other) == largest_sum(one, other)
+        if len(shape) == 1:
+            assert run_largest(a[shape[0] // 2 :], b) == -np.inf  # none, or none that is finite
 
 
 @pytest.mark.parametrize("factor", [None, 0.3])

@@ -5,6 +5,7 @@ Left to itself, LLVM runs a loop over 26 states mostly one number at a time. See
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +23,7 @@ from torchssvm.core.vector_panels import (
     by_length,
     by_turns,
     check,
+    folded,
     numbers,
     shorter,
     signed,
@@ -38,6 +40,8 @@ from torchssvm.core.vector_rows import (  # noqa: F401  # the other operations o
     sum_listed,
     sum_rows,
 )
+
+_LLVM = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
 
 
 @intrinsic
@@ -105,6 +109,30 @@ def max_rows(typing: Any, maxima: Any, scores: Any, rows: Any, count: Any, fresh
         by_length(builder, table.length, emit)
 
     return signed(types.void(maxima, scores, rows, types.intp, types.boolean), "max_rows", write)
+
+
+@intrinsic
+def largest_sum(typing: Any, a: Any, b: Any) -> Any:
+    """See :func:`torchssvm.core.vectors.largest_sum`."""
+    check(a, b)
+    number = _LLVM[a.dtype]
+
+    def write(builder: Any, a: Array, b: Array) -> Any:
+        largest = cgutils.alloca_once_value(builder, number(-math.inf))
+
+        def emit(lanes: int, panels: Iterator[Panel]) -> None:
+            lowest = ir.Constant(ir.VectorType(number, lanes), [-math.inf] * lanes)
+            best = [cgutils.alloca_once_value(builder, lowest) for _ in range(2)]
+            for panel in panels:
+                for one, two, held in zip(panel.load(a), panel.load(b), best, strict=True):
+                    builder.store(_larger(builder, builder.fadd(one, two), builder.load(held)), held)
+            both = _larger(builder, *map(builder.load, best))
+            builder.store(folded(builder, both, functools.partial(_larger, builder)), largest)
+
+        by_length(builder, a.length, emit)
+        return builder.load(largest)
+
+    return signed(a.dtype(a, b), "largest_sum", write, number, flat=True)
 
 
 @intrinsic
@@ -221,7 +249,7 @@ def _exact(builder: Any, number: Any) -> Any:
 
 def _product(name: str, kinds: tuple[Any, Any], result: Any) -> Any:
     """The inner product of two rows, in the dtype of ``result``."""
-    number = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}[result]
+    number = _LLVM[result]
 
     def write(builder: Any, a: Array, b: Array) -> Any:
         total = cgutils.alloca_once_value(builder, number(0.0))

@@ -194,11 +194,16 @@ def by_turns(builder: Any, begin: Any, end: Any) -> Iterator[tuple[Any, int]]:
 
 def sum_of(builder: Any, part: Any) -> Any:
     """The sum of the numbers of a vector, by halves."""
+    return folded(builder, part, builder.fadd)
+
+
+def folded(builder: Any, part: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    """The numbers of a vector combined to one, by halves."""
     width = part.type.count
     while width > 1:
         width //= 2
         halves = (ir.Constant(ir.VectorType(SHORT, width), list(range(at, at + width))) for at in (0, width))
-        part = builder.fadd(*(builder.shuffle_vector(part, part, half) for half in halves))
+        part = combine(*(builder.shuffle_vector(part, part, half) for half in halves))
     return builder.extract_element(part, SHORT(0))
 
 

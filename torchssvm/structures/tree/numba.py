@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torchssvm.core.jit import njit
+from torchssvm.core.vectors import largest_sum, set_row
 from torchssvm.structures.maxplus import (
     add,
     copy_block,
@@ -21,7 +22,8 @@ def decode(node, edges, parents, lengths, group, shape, begin, end, memory, plac
 
     Args:
         node: ``[B, N, K]``.
-        edges: ``[B or 1, N or 1, K, K]`` (state of the child, state of its parent); one matrix if ``group > 1``.
+        edges: ``[B or 1, 1, K, K]`` (state of the child, state of its parent), one matrix if ``group > 1``; or
+            ``[B or 1, N, K, K]`` (state of the parent, state of the child).
         parents: ``[B or 1, N]``, -1 at roots.
         lengths: ``[B]``; empty if all are N.
         group: Number of trees that use each block of the edges while it is in the cache.
@@ -58,9 +60,7 @@ def decode(node, edges, parents, lengths, group, shape, begin, end, memory, plac
             if length < 1 or length > longest or not _find_depths(parent, length, depth[g]):
                 return b
             for v in range(length):
-                row, own = beliefs[g * longest + v], node[b, v]
-                for k in range(states):
-                    row[k] = own[k]
+                set_row(beliefs[g * longest + v], node[b, v], None, None)
         chain = first if edges.shape[0] > 1 else 0
         if whole and edges.shape[0] > 1:
             copy_block(edges[chain, 0], 0, 0, block)
@@ -73,8 +73,12 @@ def decode(node, edges, parents, lengths, group, shape, begin, end, memory, plac
                     maxplus_rows(messages, beliefs, now[few : few + _TOGETHER], edges[0, 0], block)
             else:
                 for job in now:
-                    matrix = block if whole else edges[chain, job % longest if edges.shape[1] > 1 else 0]
-                    maxplus_matvec(messages[job], beliefs[job, :states], matrix, True)
+                    if edges.shape[1] > 1:
+                        for k in range(states):
+                            messages[job, k] = largest_sum(edges[chain, job % longest, k], beliefs[job])
+                    else:
+                        matrix = block if whole else edges[chain, 0]
+                        maxplus_matvec(messages[job], beliefs[job, :states], matrix, True)
             for job in now:  # siblings in ascending order
                 g, v = job // longest, job % longest
                 above = parents[first + g if parents.shape[0] > 1 else 0, v]
@@ -97,8 +101,11 @@ def decode(node, edges, parents, lengths, group, shape, begin, end, memory, plac
             g, v = job // longest, job % longest
             b = first + g
             above = labels[b, parents[b if parents.shape[0] > 1 else 0, v]]
-            matrix = block if whole else edges[chain, v if edges.shape[1] > 1 else 0]
-            labels[b, v] = first_maximiser(messages[job], beliefs[job], matrix, above, states)
+            if edges.shape[1] > 1:
+                labels[b, v] = first_maximiser(messages[job], beliefs[job], edges[chain, v].T, above, states)
+            else:
+                matrix = block if whole else edges[chain, 0]
+                labels[b, v] = first_maximiser(messages[job], beliefs[job], matrix, above, states)
     return -1
 
 
