@@ -22,6 +22,7 @@ from torchssvm.core.vectors import (
     exact_dots,
     exact_sums,
     first_equal,
+    largest_sum,
     max_rows,
     max_rows_of_two,
     quadratic,
@@ -66,6 +67,11 @@ def run_max_of_two(maxima, scores, sums, others, other_scores, other_sums, rows,
 @njit
 def run_first(scores, rows, column, count, value):
     return first_equal(scores, rows, column, count, value)
+
+
+@njit
+def run_largest(a, b):
+    return largest_sum(a, b)
 
 
 @njit
@@ -198,6 +204,17 @@ def test_the_first_that_is_equal(draw):
                 scores[count:] = value
                 assert run_first(scores, table, column, count, scores.dtype.type(value)) == 0
         assert run_first(scores, rows, 0, 0, scores[0]) == 0
+
+
+def test_largest_sum_of_two_rows_is_exact(draw):
+    for shape in [(length,) for length in [0, *LENGTHS, 884]] + [(26, 34)]:
+        for _ in range(3):
+            a, b = draw(*shape), draw(*shape)
+            a[..., shape[-1] // 2 :] = -np.inf
+            for one, other in ((a, b), (b, a), (b, b)):
+                assert run_largest(one, other) == largest_sum(one, other)
+        if len(shape) == 1:
+            assert run_largest(a[shape[0] // 2 :], b) == -np.inf  # none, or none that is finite
 
 
 @pytest.mark.parametrize("factor", [None, 0.3])

@@ -15,12 +15,14 @@ from numba.extending import intrinsic
 
 from torchssvm.core.vector_maxima import (  # noqa: F401  # the other operations of ``vectors``
     first_equal,
+    largest_sum,
     max_rows,
     max_rows_of_two,
 )
 from torchssvm.core.vector_panels import (
     FUSED,
     INT,
+    LLVM,
     Array,
     Panel,
     by_length,
@@ -84,6 +86,7 @@ def add_row(typing: Any, out: Any, row: Any, factor: Any) -> Any:
     return signed(types.void(out, row, *numbers(out, factor)), "add_row", write, flat=True)
 
 
+@intrinsic
 @intrinsic
 def dot(typing: Any, a: Any, b: Any) -> Any:
     """See :func:`torchssvm.core.vectors.dot`."""
@@ -198,7 +201,7 @@ def _exact(builder: Any, number: Any) -> Any:
 
 def _product(name: str, kinds: tuple[Any, Any], result: Any) -> Any:
     """The inner product of two rows, in the dtype of ``result``."""
-    number = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}[result]
+    number = LLVM[result]
 
     def write(builder: Any, a: Array, b: Array) -> Any:
         total = cgutils.alloca_once_value(builder, number(0.0))

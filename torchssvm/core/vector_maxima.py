@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
 
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from torchssvm.core.vector_panels import INT, Array, Panel, by_length, by_turns, check, signed
+from torchssvm.core.vector_panels import INT, LLVM, Array, Panel, by_length, by_turns, check, folded, signed
 
 
 @intrinsic
@@ -111,6 +113,30 @@ def first_equal(typing: Any, scores: Any, rows: Any, column: Any, count: Any, va
 
     kinds = (scores, rows, types.intp, types.intp, scores.dtype)
     return signed(types.intp(*kinds), "first_equal", write, INT)
+
+
+@intrinsic
+def largest_sum(typing: Any, a: Any, b: Any) -> Any:
+    """See :func:`torchssvm.core.vectors.largest_sum`."""
+    check(a, b)
+    number = LLVM[a.dtype]
+
+    def write(builder: Any, a: Array, b: Array) -> Any:
+        largest = cgutils.alloca_once_value(builder, number(-math.inf))
+
+        def emit(lanes: int, panels: Iterator[Panel]) -> None:
+            lowest = ir.Constant(ir.VectorType(number, lanes), [-math.inf] * lanes)
+            best = [cgutils.alloca_once_value(builder, lowest) for _ in range(2)]
+            for panel in panels:
+                for one, two, held in zip(panel.load(a), panel.load(b), best, strict=True):
+                    builder.store(_larger(builder, builder.fadd(one, two), builder.load(held)), held)
+            both = _larger(builder, *map(builder.load, best))
+            builder.store(folded(builder, both, functools.partial(_larger, builder)), largest)
+
+        by_length(builder, a.length, emit)
+        return builder.load(largest)
+
+    return signed(a.dtype(a, b), "largest_sum", write, number, flat=True)
 
 
 def _larger(builder: Any, value: Any, held: Any) -> Any:

@@ -16,6 +16,7 @@ from numba.core import cgutils, errors
 
 INT, SHORT = ir.IntType(64), ir.IntType(32)
 FUSED = ("contract",)  # a product and a sum may be rounded once
+LLVM = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
 WIDEST = 16  # numbers of a vector: two of float32 fill four registers of AVX2, or two of AVX-512
 
 
@@ -219,11 +220,16 @@ def by_turns(builder: Any, begin: Any, end: Any) -> Iterator[tuple[Any, int]]:
 
 def sum_of(builder: Any, part: Any) -> Any:
     """The sum of the numbers of a vector, by halves."""
+    return folded(builder, part, builder.fadd)
+
+
+def folded(builder: Any, part: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    """The numbers of a vector combined to one, by halves."""
     width = part.type.count
     while width > 1:
         width //= 2
         halves = (ir.Constant(ir.VectorType(SHORT, width), list(range(at, at + width))) for at in (0, width))
-        part = builder.fadd(*(builder.shuffle_vector(part, part, half) for half in halves))
+        part = combine(*(builder.shuffle_vector(part, part, half) for half in halves))
     return builder.extract_element(part, SHORT(0))
 
 

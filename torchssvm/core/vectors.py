@@ -99,6 +99,15 @@ def first_equal(scores, rows, column, count, value):
 
 
 @Vectorised
+def largest_sum(a, b):
+    """The largest ``a[k] + b[k]``, exactly; each array is taken as one row, and ``b`` is at least as long as ``a``.
+
+    No numbers have -inf.
+    """
+    return (a.reshape(-1) + b.reshape(-1)[: a.size]).max(initial=-np.inf)
+
+
+@Vectorised
 def dot(a, b):
     """``<a, b>`` in their dtype; each array is taken as one row, and ``b`` is at least as long as ``a``."""
     return np.dot(a.reshape(-1), b.reshape(-1)[: a.size])

@@ -67,7 +67,7 @@ def solve_batch(
     if values.shape[0] < 2:
         return combine_steps(gradients, torch.ones_like(values), factor)
     dense, lists = [g for g in gradients if not g.is_sparse], [g for g in gradients if g.is_sparse]
-    if len(lists) < 2 and values.is_cpu:
+    if len(lists) < 2 and values.is_cpu and len({g.dtype for g in gradients}) == 1:
         dense = [g.contiguous() for g in dense]
         if fits_numba(*dense, *(g.values() for g in lists)):
             return _ascend(gradients, dense, lists, values, weight, sweeps, factor)

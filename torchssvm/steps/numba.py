@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.jit import njit, njit_fastmath
+from torchssvm.core.jit import njit
+from torchssvm.core.vectors import add_row, dot, exact_dot, set_row
 
 FRANK_WOLFE, PAIRWISE, AWAY, HYBRID, CORRECTIVE = range(5)
 """The directions of this package, by the attribute ``rule`` of each."""
@@ -177,7 +178,7 @@ def ascend_gram(matrix, residual, gammas, sweeps, converged):
             break
 
 
-@njit_fastmath
+@njit
 def ascend_gradients(
     matrices, starts, local, entries, values, weight, sweeps, converged, factor, gammas, curvatures, u, sums
 ):
@@ -198,54 +199,29 @@ def ascend_gradients(
     for sweep in range(sweeps):
         largest = 0.0
         for i in range(len(values)):
-            product, at = 0.0, 0
+            product, square, at = 0.0, 0.0, 0
             for matrix in matrices:
-                row, end = matrix[i], at + matrix.shape[1]
-                part = u[at:end]
-                along, square = row.dtype.type(0), row.dtype.type(0)
-                for k in range(len(row)):
-                    along += row[k] * part[k]
-                if sweep == 0:
-                    for k in range(len(row)):
-                        square += row[k] * row[k]
-                product += along
-                curvatures[i] += weight * square
-                at = end
+                row = matrix[i]
+                product += dot(row, u[at:])
+                square += dot(row, row) if sweep == 0 else 0.0
+                at += len(row)
             for p in range(starts[i], starts[i + 1]):
-                row, part = entries[p], sums[local[p]]
-                along, square = row.dtype.type(0), row.dtype.type(0)
-                for k in range(len(row)):
-                    along += row[k] * part[k]
-                if sweep == 0:
-                    for k in range(len(row)):
-                        square += row[k] * row[k]
-                product += along
-                curvatures[i] += weight * square
+                product += dot(entries[p], sums[local[p]])
+                square += dot(entries[p], entries[p]) if sweep == 0 else 0.0
+            curvatures[i] += weight * square
             old = gammas[i]
             new = clipped_step(old, values[i] - weight * product, curvatures[i])
             if new != old:
                 gammas[i] = new
                 change, at = u.dtype.type(new - old), 0
                 for matrix in matrices:
-                    row, end = matrix[i], at + matrix.shape[1]
-                    part = u[at:end]
-                    for k in range(len(row)):
-                        part[k] += change * row[k]
-                    at = end
+                    add_row(u[at:], matrix[i], change)
+                    at += matrix.shape[1]
                 for p in range(starts[i], starts[i + 1]):
-                    row, part = entries[p], sums[local[p]]
-                    for k in range(len(row)):
-                        part[k] += change * row[k]
+                    add_row(sums[local[p]], entries[p], change)
                 largest = max(largest, abs(new - old))
         if largest < converged:
             break
-    length, unit = 0.0, u.dtype.type(factor)
-    for k in range(len(u)):
-        u[k] *= unit
-        length += np.float64(u[k]) * np.float64(u[k])
-    for r in range(len(sums)):
-        row = sums[r]
-        for k in range(len(row)):
-            row[k] *= unit
-            length += np.float64(row[k]) * np.float64(row[k])
-    return length
+    set_row(u, u, u.dtype.type(factor), None)
+    set_row(sums, sums, u.dtype.type(factor), None)
+    return exact_dot(u, u) + exact_dot(sums, sums)

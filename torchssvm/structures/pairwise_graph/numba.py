@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torchssvm.core.jit import njit
+from torchssvm.core.vectors import add_row, largest_sum, max_rows, set_row
 
 
 class Graph(NamedTuple):
@@ -39,6 +40,7 @@ class Graph(NamedTuple):
         decided: ``[N + 1, 2]``, the node and the label of each branch.
         bounds: ``[N + 1]``, of each branch.
         total: Room for K numbers.
+        given: Likewise.
         room: Room for ``[12, K, K]``.
     """
 
@@ -63,25 +65,21 @@ class Graph(NamedTuple):
     decided: np.ndarray
     bounds: np.ndarray
     total: np.ndarray
+    given: np.ndarray
     room: np.ndarray
 
 
 @njit
 def gather(g, p):
     """``g.total``: the scores of node p and all messages to it; returns the largest."""
-    states = g.node.shape[1]
-    for k in range(states):
-        g.total[k] = g.node[p, k]
+    set_row(g.total, g.node[p], None, None)
     for e in range(g.begin[p], g.begin[p + 1]):
-        for k in range(states):
-            g.total[k] += g.back[e, k]
+        add_row(g.total, g.back[e], None)
     for q in range(g.end[p], g.end[p + 1]):
-        e = g.incoming[q]
-        for k in range(states):
-            g.total[k] += g.ahead[e, k]
+        add_row(g.total, g.ahead[g.incoming[q]], None)
     top = -np.inf
-    for k in range(states):
-        top = max(top, g.total[k])
+    for total in g.total:
+        top = max(top, total)
     return top
 
 
@@ -105,15 +103,13 @@ def sweep_back(g, tree):
             e = g.incoming[q]
             high = -np.inf
             for k in range(states):
-                best = -np.inf
-                for j in range(states):
-                    score = share * (g.total[j] - top) - g.ahead[e, j] + g.table[e, k, j]
-                    best = score if score > best else best
+                g.given[k] = share * (g.total[k] - top) - g.ahead[e, k]
+            for k in range(states):
+                best = largest_sum(g.given, g.table[e, k])
                 g.back[e, k] = best
                 if g.node[g.first[e], k] > -np.inf:
                     high = max(high, best)
-            for k in range(states):
-                g.back[e, k] -= high
+            set_row(g.back[e], g.back[e], None, -high)
             bound += high
     return bound
 
@@ -144,18 +140,13 @@ def sweep_ahead(g, tree, least, depth):
         share = share_of(g, p, tree)
         for e in range(g.begin[p], g.begin[p + 1]):
             for k in range(states):
-                g.ahead[e, k] = -np.inf
-            for j in range(states):
-                given = share * g.total[j] - g.back[e, j]
-                for k in range(states):
-                    score = given + g.table[e, j, k]
-                    g.ahead[e, k] = score if score > g.ahead[e, k] else g.ahead[e, k]
+                g.given[k] = share * g.total[k] - g.back[e, k]
+            max_rows(g.ahead[e], g.given, g.table[e], states, True)
             high = -np.inf
             for k in range(states):
                 if g.node[g.second[e], k] > -np.inf:
                     high = max(high, g.ahead[e, k])
-            for k in range(states):
-                g.ahead[e, k] -= high
+            set_row(g.ahead[e], g.ahead[e], None, -high)
 
 
 @njit
@@ -165,15 +156,13 @@ def climb(g):
     for _ in range(len(y)):
         changed = False
         for p in range(len(y)):
-            for k in range(states):
-                g.total[k] = g.node_scores[p, k]
+            set_row(g.total, g.node_scores[p], None, None)
             for e in range(g.begin[p], g.begin[p + 1]):
                 for k in range(states):
                     g.total[k] += g.edge_scores[e, k, y[g.second[e]]]
             for q in range(g.end[p], g.end[p + 1]):
                 e = g.incoming[q]
-                for k in range(states):
-                    g.total[k] += g.edge_scores[e, y[g.first[e]], k]
+                add_row(g.total, g.edge_scores[e, y[g.first[e]]], None)
             best = y[p]
             for k in range(states):
                 if g.total[k] > g.total[best] + 1e-12 * abs(g.total[best]):
@@ -193,15 +182,8 @@ def climb(g):
 @njit
 def join(a, b, into):
     """The best way over the middle node: ``into[i, j] = max_k a[i, k] + b[k, j]``."""
-    states = len(a)
-    for i in range(states):
-        for j in range(states):
-            into[i, j] = -np.inf
-        for k in range(states):
-            known = a[i, k]
-            for j in range(states):
-                score = known + b[k, j]
-                into[i, j] = score if score > into[i, j] else into[i, j]
+    for i in range(len(a)):
+        max_rows(into[i], a[i], b, len(a), True)
 
 
 @njit

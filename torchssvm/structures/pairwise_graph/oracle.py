@@ -55,6 +55,7 @@ def solve_graph(
         decided=np.zeros((size + 1, 2), np.int64),
         bounds=np.zeros(size + 1),
         total=np.zeros(states),
+        given=np.zeros(states),
         room=np.zeros((10, states, states)),
     )
     value, bound = kernels.search(graph, plan.tree, rounds, cycle_rounds, branches, _TINY)

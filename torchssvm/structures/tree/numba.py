@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from torchssvm.core.jit import njit
+from torchssvm.core.vectors import first_equal, largest_sum, set_row
 from torchssvm.structures.maxplus import (
     add,
     first_maximiser,
     first_of_largest,
-    maxplus_matvec,
     maxplus_rows,
 )
 
@@ -18,7 +18,8 @@ def decode(node, edges, parents, lengths, group, height, begin, end, memory, pla
 
     Args:
         node: ``[B, N, K]``.
-        edges: ``[B or 1, N or 1, K, K]`` (state of the child, state of its parent); ``[1, *, K, K]`` if ``group > 1``.
+        edges: ``[B or 1, 1, K, K]`` (state of the child, state of its parent), one matrix if ``group > 1``; or
+            ``[B or 1, N, K, K]`` (state of the parent, state of the child).
         parents: ``[B or 1, N]``, -1 at roots.
         lengths: ``[B]``; empty if all are N.
         group: Number of trees that read the edges together.
@@ -49,9 +50,7 @@ def decode(node, edges, parents, lengths, group, height, begin, end, memory, pla
             if length < 1 or length > longest or not _find_depths(parent, length, depth[g]):
                 return b
             for v in range(length):
-                row, own = beliefs[g * longest + v], node[b, v]
-                for k in range(states):
-                    row[k] = own[k]
+                set_row(beliefs[g * longest + v], node[b, v], None, None)
         chain = first if edges.shape[0] > 1 else 0
         deepest = _sort_by_depth(depth[:members], lengths, first, longest, jobs, starts)
 
@@ -61,7 +60,8 @@ def decode(node, edges, parents, lengths, group, height, begin, end, memory, pla
                 maxplus_rows(messages, beliefs, now, edges[chain, 0], height, level % 2 == 0, False)
             else:
                 for job in now:
-                    maxplus_matvec(messages[job], beliefs[job], edges[chain, job % longest])
+                    for k in range(states):
+                        messages[job, k] = largest_sum(edges[chain, job % longest, k], beliefs[job])
             for job in now:  # siblings in ascending order
                 g, v = job // longest, job % longest
                 above = parents[first + g if parents.shape[0] > 1 else 0, v]
@@ -84,8 +84,11 @@ def decode(node, edges, parents, lengths, group, height, begin, end, memory, pla
             g, v = job // longest, job % longest
             b = first + g
             above = labels[b, parents[b if parents.shape[0] > 1 else 0, v]]
-            matrix = edges[chain, v if edges.shape[1] > 1 else 0]
-            labels[b, v] = first_maximiser(messages[job], beliefs[job], matrix, above, states)
+            if edges.shape[1] > 1:
+                row = edges[chain, v, above].reshape(states, 1)
+                labels[b, v] = first_equal(beliefs[job], row, 0, states, messages[job, above])
+            else:
+                labels[b, v] = first_maximiser(messages[job], beliefs[job], edges[chain, 0], above, states)
     return -1
 
 

@@ -55,7 +55,9 @@ def _on_cpu(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) 
     if not compiles(node, edge):
         return max_sum_tree_torch(node, edge, parent, lengths)
     batch, longest, states = node.shape
-    edges = by_example(edge).mT  # the child's state first
+    edges = by_example(edge)
+    if edges.shape[1] == 1:
+        edges = edges.mT  # the child's state first; tables by position are not copied
     parents = parent if parent.ndim == 2 else parent.unsqueeze(0)
     known = _NONE if lengths is None else lengths.contiguous().numpy()
     group, height = tuning.plan(batch, states, node.itemsize, edges.shape[0] == 1, 2 * longest)
