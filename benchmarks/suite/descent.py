@@ -46,11 +46,11 @@ def bcfw(rules: str, average: bool, size: str, lam: float, seed: int, epochs: fl
         dual = loop.dual
         mean = WeightedAverage.following(dual) if average else None
         points: list[dict[str, float]] = []
-        clock, visits, due, certified = Clock(), 0, 1.0, 0.0
+        clock, visits, due, certified, seen = Clock(), 0, 1.0, 0.0, 0
         while True:
-            visits += loop.step(max(n // PARTS_OF_A_PASS, 1))
-            if dual.passes - certified >= 10.0:
-                certified = loop.certify().passes
+            visits += loop.step(max(n // PARTS_OF_A_PASS, 1) if average else None)
+            if dual.passes - certified >= 10.0 or visits - seen >= loop.idle_epochs * n:
+                certified, seen = loop.certify().passes, visits
             epochs = visits / n
             if epochs >= due:
                 read = clock.stop()

@@ -15,7 +15,7 @@ from torchssvm.solvers.schedules import Progress, Schedule, WhenEstimated
 from torchssvm.solvers.tolerance import Tolerance, check_tolerance, expected, is_within
 
 IDLE_EPOCHS = 100
-"""An exact pass is due after this many epochs of visits without an oracle call."""
+"""An exact pass is due after this many epochs of visits without an oracle call, where a trainer says nothing else."""
 
 Proof = TypeVar("Proof", bound=Certificate)
 
@@ -96,6 +96,7 @@ def run_until(
     reached: Callable[[Proof], bool] | None = None,
     progress: bool | ProgressLine = True,
     value: Callable[[], float] | None = None,
+    idle_epochs: float = IDLE_EPOCHS,
 ) -> Proof:
     """Take steps until an exact pass proves that the gap is within ``tolerance``.
 
@@ -112,6 +113,7 @@ def run_until(
         progress: Whether a line on stderr follows the run, or the line of a caller's own run.
         value: The dual objective now: for that line, which else shows that of the last certificate, and so that a share
             of the primal may be reached without a step.
+        idle_epochs: An exact pass is due after so many epochs of visits without an oracle call.
 
     Raises:
         ValueError: An argument is out of range.
@@ -119,7 +121,9 @@ def run_until(
     """
     check_limits(tolerance, max_passes)
     with shown(progress) as line:
-        return _run_until(steps, counters, certify, tolerance, max_passes, schedule, on_check, reached, line, value)
+        return _run_until(
+            steps, counters, certify, tolerance, max_passes, schedule, on_check, reached, line, value, idle_epochs
+        )
 
 
 def _run_until(
@@ -133,6 +137,7 @@ def _run_until(
     reached: Callable[[Proof], bool] | None,
     line: ProgressLine | None,
     value: Callable[[], float] | None,
+    idle_epochs: float,
 ) -> Proof:
     schedule = copy.deepcopy(schedule) if schedule is not None else WhenEstimated()
     check_object(schedule, "schedule", "due", "WhenEstimated()")
@@ -165,7 +170,7 @@ def _run_until(
         if line is not None:
             line.update(counters.passes, counters.gap_estimate, value)
         idle = visited - round((counters.passes - start) * n)  # visits without an oracle call: the cache answered
-        due = schedule.due(counters, worth) or counters.passes >= max_passes or idle >= IDLE_EPOCHS * n
+        due = schedule.due(counters, worth) or counters.passes >= max_passes or idle >= idle_epochs * n
         if due or not visits:
             certificate, over = check()
             if over:
@@ -183,6 +188,8 @@ class DualTrainer:
     dual: DualState
     schedule: Schedule | None = None
     """What ``solve`` follows where it is given no schedule."""
+    idle_epochs: float = IDLE_EPOCHS
+    """An exact pass is due after so many epochs of visits without an oracle call."""
 
     def step(self) -> Any:
         """Take one step; counts its visits in the dual."""
@@ -229,6 +236,7 @@ class DualTrainer:
             on_check=on_check,
             progress=progress,
             value=self.dual.value,
+            idle_epochs=self.idle_epochs,
         )
 
     def _steps(self) -> Iterator[int]:

@@ -25,6 +25,26 @@ def exact_step(slope, curvature):
 
 
 @njit
+def relaxed_step(step, relaxation, atoms, mass, change):
+    """``relaxation`` times an exact step, or as far as the masses allow, but not less than the exact step.
+
+    The dual along the direction is a parabola, so it does not fall for a relaxation between 0 and 2.
+    """
+    longest = relaxation * step
+    for c in range(atoms):
+        if change[c] < 0.0 and longest * -change[c] > mass[c]:
+            longest = mass[c] / -change[c]
+    return max(step, longest)
+
+
+@njit
+def left_of(mass, change):
+    """The mass after a change; exactly 0 where only rounding is left."""
+    left = mass + change
+    return left if left > 1e-14 * mass else 0.0
+
+
+@njit
 def cache_serves(gap, oracle_gap, factor, floor):
     """Whether a cached corner with this block gap is used ([G16] Algorithm 5); see ``CacheOracle``."""
     return gap > 0.0 and gap >= factor * oracle_gap and gap >= floor

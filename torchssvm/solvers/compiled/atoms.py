@@ -19,7 +19,7 @@ from torchssvm.solvers.compiled.block import (
     respond_to_parts,
     score,
 )
-from torchssvm.steps.numba import CORRECTIVE, HYBRID
+from torchssvm.steps.numba import CORRECTIVE, HYBRID, left_of
 
 
 @njit
@@ -119,9 +119,9 @@ def move_masses(i, count, length, step, rows, blocks, scratch):
         set_row(psi, psi, keep, None)
         set_rows(psi_pairs, psi_pairs, rows, len(rows), keep, None)
         blocks.rest_loss[i] *= keep
-    blocks.rest_mass[i] = max(mass[0] + step * change[0], 0.0)
+    blocks.rest_mass[i] = left_of(mass[0], step * change[0])
     for c in range(count):
-        blocks.mass[i, c] = max(mass[c + 1] + step * change[c + 1], 0.0)
+        blocks.mass[i, c] = left_of(mass[c + 1], step * change[c + 1])
 
 
 @njit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from torchssvm.core.jit import njit
 from torchssvm.solvers.compiled.atoms import (
     fill_atoms,
@@ -13,7 +15,7 @@ from torchssvm.solvers.compiled.atoms import (
     move_masses,
 )
 from torchssvm.solvers.compiled.block import add_to_weights, decode, list_rows, potentials, score, squared_length
-from torchssvm.steps.numba import CORRECTIVE, HYBRID, cache_serves, choose, exact_step
+from torchssvm.steps.numba import CORRECTIVE, HYBRID, cache_serves, choose, exact_step, relaxed_step
 
 
 @njit
@@ -33,7 +35,7 @@ def visit_blocks(order, points, tree, examples, model, blocks, scalars, options,
     """
     visits = len(points) if options.by_gap else len(order)
     if options.by_gap:
-        fill_sums(tree, scalars.gaps)
+        fill_sums(tree, scalars.gaps, options.power)
     leaves = len(tree) // 2
     for v in range(visits):
         if options.by_gap:
@@ -47,7 +49,7 @@ def visit_blocks(order, points, tree, examples, model, blocks, scalars, options,
         counters[3] += 1
         if options.by_gap:
             place = leaves + i
-            tree[place] = scalars.gaps[i]
+            tree[place] = to_power(scalars.gaps[i], options.power)
             while place > 1:
                 place //= 2
                 tree[place] = tree[2 * place] + tree[2 * place + 1]
@@ -78,13 +80,21 @@ def visit_batch(examples, model, gradient, blocks, scalars, options, scratch, co
 
 
 @njit
-def fill_sums(tree, gaps):
-    """The gaps are the leaves of ``tree``; entry 1 is the root, and 2 k and 2 k + 1 are the children of k."""
+def fill_sums(tree, gaps, power):
+    """Powers of the gaps are the leaves of ``tree``; entry 1 is the root, and 2 k and 2 k + 1 are the children of k."""
     leaves = len(tree) // 2
     for i in range(leaves):
-        tree[leaves + i] = gaps[i] if i < len(gaps) else 0.0
+        tree[leaves + i] = to_power(gaps[i], power) if i < len(gaps) else 0.0
     for place in range(leaves - 1, 0, -1):
         tree[place] = tree[2 * place] + tree[2 * place + 1]
+
+
+@njit
+def to_power(gap, power):
+    """``gap ** power``; 0 for a block without a gap."""
+    if gap <= 0.0 or power == 1.0:
+        return gap
+    return np.sqrt(gap) if power == 0.5 else gap**power
 
 
 @njit
@@ -164,6 +174,8 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
     direction = (delta, pairs, rows, squares)
     curvature = squared_length(examples, examples.arcs, model, i, length, *direction, scratch.arcs)
     step = exact_step(value * scale, curvature)
+    if options.relaxation != 1.0:
+        step = relaxed_step(step, options.relaxation, atoms, mass, change)
 
     counters[2] += 1
     scratch.step[0] += step

@@ -25,6 +25,7 @@ from torchssvm.solvers.compiled.exact_pass import ExactPasses
 from torchssvm.solvers.compiled.head_adapter import find_adapter
 from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.packing import pack
+from torchssvm.solvers.compiled.relaxation import left_of_cycle, phase
 from torchssvm.solvers.compiled.rounds import Rounds
 from torchssvm.solvers.compiled.state import Options, Scalars, make_scratch
 from torchssvm.solvers.compiled.validate import validate_blocks, validate_problem, validate_weights
@@ -78,6 +79,7 @@ class CompiledBCFW(DualTrainer, Stateful):
     """
 
     state_name = "draws"
+    idle_epochs = 10  # an exact pass costs less than an epoch of visits, and the gaps that they are drawn by grow old
 
     def __init__(
         self,
@@ -95,6 +97,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         self.oracle: Any = oracle if oracle is not None else MaxOracle()
         size = None if round_visits is None else check_whole(round_visits, "round_visits")
         check_compiled(self.direction, self.oracle)
+        self._corrects = isinstance(self.direction, Corrective)
         self.draws = Draws(order if order is not None else Proportional(), dual, seed)
         adapter = find_adapter(head)
         validate_problem(adapter, dual)
@@ -136,9 +139,13 @@ class CompiledBCFW(DualTrainer, Stateful):
     def step(self, visits: int | None = None) -> int:
         """Draw blocks and visit them, one after another; the head holds the new weights afterwards.
 
+        From the fortieth epoch on, where one process draws the blocks and the steps are corrective, blocks are drawn by
+        the roots of their gaps and three steps of four are over-relaxed: see :mod:`.relaxation`. Those of
+        :meth:`visit` are exact.
+
         Args:
             visits: Number of visits, of all processes together; None is a quarter of an epoch, or a whole epoch for
-                fewer than 1000 examples.
+                fewer than 1000 examples; with ``Corrective()``, from the fortieth epoch on, two epochs.
 
         Returns:
             Visits made; fewer only when all gaps are zero.
@@ -151,15 +158,19 @@ class CompiledBCFW(DualTrainer, Stateful):
                 ``memory_limit``. The earlier visits of the step are kept.
         """
         n = self.dual.num_examples
-        visits = usual_visits(n) if visits is None else check_whole(visits, "visits", 0)
+        if visits is None:
+            cycles = self._corrects and self._rounds is None
+            visits = (left_of_cycle(self.dual.moved, n) if cycles else None) or usual_visits(n)
+        visits = check_whole(visits, "visits", 0)
         if self._rounds is not None:
             return self._rounds.step(visits)
         self.begin()
         done = 0
         try:
             while done < visits:
-                order, points = self.draws.next(visits - done)
-                made = self._visit(order, points, drawn=len(order) > 0)
+                most, relaxation, power = phase(self.dual.moved, n) if self._corrects else (visits, 1.0, 1.0)
+                order, points = self.draws.next(min(visits - done, most))
+                made = self._visit(order, points, drawn=len(order) > 0, relaxation=relaxation, power=power)
                 done += made
                 if made < max(len(order), len(points)):
                     if bool((self.dual.gap_estimates == 0.0).all()):
@@ -171,7 +182,7 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     @property
     def mean_step(self) -> float:
-        """Mean step of the last call's visits, between 0 and 1."""
+        """Mean step of the last call's visits: between 0 and 1, or the relaxation."""
         return float(self._scratch.step[0]) / max(self._made, 1)
 
     @torch.no_grad()
@@ -331,13 +342,15 @@ class CompiledBCFW(DualTrainer, Stateful):
         self._seen = (self._contents, self.dual.version)
         self.dual.mailbox.notify()
 
-    def _visit(self, order: Tensor, points: Tensor, *, drawn: bool) -> int:
+    def _visit(self, order: Tensor, points: Tensor, *, drawn: bool, relaxation: float = 1.0, power: float = 1.0) -> int:
         """Visit blocks by ``order``, or draw them by ``points``: one of the two is empty.
 
         Args:
             order: Examples.
             points: Random numbers.
             drawn: Whether ``order`` came from ``Draws``.
+            relaxation: Of the steps.
+            power: Of the gaps by which blocks are drawn.
 
         Returns:
             Visits made.
@@ -358,7 +371,7 @@ class CompiledBCFW(DualTrainer, Stateful):
                 model,
                 blocks,
                 Scalars(dual.loss.numpy(), dual.gap_estimates.numpy(), dual.oracle_gaps.numpy()),
-                self._options(len(points) > 0),
+                self._options(len(points) > 0, relaxation, power),
                 self._scratch,
                 counters.numpy(),
             )
@@ -401,7 +414,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             raise RuntimeError("the gaps are not finite: the weights must have overflowed")
         self._memory.make_rest()
 
-    def _options(self, by_gap: bool) -> Options:
+    def _options(self, by_gap: bool, relaxation: float = 1.0, power: float = 1.0) -> Options:
         dual, cached = self.dual, isinstance(self.oracle, CacheOracle)
         return Options(
             direction=self.direction.rule,
@@ -413,6 +426,8 @@ class CompiledBCFW(DualTrainer, Stateful):
             lam=dual.lam,
             num_examples=dual.num_examples,
             by_gap=by_gap,
+            power=power,
+            relaxation=relaxation,
         )
 
 

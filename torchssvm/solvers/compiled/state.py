@@ -127,6 +127,8 @@ class Options(NamedTuple):
         lam: Regularisation.
         num_examples: n.
         by_gap: Whether blocks are drawn by their gaps, else in the given order.
+        power: Blocks are drawn in proportion to this power of the gap.
+        relaxation: How many times an exact step is taken; 1 is the exact step, 2 would leave the dual as it is.
     """
 
     direction: int
@@ -138,6 +140,8 @@ class Options(NamedTuple):
     lam: float
     num_examples: int
     by_gap: bool
+    power: float = 1.0
+    relaxation: float = 1.0
 
 
 class Scratch(NamedTuple):
