@@ -12,7 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference, rng
 
-from torchssvm import BCFW, BlockGap, DualState, MeanParts, Multiclass, Weights, certify, recompute_weights
+from torchssvm import (
+    BCFW,
+    BlockGap,
+    DualState,
+    Labelings,
+    MeanParts,
+    Multiclass,
+    Weights,
+    certify,
+    recompute_weights,
+)
+from torchssvm.core import threads
 from torchssvm.core.batch import apply_head
 from torchssvm.core.potentials import as_potentials
 
@@ -77,6 +88,26 @@ def test_the_order_and_the_batches_do_not_matter():
     for other in found[1:]:
         assert other.primal == pytest.approx(found[0].primal, abs=1e-12)
         assert other.dual == pytest.approx(found[0].dual, abs=1e-12)
+
+
+@pytest.mark.parametrize("storage", [MeanParts, Labelings, Weights])
+def test_steps_and_an_exact_pass_have_the_same_bits_on_one_and_two_threads(storage, monkeypatch):
+    """Enough examples that the decoder, and torch in its own operations, split them."""
+    split = []
+    run = threads._run
+    monkeypatch.setattr(threads, "_run", lambda tasks: split.append(len(tasks)) or run(tasks))
+    before, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            training = chain(6, n=400, features=8, states=26, longest=8).train(storage=storage())
+            training.run([list(range(k, 400, 3)) for k in range(3)])
+            certificate = certify(training.head, training.dual, training.problem.everything())
+            found.append((training.dual.state_dict(), certificate.primal, certificate.dual, certificate.drift))
+    finally:
+        torch.set_num_threads(before)
+    assert set(split) == {2}
+    assert_same(*found)
 
 
 def test_it_prints_and_cannot_be_changed():

@@ -6,6 +6,8 @@ import copy
 import dataclasses
 import io
 import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -294,6 +296,25 @@ def test_an_exact_pass_does_not_depend_on_threads_or_batches(kind):
         loop = CompiledBCFW(head, dual, [problem.batch([5, 1, 7]), problem.batch([0, 2, 3]), problem.batch([6, 4])])
     for a, b in zip(flattened(loop.examples), flattened(made[0].examples), strict=True):
         assert a == b if isinstance(a, bool) else (a == b).all()
+
+
+def test_trainings_in_threads_have_the_bits_of_trainings_in_turn():
+    problem = KINDS["chain"]()
+    batches = problem.everything(3)
+
+    def train(seed: int) -> Any:
+        head = copy.deepcopy(problem.head)
+        dual = DualState.for_head(head, problem.n, problem.lam, storage=Labelings(3))
+        loop = CompiledBCFW(head, dual, batches, direction=Pairwise(), oracle=CacheOracle(), seed=seed)
+        found = []
+        for _ in range(20):
+            loop.step()
+            found.append(loop.certify().gap)
+        return found, dual.state_dict()
+
+    in_turn = [train(seed) for seed in range(4)]
+    with ThreadPoolExecutor(2) as pool:
+        assert_same(list(pool.map(train, range(4))), in_turn)
 
 
 @pytest.mark.parametrize(
