@@ -14,9 +14,9 @@ from torchssvm.steps.numba import left_of, relaxed_step
 N = 60
 
 
-def loop() -> CompiledBCFW:
-    head = LinearChain(128, 26).double()
-    dual = DualState.for_head(head, num_examples=N, lam=0.01, storage=Labelings(4))
+def loop(capacity: int = 4, dtype: torch.dtype = torch.float64) -> CompiledBCFW:
+    head = LinearChain(128, 26).to(dtype)
+    dual = DualState.for_head(head, num_examples=N, lam=0.01, storage=Labelings(capacity))
     data = torch.utils.data.Subset(OCR("train", "small"), range(N))
     batches = in_order(data, collate_fn=OCR("train", "small").collate)
     return CompiledBCFW(head, dual, batches, direction=Corrective(), oracle=CacheOracle())
@@ -62,3 +62,17 @@ def test_the_dual_never_falls_and_the_run_resumes_to_the_bit():
     assert found[0].dual == found[1].dual
     assert found[0].gap == found[0].primal - found[0].dual >= 0.0
     assert found[0].drift < 1e-10
+
+
+def test_a_rest_that_a_relaxed_step_empties_is_whole():
+    """Psi and its loss keep the sign of the mass, and a checkpoint is not refused."""
+    found = loop(2, torch.float32)
+    found.step(55 * N)
+    for _ in range(200):
+        found.step(2)
+        assert bool((found.dual.storage.rest_loss >= 0.0).all())
+    found.dual.load_state_dict(found.dual.state_dict())
+
+
+def test_every_cycle_ends_with_exact_steps_even_of_one_example():
+    assert [phase(moved, 1)[1] for moved in range(39, 44)] == [1.0, 1.8, 1.0, 1.8, 1.0]

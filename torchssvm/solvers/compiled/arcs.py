@@ -115,8 +115,8 @@ def arc_decode(examples, arcs, i, length, emission, scores, labels, room):
 
 
 @njit
-def arc_respond(examples, arcs, i, length, labels, response, room, held, count, found):
-    """``Phi Phi^T (p(labels) - p(y))`` at the arcs of the target, of ``found`` and of the slots ``held[:count]``."""
+def arc_respond(examples, arcs, i, length, labels, response, room, held, count, found, is_new):
+    """``Phi Phi^T (p(labels) - p(y))`` at the arcs of the target, of ``found`` if it ``is_new`` and of the slots."""
     room.sums[: arcs.known_start[i + 1] - arcs.known_start[i]] = 0.0
     start, one = examples.start[i], room.sums.dtype.type(1)
     for t in range(length):
@@ -129,8 +129,8 @@ def arc_respond(examples, arcs, i, length, labels, response, room, held, count, 
         row = response[t]
         row[: length + 1] = np.inf
         line = arcs.start[i] + t * (length + 1)
-        for c in range(-2, count):
-            h = examples.y[start + t] if c == -2 else found[t] if c == -1 else held[c, t]
+        for c in range(-2 if is_new else -1, count):
+            h = held[c, t] if c >= 0 else examples.y[start + t] if c == -1 else found[t]
             if row[h] == np.inf:
                 row[h] = list_product(examples, line + h, room.sums)
 

@@ -115,7 +115,7 @@ def move_masses(i, count, length, step, rows, blocks, scratch):
     mass, change = scratch.mass, scratch.change
     if blocks.mixed[i] and mass[0] > 0.0 and change[0] != 0.0:
         psi, psi_pairs, _ = rest_views(blocks, i, length)
-        keep = 1.0 + step * change[0] / mass[0]
+        keep = left_of(mass[0], step * change[0]) / mass[0]  # psi stays the mass times a point of the polytope
         set_row(psi, psi, keep, None)
         set_rows(psi_pairs, psi_pairs, rows, len(rows), keep, None)
         blocks.rest_loss[i] *= keep
@@ -160,7 +160,7 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
             continue
         for t in range(length):
             labels[t] = found[t] if c == count else blocks.labelings[i, c, t]
-        read = (scratch.arcs, blocks.labelings[i], count, found)
+        read = (scratch.arcs, blocks.labelings[i], count, found, is_new)
         respond(examples, examples.arcs, model, i, length, labels, response, pairs, *read)
         own = score(target, length, response, pairs)
         for e in range(count):

@@ -141,13 +141,13 @@ def triangle(t, u):
 
 
 @njit
-def respond(examples, arcs, model, i, length, labels, response, pairs, room, held, count, found):
+def respond(examples, arcs, model, i, length, labels, response, pairs, room, held, count, found, is_new):
     """``Phi Phi^T (p(labels) - p(y))``: emissions into ``response``, pairs added to ``pairs`` (zero before).
 
-    What is read of it are the scores of the target, of ``found`` and of the slots ``held[:count]``.
+    What is read of it are the scores of the target, of the slots ``held[:count]`` and, if it ``is_new``, of ``found``.
     """
     if arcs is not None:
-        arc_respond(examples, arcs, i, length, labels, response, room, held, count, found)
+        arc_respond(examples, arcs, i, length, labels, response, room, held, count, found, is_new)
         return
     start, inner = examples.start[i], examples.inner_start[i]
     for t in range(length):

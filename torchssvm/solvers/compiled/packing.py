@@ -98,7 +98,7 @@ def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tup
         if len(values):
             value[own_place] = values
     if bool((value == 1).all()):  # lists of ones take half the memory
-        value = value[:0]
+        value = value.new_empty(0)
     by_token = len(counts) == tokens  # else nothing reads inner products of tokens
     inner_start = offsets(lengths * (lengths + 1) // 2 if by_token else torch.zeros_like(lengths))
     inner = torch.empty(int(inner_start[-1]), dtype=dtype)

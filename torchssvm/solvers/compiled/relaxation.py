@@ -9,7 +9,7 @@ after a few exact ones: each cycle ends with some.
 from __future__ import annotations
 
 BEGIN = 40.0
-"""Epochs of visits before the first cycle: where they suffice, blocks hardly depend on each other."""
+"""Epochs of a dual's visits before the first cycle: where they suffice, blocks hardly depend on each other."""
 
 RELAXATION = 1.8
 """How many times an exact step is taken, as far as masses allow. 1.5 gains less, and 1.9 no more."""
@@ -28,13 +28,13 @@ def phase(moved: int, num_examples: int) -> tuple[int, float, float]:
     """How many visits are left of the current part of the cycle, their relaxation, and the power of the gaps.
 
     Args:
-        moved: Visits that were made.
+        moved: Visits of the dual, at any lambda.
         num_examples: n.
     """
     begin, cycle = round(BEGIN * num_examples), round(CYCLE * num_examples)
     if moved < begin:
         return begin - moved, 1.0, 1.0
-    relaxed, at = round(RELAXED * cycle), (moved - begin) % cycle
+    relaxed, at = int(RELAXED * cycle), (moved - begin) % cycle
     return (relaxed - at, RELAXATION, POWER) if at < relaxed else (cycle - at, 1.0, POWER)
 
 

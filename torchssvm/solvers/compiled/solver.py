@@ -139,9 +139,9 @@ class CompiledBCFW(DualTrainer, Stateful):
     def step(self, visits: int | None = None) -> int:
         """Draw blocks and visit them, one after another; the head holds the new weights afterwards.
 
-        From the fortieth epoch on, where one process draws the blocks and the steps are corrective, blocks are drawn by
-        the roots of their gaps and three steps of four are over-relaxed: see :mod:`.relaxation`. Those of
-        :meth:`visit` are exact.
+        From the fortieth epoch of the dual's visits on, where one process draws the blocks and the steps are
+        corrective, they are drawn by the roots of their gaps, and three steps of four are over-relaxed: see
+        :mod:`.relaxation`. Those of :meth:`visit` are exact.
 
         Args:
             visits: Number of visits, of all processes together; None is a quarter of an epoch, or a whole epoch for

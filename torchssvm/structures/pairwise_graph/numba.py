@@ -141,7 +141,7 @@ def sweep_ahead(g, tree, least, depth):
         for e in range(g.begin[p], g.begin[p + 1]):
             for k in range(states):
                 g.given[k] = share * g.total[k] - g.back[e, k]
-            max_rows(g.ahead[e], g.given, g.table[e], states, True)
+            max_rows(g.ahead[e], g.given, g.table[e], states, True, g.ahead[e], False)
             high = -np.inf
             for k in range(states):
                 if g.node[g.second[e], k] > -np.inf:
@@ -183,7 +183,7 @@ def climb(g):
 def join(a, b, into):
     """The best way over the middle node: ``into[i, j] = max_k a[i, k] + b[k, j]``."""
     for i in range(len(a)):
-        max_rows(into[i], a[i], b, len(a), True)
+        max_rows(into[i], a[i], b, len(a), True, into[i], False)
 
 
 @njit
