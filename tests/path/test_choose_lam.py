@@ -133,13 +133,13 @@ class TestResult:
         short, *_ = chosen(lams=lams, budget=1e3, max_passes=1.0, tolerance=Relative(1e-9), score=lambda head: 0.0)
         assert [point.lam for point in short.points] == [1.0]
         values = iter([1.0, 2.0, 3.0])
-        several = {"lams": lams, "tolerance": Relative(1e-4), "score": lambda head: next(values)}
+        several = {"lams": [1.0, 0.5, 0.05], "tolerance": Relative(1e-4), "score": lambda head: next(values)}
         needed = [point.passes for point in chosen(**several)[0].points]
         values = iter([1.0, 2.0, 3.0])
         most = max(needed[:2]) + 1.0
         assert needed[2] > most
         capped, *_ = chosen(**several, budget=1e3, max_passes=most)
-        assert capped.best.lam == 0.5  # 0.2 scores more, and did not reach the gap
+        assert capped.best.lam == 0.5  # 0.05 scores more, and did not reach the gap
         with pytest.raises(ValueError, match="budget=0"):
             chosen(budget=0.0)
 
