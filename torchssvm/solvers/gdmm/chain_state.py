@@ -91,6 +91,7 @@ def make_tokens(examples: Examples, num_features: int, has_bias: bool, has_bound
         values = examples.x[rows, columns]
     else:
         counts, columns, values = np.diff(examples.row), examples.column, examples.value
+        values = values if len(values) else np.ones(len(columns), values.dtype)
     pieces = [(np.repeat(np.arange(tokens), counts), columns, values)]
     if has_bias:
         pieces.append((np.arange(tokens), np.full(tokens, num_features), np.ones(tokens, values.dtype)))
