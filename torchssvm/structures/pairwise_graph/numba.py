@@ -41,7 +41,7 @@ class Graph(NamedTuple):
         bounds: ``[N + 1]``, of each branch.
         total: Room for K numbers.
         given: Likewise.
-        room: Room for ``[12, K, K]``.
+        room: Room for ``[10, K, K]``.
     """
 
     node: np.ndarray
