@@ -51,8 +51,10 @@ class Kernel:
         """For other kernels, whose code takes it up: without the calls from Python and C, and without files."""
         import numba
 
+        from torchssvm.core.inlined import InlinedCompiler
+
         options: Any = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, **self._options}
-        return numba.njit(**options)(self._function)
+        return numba.njit(pipeline_class=InlinedCompiler, **options)(self._function)
 
     def __reduce__(self) -> str:
         """Copies and pickles refer to it by its name in its module."""
