@@ -14,9 +14,12 @@ from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, r
 
 from torchssvm import (
     BCFW,
+    Batch,
     BlockGap,
+    CompiledBCFW,
     DualState,
     Labelings,
+    LinearMulticlass,
     MeanParts,
     Multiclass,
     Weights,
@@ -174,6 +177,21 @@ def test_bad_batches_are_errors_and_change_nothing():
 
 
 # -- Refreshing --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("change", "warned"), [(5e-4, False), (5e-3, True)])
+def test_negligible_weights_may_differ_by_their_own_length(change, warned):
+    head = LinearMulticlass(1, 2, bias=False)
+    batch = Batch(torch.tensor([[1.0], [1.0], [0.01]]), torch.tensor([0, 1, 0]), torch.arange(3))  # two cancel
+    dual = DualState.for_head(head, num_examples=3, lam=1.0, storage=MeanParts())
+    CompiledBCFW(head, dual, [batch]).visit(torch.arange(3))
+    with torch.no_grad():
+        head.weight += change
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = certify(head, dual, [batch])
+    assert found.drift > 0.02
+    assert bool(told) == warned
 
 
 @pytest.mark.parametrize("storage", [MeanParts, Weights])
