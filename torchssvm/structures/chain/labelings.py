@@ -53,10 +53,10 @@ def chain_parts(labels: Tensor, mass: Tensor, emission: Tensor, transition: Tens
     """
     labels, batch = labels.contiguous(), len(labels)
     if fits_numba(labels):
-        states, moves = torch.zeros_like(emission, requires_grad=False), emission.new_zeros(transition.shape)
-        pairs = four_axes(moves)
-        _spread(*arrays(labels, mass.to(torch.float64), states, pairs))
-        return states, moves
+        states = torch.zeros_like(emission, requires_grad=False)
+        moves = torch.zeros(transition.shape, dtype=torch.float64 if transition.ndim == 3 else emission.dtype)
+        _spread(*arrays(labels, mass.to(torch.float64), states, four_axes(moves)))
+        return states, moves.to(emission.dtype)  # shared pairs are sums over positions, which may cancel each other
     places, pairs, real = _places(labels, emission.shape[2], transition.ndim == 4)
     shares = mass.to(emission.dtype).unsqueeze(2) * real
     states = emission.new_zeros(batch, emission[0].numel())
