@@ -1,4 +1,4 @@
-"""Digests of targets: from them a dual knows whether an example still has the target that it was trained on."""
+"""Digests of examples: from them a dual knows whether an example still is the one that it was trained on."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from torchssvm.core.batch import tree_tensors
 from torchssvm.core.jit import fits_numba, njit
 from torchssvm.core.on_host import on_host
+from torchssvm.core.potentials import Potentials
 
 _ODD = (-7046029254386353131, -4417276706812531889, 1609587929392839161)  # large, odd: products spread over all bits
 
@@ -19,6 +20,8 @@ _SIZE = 2**63 - 1  # all bits except the sign, so that -0.0 counts as 0
 
 UNKNOWN = 0
 """Stands for a target that was not seen yet; no target has this digest."""
+
+_FIRST_CARRIED = 1000  # the place of what is carried: behind all tensors of a target
 
 _NONE = torch.empty(0, dtype=torch.int64)
 
@@ -33,17 +36,37 @@ def digest_targets(target: Any, lengths: Tensor | None = None) -> Tensor:
         target: Tensors ``[B, ...]``, in tuples, lists or dicts, as ``Structure.check_target`` returns them.
         lengths: ``[B]`` int64; None if nothing is padded.
     """
-    total: Tensor | None = None
-    for place, leaf in enumerate(tree_tensors(target)):
-        leaf = on_host(leaf)
-        floating = leaf.is_floating_point()
-        numbers = leaf.to(torch.float64).view(torch.int64) if floating else leaf.to(torch.int64)
-        where = _places(place, tuple(leaf.shape[1:]), leaf.device)
-        own = None if lengths is None else on_host(lengths)
-        found = _sum(numbers.contiguous(), where, own, not floating and leaf.dtype != torch.bool)
-        total = found if total is None else total + found
-    assert total is not None, "a target holds tensors"
+    leaves = tree_tensors(target)
+    own = None if lengths is None else on_host(lengths)
+    total = torch.zeros(len(leaves[0]), dtype=torch.int64)
+    for place, leaf in enumerate(leaves):
+        signed = not leaf.is_floating_point() and leaf.dtype != torch.bool
+        total += _digest(on_host(leaf), place, own, signed)
     return total
+
+
+def digest_examples(target: Any, potentials: Potentials) -> Tensor:
+    """A digest of all that decides which outputs an example has, ``[B]`` int64 on the CPU; never ``UNKNOWN``.
+
+    These are its target, its length, and what the potentials carry: edges, parents, capacities. Of carried whole
+    numbers -1 alone is padding, so that the node 0 counts; of others 0.
+
+    Args:
+        target: As ``Structure.check_target`` returns it.
+        potentials: The batch.
+    """
+    total = digest_targets(target, potentials.lengths)
+    for place, name in enumerate(potentials.carried, _FIRST_CARRIED):
+        if (carried := getattr(potentials, name)) is not None:
+            carried = on_host(carried)
+            numbers = carried if carried.is_floating_point() else carried.to(torch.int64) + 1
+            total += _digest(numbers, place, None, False)
+    return total
+
+
+def _digest(leaf: Tensor, place: int, lengths: Tensor | None, signed: bool) -> Tensor:
+    numbers = leaf.to(torch.float64).view(torch.int64) if leaf.is_floating_point() else leaf.to(torch.int64)
+    return _sum(numbers.contiguous(), _places(place, tuple(leaf.shape[1:]), leaf.device), lengths, signed)
 
 
 def _sum(numbers: Tensor, where: Tensor, lengths: Tensor | None, signed: bool) -> Tensor:

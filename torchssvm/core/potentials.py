@@ -91,7 +91,11 @@ class Potentials:
     )
 
     carried: ClassVar[tuple[str, ...]] = ()
-    """Slots that a subclass adds, of tensors ``[B, ...]`` or None: they go with the examples."""
+    """Slots that a subclass adds, of tensors ``[B, ...]`` or None, which say what outputs an example has.
+
+    They go with the examples, and are compared at every visit as targets are. What is padded holds -1 in whole numbers,
+    and 0 in others.
+    """
 
     def __init__(
         self,

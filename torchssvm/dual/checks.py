@@ -91,11 +91,11 @@ def _check_range(low: int, high: int, num_examples: int, own: range | None) -> N
 
 
 def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None) -> None:
-    """Compare digests of targets with those that the blocks were trained on.
+    """Compare digests of examples with those that the blocks were trained on.
 
     Args:
         dual: The dual state.
-        targets: ``[B]`` int64, digests, on the CPU.
+        targets: ``[B]`` int64, as :func:`~torchssvm.core.digest.digest_examples` makes them, on the CPU.
         index: ``[B]`` int64, the blocks; None is all of this process in order.
 
     Raises:
@@ -111,6 +111,6 @@ def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None)
     examples = ((rows if index is None else on_host(index)[rows]).unique() + dual.own.start).tolist()
     raise RuntimeError(
         f"{len(examples)} of {len(targets)} examples have other targets than those that the dual was trained on, "
-        f"{examples[:5]} among them: the dual belongs to the data that it was trained on, in the same order; make "
-        "a new DualState for other data"
+        f"{examples[:5]} among them, or other edges, parents or capacities beside their features: the dual belongs to "
+        "the data that it was trained on, in the same order; make a new DualState for other data"
     )

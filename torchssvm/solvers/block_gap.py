@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
-from torchssvm.core.digest import digest_targets
+from torchssvm.core.digest import digest_examples
 from torchssvm.core.gradients import adjoint, cheap_adjoint, combine, gram_product, per_example_adjoint
 from torchssvm.core.mailbox import Mailbox
 from torchssvm.core.max_oracle import find_corner
@@ -119,7 +119,7 @@ class BlockGap(nn.Module):
         target = dual.structure.check_target(target, potentials)
         detached = potentials.detach()
         training = torch.is_grad_enabled() and potentials.requires_grad
-        digests = digest_targets(target, potentials.lengths)
+        digests = digest_examples(target, potentials)
         with torch.no_grad():
             stored = dual.storage.gather(index, detached, target)
             check_targets(dual, digests, index)

@@ -13,7 +13,7 @@ from torchssvm.core.arguments import check_flags
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.core.compiling import clock
-from torchssvm.core.digest import digest_targets
+from torchssvm.core.digest import digest_examples
 from torchssvm.core.precision import full_precision
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import flat, squared_norm
@@ -326,7 +326,7 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
     def add_up() -> None:
         for batch, potentials, index in every_block(head, dual, batches):
             target = dual.structure.check_target(batch.y, potentials)
-            check_targets(dual, digest_targets(target, potentials.lengths), index)
+            check_targets(dual, digest_examples(target, potentials), index)
             with full_precision(potentials.device):
                 parts = dual.storage.contribution(dual.storage.gather(index, potentials, target), potentials)
             for total, part in zip(weights, parts, strict=True):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from torchssvm.core.batch import Batch, restrict
-from torchssvm.core.digest import digest_targets
+from torchssvm.core.digest import digest_examples
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.on_host import on_host
 from torchssvm.core.potentials import Potentials
@@ -67,7 +67,7 @@ def exact_pass(
     keep: list[Callable[[], None]] = []
     for batch, potentials, index in every_block(head, dual, batches):
         target = dual.structure.check_target(batch.y, potentials)
-        targets[on_host(index)] = digest_targets(target, potentials.lengths)
+        targets[on_host(index)] = digest_examples(target, potentials)
         corner = find_corner(dual.structure, potentials, target)
         with torch.no_grad(), full_precision(potentials.device):
             stored = dual.storage.gather(index, potentials, target)

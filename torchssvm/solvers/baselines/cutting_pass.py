@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.batch import Batch
-from torchssvm.core.digest import digest_targets
+from torchssvm.core.digest import digest_examples
 from torchssvm.core.gradients import adjoint
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.on_host import on_host
@@ -65,7 +65,7 @@ def make_pass(
     found = torch.zeros(slack.size, dtype=torch.float64)
     for batch, potentials, index in every_training_example(head, problem, batches):
         target = problem.structure.check_target(batch.y, potentials)
-        targets[on_host(index)] = digest_targets(target, potentials.lengths)
+        targets[on_host(index)] = digest_examples(target, potentials)
         corner = find_corner(problem.structure, potentials, target)
         with full_precision(potentials.device):
             parts = scale(probe(potentials, problem.structure), (1.7 * index.double() + 0.3).cos())

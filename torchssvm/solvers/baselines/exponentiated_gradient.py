@@ -12,7 +12,7 @@ from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomS
 
 from torchssvm.core.arguments import check_number, check_whole
 from torchssvm.core.batch import Batch, apply_head, check_batches, first_occurrences, to_device
-from torchssvm.core.digest import digest_targets
+from torchssvm.core.digest import digest_examples
 from torchssvm.core.on_host import on_host
 from torchssvm.core.potentials import as_potentials, conform, inner, subtract
 from torchssvm.core.precision import full_precision
@@ -132,7 +132,7 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         for batch, potentials, index in every_training_example(self.head, dual, self.batches):
             self._count += 1
             target = dual.structure.check_target(batch.y, potentials)
-            targets[on_host(index)] = digest_targets(target, potentials.lengths)
+            targets[on_host(index)] = digest_examples(target, potentials)
             with torch.no_grad(), full_precision(potentials.device):
                 delta, constant = loss_potentials(dual.structure, target, potentials)
                 uniform = potentials.replace({n: torch.zeros_like(t) for n, t in potentials.tensors.items()})
@@ -183,7 +183,7 @@ class ExponentiatedGradient(DualTrainer, Stateful):
             potentials = as_potentials(apply_head(self.head, batch))
         index = check_batch(dual, batch.index, potentials)
         target = dual.structure.check_target(batch.y, potentials)
-        check_targets(dual, digest_targets(target, potentials.lengths), index)
+        check_targets(dual, digest_examples(target, potentials), index)
         with full_precision(potentials.device):
             search = Search(dual, self._logs, potentials, target, index)  # raises if the potentials are not valid
         if dual.recomputed is not None:  # an exact pass recomputed the weights without drift

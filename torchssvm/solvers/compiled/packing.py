@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import Batch, as_batch, restrict, to_device
-from torchssvm.core.digest import digest_targets
+from torchssvm.core.digest import digest_examples
 from torchssvm.core.lists import Lists, check_finite, lists_of
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.sparse_features import SparseFeatures
@@ -133,7 +133,7 @@ def _piece(adapter: HeadAdapter, dual: DualState, batch: Batch, dtype: torch.dty
         x if isinstance(x, Lists) else x.detach().to(dtype),
         labels,
         cost,
-        digest_targets(target, potentials.lengths),
+        digest_examples(target, potentials),
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import Batch, tree_tensors
-from torchssvm.core.digest import digest_targets
+from torchssvm.core.digest import digest_examples
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.schema import Entry, Stateful
 from torchssvm.dual.checks import check_batch
@@ -145,7 +145,7 @@ class Problem(Stateful):
         check, n = partial(check_batch, self.dual), self.dual.num_examples
         for batch, potentials, index in every_example(self.head, batches, device, check, n):
             target = self.dual.structure.check_target(batch.y, potentials)
-            if not torch.equal(digest_targets(target, potentials.lengths), self.targets[index]):
+            if not torch.equal(digest_examples(target, potentials), self.targets[index]):
                 raise ValueError(
                     "batches gave other targets than GDMM was made with: duals belong to the data they were trained on"
                 )
