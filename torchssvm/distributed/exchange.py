@@ -113,8 +113,8 @@ class Exchange:
             gradients, table[:, length:], lambda gram: solve_box_qp(gram / lam, table[:, 1], _SWEEPS)
         )
         separate = float(products.diagonal().sum())
-        rho = float(products.sum()) / separate if separate > 0.0 else 1.0
-        squared = float(beta @ products @ beta)
+        rho = max(float(products.sum()), 0.0) / separate if separate > 0.0 else 1.0
+        squared = max(float(beta @ products @ beta), 0.0)  # directions that cancel leave rounding of either sign
         figures = _together(table[:, 1:length], beta, farthest)
         return Round(combined, float(beta[ranks.rank]), figures, squared, rho)
 

@@ -12,6 +12,7 @@ from torchssvm.core.batch import first_occurrences
 from torchssvm.core.digest import UNKNOWN
 from torchssvm.core.on_host import known, on_host
 from torchssvm.core.potentials import Potentials
+from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
 
 
@@ -99,8 +100,10 @@ def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None)
         index: ``[B]`` int64, the blocks; None is all of this process in order.
 
     Raises:
-        RuntimeError: Some differ.
+        RuntimeError: Some differ; or, of all examples, the structure is not what it was.
     """
+    if index is None:
+        check_structure_is_same(dual)
     held = dual.targets if index is None else dual.targets[on_host(index)]
     if torch.equal(held, targets):
         return
@@ -113,4 +116,17 @@ def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None)
         f"{len(examples)} of {len(targets)} examples have other targets than those that the dual was trained on, "
         f"{examples[:5]} among them, or other edges, parents or capacities beside their features: the dual belongs to "
         "the data that it was trained on, in the same order; make a new DualState for other data"
+    )
+
+
+def check_structure_is_same(dual: DualState) -> None:
+    """Raise RuntimeError if an attribute of the structure has changed since the dual was made, as its ``repr`` shows.
+
+    A structure that leaves its ``repr`` to the base class is trusted: its attributes may count or cache.
+    """
+    if type(dual.structure).__repr__ is Structure.__repr__ or (now := repr(dual.structure)) == dual.made_for:
+        return
+    raise RuntimeError(
+        f"the structure is {now} now, and was {dual.made_for} when the dual was made: blocks may hold outputs that it "
+        "does not have. Set its attributes back, or make a new structure and a new DualState"
     )

@@ -53,13 +53,12 @@ class StoredLabelings(Stored):
         self._learned = True  # whether the storage lacks some rows of the Gram matrix
         self._found: OracleResult | None = None
         self._labelings: Labeling = None
+        self._some: Tensor | None = None  # rows with labelings, where others have none: these are never scored
         if self._columns:
             held = sets.read(index, self._columns, storage.labeling_like(potentials))
             empty = count == 0
-            if bool(empty.any()):  # empty slots cannot be scored: fill them with labelings of another example
-                donor = int((~empty).to(torch.int8).argmax())
-                empty = upload(empty, index.device)
-                held = tree_map(lambda t: torch.where(_like_rows(empty, t), t[donor], t), held)
+            if bool(empty.any()):
+                self._some = upload((~empty).nonzero().flatten(), index.device)
             self._labelings = self._structure.resize(held, target)
             if potentials.lengths is None:
                 for had, has in zip(tree_tensors(held), tree_tensors(self._labelings), strict=True):
@@ -74,11 +73,22 @@ class StoredLabelings(Stored):
     @cached_property
     def psi(self) -> Parts:
         """``p(y_i) - mu_i`` of every block."""
-        if self._columns:
+        if self._columns and self._some is None:
             parts = self._structure.mean_difference(self._labelings, -self._mass, self.target, self.potentials)
         else:
             parts = {name: torch.zeros_like(t) for name, t in self.potentials.tensors.items()}
+        if self._columns and self._some is not None:
+            labelings, target, potentials = self._rows_with_labelings(self.potentials)
+            found = self._structure.mean_difference(labelings, -self._mass[self._some], target, potentials)
+            parts = {name: tensor.index_copy(0, self._some, found[name]) for name, tensor in parts.items()}
         return parts if self._rest is None else {name: t + self._rest.psi[name] for name, t in parts.items()}
+
+    def _rows_with_labelings(self, potentials: Potentials) -> tuple[Labeling, Labeling, Potentials]:
+        """Labelings, target and potentials of the rows that have labelings, where others have none."""
+        assert self._some is not None
+        rows = self._some
+        labelings, target = (tree_map(lambda t: t[rows], several) for several in (self._labelings, self.target))
+        return labelings, target, potentials.select(rows)
 
     def inner(self, potentials: Potentials) -> Tensor:
         """``<psi_i, theta_i> / n``, from the scores of the labelings and of the rest."""
@@ -93,7 +103,12 @@ class StoredLabelings(Stored):
         """Scores of the cached labelings relative to the target, ``[B, C]``; 0 in empty slots."""
         if not self._columns:
             return self._mass
-        scores = self._structure.relative_scores(self._labelings, self.target, potentials.detach())
+        if self._some is None:
+            scores = self._structure.relative_scores(self._labelings, self.target, potentials.detach())
+        else:
+            labelings, target, potentials = self._rows_with_labelings(potentials.detach())
+            found = self._structure.relative_scores(labelings, target, potentials)
+            scores = found.new_zeros(self._filled.shape).index_copy(0, self._some, found)
         return torch.where(self._filled, scores, 0.0)
 
     def atoms(self, potentials: Potentials, losses: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -131,7 +146,11 @@ class StoredLabelings(Stored):
         corner = tree_map(lambda t: t.unsqueeze(1), found.labeling)
         if not self._columns:
             return corner
-        pairs = zip(tree_tensors(self._labelings), tree_tensors(corner), strict=True)
+        held = tree_tensors(self._labelings)
+        if self._some is not None:  # empty slots have no mass, and hold what can be scored
+            none = ~self._filled.any(1)
+            held = [torch.where(_like_rows(none, t), c, t) for t, c in zip(held, tree_tensors(corner), strict=True)]
+        pairs = zip(held, tree_tensors(corner), strict=True)
         return tree_replace(corner, [torch.cat(pair, 1) for pair in pairs])
 
     def curvature(self, found: OracleResult, respond: Callable[[Parts], Parts]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -175,7 +175,8 @@ class LatentTrainer(Stateful):
         """A round: fix the hidden parts, and solve to the tolerance, from the duals of the round before.
 
         Returns:
-            The certificate of the round's problem. Weights that do not lower the objective are dropped.
+            The certificate of the round's problem, for the weights that are kept: those that do not lower the objective
+            are dropped.
 
         Raises:
             RuntimeError: ``complete`` has found a hidden part that scores less than the one before.
@@ -187,11 +188,28 @@ class LatentTrainer(Stateful):
         if certificate.primal > self.objectives[-1]:
             self._write(held)
             self.settled = True
-            return certificate
+            return self._of_held_weights(certificate)
         self.next, gain = self._complete()
         self.objectives.append(certificate.primal - gain)
         self.settled = _same(self.next, self.data.rows)
         return certificate
+
+    def _of_held_weights(self, certificate: Certificate) -> Certificate:
+        """The certificate with the primal of the weights that the head holds: its dual bounds theirs too."""
+        dual = self.loop.dual
+        held = primal(self.head, self.structure, pass_over(self.data), dual.lam)
+        bound = min(certificate.dual, held.bound)  # a dual above the primal is rounding
+        weights = dual.unclipped if dual.recomputed is None else dual.recomputed
+        length = squared_norm(weights) ** 0.5
+        distance = squared_norm(p.detach() - w for p, w in zip(dual.parameters, weights, strict=True)) ** 0.5
+        return replace(
+            certificate,
+            primal=held.bound,
+            dual=bound,
+            gap=held.bound - bound,
+            exact=held.exact and not certificate.relaxed,
+            drift=distance / length if length > 0.0 else distance,
+        )
 
     def solve(self, rounds: int = 50) -> LatentReport:
         """Rounds until the run has settled, ``rounds`` at most."""
@@ -219,7 +237,7 @@ class LatentTrainer(Stateful):
                 before = self.structure.check_target(self.data.targets(batch), potentials)
                 gain = inner(self.structure.difference(completed, before, potentials), potentials.tensors)
                 size = sum(t.abs().flatten(1).sum(1, dtype=torch.float64) for t in potentials.tensors.values())
-                if bool((gain < -1e3 * torch.finfo(potentials.dtype).eps * (1.0 + size)).any()):
+                if bool((gain < -1e3 * torch.finfo(potentials.dtype).eps * size).any()):
                     raise RuntimeError(
                         f"complete(potentials, target) of {self.structure} has found a hidden part that scores less "
                         "than the one before: it must be the best one"

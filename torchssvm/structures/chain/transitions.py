@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import math
+
 import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import digest
+
+
+_FIRST = 1000  # lengths that are looked at when the rules are made
 
 
 class Transitions:
@@ -23,7 +29,8 @@ class Transitions:
 
     Raises:
         TypeError: An argument is not a tensor.
-        ValueError: An argument is not bool or has another shape, or for some length there is no sequence at all.
+        ValueError: An argument is not bool or has another shape, or for some length there is no sequence at all;
+            lengths beyond 1000 are looked at when they come.
 
     Example:
         >>> pairs = torch.tensor([[True, True], [False, True]])  # state 1 is never followed by state 0
@@ -39,33 +46,46 @@ class Transitions:
         every = torch.ones(states, dtype=torch.bool)
         self.first = every if first is None else _checked("first", first, (states,))
         self.last = every if last is None else _checked("last", last, (states,))
-        self._check_lengths()
+        self._checked: float = 0  # there are sequences of all lengths up to this one
+        self._reached = self._landmark = self.first.cpu().numpy()
+        self._check_lengths(_FIRST)
 
-    def _check_lengths(self) -> None:
-        """Raise ValueError unless there are sequences of each length.
+    def _check_lengths(self, longest: int) -> None:
+        """Raise ValueError unless there are sequences of each length up to ``longest``.
 
         The states that a sequence of some length may end with depend on those of the length before: once these sets
-        come again, all later ones do.
+        come again, all later ones do. That may take more lengths than can be counted, so no more are looked at than
+        are asked for. The sets are compared with the last one of a length that is a power of two (Brent, 1980).
         """
-        reached, seen = self.first, set[tuple[bool, ...]]()
-        while (key := tuple(reached.tolist())) not in seen:
-            seen.add(key)
-            if not bool((reached & self.last).any()):
-                raise ValueError(
-                    f"no sequence of length {len(seen)} is allowed: allow more pairs, first or last states"
-                )
-            reached = (self.pairs & reached.unsqueeze(1)).any(0)
+        pairs, last = self.pairs.cpu().numpy(), self.last.cpu().numpy()
+        while self._checked < longest:
+            length = int(self._checked) + 1
+            if not (self._reached & last).any():
+                raise ValueError(f"no sequence of length {length} is allowed: allow more pairs, first or last states")
+            following = pairs[self._reached].any(0)
+            if length & (length - 1) == 0:
+                self._landmark = self._reached
+            self._reached, self._checked = following, length
+            if (following == self._landmark).all():
+                self._checked = math.inf
 
     def to(self, device: torch.device) -> Transitions:
         """The same on a device."""
         if self.pairs.device == device:
             return self
-        return Transitions(self.pairs.to(device), first=self.first.to(device), last=self.last.to(device))
+        moved = copy.copy(self)
+        moved.pairs, moved.first, moved.last = (mask.to(device) for mask in (self.pairs, self.first, self.last))
+        return moved
 
     def restrict(self, potentials: Potentials) -> Potentials:
-        """Chain potentials that are ``-inf`` where a state or a pair is forbidden."""
+        """Chain potentials that are ``-inf`` where a state or a pair is forbidden.
+
+        Raises:
+            ValueError: There is no sequence at all of a length up to that of the potentials.
+        """
         allowed = self.to(potentials.device)
         emission, transition = potentials.tensors["emission"], potentials.tensors["transition"]
+        self._check_lengths(emission.shape[1])
         shared = transition.stride(0) == 0 and transition.shape[0] > 0  # one matrix seen B times stays one
         pairs = (transition[:1] if shared else transition).masked_fill(~allowed.pairs, -torch.inf)
         emission, lengths = emission.clone(), potentials.lengths

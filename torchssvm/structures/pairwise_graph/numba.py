@@ -235,7 +235,7 @@ def tighten(g):
 
 
 @njit
-def settle(g, tree, rounds, cycle_rounds, tolerance, best, depth):
+def settle(g, tree, rounds, cycle_rounds, small, best, depth):
     """Rounds of messages until the bound meets the best score, or stays where it is.
 
     Returns:
@@ -247,7 +247,6 @@ def settle(g, tree, rounds, cycle_rounds, tolerance, best, depth):
             tighten(g)
         found = sweep_back(g, tree)
         bound = min(bound, found)
-        small = tolerance * (1.0 + abs(best)) if best > -np.inf else 0.0
         if bound - best <= small:
             return best, bound
         sweep_ahead(g, tree, found - best - small, depth)
@@ -287,7 +286,7 @@ def choose(g):
 
 
 @njit
-def search(g, tree, rounds, cycle_rounds, branches, tolerance):
+def search(g, tree, rounds, cycle_rounds, branches, small):
     """Messages; then branch and bound, depth first, as long as a gap remains.
 
     A branch gives a node a label. When it is done, the label is closed at the node, and the search goes on above it.
@@ -299,16 +298,16 @@ def search(g, tree, rounds, cycle_rounds, branches, tolerance):
         rounds: Most rounds of messages along edges.
         cycle_rounds: Most further rounds, with cycles.
         branches: Most branches.
-        tolerance: The gap that counts as none, relative to 1 plus the score.
+        small: The gap that counts as none.
 
     Returns:
         The score of the labels, and an upper bound of all scores.
     """
-    best, g.bounds[0] = settle(g, tree, rounds, cycle_rounds, tolerance, -np.inf, 0)
+    best, g.bounds[0] = settle(g, tree, rounds, cycle_rounds, small, -np.inf, 0)
     depth, states = 0, g.node.shape[1]
     for _ in range(2 * branches):
         node, label = -1, -1
-        if g.bounds[depth] - best > tolerance * (1.0 + abs(best)):
+        if g.bounds[depth] - best > small:
             node, label = choose(g)
         if node >= 0:
             g.decided[depth, 0], g.decided[depth, 1] = node, label
@@ -337,6 +336,6 @@ def search(g, tree, rounds, cycle_rounds, branches, tolerance):
             if not left:
                 g.bounds[depth] = best
                 continue
-        best, found = settle(g, tree, 0 if cycle_rounds else 5, 10, tolerance, best, depth)
+        best, found = settle(g, tree, 0 if cycle_rounds else 5, 10, small, best, depth)
         g.bounds[depth] = min(g.bounds[depth], found)
     return best, max(best, g.bounds[0])

@@ -14,7 +14,7 @@ from torchssvm.core.threads import run_in_chunks
 from torchssvm.structures.pairwise_graph import numba as kernels
 from torchssvm.structures.pairwise_graph.plan import make_plan
 
-_TINY = 1e-9  # relative gap that is rounding
+_TINY = 1e-12  # relative to the sum of the largest absolute scores: smaller gaps are rounding
 
 
 def solve_graph(
@@ -58,9 +58,10 @@ def solve_graph(
         given=np.zeros(states),
         room=np.zeros((10, states, states)),
     )
-    value, bound = kernels.search(graph, plan.tree, rounds, cycle_rounds, branches, _TINY)
+    small = _TINY * float(np.abs(node).max(1).sum() + np.abs(scores).max((1, 2)).sum())
+    value, bound = kernels.search(graph, plan.tree, rounds, cycle_rounds, branches, small)
     labels[plan.order] = graph.best
-    tight = plan.tree or bound - value <= _TINY * (1.0 + abs(value))
+    tight = plan.tree or bound - value <= small
     return labels, value, value if tight else bound
 
 

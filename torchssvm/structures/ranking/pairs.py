@@ -145,10 +145,11 @@ class AveragePrecision(ByPairs):
         good, bad = grades >= self.relevant, (grades >= 0) & (grades < self.relevant)
         rank, other = place_of(scores, good), place_of(scores, bad)  # among their own kind
         size, most = good.sum(1, keepdim=True), int(good.sum(1).max())
-        k = torch.arange(1, most + 1, device=scores.device).view(1, -1, 1)
-        j = torch.arange(1, max(int(bad.sum(1).max()), 1) + 1, device=scores.device).view(1, 1, -1)
+        others, exact = max(int(bad.sum(1).max()), 1), {"dtype": torch.float64, "device": scores.device}
+        k = torch.arange(1, most + 1, **exact).view(1, -1, 1)
+        j = torch.arange(1, others + 1, **exact).view(1, 1, -1)
         # What passing the k-th relevant document gains the j-th other one, after j - 1 others have passed it.
-        gain = (j / (j + k) - (j - 1) / (j + k - 1)).to(torch.float64) / size.unsqueeze(2)
+        gain = (j / (j + k) - (j - 1) / (j + k - 1)) / size.unsqueeze(2)
         margin = _at(scores, rank, k.numel()).unsqueeze(2) - _at(scores, other, j.numel()).unsqueeze(1)
         gain = (gain - margin * self.share(grades).view(-1, 1, 1)).masked_fill(k > size.unsqueeze(2), 0.0)
         total = torch.nn.functional.pad(gain.flip(1).cumsum(1), (0, 0, 1, 0))  # of the last 0, 1, ... of all k
