@@ -7,7 +7,18 @@ import torch
 from refusals import changes_state
 from torch import nn
 
-from torchssvm import Chain, HiddenStates, LatentTrainer, LinearChain, LinearMulticlass, Multiclass, Relative, latent
+from torchssvm import (
+    Chain,
+    HiddenStates,
+    LatentTrainer,
+    LinearChain,
+    LinearMulticlass,
+    Multiclass,
+    Relative,
+    in_order,
+    latent,
+    primal,
+)
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import inner
 from torchssvm.datasets import LatentCrosses, PaddedDataset
@@ -103,9 +114,12 @@ def test_a_round_that_gains_nothing_is_dropped():
     run = trainer(tolerance=0.9)
     run.objectives = [1e-3]  # no round can be as good
     held = [p.detach().clone() for p in run.head.parameters()]
-    run.step()
+    certificate = run.step()
     assert run.settled
     assert run.objectives == [1e-3]
+    kept = primal(run.head, run.structure, in_order(run.data), lam=LAM)
+    assert certificate.primal == kept.bound  # not that of the dropped weights
+    assert certificate.gap == certificate.primal - certificate.dual >= 0.0
     assert all(torch.equal(a, b) for a, b in zip(run.head.parameters(), held, strict=True))
     run.objectives = [1.0]
     assert run.step().primal == pytest.approx(run.objectives[-1], abs=0.2)  # from the duals, without a warning

@@ -2,37 +2,55 @@
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
 import pytest
 import torch
-from problems import rng
+from problems import chain, rng
 
 from torchssvm import (
     BCFW,
+    NDCG,
+    Arborescence,
     Batch,
     BlockGap,
+    Chain,
+    CompiledBCFW,
     CuttingPlane,
     DecisionPotentials,
     Decisions,
     DualState,
     Edges,
+    GraphCut,
     Graphs,
+    HiddenStates,
     Knapsack,
     Labelings,
+    LinearChain,
     LinearDecisions,
     LinearEdges,
     LinearGraph,
     LinearPairwiseGraph,
+    Matching,
     MeanParts,
+    Multiclass,
+    Multilabel,
+    PairwiseGraph,
     PairwisePotentials,
+    Ranking,
     Situations,
+    SlackRescaling,
+    Structure,
+    Transitions,
+    Tree,
+    TreeReweighted,
     Weights,
     certify,
     recompute_weights,
 )
 from torchssvm.core.digest import digest_examples
-from torchssvm.structures.tree.forest import ForestFeatures, LinearForest
+from torchssvm.structures.tree.forest import Forest, ForestFeatures, LinearForest
 
 N = 4
 INDEX = torch.arange(N)
@@ -152,3 +170,73 @@ def test_nothing_given_is_not_0_and_signs_count():
     given = [None, *(torch.tensor([number]) for number in (0, 0.5, -0.5, -1, -2, 2))]
     found = {int(digest_examples(target, DecisionPotentials(torch.zeros(1, 2), given=each))) for each in given}
     assert len(found) == len(given)
+
+
+def trained_chain():
+    states = torch.ones(3, 3, dtype=torch.bool)
+    problem = chain(3, n=4, states=3)
+    head = LinearChain(problem.head.in_features, 3, structure=Chain(3, transitions=Transitions(states))).double()
+    dual = DualState.for_head(head, 4, 0.1)
+    return problem, head, dual, CompiledBCFW(head, dual, problem.everything(2))
+
+
+def test_a_structure_that_was_changed_is_refused_by_exact_passes():
+    problem, head, dual, loop = trained_chain()
+    loop.step(8)
+    before, strict = head.structure.transitions, torch.eye(3, dtype=torch.bool)
+    for attempt in (lambda: certify(head, dual, problem.everything(2)), loop.certify):
+        attempt()
+        head.structure.transitions = Transitions(strict)
+        with pytest.raises(RuntimeError, match=r"the structure is Chain\(3.* now, and was Chain.* make a new"):
+            attempt()
+        head.structure.transitions = before
+    before.pairs[0, 1] = False  # in place too
+    with pytest.raises(RuntimeError, match="the structure is"):
+        certify(head, dual, problem.everything(2))
+
+
+@pytest.mark.parametrize(
+    ("structure", "name", "value"),
+    [
+        (Decisions(Knapsack([1, 2, 3], 3)), "oracle", Knapsack([1, 2, 3], 2)),
+        (Matching(), "recall_cost", 1.0),
+        (Multiclass(3), "cost", 2.0 * (1.0 - torch.eye(3))),
+        (Ranking(NDCG(3)), "measure", NDCG(2)),
+        (HiddenStates(Multiclass(3), [0, 0, 1]), "shows", torch.tensor([0, 1, 1])),
+        (SlackRescaling(Multiclass(3)), "structure", Multiclass(4)),
+        (PairwiseGraph(3), "normalize", False),
+        (GraphCut(), "balanced", True),
+        (Multilabel(3), "weights", torch.ones(3)),
+        (Tree(2, [-1, 0, 0]), "parent", torch.tensor([-1, 0, 1])),
+        (Arborescence(), "normalize", False),
+        (Forest(2), "class_weight", torch.ones(2)),
+    ],
+    ids=lambda case: type(case).__name__ if isinstance(case, Structure) else "",
+)
+def test_settings_say_what_decides_the_outputs_and_their_losses(structure, name, value):
+    before = structure.settings()
+    assert before == copy.deepcopy(structure).settings()
+    setattr(structure, name, value)
+    assert structure.settings() != before
+
+
+def test_the_way_to_decode_may_change():
+    structure = PairwiseGraph(3)
+    before = structure.settings()
+    structure.oracle = TreeReweighted(branches=7)
+    assert structure.settings() == before
+
+
+def test_what_a_structure_of_ones_own_counts_may_change():
+    class Counting(Multiclass):
+        calls = 0
+        __repr__ = Structure.__repr__
+
+        def argmax(self, potentials):
+            self.calls += 1
+            return super().argmax(potentials)
+
+    structure = Counting(3)
+    before = structure.settings()
+    structure.argmax(torch.zeros(2, 3))
+    assert structure.settings() == before

@@ -78,6 +78,7 @@ def adjoint_error(trial: Trial) -> str | None:
         raise Skipped("the head has none: torch.func computes it if it can")
     corner = find_corner(trial.structure, potentials, trial.target)
     ours = per_example_adjoint(potentials, corner.parts, trial.weights)
+    rounding = 100 * torch.finfo(potentials.dtype).eps * max(float(mine.abs().max()) for mine in ours)
     for row in range(potentials.batch_size):
         only = {}
         for part, tensor in corner.parts.items():
@@ -85,7 +86,7 @@ def adjoint_error(trial: Trial) -> str | None:
             only[part][row] = tensor[row]
         truth = adjoint(potentials, only, trial.weights)
         for place, (mine, true) in enumerate(zip(ours, truth, strict=True)):
-            if not torch.allclose(mine[row], true, rtol=1e-3, atol=1e-4 * (1 + float(true.abs().max()))):
+            if not torch.allclose(mine[row], true, rtol=1e-3, atol=1e-4 * float(mine.abs().max()) + rounding):
                 return f"parameter {place}, row {row}: differs by {float((mine[row] - true).abs().max()):.3g}"
     return None
 
@@ -103,15 +104,23 @@ def gram_product_error(trial: Trial) -> str | None:
 
 def _difference(trial: Trial, ours: Parts, truth: Parts) -> str | None:
     """The first difference between two sets of parts outside the padding, or None."""
+    rounding = 100 * torch.finfo(trial.potentials.dtype).eps * max(float(t.abs().max()) for t in truth.values())
     for name, tensor in ours.items():
         wrong = (tensor - truth[name]).abs()
         if (padding := trial.padding(name)) is not None:
             wrong[padding] = 0.0
         worst = wrong.flatten(1).amax(1) if wrong[0].numel() else wrong.new_zeros(len(wrong))
-        if bool((bad := ~(worst <= 1e-4 * (1 + float(truth[name].abs().sum())))).any()):
+        if bool((bad := ~(worst <= 1e-4 * float(truth[name].abs().sum()) + rounding)).any()):
             row = int(bad.nonzero()[0])
             return f"{name!r}, row {row}: differs by {float(worst[row]):.3g}"
     return None
+
+
+def _size(potentials: Potentials) -> Tensor:
+    """The largest absolute value of each tensor that is finite, added up: ``[B]`` float64."""
+    finite = [torch.nan_to_num(t.detach(), nan=0.0, posinf=0.0, neginf=0.0) for t in potentials.tensors.values()]
+    sizes = [t.abs().flatten(1).amax(1).to(torch.float64) for t in finite if t[0].numel()]
+    return sum(sizes, torch.zeros(potentials.batch_size, dtype=torch.float64, device=potentials.device))
 
 
 def parts_error(trial: Trial) -> None:
@@ -144,9 +153,11 @@ def loss_potentials_error(trial: Trial) -> str | None:
         raise Skipped("there are no loss_potentials, and the structure's own oracle needs none") from None
     for labeling in trial.samples:
         parts = trial.parts(labeling)
-        claimed = inner({name: parts[name] for name in delta}, delta) + constant
+        own = {name: parts[name] for name in delta}
+        claimed = inner(own, delta) + constant
+        summed = inner(*({name: t.abs() for name, t in some.items()} for some in (own, delta))) + constant.abs()
         loss = structure.loss(labeling, trial.target).to(torch.float64)
-        if not torch.allclose(claimed.to(torch.float64), loss, rtol=1e-4, atol=1e-5):
+        if bool(((claimed - loss).abs() > 1e-4 * loss.abs() + 1e-5 * summed).any()):
             return f"loss is {loss.tolist()}, loss_potentials gives {claimed.tolist()}"
     return None
 
@@ -174,7 +185,7 @@ def relative_scores_error(trial: Trial) -> str | None:
     truth = Structure.relative_scores(structure, cached, trial.target, potentials)
     if ours.shape != truth.shape or ours.dtype != torch.float64:
         return f"it returned {ours.dtype} {list(ours.shape)}, it should return float64 {list(truth.shape)}"
-    wrong = ~((ours - truth).abs() <= 1e-4 * (1 + truth.abs()))
+    wrong = ~((ours - truth).abs() <= 1e-4 * (_size(potentials).unsqueeze(1) + truth.abs()))
     if bool(wrong.any()):
         row, column = (int(place) for place in wrong.nonzero()[0])
         return f"row {row}: it says {float(ours[row, column]):.6g}, the parts {float(truth[row, column]):.6g}"
@@ -224,7 +235,7 @@ def _better_output(trial: Trial, potentials: Potentials, target: Any) -> str | N
         structure.argmax(potentials) if target is None else structure.augmented_argmax(potentials, target)
     )
     best = value(found.labeling)
-    slack = 1e-4 * (1 + best.abs())
+    slack = 1e-4 * (_size(potentials) + best.abs())
     if found.value is not None and bool(((found.value - best).abs() > slack).any()):
         return f"it says value {found.value.tolist()}, its output has {best.tolist()}"
     ceiling = best if found.exact or found.bound is None else found.bound
@@ -276,7 +287,7 @@ def padding_error(trial: Trial) -> str | None:
         for name, mask in padding.items():
             noisy[name][mask] = 100 * trial.noise(noisy[name])[mask]
         again = find_corner(structure, potentials.replace(noisy), target)
-        if not torch.allclose(again.hinge, corner.hinge, rtol=1e-4, atol=1e-4):
+        if bool(((again.hinge - corner.hinge).abs() > 1e-4 * (_size(potentials) + corner.hinge.abs())).any()):
             other = again.hinge.tolist()
             return f"with other numbers in the padding the maximum is {other}, not {corner.hinge.tolist()}"
     if not padding:

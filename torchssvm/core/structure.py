@@ -215,6 +215,14 @@ class Structure(ABC):
         """Whether ``other`` is of this very class, with the same settings as far as ``repr`` shows them."""
         return type(self) is type(other) and repr(self) == repr(other)
 
+    def settings(self) -> str:
+        """What the blocks of a dual depend on: exact passes refuse a structure in which it has changed.
+
+        The default is the ``repr`` that a class writes itself: that of this class also shows what counts or caches.
+        Structures leave out how the best output is found, which may change.
+        """
+        return type(self).__name__ if type(self).__repr__ is Structure.__repr__ else repr(self)
+
     @torch.no_grad()
     def decode(self, potentials: Potentials | Tensor | Mapping[str, Tensor]) -> Labeling:
         """The highest-scoring output of every example, from what a head returned."""

@@ -12,7 +12,6 @@ from torchssvm.core.batch import first_occurrences
 from torchssvm.core.digest import UNKNOWN
 from torchssvm.core.on_host import known, on_host
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
 
 
@@ -103,7 +102,7 @@ def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None)
         RuntimeError: Some differ; or, of all examples, the structure is not what it was.
     """
     if index is None:
-        check_structure_is_same(dual)
+        _check_structure(dual)
     held = dual.targets if index is None else dual.targets[on_host(index)]
     if torch.equal(held, targets):
         return
@@ -119,14 +118,10 @@ def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None)
     )
 
 
-def check_structure_is_same(dual: DualState) -> None:
-    """Raise RuntimeError if an attribute of the structure has changed since the dual was made, as its ``repr`` shows.
-
-    A structure that leaves its ``repr`` to the base class is trusted: its attributes may count or cache.
-    """
-    if type(dual.structure).__repr__ is Structure.__repr__ or (now := repr(dual.structure)) == dual.made_for:
-        return
-    raise RuntimeError(
-        f"the structure is {now} now, and was {dual.made_for} when the dual was made: blocks may hold outputs that it "
-        "does not have. Set its attributes back, or make a new structure and a new DualState"
-    )
+def _check_structure(dual: DualState) -> None:
+    """Raise RuntimeError if an attribute of the structure has changed since the dual was made."""
+    if (now := dual.structure.settings()) != dual.made_for:
+        raise RuntimeError(
+            f"the structure is {now} now, and was {dual.made_for} when the dual was made: blocks may hold outputs that "
+            "it does not have. Set its attributes back, or make a new structure and a new DualState"
+        )

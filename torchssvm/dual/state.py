@@ -104,7 +104,7 @@ class DualState(SavedDual):
         self.num_examples = num_examples = int(num_examples)
         self._lam = float(lam)
         self.structure = structure
-        self.made_for = repr(structure)  # which outputs the blocks may hold: exact passes compare it
+        self.made_for = structure.settings()  # exact passes compare it
         self.storage = storage if storage is not None else MeanParts()
         self.ranks.check_same(
             num_examples=num_examples,

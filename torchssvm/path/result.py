@@ -97,8 +97,8 @@ class RegularizationPath:
         lam = check_lam(lam)
         if lam < self.lowest:
             raise ValueError(
-                f"lam={lam:g} is below the end of this path, {self.lowest:g}: run it with a lower lam_min, and with more "
-                "max_passes if these ended it above its lam_min"
+                f"lam={lam:g} is below the end of this path, {self.lowest:g}: run it with a lower lam_min, and with "
+                "more max_passes if these ended it above its lam_min"
             )
         above = int(torch.searchsorted(-self.breakpoints, -lam, right=True))  # breakpoints >= lam
         return self.points[max(above - 1, 0)]

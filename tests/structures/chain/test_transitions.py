@@ -113,6 +113,29 @@ def test_the_optimum_is_that_of_the_allowed_outputs():
     assert reference(own).optimum() > optimum + 1e-3
 
 
+def cycles(*sizes):
+    """States in cycles, all of which begin in the first one."""
+    pairs = torch.block_diag(*(torch.roll(torch.eye(size), 1, 1) for size in sizes)).bool()
+    first = torch.cat([torch.arange(size) == 0 for size in sizes])
+    return pairs, first
+
+
+def test_rules_of_a_long_period_are_made_at_once():
+    pairs, first = cycles(2, 3, 5, 7, 11, 13, 17, 19)  # the same states come again after 9,699,690 places
+    assert Transitions(pairs, first=first).allows(torch.tensor([[0, 1, 0], [1, 0, 1]])).tolist() == [True, False]
+
+
+def test_lengths_without_a_sequence_are_refused_when_they_come():
+    pairs, first = cycles(2, 3, 5, 7, 11)
+    last = ~torch.cat([torch.arange(size) == size - 1 for size in (2, 3, 5, 7, 11)])  # none at length 2310
+    structure = Chain(28, transitions=Transitions(pairs, first=first, last=last))
+    emission, transition = torch.zeros(1, 2310, 28), torch.zeros(1, 28, 28)
+    found = structure.argmax(Potentials({"emission": emission[:, :-1], "transition": transition}))
+    assert bool(structure.transitions.allows(found.labeling))
+    with pytest.raises(ValueError, match="no sequence of length 2310 is allowed"):
+        structure.argmax(Potentials({"emission": emission, "transition": transition}))
+
+
 def test_factorwise_training_refuses_them():
     own = make()
     with pytest.raises(TypeError, match="forbids transitions, and GDMM's messages do not know of them"):

@@ -35,6 +35,7 @@ from torchssvm import (
 )
 from torchssvm.core.batch import tree_map
 from torchssvm.core.max_oracle import find_corner
+from torchssvm.structures.pairwise_graph.oracle import best_labels
 from torchssvm.structures.pairwise_graph.plan import make_plan
 from torchssvm.structures.pairwise_graph.structure import PairwiseTarget
 from torchssvm.structures.tree.oracle import max_sum_tree
@@ -181,6 +182,19 @@ def test_bounds_enclose_the_best_score(seed, integers, place):
     if structure.oracle == TreeReweighted():
         assert found.exact
         torch.testing.assert_close(found.value, best)
+
+
+@examples(20)
+@given(SEEDS, st.sampled_from([-40, -30, 30]))
+def test_the_size_of_potentials_changes_neither_labels_nor_proofs(seed, exponent):
+    potentials = random_potentials(rng(seed), 3, most=6, share=0.9)
+    parts = potentials["node"], potentials["edge"]
+    labels, value, bound = best_labels(*parts, potentials.edges, potentials.lengths, rounds=3, cycle_rounds=2)
+    factor = 2.0**exponent  # exact
+    scaled = best_labels(*(factor * t for t in parts), potentials.edges, potentials.lengths, rounds=3, cycle_rounds=2)
+    assert torch.equal(scaled[0], labels)
+    assert torch.equal(scaled[1], factor * value)
+    assert torch.equal(scaled[2], factor * bound)
 
 
 @examples(25)

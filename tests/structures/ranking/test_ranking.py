@@ -302,6 +302,23 @@ def test_average_precision_on_longer_lists(seed, relevant, most):
     assert float(hinge) == pytest.approx(float(values.max()), abs=1e-12)
 
 
+@pytest.mark.parametrize("measure", [AveragePrecision(), NDCG(), PrecisionAt(2)])
+def test_the_worst_order_is_that_of_float64(measure):
+    random, structure = rng(7), Ranking(measure)
+    grades = torch.tensor([[1, 0, 1, 0, 0]]).expand(200, 5)
+    scores = torch.randint(-1, 2, (200, 5), generator=random) / 30 + 1e-9 * torch.randn(
+        200, 5, generator=random, dtype=torch.float64
+    )
+    target = structure.check_target(grades, scores)
+
+    def hinge(labeling):
+        moved = structure.difference(labeling, target, Potentials(scores))["potentials"]
+        return structure.loss(labeling, target) + (moved * scores).sum(1)
+
+    best = torch.stack([hinge(labeling) for labeling in structure.enumerate(Potentials(scores))]).amax(0)
+    assert float((best - hinge(measure.worst(scores, grades))).max()) < 1e-14
+
+
 @examples(30)
 @given(seed=SEEDS, normalize=st.booleans(), dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_the_hinge_of_swaps_is_that_of_each_pair(seed, normalize, dtype):

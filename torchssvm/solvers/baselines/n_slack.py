@@ -75,7 +75,7 @@ class NSlack(Slack):
         """Keep the planes of the examples whose corner violates their constraints by more than rounding."""
         index = index.cpu()
         hinge, score = corner.hinge.cpu(), corner.score.cpu()
-        rounding = 100 * torch.finfo(self.planes.dtype).eps * (1.0 + hinge.abs() + score.abs())
+        rounding = 100 * torch.finfo(self.planes.dtype).eps * (corner.loss.cpu().abs() + score.abs() + hinge.abs())
         rows = (hinge > self.hinges[index] + rounding).nonzero().flatten()
         if not len(rows):
             return

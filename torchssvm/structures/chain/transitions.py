@@ -12,7 +12,6 @@ from torchssvm.core.arguments import check_tensor
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import digest
 
-
 _FIRST = 1000  # lengths that are looked at when the rules are made
 
 

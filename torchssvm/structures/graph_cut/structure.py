@@ -284,6 +284,10 @@ class GraphCut(Structure):
             weights = torch.where(own > 0, weights * total / (own * present), 0.0)
         return torch.where(total > 0, weights / total, 0.0) if self.normalize else weights
 
+    def settings(self) -> str:
+        """Without the oracle."""
+        return f"GraphCut(balanced={self.balanced}, normalize={self.normalize})"
+
     def __repr__(self) -> str:
         return f"GraphCut({self.oracle}, balanced={self.balanced}, normalize={self.normalize})"
 

@@ -103,6 +103,8 @@ class Matching(Structure):
 
     quick_to_decode = True
 
+    settings = Structure.__repr__  # no attribute counts or caches
+
     def __init__(self, *, precision_cost: float = 1.0, recall_cost: float = 3.0, normalize: bool = True) -> None:
         check_flags(normalize=normalize)
         self.precision_cost = check_number(precision_cost, "precision_cost", 0.0)
@@ -139,16 +141,15 @@ class Matching(Structure):
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
         """Asymmetric Hamming loss, ``[B]`` float64."""
         found, true = labeling == 1, target == 1
-        wrong = (found & (target == 0)).sum((1, 2))
-        missed = (true & ~found).sum((1, 2))
+        wrong = (found & (target == 0)).sum((1, 2), dtype=torch.float64)  # a float times integers would be float32
+        missed = (true & ~found).sum((1, 2), dtype=torch.float64)
         return (self.precision_cost * wrong + self.recall_cost * missed) * self._share(target)
 
     def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:
         """``precision_cost`` at wrong edges, ``-recall_cost`` at the target's; the constant is that of missing all."""
-        share = self._share(target)
-        delta = self.precision_cost * (target == 0) - self.recall_cost * (target == 1)
-        constant = self.recall_cost * (target == 1).sum((1, 2)) * share
-        return delta.to(torch.float64) * share.view(-1, 1, 1), constant
+        share, true = self._share(target), (target == 1).to(torch.float64)
+        delta = self.precision_cost * (target == 0).to(torch.float64) - self.recall_cost * true
+        return delta * share.view(-1, 1, 1), self.recall_cost * true.sum((1, 2)) * share
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
         """Check that ``target`` is a matching of the right shape; write -1 beyond the nodes of each example."""

@@ -272,9 +272,10 @@ class Multilabel(Structure):
             found["pairwise"] = ((labels.mT * mass.unsqueeze(1)) @ labels)[:, i, j]
         return found
 
-    def __repr__(self) -> str:
+    def settings(self) -> str:
+        """Without the decoder."""
         weights = None if self.weights is None else digest(self.weights)
-        return (
-            f"Multilabel({self.num_labels}, pairwise={self.pairwise}, normalize={self.normalize}, weights={weights}, "
-            f"decoder={self.decoder})"
-        )
+        return f"{self.num_labels}, pairwise={self.pairwise}, normalize={self.normalize}, weights={weights}"
+
+    def __repr__(self) -> str:
+        return f"Multilabel({self.settings()}, decoder={self.decoder})"

@@ -261,6 +261,10 @@ class PairwiseGraph(Structure):
             add_at(parts[name].flatten(1), places.flatten(1), (mass * real).flatten(1), any_order=alone)
         return parts
 
+    def settings(self) -> str:
+        """Without the oracle."""
+        return f"PairwiseGraph({self.num_labels}, normalize={self.normalize})"
+
     def __repr__(self) -> str:
         return f"PairwiseGraph({self.num_labels}, {self.oracle}, normalize={self.normalize})"
 

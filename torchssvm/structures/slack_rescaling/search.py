@@ -150,4 +150,4 @@ def _bound(found: Decoding, reached: Tensor, factor: float | Tensor = 1.0, offse
 
 
 def _reached(value: Tensor, ceiling: Tensor) -> Tensor:
-    return ceiling - value <= 1e-9 * (1.0 + ceiling)
+    return ceiling - value <= 1e-9 * ceiling

@@ -146,6 +146,10 @@ class SlackRescaling(Structure):
         """The outputs that the wrapped structure lists."""
         return self.structure.enumerate(potentials)
 
+    def settings(self) -> str:
+        """Without the oracle."""
+        return f"SlackRescaling({self.structure.settings()})"
+
     def __repr__(self) -> str:
         return f"SlackRescaling({self.structure!r}, oracle={self.oracle!r})"
 

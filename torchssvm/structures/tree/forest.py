@@ -81,6 +81,8 @@ class Forest(Structure):
         ValueError: ``num_states`` is less than 1, or ``class_weight`` has another number of costs.
     """
 
+    settings = Structure.__repr__  # no attribute counts or caches
+
     def __init__(self, num_states: int, class_weight: Tensor | None = None) -> None:
         self.num_states = check_whole(num_states, "num_states")
         if class_weight is not None and check_tensor(class_weight, "class_weight").shape != (num_states,):

@@ -1,0 +1,46 @@
+"""Directions of several processes that cancel: the length of their sum is rounding, and never negative."""
+
+from __future__ import annotations
+
+import torch
+from problems import rng
+
+from torchssvm.distributed.exchange import _SWEEPS, Exchange, Figures, add_products, solve_box_qp
+from torchssvm.steps.line_search import exact_step
+
+
+class Opposite:
+    """Two ranks; the second one's direction is the first one's, times ``factor``."""
+
+    size, rank = 2, 0
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def is_small(self, numbers):
+        return True
+
+    def gather(self, message):
+        other, direction = message.clone(), 1 + len(Figures._fields)
+        other[direction:] *= self.factor
+        return torch.stack([message, other])
+
+    def hear(self, refused):
+        pass
+
+
+def test_the_length_of_directions_that_cancel_is_not_negative():
+    random, negative, lam = rng(0), 0, 1e-12
+    for _ in range(300):
+        direction = torch.randn(5, generator=random, dtype=torch.float64)
+        factor = -float(torch.rand((), generator=random, dtype=torch.float64)) - 0.01
+        figures = Figures(1.0, 1.0, *([0] * (len(Figures._fields) - 2)))
+        found = Exchange(Opposite(factor), [direction])(lambda own=(direction, figures): ([own[0]], own[1]), lam)
+        products = torch.zeros(2, 2, dtype=torch.float64)
+        add_products(torch.stack([direction, factor * direction], 1).numpy(), products.numpy())
+        beta = solve_box_qp(products / lam, torch.ones(2, dtype=torch.float64), _SWEEPS)
+        negative += float(beta @ products @ beta) < 0.0
+        assert found.squared_norm >= 0.0
+        assert found.rho >= 0.0
+        assert 0.0 <= exact_step(found.figures.value, found.squared_norm, lam, found.figures.largest) <= 1.0
+    assert negative > 0  # else this has tested nothing
