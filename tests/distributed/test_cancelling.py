@@ -10,7 +10,7 @@ from torchssvm.steps.line_search import exact_step
 
 
 class Opposite:
-    """Two ranks; the second one's direction is the first one's, times ``factor``."""
+    """Two ranks; the second one's direction is the first one's, times ``factor``, and has no value of its own."""
 
     size, rank = 2, 0
 
@@ -23,6 +23,7 @@ class Opposite:
     def gather(self, message):
         other, direction = message.clone(), 1 + len(Figures._fields)
         other[direction:] *= self.factor
+        other[1] = 0.0
         return torch.stack([message, other])
 
     def hear(self, refused):
@@ -30,15 +31,15 @@ class Opposite:
 
 
 def test_the_length_of_directions_that_cancel_is_not_negative():
-    random, negative, lam = rng(0), 0, 1e-12
+    random, negative, lam = rng(0), 0, 1e-2
     for _ in range(300):
         direction = torch.randn(5, generator=random, dtype=torch.float64)
-        factor = -float(torch.rand((), generator=random, dtype=torch.float64)) - 0.01
-        figures = Figures(1.0, 1.0, *([0] * (len(Figures._fields) - 2)))
+        factor = -1.0 - float(torch.rand((), generator=random, dtype=torch.float64))
+        figures = Figures(1e6, 1.0, *([0] * (len(Figures._fields) - 2)))
         found = Exchange(Opposite(factor), [direction])(lambda own=(direction, figures): ([own[0]], own[1]), lam)
         products = torch.zeros(2, 2, dtype=torch.float64)
         add_products(torch.stack([direction, factor * direction], 1).numpy(), products.numpy())
-        beta = solve_box_qp(products / lam, torch.ones(2, dtype=torch.float64), _SWEEPS)
+        beta = solve_box_qp(products / lam, torch.tensor([1e6, 0.0], dtype=torch.float64), _SWEEPS)
         negative += float(beta @ products @ beta) < 0.0
         assert found.squared_norm >= 0.0
         assert found.rho >= 0.0

@@ -177,14 +177,15 @@ def trained_chain():
     problem = chain(3, n=4, states=3)
     head = LinearChain(problem.head.in_features, 3, structure=Chain(3, transitions=Transitions(states))).double()
     dual = DualState.for_head(head, 4, 0.1)
-    return problem, head, dual, CompiledBCFW(head, dual, problem.everything(2))
+    batches = [batch.replace(y=batch.y.clamp(max=0)) for batch in problem.everything(2)]
+    return batches, head, dual, CompiledBCFW(head, dual, batches)
 
 
 def test_a_structure_that_was_changed_is_refused_by_exact_passes():
-    problem, head, dual, loop = trained_chain()
+    batches, head, dual, loop = trained_chain()
     loop.step(8)
     before, strict = head.structure.transitions, torch.eye(3, dtype=torch.bool)
-    for attempt in (lambda: certify(head, dual, problem.everything(2)), loop.certify):
+    for attempt in (lambda: certify(head, dual, batches), loop.certify):
         attempt()
         head.structure.transitions = Transitions(strict)
         with pytest.raises(RuntimeError, match=r"the structure is Chain\(3.* now, and was Chain.* make a new"):
@@ -192,7 +193,7 @@ def test_a_structure_that_was_changed_is_refused_by_exact_passes():
         head.structure.transitions = before
     before.pairs[0, 1] = False  # in place too
     with pytest.raises(RuntimeError, match="the structure is"):
-        certify(head, dual, problem.everything(2))
+        certify(head, dual, batches)
 
 
 @pytest.mark.parametrize(
