@@ -145,9 +145,9 @@ class AveragePrecision(ByPairs):
         good, bad = grades >= self.relevant, (grades >= 0) & (grades < self.relevant)
         rank, other = place_of(scores, good), place_of(scores, bad)  # among their own kind
         size, most = good.sum(1, keepdim=True), int(good.sum(1).max())
-        others, exact = max(int(bad.sum(1).max()), 1), {"dtype": torch.float64, "device": scores.device}
-        k = torch.arange(1, most + 1, **exact).view(1, -1, 1)
-        j = torch.arange(1, others + 1, **exact).view(1, 1, -1)
+        k = torch.arange(1, most + 1, dtype=torch.float64, device=scores.device).view(1, -1, 1)
+        others = max(int(bad.sum(1).max()), 1)
+        j = torch.arange(1, others + 1, dtype=torch.float64, device=scores.device).view(1, 1, -1)
         # What passing the k-th relevant document gains the j-th other one, after j - 1 others have passed it.
         gain = (j / (j + k) - (j - 1) / (j + k - 1)) / size.unsqueeze(2)
         margin = _at(scores, rank, k.numel()).unsqueeze(2) - _at(scores, other, j.numel()).unsqueeze(1)
