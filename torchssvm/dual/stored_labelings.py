@@ -54,7 +54,7 @@ class StoredLabelings(Stored):
         self._found: OracleResult | None = None
         self._labelings: Labeling = None
         if self._columns:
-            held = sets.read(index, self._columns, storage.labeling_like(potentials))
+            held = sets.read(index, self._columns, storage.labeling_like(potentials, target))
             empty = count == 0
             if bool(empty.any()):  # empty slots cannot be scored: fill them with labelings of another example
                 donor = int((~empty).to(torch.int8).argmax())
@@ -257,7 +257,7 @@ class StoredLabelings(Stored):
         storage, sets, index = self._storage, self._storage.sets, pick(self.index, rows)
         mass, potentials = sets.mass[index, slots], self.potentials.select(rows)
         target = tree_map(lambda t: t[rows], self.target)
-        held = sets.read(index, storage.capacity, storage.labeling_like(potentials))
+        held = sets.read(index, storage.capacity, storage.labeling_like(potentials, target))
         one = tree_map(lambda t: t[torch.arange(len(slots), device=slots.device), slots].unsqueeze(1), held)
         one = self._structure.resize(one, target)
         parts = self._structure.mean_difference(one, mass.unsqueeze(1), target, potentials)
