@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def guess_lam(
 
     Raises:
         ValueError: The dataset is empty, no output of these examples has a loss or known scores fit all of them, or all
-            features are zero.
+            features are zero, or so large that their squares overflow.
         TypeError: The dataset has no length.
 
     Example:
@@ -71,6 +72,8 @@ def guess_lam(
         )
     if not sum(found) > 0.0:
         raise ValueError("no weights change a loss: are all features zero?")
+    if not math.isfinite(sum(found)):
+        raise ValueError("the features are so large that their squares overflow: scale them")
     return SHARE * sum(found) / len(found) / n
 
 
