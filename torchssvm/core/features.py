@@ -5,7 +5,13 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+
+def largest_feature(dtype: torch.dtype) -> float:
+    """The largest size of a feature: sums of a million squares do not overflow."""
+    return 1e-3 * torch.finfo(dtype).max ** 0.5
 
 
 def takes_lengths(features: nn.Module) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_tensor
+from torchssvm.core.features import largest_feature
 from torchssvm.core.row_sparse import per_example_rows
 from torchssvm.core.sparse_features import SparseFeatures
 
@@ -27,21 +28,28 @@ class Lists(NamedTuple):
 
 
 def check_finite(x: Tensor | SparseFeatures, index: Tensor, dtype: torch.dtype) -> None:
-    """Raise ValueError, naming example and place, for the first non-finite feature; ``index`` names the examples."""
+    """Raise ValueError, naming example and place, for the first feature that is not finite or overflows when squared.
+
+    Args:
+        x: Features.
+        index: ``[B]`` int64, the examples.
+        dtype: Of the weights.
+    """
     columns, numbers = (x.columns, x.values) if isinstance(x, SparseFeatures) else (None, x)
     if numbers is None:
         return
     if columns is not None:
         numbers = torch.where(columns >= 0, numbers, 0.0)
-    wrong = ~torch.isfinite(numbers.detach().to(dtype))
+    wrong = ~(numbers.detach().to(dtype).abs() <= largest_feature(dtype))  # true of NaN
     if not bool(wrong.any()):
         return
     place = wrong.nonzero()[0].tolist()
     column = place[-1] if columns is None else int(columns[tuple(place)])
     token, padding = (f"token {place[1]}, ", ", padding included") if len(place) > 2 else ("", "")
+    finite = bool(torch.isfinite(numbers[tuple(place)].to(dtype)))
     raise ValueError(
-        f"x of example {int(index[place[0]])} holds numbers that are not finite in {dtype}{padding}: "
-        f"{float(numbers[tuple(place)])} at {token}column {column}"
+        f"x of example {int(index[place[0]])} holds numbers that {'overflow when squared' if finite else 'are not finite'} "
+        f"in {dtype}{padding}: {float(numbers[tuple(place)])} at {token}column {column}"
     )
 
 

@@ -180,7 +180,7 @@ class ActiveSets:
             "count": Entry(torch.int64, (n,), low=0, high=capacity),
             "length": Entry(torch.int64, (n,), low=0),
             "mass": Entry(torch.float64, shape, low=0.0, high=1.0 + 1e-6),
-            "loss": Entry(torch.float64, shape, low=0.0),
+            "loss": Entry(torch.float64, shape),  # below 0 where known scores are counted with it
             "used": Entry(torch.int64, shape),
             "known": Entry(torch.bool, shape),
             "labelings": Each(list, Entry(Tensor, (*shape, ...))),

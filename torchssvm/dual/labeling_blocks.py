@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.core.batch import tree_map
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.schema import Entry, Same, Schema, damaged
 from torchssvm.core.structure import Labeling, Structure, as_decoding
@@ -52,11 +53,16 @@ class LabelingBlocks(Storage):
         self.rest_loss = torch.zeros(len(self.own), dtype=torch.float64, device=device)
         self.mixed = torch.zeros(len(self.own), dtype=torch.bool, device=device)
 
-    def labeling_like(self, potentials: Potentials) -> Labeling:
-        """A labeling of one example: a template of kind, sizes and dtypes, decoded once."""
+    def labeling_like(self, potentials: Potentials, target: Labeling = None) -> Labeling:
+        """A labeling of one example: a template of kind, sizes and dtypes, decoded once.
+
+        With the target, where it is known: an oracle that finds nothing in its time returns it.
+        """
         if self._template is None:
             one = potentials.detach().select(torch.zeros(1, dtype=torch.int64, device=potentials.device))
-            self._template = as_decoding(self.structure.argmax(one)).labeling
+            own = () if target is None else (tree_map(lambda tensor: tensor[:1], target),)
+            decode = self.structure.augmented_argmax if own else self.structure.argmax
+            self._template = as_decoding(decode(one, *own)).labeling
         return self._template
 
     def rescale(self, factor: float) -> None:
@@ -93,14 +99,14 @@ class LabelingBlocks(Storage):
         }
 
     def _schema(self) -> Schema:
-        rest = Entry(torch.float64, (len(self.own),), low=0.0)
+        n = len(self.own)
         return {
             "kind": Same("labelings"),
             "sets": partial(self.sets.check_state, dtype=self.parameters[0].dtype),
             "rest": self.rest.check_state,
-            "rest_mass": rest,
-            "rest_loss": rest,
-            "mixed": Entry(torch.bool, (len(self.own),)),
+            "rest_mass": Entry(torch.float64, (n,), low=0.0),
+            "rest_loss": Entry(torch.float64, (n,)),
+            "mixed": Entry(torch.bool, (n,)),
         }
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:

@@ -52,22 +52,22 @@ class Labelings(LabelingBlocks):
         """Keep the inner products of each block's labelings."""
         self.wants_curvature = True
 
-    def estimate(self, potentials: Potentials) -> int:
+    def estimate(self, potentials: Potentials, target: Labeling = None) -> int:
         """Bytes for all examples with full active sets, if their labelings are as long as this batch's."""
         gram = self.parameters[0].element_size() if self.wants_curvature else 0
-        each = ActiveSets.bytes_each(self.labeling_like(potentials), self.capacity, gram)
+        each = ActiveSets.bytes_each(self.labeling_like(potentials, target), self.capacity, gram)
         return len(self.own) * (each + 8 + 8 + 1)
 
     def gather(self, index: Tensor, potentials: Potentials, target: Labeling) -> Stored:
         """The blocks of a batch."""
         if not self.sets.labelings:
             self.check_memory(
-                potentials, "Labelings(capacity=...) with a smaller capacity takes less, and so may MeanParts()"
+                potentials, target, "Labelings(capacity=...) with a smaller capacity takes less, and so may MeanParts()"
             )
         sets = self.sets
         count, held, mixed = read_together(sets.count[index], sets.length[index], self.mixed[index])
         if not self.rest.nbytes() and bool((count == self.capacity).any()):
-            self.rest.check_memory(potentials, "a larger capacity of Labelings() needs no room for merged labelings")
+            self.rest.check_memory(potentials, target, "a larger capacity of Labelings() needs no room for merged labelings")
         if potentials.lengths is not None:
             lengths = on_host(potentials.lengths)
             if bool((wrong := (held != lengths) & (held > 0)).any()):

@@ -33,7 +33,7 @@ class MeanParts(Storage):
     def __init__(self) -> None:
         self.buffers: dict[str, RowBuffer] = {}
 
-    def estimate(self, potentials: Potentials) -> int:
+    def estimate(self, potentials: Potentials, target: Labeling = None) -> int:
         """Bytes for all examples, if their mean length is that of the batch."""
         total = 0.0
         for name, tensor in potentials.tensors.items():
@@ -47,7 +47,7 @@ class MeanParts(Storage):
         """The blocks of a batch."""
         if not self.buffers:
             self.check_memory(
-                potentials, "storage=Weights() takes num_examples times the number of weights, which may be less"
+                potentials, target, "storage=Weights() takes num_examples times the number of weights, which may be less"
             )
             return _Fresh(self, index, potentials, target)
         if self.buffers.keys() != potentials.tensors.keys():

@@ -145,8 +145,13 @@ class Storage(Stateful):
         self.memory_limit = memory_limit
 
     @abstractmethod
-    def estimate(self, potentials: Potentials) -> int:
-        """Bytes that the blocks of all examples will take, extrapolated from this batch."""
+    def estimate(self, potentials: Potentials, target: Labeling = None) -> int:
+        """Bytes that the blocks of all examples will take, extrapolated from this batch.
+
+        Args:
+            potentials: The batch.
+            target: From ``check_target``; None where it is not known.
+        """
 
     @abstractmethod
     def gather(self, index: Tensor, potentials: Potentials, target: Labeling) -> Stored:
@@ -225,8 +230,7 @@ class Storage(Stateful):
     def part(self, state: dict[str, Any], own: range) -> dict[str, Any]:
         """The state of the blocks of some consecutive examples, from that of all."""
 
-    def check_memory(self, potentials: Potentials, advice: str) -> None:
+    def check_memory(self, potentials: Potentials, target: Labeling, advice: str) -> None:
         """Raise MemoryError, naming a cheaper storage, if the estimate is over the limit."""
-        check_memory(
-            self.estimate(potentials), potentials.device, self.memory_limit, f"storage={type(self).__name__}()", advice
-        )
+        needed, what = self.estimate(potentials, target), f"storage={type(self).__name__}()"
+        check_memory(needed, potentials.device, self.memory_limit, what, advice)

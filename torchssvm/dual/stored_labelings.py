@@ -55,7 +55,7 @@ class StoredLabelings(Stored):
         self._labelings: Labeling = None
         self._some: Tensor | None = None  # rows with labelings, where others have none: these are never scored
         if self._columns:
-            held = sets.read(index, self._columns, storage.labeling_like(potentials))
+            held = sets.read(index, self._columns, storage.labeling_like(potentials, target))
             empty = count == 0
             if bool(empty.any()):
                 self._some = upload((~empty).nonzero().flatten(), index.device)
@@ -276,7 +276,7 @@ class StoredLabelings(Stored):
         storage, sets, index = self._storage, self._storage.sets, pick(self.index, rows)
         mass, potentials = sets.mass[index, slots], self.potentials.select(rows)
         target = tree_map(lambda t: t[rows], self.target)
-        held = sets.read(index, storage.capacity, storage.labeling_like(potentials))
+        held = sets.read(index, storage.capacity, storage.labeling_like(potentials, target))
         one = tree_map(lambda t: t[torch.arange(len(slots), device=slots.device), slots].unsqueeze(1), held)
         one = self._structure.resize(one, target)
         parts = self._structure.mean_difference(one, mass.unsqueeze(1), target, potentials)

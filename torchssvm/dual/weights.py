@@ -46,14 +46,14 @@ class Weights(Storage):
         self._blocks: list[Tensor] | None = None
         self._features: Tensor | None = None  # [n] float64, infinite before the first visit
 
-    def estimate(self, potentials: Potentials) -> int:
+    def estimate(self, potentials: Potentials, target: Labeling = None) -> int:
         """``n * number of weights * bytes of a weight``."""
         return len(self.own) * sum(p.numel() * p.element_size() for p in self.parameters)
 
     def gather(self, index: Tensor, potentials: Potentials, target: Labeling = None) -> Stored:
         """The blocks of a batch."""
         if self._blocks is None:
-            self.check_memory(potentials, "storage=MeanParts() takes as much as the potentials, which may be less")
+            self.check_memory(potentials, target, "storage=MeanParts() takes as much as the potentials, which may be less")
             blocks = [p.new_zeros(len(index), *p.shape).detach() for p in self.parameters]
         else:
             blocks = [block[index] for block in self._blocks]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import torch
 from torch import Tensor, nn
 
-from torchssvm.estimators.anchor import part
+from torchssvm.estimators.anchor import part, situations
 from torchssvm.path.choose_lam import LamChoice, choose_lam
 from torchssvm.path.guess_lam import guess_lam
 from torchssvm.solvers.choice import BATCH, Solver
@@ -17,6 +18,7 @@ from torchssvm.solvers.tolerance import Relative
 from torchssvm.steps.frank_wolfe import FrankWolfe
 from torchssvm.structures.decisions.data import DecisionProblems
 from torchssvm.structures.decisions.head import LinearDecisions
+from torchssvm.structures.decisions.potentials import Situations
 
 COARSE = 0.1
 """The gap, as a share of the primal, to which each lambda is trained."""
@@ -71,7 +73,7 @@ def choose_by_regret(
     some = part(train, torch.arange(min(SAMPLE, len(train))))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the primal is 0 at zero weights")  # an anchor may be right
-        guess = guess_lam(head, some) * len(some) / len(train)
+        guess = _guess(head, some) * len(some) / len(train)
         return choose_lam(
             head,
             train,
@@ -86,6 +88,19 @@ def choose_by_regret(
             options=RunOptions(batch_size=BATCH, seed=seed, schedule=WhenEstimated(CHECKED)),
             progress=progress,
         )
+
+
+def _guess(head: LinearDecisions, problems: DecisionProblems) -> float:
+    """A lambda for these problems; where the anchor fits all of them, as if there were none."""
+    x = situations(problems)
+    try:
+        return guess_lam(head, problems)
+    except ValueError:
+        if x.fixed is None:
+            raise
+    bare = copy.copy(problems)
+    bare.x = Situations(x.x, None, x.given)
+    return guess_lam(head, bare)
 
 
 def regrets(head: nn.Module, problems: DecisionProblems) -> Tensor:

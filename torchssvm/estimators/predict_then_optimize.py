@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_number
 from torchssvm.core.compiling import clock
+from torchssvm.core.features import largest_feature
 from torchssvm.estimators.anchor import ANCHORS, anchor, linear, part, situations
 from torchssvm.estimators.base import CertifiedEstimator
 from torchssvm.estimators.choose_by_regret import choose_by_regret
@@ -227,8 +228,11 @@ class PredictThenOptimize(CertifiedEstimator):
         if features.ndim != axes or not len(features):
             shape = "[n, D, F]" if self.shared else "[n, F]"
             raise ValueError(f"X must have features {shape}, got {list(features.shape)}; shared={self.shared}")
-        if not bool(torch.isfinite(features).all()):
-            raise ValueError("X has features that are not finite: replace or leave out these examples")
+        if not bool((features.abs() <= (most := largest_feature(features.dtype))).all()):
+            raise ValueError(
+                f"X has features that are not finite, or above {most:.2g} in size, so that they overflow when squared: "
+                "replace them, leave out these examples, or scale (StandardScaler)"
+            )
         known = [None if each is None else torch.as_tensor(each).detach().cpu() for each in (fixed, given)]
         if known[0] is not None and (known[0].ndim != 2 or not bool(torch.isfinite(known[0]).all())):
             raise ValueError(f"X has known costs, fixed, that are not [n, D] and finite: {list(known[0].shape)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import torch
@@ -39,7 +40,8 @@ def guess_lam(
         collate_fn: None is ``dataset.collate``.
 
     Raises:
-        ValueError: The dataset is empty, no output of these examples has a loss, or all features are zero.
+        ValueError: The dataset is empty, no output of these examples has a loss or known scores fit all of them, or all
+            features are zero, or so large that their squares overflow.
         TypeError: The dataset has no length.
 
     Example:
@@ -63,8 +65,15 @@ def guess_lam(
             if float(loss.detach()) > 0.0:
                 slopes = torch.autograd.grad(loss, weights, allow_unused=True)
                 found.append(sum(_square(slope) for slope in slopes if slope is not None) / float(loss.detach()))
+    if not found:
+        raise ValueError(
+            "zero weights fit every example that was looked at, so that they give no lambda: has each one output only, "
+            "or do known scores fit them already? Give lam"
+        )
     if not sum(found) > 0.0:
-        raise ValueError("no weights change a loss: are all features zero, or has every example one output only?")
+        raise ValueError("no weights change a loss: are all features zero?")
+    if not math.isfinite(sum(found)):
+        raise ValueError("the features are so large that their squares overflow: scale them")
     return SHARE * sum(found) / len(found) / n
 
 

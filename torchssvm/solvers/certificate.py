@@ -190,7 +190,7 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
             "ignores the loss: run torchssvm.check(head, structure, batch)"
         )
     rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
-    scale = (2.0 * dual.total_loss / dual.lam) ** 0.5  # the size of weights that are not negligible
+    scale = abs(2.0 * dual.total_loss / dual.lam) ** 0.5  # the size of weights that are not negligible
     if drift > 100 * rounding and difference**0.5 > 10 * rounding * scale:
         warn(
             f"the weights differ from those of the dual by {drift:.2g} of their length, more than rounding: features "

@@ -130,11 +130,13 @@ class Sample(NamedTuple):
         x: What the head was given.
         potentials: What it returned, without gradients.
         size: Number of examples.
+        y: Their targets, where they are known.
     """
 
     x: Any
     potentials: Potentials
     size: int
+    y: Any = None
 
 
 class Choice(NamedTuple):
@@ -201,7 +203,7 @@ def choose(
         ValueError: ``compiled=True``, and the compiled loop cannot be used.
         MemoryError: ``compiled=True``, and the features take more than half of the free memory.
     """
-    fits = _Fits(num_examples, structure, list(head.parameters()), sample.potentials, memory_limit)
+    fits = _Fits(num_examples, structure, list(head.parameters()), sample, memory_limit)
     rules = _complete(solver, fits, compiled=True)
     device = fits.parameters[0].device
     if device.type != "cpu" and Ranks.here():
@@ -301,12 +303,13 @@ class _Fits:
     num_examples: int
     structure: Structure
     parameters: list[nn.Parameter]
-    potentials: Potentials
+    sample: Sample
     memory_limit: int | None
 
     def __call__(self, storage: Storage, *, compiled: bool) -> bool:
         storage.bind(self.num_examples, 1.0, self.structure, self.parameters, self.memory_limit)
-        allowed = self.memory_limit
+        allowed, potentials, y = self.memory_limit, self.sample.potentials, self.sample.y
         if allowed is None:
-            allowed = int(SHARE * available_memory(CPU if compiled else self.potentials.device))
-        return storage.estimate(self.potentials) <= allowed
+            allowed = int(SHARE * available_memory(CPU if compiled else potentials.device))
+        target = None if y is None else self.structure.check_target(y, potentials)
+        return storage.estimate(potentials, target) <= allowed

@@ -272,7 +272,7 @@ class Average(Stateful):
         )
 
     def _schema(self) -> Schema:
-        loss, number = Entry(float, low=-1e-9), Entry(int, low=0)  # at least 0, up to rounding
+        loss, number = Entry(float), Entry(int, low=0)
         means = [Entry(torch.float64, tuple(p.shape)) for p in self.parameters]
         return {
             "format": version(_FORMAT),

@@ -311,4 +311,4 @@ def _first(head: nn.Module, dataset: Any, options: RunOptions, most: int = 64) -
     """The first examples, and what the head makes of them."""
     rows = rows_in_order(Ranks.here().own(len(dataset)), most, lengths_of(dataset))[0]
     batch = to_device(fetcher(dataset, options.collate_fn)(rows), device_of(head))
-    return Sample(batch.x, as_potentials(apply_head(head, batch)), len(batch.index))
+    return Sample(batch.x, as_potentials(apply_head(head, batch)), len(batch.index), batch.y)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchssvm.core.arguments import check_whole
@@ -107,6 +108,7 @@ def _ascend(
         *(weight, sweeps, _CONVERGED, factor),
         *(t.numpy() for t in (gammas, curvatures, u, sums)),
     )
+    _check_lengths(curvatures.numpy())
     parts = iter(u.split([g.shape[1] for g in flat]))
     combined = [
         rows_of(known, sums.view(len(sums), *g.shape[2:]), g.shape[1:], coalesced=True)
@@ -153,10 +155,20 @@ def solve_box_qp(gram: Tensor, values: Tensor, sweeps: int) -> Tensor:
 
         return ascend_triton(gram, values, sweeps, _CONVERGED).to(values.device)
     matrix = gram.detach().to("cpu", torch.float64).contiguous().numpy()
+    _check_lengths(matrix.diagonal())
     residual = values.detach().to("cpu", torch.float64).numpy().copy()
     gammas = np.zeros_like(residual)
     ascend_gram(matrix, residual, gammas, sweeps, _CONVERGED)
     return torch.from_numpy(gammas).to(values.device)
+
+
+def _check_lengths(squares: NDArray[np.float64]) -> None:
+    """Raise ValueError for squared lengths that overflow: such blocks would never move."""
+    if not (fine := np.isfinite(squares)).all():
+        raise ValueError(
+            f"the features of {int((~fine).sum())} of {len(fine)} examples are so large that their squares overflow, or "
+            "not finite: scale the features"
+        )
 
 
 def gram(gradients: Sequence[Tensor], rows: Tensor) -> Tensor:

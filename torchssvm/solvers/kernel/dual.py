@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.schema import Entry, Schema, with_seal
+from torchssvm.core.structure import Labeling
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
 
@@ -16,9 +17,9 @@ from torchssvm.dual.state import DualState
 class TokenParts(MeanParts):
     """Mean parts whose unary rows, the coefficients of the kernel expansion, can be read token by token."""
 
-    def check_memory(self, potentials: Potentials, advice: str) -> None:
+    def check_memory(self, potentials: Potentials, target: Labeling, advice: str) -> None:
         """Raise MemoryError if the blocks would not fit."""
-        super().check_memory(potentials, "take a larger memory_limit, float32 features, or fewer examples")
+        super().check_memory(potentials, target, "take a larger memory_limit, float32 features, or fewer examples")
 
     def table(self, name: str, counts: Tensor, like: Tensor) -> Tensor:
         """The psi of every training token, example after example: ``[N, K]``.

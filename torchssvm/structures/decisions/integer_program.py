@@ -195,10 +195,16 @@ class IntegerProgram(DecisionOracle):
         return float(np.minimum(*ends).sum())
 
     def _refusal(self, row: int, answer: Answer, limits: Limits) -> str:
-        """The error of a program without a best decision."""
+        """The error of a program without a best decision, as far as the solver says why."""
         assert self._model is not None
-        program = self.program
-        if self._model(np.zeros(self.num_costs), limits, None).status == "optimal":
+        program, words = self.program, answer.status.lower()
+        told = [word for word in ("infeasible", "unbounded") if word in words]
+        if len(told) == 2:  # it leaves open which: without costs nothing is unbounded
+            known = self._model(np.zeros(self.num_costs), limits, None).y is not None
+            told = ["unbounded" if known else "infeasible"]
+        if not told:
+            return f"the solver gave up on the integer program of row {row} of the batch: {answer.status}"
+        if told[0] == "unbounded":
             return (
                 f"the integer program of row {row} of the batch is unbounded: decisions become better without end "
                 f"({answer.status}). Training tries costs of any sign: give all variables two finite bounds"
@@ -236,6 +242,8 @@ def _rows(matrix: Any, sides: Any, name: str, make: Any) -> tuple[Any, Array]:
         raise ValueError(f"A_{name} and b_{name} go together: give both or none")
     if matrix is None:
         return None, np.empty(0)
+    if np.ndim(matrix) != 2:
+        raise ValueError(f"A_{name} must be [M, D], a row for each constraint, got {[*np.shape(matrix)]}")
     rows, right = make(matrix, dtype=np.float64), np.asarray(sides, dtype=np.float64)
     if right.shape != rows.shape[:1] or np.isnan(right).any() or not np.isfinite(rows.data).all():
         raise ValueError(

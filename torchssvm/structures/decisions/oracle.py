@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_whole
 
@@ -15,8 +17,31 @@ Array = NDArray[Any]
 Solved = tuple[Array, Array, Array | None]
 
 
+def _checked(solve: Callable[..., Solved]) -> Callable[..., Solved]:
+    """``solve`` behind the checks of its arguments: kernels do not look whether an index is within its array."""
+
+    @functools.wraps(solve)
+    def call(self: DecisionOracle, costs: Any, given: Any = None, start: Any = None) -> Solved:
+        costs = as_numbers(costs, "costs")
+        if costs.ndim != 2 or costs.shape[1] != self.num_costs:
+            raise ValueError(f"costs must be [B, {self.num_costs}], got {[*costs.shape]}")
+        if not (finite := np.isfinite(costs).all(1)).all():
+            raise ValueError(f"costs of row {int(finite.argmin())} are not finite")
+        given = None if given is None else as_numbers(given, "given")
+        if given is not None and given.shape[:1] != costs.shape[:1]:
+            raise ValueError(f"given has shape {[*given.shape]}; its first axis must be that of costs, {len(costs)}")
+        start = None if start is None else as_numbers(start, "start")
+        if start is not None and start.shape != costs.shape:
+            raise ValueError(f"start must be {[*costs.shape]}, as costs, got {[*start.shape]}")
+        return solve(self, np.ascontiguousarray(costs, dtype=np.float64), given, start)
+
+    return call
+
+
 class DecisionOracle(ABC):
     """A problem with linear costs: the feasible decisions, and how the best of them is found.
+
+    Arguments of ``solve`` are checked and made arrays before a subclass sees them.
 
     Attributes:
         num_costs: D, the number of variables of a decision.
@@ -38,12 +63,17 @@ class DecisionOracle(ABC):
     maximize: bool = False
     quick: bool = False
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "solve" in vars(cls):
+            cls.solve = _checked(cls.solve)  # type: ignore[method-assign]
+
     @abstractmethod
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """The best decision of every example.
 
         Args:
-            costs: ``[B, D]`` float64, finite, of any sign.
+            costs: ``[B, D]``, finite, of any sign; an array or a tensor, which arrives as a float64 array.
             given: ``[B, ...]``, what else differs between the examples' problems, as :class:`Situations` carries it;
                 None where nothing does.
             start: ``[B, D]``, a feasible decision of every example, from which a solver may start; None where none is
@@ -52,6 +82,10 @@ class DecisionOracle(ABC):
         Returns:
             The decisions ``[B, D]``, integers or floats; their costs ``[B]`` float64; and ``[B]`` float64, what no
             decision's cost is below (above, if ``maximize``), or None where all decisions are optimal.
+
+        Raises:
+            ValueError: Shapes do not fit, or costs are not finite.
+            TypeError: An argument does not hold real numbers.
         """
 
     def decisions(self, given: Array | None = None) -> Array | None:
@@ -87,6 +121,17 @@ def refuse_given(oracle: DecisionOracle, given: Array | None) -> None:
         raise ValueError(
             f"given has shape {list(np.shape(given))}, and {oracle!r} takes costs alone: leave given out of Situations"
         )
+
+
+def as_numbers(value: Any, name: str) -> Array:
+    """An array of real numbers, from an array, a tensor or nested lists; TypeError names the argument."""
+    try:
+        found = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError) as error:  # a sparse or meta tensor, bfloat16, ragged lists
+        raise TypeError(f"{name} must be an array of real numbers: {error}") from error
+    if found.dtype.kind not in "biuf":
+        raise TypeError(f"{name} must be an array of real numbers, got {found.dtype} {list(found.shape)}")
+    return found
 
 
 def costs_of(decisions: Array, costs: Array) -> Array:

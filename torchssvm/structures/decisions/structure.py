@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -125,8 +124,13 @@ class Decisions(Structure):
         return found._replace(value=value + constant, bound=None if bound is None else bound + constant)
 
     def parts(self, labeling: Tensor | Decision) -> Tensor:
-        """``-2 y``, or ``+2 y`` where costs are maximised: ``[B, D]``."""
-        return self._factor * _decision(labeling).to(torch.get_default_dtype())
+        """``-2 y``, or ``+2 y`` where costs are maximised: ``[B, D]`` float64."""
+        return self._factor * _decision(labeling).to(torch.float64)
+
+    def difference(self, labeling: Tensor | Decision, target: Decision, potentials: Potentials) -> Parts:
+        """Subtracted in float64: decisions that are close to each other keep their digits."""
+        ((name, tensor),) = potentials.tensors.items()
+        return {name: (self.parts(labeling) - self.parts(target)).to(tensor.dtype)}
 
     def relative_scores(self, labelings: Tensor, target: Decision, potentials: Potentials) -> Tensor:
         """By a matrix product in float64, ``[B, C]``."""
@@ -136,11 +140,11 @@ class Decisions(Structure):
         return total[:, :-1] - total[:, -1:]
 
     def mean_difference(self, labelings: Tensor, mass: Tensor, target: Decision, potentials: Potentials) -> Parts:
-        """By a matrix product."""
+        """By a matrix product of differences in float64: what is left may be small beside what is subtracted."""
         ((name, tensor),) = potentials.tensors.items()
-        everything = torch.cat([labelings, target.y.unsqueeze(1)], 1).to(tensor.dtype)
-        mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1).to(tensor.dtype).unsqueeze(1)
-        return {name: self._factor * (mass @ everything).squeeze(1)}
+        differences = (labelings - target.y.unsqueeze(1)).to(torch.float64)
+        total = (mass.to(torch.float64).unsqueeze(1) @ differences).squeeze(1)
+        return {name: (self._factor * total).to(tensor.dtype)}
 
     def loss(self, labeling: Tensor | Decision, target: Decision) -> Tensor:
         """The regret, ``[B]`` float64; with known costs f, ``(c - 2 f)'(y - y*)`` or its opposite.
@@ -164,9 +168,12 @@ class Decisions(Structure):
         return None if fixed is None else dict.fromkeys(potentials.tensors, fixed)
 
     def largest_gain(self, potentials: Potentials, target: Decision) -> Tensor:
-        """As for every structure, from the predicted costs alone."""
-        given = getattr(potentials, "given", None)
-        return super().largest_gain(DecisionPotentials(potentials.tensors, given=given), target)
+        """As for every structure, from the predicted costs alone; an oracle short of time may return the target."""
+        costs = potentials.single.detach().to(torch.float64)
+        found = self._solve(costs, potentials, target)
+        reached = found.value if found.bound is None else found.bound
+        assert reached is not None
+        return reached - self._factor * (target.y.to(torch.float64) * costs).sum(1)
 
     def regret(self, labeling: Tensor | Decision, target: Decision) -> Tensor:
         """What decisions cost more than the target's, under the true costs: ``[B]`` float64.
@@ -273,9 +280,7 @@ class Decisions(Structure):
         self, costs: Tensor, given: Tensor | None, start: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """What the oracle says, as tensors; costs that are not finite count as 0 and are refused by the caller."""
-        known = np.ascontiguousarray(np.nan_to_num(costs.cpu().numpy(), nan=0.0, posinf=0.0, neginf=0.0))
-        arrays = [None if tensor is None else tensor.detach().cpu().numpy() for tensor in (given, start)]
-        found = self.oracle.solve(known, *arrays)
+        found = self.oracle.solve(torch.nan_to_num(costs, nan=0.0, posinf=0.0, neginf=0.0), given, start)
         if not isinstance(found, tuple | list) or len(found) != 3:
             raise TypeError(f"the oracle must return (y, value, bound), got a {type(found).__name__}")
         y, value, bound = (None if each is None else torch.as_tensor(each).to(costs.device) for each in found)

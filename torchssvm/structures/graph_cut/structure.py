@@ -217,10 +217,11 @@ class GraphCut(Structure):
     def mean_difference(
         self, labelings: Segmentation, mass: Tensor, target: GraphTarget, potentials: Potentials
     ) -> Parts:
-        """By two matrix products."""
-        parts = _parts(*with_target(labelings, target), potentials.dtype)
-        mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1).to(potentials.dtype).unsqueeze(1)
-        return {name: (mass @ part).squeeze(1) for name, part in parts.items()}
+        """By two matrix products; differences are taken before they are summed, as what is left may be small."""
+        dtype = potentials.dtype
+        parts, own = _parts(*labelings, dtype), _parts(target.labels, target.cut, dtype)
+        mass = mass.to(dtype).unsqueeze(1)
+        return {name: (mass @ (part - own[name].unsqueeze(1))).squeeze(1) for name, part in parts.items()}
 
     def resize(self, labelings: Segmentation, target: GraphTarget) -> Segmentation:
         """Stored labelings ``[B, C, ...]``, cropped or padded to the nodes and edges of this batch."""

@@ -132,11 +132,11 @@ class Matching(Structure):
         return total[:, :-1] - total[:, -1:]
 
     def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """The mass of each edge, less the total mass at the target's edges."""
+        """The mass of each edge that the target lacks, less that without an edge of the target's."""
         ((name, tensor),) = potentials.tensors.items()
-        everything = torch.cat([labelings, target.unsqueeze(1)], 1) == 1
-        mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1).to(tensor.dtype).unsqueeze(1)
-        return {name: (mass @ everything.to(tensor.dtype).flatten(2)).view(tensor.shape)}
+        # Subtracted before they are summed, as what is left may be small.
+        differences = (labelings == 1).to(tensor.dtype) - (target == 1).to(tensor.dtype).unsqueeze(1)
+        return {name: (mass.to(tensor.dtype).unsqueeze(1) @ differences.flatten(2)).view(tensor.shape)}
 
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
         """Asymmetric Hamming loss, ``[B]`` float64."""

@@ -204,8 +204,12 @@ class Multilabel(Structure):
 
     def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
         """The mass of each label and pair, less the total mass at the target's."""
-        mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1).to(potentials.dtype)
-        return self._sum(torch.cat([labelings, target.unsqueeze(1)], 1), mass)
+        dtype = potentials.dtype
+        total = torch.cat([mass, -mass.sum(1, keepdim=True)], 1).to(dtype)
+        parts = self._sum(torch.cat([labelings, target.unsqueeze(1)], 1), total)
+        # The target's labels have a loss: they are subtracted before the sum, as what is left may be small.
+        differences = (labelings - target.unsqueeze(1)).to(dtype)
+        return {**parts, "unary": (mass.to(dtype).unsqueeze(1) @ differences).squeeze(1)}
 
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
         """Hamming loss, ``[B]`` float64."""

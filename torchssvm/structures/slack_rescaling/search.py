@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_whole
+from torchssvm.core.batch import tree_replace, tree_tensors
 from torchssvm.core.potentials import Potentials, conform, inner
 from torchssvm.core.structure import Decoding, Labeling, Structure, as_decoding
 from torchssvm.structures.slack_rescaling.oracles import SlackOracle, better_of, choose, loss_and_factor
@@ -66,8 +67,9 @@ class LossScaleSearch(SlackOracle):
             where, ceiling = search.ceiling()
         labeling, value = search.labeling, search.value
         if bool((worse := value < 0).any()):  # an approximate oracle may find only outputs worse than the target
-            labels = target if type(target) is type(labeling) else getattr(target, "labels", target)
-            labeling, value = choose(worse, labels, labeling), value.clamp(min=0.0)
+            held = tree_tensors(labeling)
+            own = tree_replace(labeling, tree_tensors(target)[: len(held)])  # a target begins with its labeling
+            labeling, value = choose(worse, own, labeling), value.clamp(min=0.0)
         exact = bool(_reached(value, ceiling).all())
         return Decoding(labeling, value, torch.maximum(ceiling, value), exact, search.relaxed)
 

@@ -139,7 +139,16 @@ class SlackRescaling(Structure):
         return self.structure.loss_potentials(target)
 
     def check_target(self, target: Labeling, potentials: Potentials) -> Labeling:
-        """The wrapped structure's check."""
+        """The wrapped structure's check.
+
+        Raises:
+            ValueError: Also where scores are known: they are counted with the loss, which must not be negative here.
+        """
+        if self.structure.known_scores(potentials) is not None:
+            raise ValueError(
+                f"{self.structure} has known scores in this batch, such as Situations(x, fixed=...), and SlackRescaling "
+                "multiplies by the loss, in which they are counted: train the structure itself, or without known scores"
+            )
         return self.structure.check_target(target, potentials)
 
     def enumerate(self, potentials: Potentials) -> Iterator[Labeling] | None:
