@@ -112,7 +112,7 @@ class SavedGDMM(Stateful, Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         """Everything but hooks, which belong to this object; copies notice later writes to their own weights."""
         state = {name: value for name, value in vars(self).items() if not name.startswith("_optimizer_")}
-        return {**state, "_versions": None if self._as_written() else self._versions}
+        return {**state, "_versions": None if self._as_written() else []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
