@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..text.columns import UNPACKED_LIMIT, read_text
+from ..lines import UNPACKED_LIMIT, read_lines
 from .sparse_rows import SparseRows
 
 _QUOTED = r"'(?:[^'\\]|\\.)*'|" + r'"(?:[^"\\]|\\.)*"'
@@ -79,7 +79,7 @@ def read_arff(path: str | os.PathLike[str], *, limit: int = UNPACKED_LIMIT) -> A
         ValueError: The file is malformed; the message begins with its name and, if known, the line.
     """
     reading = _Reading(str(path))
-    for place, line in enumerate(read_text(path, limit).split("\n"), start=1):
+    for place, line in enumerate(read_lines(path, limit), start=1):
         text = (_before_comment(line) if "%" in line else line).strip()
         if text:
             reading.take(text, place)

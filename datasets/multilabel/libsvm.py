@@ -15,7 +15,7 @@ import numpy as np
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.extras import needs
 
-from ..text.columns import UNPACKED_LIMIT, read_text
+from ..lines import UNPACKED_LIMIT, is_blank, read_lines
 from .mulan import LabelledRows
 from .sparse_rows import SparseRows
 
@@ -51,7 +51,9 @@ def read_libsvm(
     for name, value in (("first_feature", first_feature), ("first_label", first_label)):
         if isinstance(value, bool) or value not in (0, 1):
             raise ValueError(f"{name}={value!r} must be 0 or 1, the number of the first one in the file")
-    lines = read_text(path, limit).rstrip().split("\n")
+    lines = read_lines(path, limit)
+    while is_blank(lines[-1]) and len(lines) > 1:
+        del lines[-1]
     header = lines[0].split()
     told = len(header) == 3 and all(token.isascii() and token.isdigit() for token in header)
     if told:

@@ -13,7 +13,7 @@ from xml.parsers import expat
 
 from torchssvm.core.arguments import is_whole
 
-from ..text.columns import UNPACKED_LIMIT
+from ..lines import UNPACKED_LIMIT
 from .arff import Arff, read_arff
 from .sparse_rows import SparseRows
 

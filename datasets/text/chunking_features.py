@@ -175,8 +175,8 @@ class Vocabulary:
 
 
 def sorted_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    """Each tag once: O, then B and I of each type in alphabetical order."""
-    return tuple(sorted(set(tags), key=lambda tag: (tag != "O", tag[2:], tag[:1])))
+    """Each tag once: O, then B and I of each type in alphabetical order, and tags of other forms among the types."""
+    return tuple(sorted(set(tags), key=lambda t: (t != "O", t[2:] if t[1:2] == "-" else t, t)))
 
 
 def check_count(min_count: int) -> int:

@@ -11,12 +11,12 @@ import pytest
 from torchssvm.datasets import ChunkingDataset, Vocabulary, WordChains, read_columns, read_conllu
 from torchssvm.datasets import files as files_module
 from torchssvm.datasets.files import fetch, find
+from torchssvm.datasets.lines import read_content
 from torchssvm.datasets.multilabel.arff import read_arff
 from torchssvm.datasets.multilabel.libsvm import read_libsvm
 from torchssvm.datasets.multilabel.mulan import read_labels, read_mulan
 from torchssvm.datasets.text.alignment_text import read_aligned, read_unaligned
 from torchssvm.datasets.text.chunking_features import attributes
-from torchssvm.datasets.text.columns import read_content
 
 COLUMNS = "He PRP B-NP\nruns VBZ B-VP\n\nShe PRP B-NP\n"
 

@@ -113,7 +113,7 @@ def test_files_are_read(tmp_path):
         ("f", "<s snum=0001> a b </s>\n<s snum=0003> a b </s>\n", r"a\.e, line 2: snum=2, and a\.f has snum=3"),
         ("e", "<s snum=0001> a b c </s>\na b c\n", r"a\.e, line 2: expected '<s snum=NUMBER> words </s>', got 'a b c'"),
         ("e", "<s snum=0001> a b c </s>\n<s snum=0002>  </s>\n", r"a\.e, line 2: the sentence has no words"),
-        ("f", tagged(["a b", "caf\udce9 b"]), r"a\.f, line 2: not UTF-8"),
+        ("f", tagged(["a b", "caf\udce9 b"]), r"a\.f, line 2: byte 0xe9 is not UTF-8"),
         ("f", "", r"a\.f is empty"),
     ],
 )
