@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from ..lines import is_blank, read_lines, words_of
+from ..lines import read_lines, words_of
 
 Link = tuple[int, int]
 """A French and an English word, by their positions in the sentence, from 0."""
@@ -96,7 +96,7 @@ def _with_links(french: tuple[str, ...], english: tuple[str, ...], text: str, wh
 
 def _lines(path: Path) -> list[str]:
     lines = read_lines(path)
-    if is_blank(lines[-1]):
+    if not lines[-1]:
         del lines[-1]
     if not lines:
         raise ValueError(f"{path} is empty")

@@ -95,6 +95,14 @@ def test_files_are_read(tmp_path):
     assert first.sure == {(0, 0), (1, 1)}
     assert first.possible == {(0, 0), (1, 1), (3, 2)}
     assert second == SentencePair(("œuf",), ("an", "egg"))
+    for change in (
+        *(lambda text: text.replace("\n", "\r"), lambda text: text.replace("\n", "\r\n"), lambda text: "\ufeff" + text),
+        *(lambda text: text.replace("\n", " \t\n"), lambda text: text.replace(" ", "\t").replace("<s\t", "<s ")),
+    ):
+        others = [tmp_path / f"other{path.suffix}" for path in paths]
+        for path, other in zip(paths, others, strict=True):
+            other.write_bytes(change(path.read_text()).encode())
+        assert read_aligned(*others) == [first, second]
     plain = write(tmp_path, "b", ["un œuf"], ["an egg"])
     assert read_unaligned(*plain[:2]) == [SentencePair(("un", "œuf"), ("an", "egg"))]
 
