@@ -33,6 +33,7 @@ class TaggedSentences:
         lines: int64 ``[tokens]``, the line number of every token, from 1.
         source: The file, for messages.
         scheme: ``"bio"`` where the tags are those of chunks, None where they are taken as they are.
+        separator: What separates the columns of the file, ``"tabs"`` or ``"blanks"``.
 
     Example:
         >>> sentences = read_columns("train.txt")
@@ -49,6 +50,7 @@ class TaggedSentences:
     lines: np.ndarray
     source: str
     scheme: str | None = BIO
+    separator: str = "blanks"
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -131,6 +133,7 @@ def read_columns(
         lines=np.array(tokens.numbers, np.int64)[kept],
         source=source,
         scheme=scheme,
+        separator=fields.separator,
     )
     for what, values in (("word", found.words), ("tag", tags or ())):
         if "" in set(values):

@@ -156,6 +156,7 @@ def test_the_line_that_differs_from_the_others_is_named(lines, wrong, tmp_path):
 def test_the_separator_is_that_of_the_file(lines, words, tags, tmp_path):
     found = read_columns(write(tmp_path, "\n".join(lines)), Columns(word=0, tag=-1))
     assert (found.words, found.tags) == (words, tags)
+    assert found.separator == ("tabs" if "\t" in lines[0] and "longer\tO" not in lines else "blanks")
 
 
 @pytest.mark.parametrize("values", ["BIO", ["PERSON", "O"], ["NOUN", "VERB", "PRON"], ["PER", "0"], "BMES"])
