@@ -78,11 +78,11 @@ def read_libsvm(
         raise ValueError(f"{path}, line 1: {header[0]} examples, but {len(numbers)} follow; is it cut off?")
     try:
         matrix, labels = _load(lines[told:])
-    except ValueError:
+    except (ValueError, OverflowError):
         for number in numbers:  # scikit-learn does not name the line
             try:
                 _load([lines[number - 1]])
-            except ValueError as error:
+            except (ValueError, OverflowError) as error:
                 raise ValueError(
                     f"{path}, line {number}: {error}; lines are 1,5 12:0.5 90:1, labels and then features, rising"
                 ) from error
@@ -109,7 +109,7 @@ def _load(lines: list[str]) -> tuple:
     """The features, a CSR matrix whose columns are the numbers in the file, and the labels of each example."""
     with needs("LIBSVM files need scikit-learn: pip install 'torchssvm[data]'", "sklearn"):
         from sklearn.datasets import load_svmlight_file
-    text = "\n".join(lines)
+    text = "\n".join(line.partition("#")[0] for line in lines)
     if "qid:" in text:
         raise ValueError("a query id, qid:, is for ranking")
     return load_svmlight_file(BytesIO(text.encode()), dtype=np.float32, multilabel=True, zero_based=True)
