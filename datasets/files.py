@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import urllib.request
+import zipfile
+import zlib
 from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import numpy as np
+
+from torchssvm.core.files import whole_file
 
 VARIABLE = "TORCHSSVM_DATA"
 _TIMEOUT = 30.0  # seconds without an answer
@@ -84,6 +89,19 @@ def fetch(path: str, url: str, sha256: str, page: str, root: str | os.PathLike[s
     return place
 
 
+def read_arrays(file: Path, *names: str) -> list[np.ndarray]:
+    """Arrays of an ``.npz`` file, by name; nothing in it is unpickled.
+
+    Raises:
+        RuntimeError: It is corrupt, or lacks an array.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as held:
+            return [held[name] for name in names]
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise RuntimeError(f"{file} is corrupt, or lacks one of the arrays {', '.join(names)}: {error}") from error
+
+
 def _check_inside(path: str) -> None:
     """Raise ValueError for a path that is absolute or has ``..``."""
     parts = [part for system in (PurePosixPath, PureWindowsPath) for part in system(path).parts]
@@ -97,11 +115,8 @@ def _download(url: str, place: Path, sha256: str) -> None:
         content = answer.read()
     if (found := _digest(content)) != sha256:
         raise RuntimeError(f"{url} gave another file than the published one: its SHA-256 is {found}, not {sha256}")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    # Under a temporary name until it is whole, so that an interrupted download does not look like data.
-    with tempfile.NamedTemporaryFile(dir=place.parent, delete=False) as file:
+    with whole_file(place) as file:
         file.write(content)
-    os.replace(file.name, place)
 
 
 def _digest(content: bytes) -> str:

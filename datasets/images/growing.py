@@ -30,6 +30,8 @@ class GrowingArray:
         self.trailing = tuple(trailing)
         self.rows = rows
         self._row = self.dtype.itemsize * int(np.prod(self.trailing, dtype=np.int64))
+        if not rows:
+            path.unlink(missing_ok=True)  # another process may have mapped it
         self._file = open(path, "r+b" if rows else "w+b")  # noqa: SIM115  # closed by close()
         if os.fstat(self._file.fileno()).st_size < (_HEADER + rows * self._row if rows else 0):
             self._file.close()

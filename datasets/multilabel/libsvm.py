@@ -15,7 +15,7 @@ import numpy as np
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.extras import needs
 
-from ..text.columns import UNPACKED_LIMIT, read_text
+from ..lines import UNPACKED_LIMIT, is_blank, read_lines
 from .mulan import LabelledRows
 from .sparse_rows import SparseRows
 
@@ -51,7 +51,9 @@ def read_libsvm(
     for name, value in (("first_feature", first_feature), ("first_label", first_label)):
         if isinstance(value, bool) or value not in (0, 1):
             raise ValueError(f"{name}={value!r} must be 0 or 1, the number of the first one in the file")
-    lines = read_text(path, limit).rstrip().split("\n")
+    lines = read_lines(path, limit)
+    while is_blank(lines[-1]) and len(lines) > 1:
+        del lines[-1]
     header = lines[0].split()
     told = len(header) == 3 and all(token.isascii() and token.isdigit() for token in header)
     if told:
@@ -76,11 +78,11 @@ def read_libsvm(
         raise ValueError(f"{path}, line 1: {header[0]} examples, but {len(numbers)} follow; is it cut off?")
     try:
         matrix, labels = _load(lines[told:])
-    except ValueError:
+    except (ValueError, OverflowError):
         for number in numbers:  # scikit-learn does not name the line
             try:
                 _load([lines[number - 1]])
-            except ValueError as error:
+            except (ValueError, OverflowError) as error:
                 raise ValueError(
                     f"{path}, line {number}: {error}; lines are 1,5 12:0.5 90:1, labels and then features, rising"
                 ) from error
@@ -107,7 +109,7 @@ def _load(lines: list[str]) -> tuple:
     """The features, a CSR matrix whose columns are the numbers in the file, and the labels of each example."""
     with needs("LIBSVM files need scikit-learn: pip install 'torchssvm[data]'", "sklearn"):
         from sklearn.datasets import load_svmlight_file
-    text = "\n".join(lines)
+    text = "\n".join(line.partition("#")[0] for line in lines)
     if "qid:" in text:
         raise ValueError("a query id, qid:, is for ranking")
     return load_svmlight_file(BytesIO(text.encode()), dtype=np.float32, multilabel=True, zero_based=True)

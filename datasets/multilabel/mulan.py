@@ -13,8 +13,8 @@ from xml.parsers import expat
 
 from torchssvm.core.arguments import is_whole
 
-from ..text.columns import UNPACKED_LIMIT
-from .arff import Arff, read_arff
+from ..lines import UNPACKED_LIMIT
+from .arff import Arff, Attribute, read_arff
 from .sparse_rows import SparseRows
 
 
@@ -56,6 +56,8 @@ def read_mulan(
 ) -> LabelledRows:
     """Read features in the order of the ARFF file, and labels in the order of the XML file, or of the attributes.
 
+    Nominal features become a feature of 0 and 1 for each of their values, ``colour=red``, unless these are 0 and 1.
+
     Args:
         arff: The file of examples.
         labels: The XML file of labels; or how many attributes are labels, the first of the file, the last if it is
@@ -92,16 +94,15 @@ def read_mulan(
                     "do the files belong together?"
                 )
         places = [known[name] for name, _ in named]
-    rest = sorted(set(range(many)) - set(places))
+    rest = [attribute for place, attribute in enumerate(table.attributes) if place not in set(places)]
     if not rest:
         raise ValueError(f"{labels} names every attribute of {arff} a label: no feature is left")
-    found = table.rows.columns(places)
-    _check_labels(table, places)
+    wanted = [table.attributes[place] for place in places]
     return LabelledRows(
-        table.rows.columns(rest),
-        found,
-        tuple(table.attributes[place].name for place in rest),
-        tuple(table.attributes[place].name for place in places),
+        table.rows.columns([column for a in rest for column in range(a.first, a.first + len(a.columns))]),
+        _labels(table, wanted),
+        tuple(column for attribute in rest for column in attribute.columns),
+        tuple(attribute.name for attribute in wanted),
         str(arff),
     )
 
@@ -185,20 +186,20 @@ def read_labels(path: str | os.PathLike[str], *, page: str | None = None) -> lis
     return [Label(name, line) for name, line in lines.items()]
 
 
-def _check_labels(table: Arff, labels: list[int]) -> None:
-    """Raise ValueError unless labels are 0 or 1."""
-    for place in labels:
-        attribute = table.attributes[place]
-        if attribute.values is not None and not set(attribute.values.values()) <= {0.0, 1.0}:
+def _labels(table: Arff, wanted: list[Attribute]) -> SparseRows:
+    """The columns of these attributes; raises ValueError unless all are 0 or 1."""
+    for attribute in wanted:
+        if attribute.columns != (attribute.name,):
             raise ValueError(
                 f"{table.source}, line {attribute.line}: label {attribute.name!r} has the values "
-                f"{{{','.join(attribute.values)}}}, must be {{0,1}}"
+                f"{{{','.join(attribute.values or ())}}}, must be {{0,1}}"
             )
-    rows = table.rows.columns(labels)
+    rows = table.rows.columns([attribute.first for attribute in wanted])
     wrong = (rows.values != 1.0).nonzero()
     if len(wrong):
         entry = int(wrong[0])
-        line, name = table.lines[int(rows.row[entry])], table.attributes[labels[int(rows.indices[entry])]].name
+        line, name = table.lines[int(rows.row[entry])], wanted[int(rows.indices[entry])].name
         raise ValueError(
             f"{table.source}, line {line}: label {name!r} is {float(rows.values[entry]):g}, must be 0 or 1"
         )
+    return rows

@@ -6,14 +6,13 @@ import os
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from torchssvm.core.arguments import check_tensor, check_whole
 
-from ..files import find
+from ..files import find, read_arrays
 from ..padded import PADDING, PaddedDataset
 
 _PAGE = (
@@ -82,11 +81,12 @@ class RankedLists(PaddedDataset):
         Raises:
             ValueError: There is no such split.
             FileNotFoundError: The file is missing; the message says what to fetch and where to put it.
+            RuntimeError: The file is corrupt.
         """
         if split not in ("train", "test"):
             raise ValueError(f"split must be 'train' or 'test', not {split!r}")
-        with np.load(find("ranking.npz", _PAGE, root), allow_pickle=False) as arrays:
-            x, y, sizes = (torch.from_numpy(arrays[f"{name}_{split}"]) for name in ("x", "y", "queries"))
+        arrays = read_arrays(find("ranking.npz", _PAGE, root), *(f"{name}_{split}" for name in ("x", "y", "queries")))
+        x, y, sizes = map(torch.from_numpy, arrays)
         return cls(x, y, sizes.to(torch.int64))
 
     @property

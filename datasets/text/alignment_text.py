@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from .columns import nul_byte
+from ..lines import read_lines, words_of
 
 Link = tuple[int, int]
 """A French and an English word, by their positions in the sentence, from 0."""
@@ -76,7 +76,7 @@ def read_unaligned(french: Path, english: Path) -> list[SentencePair]:
 def _with_links(french: tuple[str, ...], english: tuple[str, ...], text: str, where: str) -> SentencePair:
     sure: set[Link] = set()
     possible: set[Link] = set()
-    for entry in text.split():
+    for entry in words_of(text):
         match = _LINK.fullmatch(entry)
         if match is None:
             raise ValueError(f"{where}: {entry!r} is no link; a link is FRENCH-ENGLISH or FRENCH-ENGLISH-P, from 0")
@@ -95,20 +95,12 @@ def _with_links(french: tuple[str, ...], english: tuple[str, ...], text: str, wh
 
 
 def _lines(path: Path) -> list[str]:
-    lines = path.read_bytes().split(b"\n")
+    lines = read_lines(path)
     if not lines[-1]:
         del lines[-1]
     if not lines:
         raise ValueError(f"{path} is empty")
-    texts = []
-    for number, line in enumerate(lines, 1):
-        try:
-            texts.append(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-            if "\0" in texts[-1]:
-                raise ValueError(nul_byte(f"{path}, line {number}"))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}, line {number}: not UTF-8 ({error}); convert the file") from error
-    return texts
+    return lines
 
 
 def _same_length(files: dict[Path, list[str]]) -> None:
@@ -125,7 +117,7 @@ def _tagged(path: Path, number: int, line: str) -> tuple[int, tuple[str, ...]]:
 
 
 def _words(path: Path, number: int, text: str) -> tuple[str, ...]:
-    words = tuple(text.split())
+    words = tuple(words_of(text))
     if not words:
         raise ValueError(f"{path}, line {number}: the sentence has no words")
     return words

@@ -15,6 +15,7 @@ from .chunking_features import Vocabulary, attributes
 from .column_layout import Columns
 from .columns import TaggedSentences, read_columns
 from .sparse_chains import SparseChains
+from .tag_schemes import BIO
 from .templates import Attributes
 
 
@@ -102,6 +103,7 @@ class ChunkingDataset(SparseChains):
         *,
         columns: Columns | None = None,
         stand_in: str | None = None,
+        scheme: str | None = BIO,
     ) -> ChunkingDataset:
         """The sentences of any column file, with the vocabulary of a training set; the tag column may be missing.
 
@@ -110,8 +112,9 @@ class ChunkingDataset(SparseChains):
             vocabulary: That of the training set.
             columns: Which columns are read, as :func:`read_columns` takes them.
             stand_in: As in the class.
+            scheme: As :func:`read_columns` takes it.
         """
-        return cls(read_columns(path, columns, tags_optional=True), vocabulary, stand_in=stand_in)
+        return cls(read_columns(path, columns, tags_optional=True, scheme=scheme), vocabulary, stand_in=stand_in)
 
     def words(self, i: int) -> list[str]:
         """The words of a sentence."""

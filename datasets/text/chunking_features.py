@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from torchssvm.core.arguments import check_whole
+from torchssvm.core.files import write_text
 
 from .columns import TaggedSentences
 from .templates import Attributes, Field, Template, describe
@@ -129,7 +130,7 @@ class Vocabulary:
         return before[found.rows], column[known]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the vocabulary as JSON."""
+        """Write the vocabulary as JSON, whole or not at all."""
         content = {
             "format": _FORMAT,
             "min_count": self.min_count,
@@ -137,7 +138,7 @@ class Vocabulary:
             "tags": self.tags,
             "attributes": self.attributes,
         }
-        Path(path).write_text(json.dumps(content, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(content, ensure_ascii=False, indent=0) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vocabulary:
@@ -174,8 +175,8 @@ class Vocabulary:
 
 
 def sorted_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    """Each tag once: O, then B and I of each type in alphabetical order."""
-    return tuple(sorted(set(tags), key=lambda tag: (tag != "O", tag[2:], tag[:1])))
+    """Each tag once: O, then B and I of each type in alphabetical order, and tags of other forms among the types."""
+    return tuple(sorted(set(tags), key=lambda t: (t != "O", t[2:] if t[1:2] == "-" else t, t)))
 
 
 def check_count(min_count: int) -> int:

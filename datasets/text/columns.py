@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import codecs
-import gzip
+import itertools
 import os
 import re
-import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from torchssvm.core.arguments import check_whole
-
+from ..lines import UNPACKED_LIMIT, Fields, is_blank, read_lines, split_columns, words_of
 from .column_layout import NAMES_LINE, Columns
-from .tag_schemes import first_wrong, to_bio
-
-UNPACKED_LIMIT = 2**29
-"""Bytes that a gzip file may unpack to, unless a reader is told otherwise: 80 times the largest that is published."""
+from .tag_schemes import BIO, check_scheme, first_wrong, to_bio
 
 DOCUMENT = "-DOCSTART-"
 """The word that stands alone in a sentence where a document begins."""
 
-_GZIP = b"\x1f\x8b"
 _BIO = re.compile(r"O|[BI]-\S+")
 
 
@@ -38,6 +32,8 @@ class TaggedSentences:
         offsets: int64 ``[n + 1]``: sentence i has the tokens ``offsets[i]`` to ``offsets[i + 1] - 1``.
         lines: int64 ``[tokens]``, the line number of every token, from 1.
         source: The file, for messages.
+        scheme: ``"bio"`` where the tags are those of chunks, None where they are taken as they are.
+        separator: What separates the columns of the file, ``"tabs"`` or ``"blanks"``.
 
     Example:
         >>> sentences = read_columns("train.txt")
@@ -53,6 +49,8 @@ class TaggedSentences:
     offsets: np.ndarray
     lines: np.ndarray
     source: str
+    scheme: str | None = BIO
+    separator: str = "blanks"
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -62,13 +60,13 @@ class TaggedSentences:
         if not 0 <= start < stop <= len(self):
             raise ValueError(f"start={start} and stop={stop} must leave some of the {len(self)} sentences")
         a, b = int(self.offsets[start]), int(self.offsets[stop])
-        return TaggedSentences(
+        return replace(
+            self,
             words=self.words[a:b],
             pos=self.pos[a:b],
             tags=None if self.tags is None else self.tags[a:b],
             offsets=self.offsets[start : stop + 1] - a,
             lines=self.lines[a:b],
-            source=self.source,
         )
 
     def where(self, token: int) -> str:
@@ -81,138 +79,141 @@ def read_columns(
     columns: Columns | None = None,
     *,
     tags_optional: bool = False,
+    scheme: str | None = BIO,
     limit: int = UNPACKED_LIMIT,
 ) -> TaggedSentences:
     """Read a column file.
 
-    One or more empty lines end a sentence. UTF-8, plain or gzipped (by its first bytes, not its name). Without
-    ``columns``, lines are ``word pos tag``, separated by spaces or tabs, and tags are O, B-X or I-X. With them, a file
-    is taken as it is: columns are separated by tabs if its first token has one, and otherwise by blanks; sentences of
-    the word -DOCSTART- alone are left out; tags of IOB1, BIOES and BILOU become BIO.
+    One or more blank lines end a sentence. UTF-8, plain or gzipped (by its first bytes, not its name); lines end with
+    LF, CRLF or CR. Columns are separated by single tabs, or by any number of blanks and tabs: by that which gives more
+    lines of the file the same number of columns, and by tabs where both do. Without ``columns``, lines are ``word pos
+    tag``, and tags are O, B-X or I-X. With them, a file is taken as it is: sentences of the word -DOCSTART- alone are
+    left out; tags of IOB1, BIOES and BILOU become BIO.
 
     Args:
         path: The file.
         columns: Which columns are read; parts of speech are _ where it names none.
         tags_optional: Whether the third column may be missing, on all lines, as in text to predict tags for.
+        scheme: ``"bio"`` for the tags of chunks; None takes tags as they are, such as parts of speech, types without a
+            letter before them, or letters without a type.
         limit: Bytes that a gzip file may unpack to.
 
     Raises:
         OSError: The file cannot be opened.
         ValueError: The file is malformed, or has no such column; the message begins with its name and, if known, the
-            line.
+            line. Or ``scheme`` is another.
 
     Example:
         >>> sentences = read_columns("train.txt")  # word, part of speech, tag
         >>> len(sentences), sentences.words[0]
         (2, 'Anna')
+        >>> read_columns("train.txt", Columns(word=0, tag=1), scheme=None).tags[:2]
+        ['NNP', 'VBZ']
     """
-    layout = None if columns is None else columns.check()
-    content = read_content(Path(path), limit)
-    _check_encoding(content, path)
-    table = _Table(str(path), layout, tags_optional)
-    # Split bytes at ASCII blanks only: a word may contain a no-break space.
-    for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
-        table.add(number, line)
-    found = table.sentences()
-    return found if layout is None else _as_bio(found)
-
-
-class _Table:
-    """The tokens of a column file, line by line."""
-
-    def __init__(self, source: str, layout: Columns | None, tags_optional: bool) -> None:
-        self.source, self.layout, self.tags_optional = source, layout, tags_optional
-        self.comment = b"" if layout is None else layout.comment.encode()
-        self.names: list[str] = []
-        self.separator: bytes | None = None
-        self.count = 0  # columns of the first token, and so of all
-        self.places: list[int | None] = []  # of word, tag and pos
-        self.values: tuple[list[str], list[str], list[str]] = ([], [], [])
-        self.lines: list[int] = []
-        self.offsets = [0]
-        self.number = 0
-
-    def add(self, number: int, line: bytes) -> None:
-        """Read a line."""
-        self.number = number
-        if not line.strip():
-            self._end_sentence()
-            return
-        if self.offsets[-1] == len(self.lines) and self.layout is not None and self._is_no_token(line):
-            return
-        if not self.count and self.layout is not None and b"\t" in line:
-            self.separator = b"\t"
-        fields = line.split() if self.separator is None else line.rstrip(b"\t\r\n").split(self.separator)
-        if self.layout is not None and line.split()[0] == DOCUMENT.encode() and self.offsets[-1] == len(self.lines):
-            return
-        if len(fields) != self.count:
-            self._set_columns(len(fields), f"{self.source}, line {number}")
-        for values, place in zip(self.values, self.places, strict=True):
-            if place is not None:
-                values.append(fields[place].decode())
-        self.lines.append(number)
-
-    def _is_no_token(self, line: bytes) -> bool:
-        """Whether a line before a sentence is a comment, or names the columns."""
-        assert self.layout is not None
-        text, wanted = line.decode(), self.layout.names
-        if wanted and not self.count and not self.names:
-            named = text.removeprefix(NAMES_LINE).split()
-            if text.startswith(NAMES_LINE) or set(wanted) <= set(named):
-                self.names = named
-                return True
-        return bool(self.comment) and line.startswith(self.comment)
-
-    def _set_columns(self, count: int, where: str) -> None:
-        if self.layout is None:
-            self.count = _check_columns(count, self.count, self.tags_optional, where)
-            self.places = [0, 2 if count == 3 else None, 1]
-            return
-        if self.count:
-            raise ValueError(
-                f"{where}: {count} columns, but the lines before have {self.count}; comments between sentences are "
-                f"left out if columns names how they begin (comment={self.layout.comment!r})"
-            )
-        layout, self.count = self.layout, count
-        try:
-            self.places = layout.places(count, self.names, where)
-        except ValueError:
-            if not self.tags_optional:
-                raise
-            self.places = layout._replace(tag=None).places(count, self.names, where)
-        if self.tags_optional and self.places[1] == self.places[0]:  # the last column is that of the words
-            self.places[1] = None
-
-    def _end_sentence(self) -> None:
-        start, stop = self.offsets[-1], len(self.lines)
-        if self.layout is not None and self.values[0][start:stop] == [DOCUMENT]:
-            for values in (*self.values, self.lines):
-                del values[start:]
-        elif stop > start:
-            self.offsets.append(stop)
-
-    def sentences(self) -> TaggedSentences:
-        """All sentences."""
-        self._end_sentence()
-        words, tags, pos = self.values
-        if not words:
-            raise ValueError(f"{self.source} holds no sentence: {self.number} lines, and all of them are empty")
-        found = TaggedSentences(
-            words=words,
-            pos=pos if pos else ["_"] * len(words),
-            tags=tags if tags else None,
-            offsets=np.array(self.offsets, np.int64),
-            lines=np.array(self.lines, np.int64),
-            source=self.source,
-        )
-        if "" in (set(words)):
-            raise ValueError(f"{found.where(words.index(''))}: the word is empty")
-        if self.layout is None:
-            _check_three(found)
+    layout, source = None if columns is None else columns.check(), os.fspath(path)
+    check_scheme(scheme)
+    lines = read_lines(path, limit)
+    tokens = _tokens(lines, layout)
+    if not tokens.lines:
+        raise ValueError(f"{source} holds no sentence: {len(lines)} lines, and none of them has a token")
+    fields = split_columns(tokens.lines)
+    places = _places(source, layout, tokens, fields, tags_optional)
+    rows, offsets = fields.rows, [0]
+    kept: list[int] = []
+    for start, stop in itertools.pairwise(tokens.offsets):
+        if layout is None or stop - start > 1 or rows[start][places[0]] != DOCUMENT:
+            kept.extend(range(start, stop))
+            offsets.append(len(kept))
+    words, tags, pos = (None if place is None else [rows[token][place] for token in kept] for place in places)
+    found = TaggedSentences(
+        words=words or [],
+        pos=["_"] * len(kept) if pos is None else pos,
+        tags=tags,
+        offsets=np.array(offsets, np.int64),
+        lines=np.array(tokens.numbers, np.int64)[kept],
+        source=source,
+        scheme=scheme,
+        separator=fields.separator,
+    )
+    for what, values in (("word", found.words), ("tag", tags or ())):
+        if "" in set(values):
+            raise ValueError(f"{found.where(values.index(''))}: the {what} is empty")
+    if scheme is None:
         return found
+    return _check_three(found) if layout is None else _as_bio(found)
 
 
-def _check_three(found: TaggedSentences) -> None:
+class _Tokens(NamedTuple):
+    """The lines of a file that hold tokens, their numbers, and where sentences begin and end among them."""
+
+    lines: list[str]
+    numbers: list[int]
+    offsets: list[int]
+    names: list[str]  # of the columns; empty if the file does not say
+
+
+def _tokens(lines: Sequence[str], layout: Columns | None) -> _Tokens:
+    found = _Tokens([], [], [0], [])
+    for number, line in enumerate([*lines, ""], start=1):
+        begins = found.offsets[-1] == len(found.lines)
+        if is_blank(line):
+            if not begins:
+                found.offsets.append(len(found.lines))
+        elif layout is None or not begins or not _is_no_token(line, layout, found):
+            found.lines.append(line)
+            found.numbers.append(number)
+    return found
+
+
+def _is_no_token(line: str, layout: Columns, found: _Tokens) -> bool:
+    """Whether a line before a sentence is a comment, says where a document begins, or names the columns."""
+    wanted = layout.names
+    if wanted and not found.lines and not found.names:
+        named = words_of(line.removeprefix(NAMES_LINE))
+        if line.startswith(NAMES_LINE) or set(wanted) <= set(named):
+            found.names.extend(named)
+            return True
+    return words_of(line)[0] == DOCUMENT or (bool(layout.comment) and line.startswith(layout.comment))
+
+
+def _places(
+    source: str, layout: Columns | None, tokens: _Tokens, fields: Fields, tags_optional: bool
+) -> tuple[int, int | None, int | None]:
+    """The columns of words, tags and parts of speech, if all lines have the same number of columns."""
+    sizes = [len(row) for row in fields.rows]
+
+    def first(wrong: Callable[[int], bool]) -> tuple[str, str] | None:
+        """Place and columns of the first line with a wrong number of columns."""
+        for number, size in zip(tokens.numbers, sizes, strict=True):
+            if wrong(size):
+                return f"{source}, line {number}", f"{size} column{'s' * (size > 1)}"
+        return None
+
+    if layout is None:
+        allowed = (2, 3) if tags_optional else (3,)
+        if found := first(lambda size: size not in allowed):
+            wanted = "word and pos, or word, pos and tag" if tags_optional else "word, pos and tag"
+            raise ValueError(f"{found[0]}: {found[1]}, must be {wanted}, separated by {fields.separator}")
+        layout = Columns(word=0, pos=1, tag=2)
+    where = f"{source}, line {tokens.numbers[sizes.index(fields.width)]}"
+    try:
+        places = layout.places(fields.width, tokens.names, where)
+    except ValueError:
+        if not tags_optional:
+            raise
+        places = layout._replace(tag=None).places(fields.width, tokens.names, where)
+    if found := first(lambda size: size != fields.width):
+        raise ValueError(
+            f"{found[0]}: {found[1]}, but {fields.agree} of the {len(sizes)} lines have {fields.width}, separated by "
+            f"{fields.separator}; comments between sentences are left out if columns names how they begin "
+            f"(comment={layout.comment!r})"
+        )
+    word, tag, pos = places
+    assert word is not None
+    return word, None if tags_optional and tag == word else tag, pos  # the last column is that of the words
+
+
+def _check_three(found: TaggedSentences) -> TaggedSentences:
     """Raise ValueError where the tags of ``word pos tag`` are not BIO, or in the place of the parts of speech."""
     pos, tags = found.pos, found.tags or []
     if all(map(_BIO.fullmatch, set(pos))):
@@ -222,7 +223,11 @@ def _check_three(found: TaggedSentences) -> None:
         )
     if wrong := {tag for tag in set(tags) if not _BIO.fullmatch(tag)}:
         first = next(token for token, tag in enumerate(tags) if tag in wrong)
-        raise ValueError(f"{found.where(first)}: tag {tags[first]!r} must be O, or B-TYPE or I-TYPE for some type")
+        raise ValueError(
+            f"{found.where(first)}: tag {tags[first]!r} must be O, or B-TYPE or I-TYPE for some type; "
+            "read_columns(..., scheme=None) takes tags as they are"
+        )
+    return found
 
 
 def _as_bio(found: TaggedSentences) -> TaggedSentences:
@@ -231,75 +236,7 @@ def _as_bio(found: TaggedSentences) -> TaggedSentences:
     if (wrong := first_wrong(found.tags)) is not None:
         raise ValueError(
             f"{found.where(wrong)}: tag {found.tags[wrong]!r} must be O, or a letter of BIO, BIOES or BILOU, a hyphen "
-            "and a type: is this the column of the tags? Lines of comments are left out by Columns(comment=...)"
+            "and a type: is this the column of the tags? Others are taken as they are by read_columns(..., "
+            "scheme=None), and lines of comments are left out by Columns(comment=...)"
         )
     return replace(found, tags=to_bio(found.tags, found.offsets))
-
-
-def read_content(path: Path, limit: int = UNPACKED_LIMIT) -> bytes:
-    """The bytes of a file, unpacked where it is a gzip file.
-
-    Args:
-        path: The file.
-        limit: Bytes that it may unpack to; unpacking stops there.
-
-    Raises:
-        ValueError: It is a gzip file that is damaged, or unpacks to more than ``limit`` bytes.
-    """
-    limit = check_whole(limit, "limit")
-    with path.open("rb") as file:
-        if file.read(len(_GZIP)) != _GZIP:
-            file.seek(0)
-            return file.read()
-    try:
-        with gzip.open(path) as packed:
-            content = packed.read(limit)
-            if packed.read(1):
-                raise ValueError(
-                    f"{path} unpacks to more than limit={limit} bytes: unpack it yourself, or give the reader a larger "
-                    "limit, if it is the right file"
-                )
-            return content
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is damaged: it begins as a gzip file and cannot be unpacked ({error})") from error
-
-
-def read_text(path: str | os.PathLike[str], limit: int = UNPACKED_LIMIT) -> str:
-    """The text of a UTF-8 file, unpacked where it is a gzip file (to ``limit`` bytes at most), without a BOM.
-
-    Raises:
-        OSError: It cannot be opened.
-        ValueError: It is damaged, or not UTF-8; the message begins with its name.
-    """
-    content = read_content(Path(path), limit)
-    _check_encoding(content, path)
-    return content.removeprefix(codecs.BOM_UTF8).decode()
-
-
-def _check_encoding(content: bytes, path: str | os.PathLike[str]) -> None:
-    try:
-        content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8 ({error.reason}); "
-            "convert the file, e.g. with iconv -f LATIN1 -t UTF-8"
-        ) from error
-    if (place := content.find(b"\0")) >= 0:
-        line = content.count(b"\n", 0, place) + 1
-        raise ValueError(nul_byte(f"{path}, line {line}"))
-
-
-def nul_byte(where: str) -> str:
-    """The message for a NUL byte in a text."""
-    return f"{where}: a NUL byte; this is no text in UTF-8 (UTF-16 has such bytes: convert the file, e.g. with iconv)"
-
-
-def _check_columns(count: int, before: int, tags_optional: bool, where: str) -> int:
-    """The number of columns of all lines; 0 before the first."""
-    wanted = "word, pos and tag" if not tags_optional else "word and pos, or word, pos and tag"
-    if count not in ((2, 3) if tags_optional else (3,)):
-        raise ValueError(f"{where}: {count} column{'s' * (count > 1)}, must be {wanted}, separated by blanks")
-    if before:
-        raise ValueError(f"{where}: {count} columns, but the lines before have {before}")
-    return count

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchssvm.core.arguments import check_whole
+from torchssvm.core.arguments import check_flags, check_whole
 from torchssvm.core.batch import Batch
 from torchssvm.core.extras import needs
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.structures.arborescence.structure import is_projective
 
+from ..lines import UNPACKED_LIMIT, is_blank, read_lines, split_columns
 from ..padded import PADDING, Example, collating, padded, place_of
 from .arc_features import arc_columns
-from .columns import UNPACKED_LIMIT, read_text
 
 _ABSENT = "_"
 _COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
@@ -32,7 +32,7 @@ class Sentence(NamedTuple):
     Attributes:
         words: The T words (FORM).
         tags: Their parts of speech: UPOS or XPOS, as chosen, or the other one where that is ``_``.
-        heads: Their heads, 1 to T, and 0 at the root's only child; all -1 in a file that was read without trees.
+        heads: Their heads, 1 to T, and 0 at the children of the root; all -1 in a file that was read without trees.
         line: Line of the first token in the file.
         upos: Their UPOS, which say what is punctuation; empty where ``tags`` say it.
 
@@ -71,17 +71,24 @@ class _Word(NamedTuple):
 
 
 def read_conllu(
-    path: str | os.PathLike[str], *, tags: str = "upos", trees: bool = True, limit: int = UNPACKED_LIMIT
+    path: str | os.PathLike[str],
+    *,
+    tags: str = "upos",
+    trees: bool = True,
+    single_root: bool = True,
+    limit: int = UNPACKED_LIMIT,
 ) -> list[Sentence]:
-    """Read a treebank: UTF-8, plain or gzip, ten columns separated by tabs, an empty line after every sentence.
+    """Read a treebank: UTF-8, plain or gzip, ten columns, blank lines after every sentence.
 
-    Comments, multiword tokens (``3-4``) and empty nodes (``5.1``) are skipped: the basic dependencies connect words.
-    The package conllu parses the lines; columns and trees are checked here.
+    Columns are separated by single tabs; where more lines of the file have as many columns by runs of blanks, by
+    these. Comments, multiword tokens (``3-4``) and empty nodes (``5.1``) are skipped: the basic dependencies connect
+    words. The package conllu parses the lines; columns and trees are checked here.
 
     Args:
         path: The file.
         tags: The column of the parts of speech, ``"upos"`` or ``"xpos"``; the other one stands in for ``_``.
         trees: Whether the sentences have trees. Without, HEAD is not read, and every head is -1.
+        single_root: Whether a sentence must have exactly one word with HEAD 0; False takes several.
         limit: Bytes that a gzip file may unpack to.
 
     Raises:
@@ -94,25 +101,26 @@ def read_conllu(
         [3]
     """
     check_tag_column(tags)
+    check_flags(trees=trees, single_root=single_root)
     with needs("CoNLL-U files need conllu: pip install 'torchssvm[data]'", "conllu"):
         import conllu.exceptions
+    blocks = _blocks(read_lines(path, limit))
+    if not blocks:
+        raise ValueError(f"{path}, line 1: the file has no sentences")
+    fields = split_columns([line for block in blocks for _, line in block])
+    rows = iter(fields.rows)
     sentences: list[Sentence] = []
-    words: list[_Word] = []
-    begun = 0  # the line where the current sentence begins
-    for number, line in enumerate([*read_text(path, limit).split("\n"), ""], start=1):
-        where = f"{path}, line {number}"
-        line = line.removesuffix("\r")
-        if line:
-            begun = begun or number
-            if line.startswith("#"):
-                continue
-            if not line.strip():
-                raise ValueError(f"{where}: the line is blank but for spaces; sentences end with an empty line")
-            if line.count("\t") != len(_COLUMNS) - 1:
-                count = line.count("\t") + 1
-                raise ValueError(f"{where}: {count} columns, and CoNLL-U has {len(_COLUMNS)}, separated by single tabs")
+    for block in blocks:
+        words: list[_Word] = []
+        for (number, _), row in zip(block, rows, strict=False):
+            where = f"{path}, line {number}"
+            if len(row) != len(_COLUMNS):
+                raise ValueError(
+                    f"{where}: {len(row)} column{'s' * (len(row) > 1)}, separated by {fields.separator}, and CoNLL-U "
+                    f"has {len(_COLUMNS)}; write {_ABSENT!r} for what is not there"
+                )
             try:
-                (token,) = conllu.parse_token_and_metadata(line, fields=(*_COLUMNS, "surplus"))
+                (token,) = conllu.parse_token_and_metadata("\t".join(row), fields=(*_COLUMNS, "surplus"))
             except (conllu.exceptions.ParseException, ValueError) as error:  # ValueError: a number too long for Python
                 raise ValueError(f"{where}: {error}") from error
             if len(token) != len(_COLUMNS):  # conllu ends columns at two blanks, too
@@ -123,17 +131,24 @@ def read_conllu(
                 tag = first if first != _ABSENT else second
                 head = token["head"] if trees else -1
                 words.append(_Word(token["form"], tag, head, number, upos if tags == "xpos" else tag))
-        elif begun:
-            if not words:
-                raise ValueError(f"{path}, line {begun}: the sentence that begins here has no words")
-            if trees:
-                _check_tree(words, path)
-            forms, its, heads, lines, upos_of = zip(*words, strict=True)
-            sentences.append(Sentence(forms, its, heads, lines[0], upos_of if tags == "xpos" else ()))
-            words, begun = [], 0
-    if not sentences:
-        raise ValueError(f"{path}, line 1: the file has no sentences")
+        if not words:
+            raise ValueError(f"{path}, line {block[0][0]}: the sentence that begins here has no words")
+        if trees:
+            _check_tree(words, path, single_root)
+        forms, its, heads, numbers, upos_of = zip(*words, strict=True)
+        sentences.append(Sentence(forms, its, heads, numbers[0], upos_of if tags == "xpos" else ()))
     return sentences
+
+
+def _blocks(lines: Sequence[str]) -> list[list[tuple[int, str]]]:
+    """Number and text of the lines of each sentence, without comments."""
+    blocks: list[list[tuple[int, str]]] = [[]]
+    for number, line in enumerate(lines, start=1):
+        if is_blank(line):
+            blocks.append([])
+        elif not line.startswith("#"):
+            blocks[-1].append((number, line))
+    return [block for block in blocks if block]
 
 
 def check_tag_column(tags: str) -> None:
@@ -163,17 +178,17 @@ def _is_word(token: Mapping[str, Any], expected: int, where: str, trees: bool) -
     return True
 
 
-def _check_tree(words: Sequence[_Word], path: str | os.PathLike[str]) -> None:
-    """Raise ValueError unless the heads form a tree with one root."""
+def _check_tree(words: Sequence[_Word], path: str | os.PathLike[str], single_root: bool) -> None:
+    """Raise ValueError unless the heads form a tree whose root has one child, or any number of them."""
     for word in words:
         if word.head > len(words):
             raise ValueError(f"{path}, line {word.line}: HEAD is {word.head}, and the sentence has {len(words)} words")
     roots = [word.line for word in words if word.head == 0]
-    if len(roots) != 1:
+    if not roots or (single_root and len(roots) > 1):
         lines = f", in lines {', '.join(map(str, roots))}" if roots else ""
         raise ValueError(
             f"{path}, line {words[0].line}: the sentence that begins here has {len(roots)} words with HEAD 0{lines}; "
-            "it needs 1"
+            f"it needs 1{'; single_root=False takes several' * (len(roots) > 1)}"
         )
     reached = {0}
     for start, word in enumerate(words, start=1):
@@ -206,6 +221,8 @@ class CoNLLU(Dataset[Example]):
         skip_nonprojective: Leave out sentences whose arcs cross, for training with ``Projective()``, which cannot have
             them as targets. ``num_skipped`` is their number.
         trees: False reads words to parse: HEAD may be ``_``. Such sentences cannot be trained on.
+        single_root: Whether a sentence must have exactly one word with HEAD 0. False takes several, as decoders do
+            unless they are told otherwise (``Projective(single_root=True)``).
 
     Raises:
         ValueError: The file is not CoNLL-U (see :func:`read_conllu`), ``num_features`` or ``tags`` is out of range, or
@@ -227,13 +244,14 @@ class CoNLLU(Dataset[Example]):
         keep_features: bool = False,
         skip_nonprojective: bool = False,
         trees: bool = True,
+        single_root: bool = True,
     ) -> None:
         if skip_nonprojective and not trees:
             raise ValueError("skip_nonprojective=True, and trees=False reads no trees to skip")
         self.num_features = check_whole(num_features, "num_features", most=2**31 - 1)
         self.path = Path(path)
         self._kept: dict[int, Tensor] | None = {} if keep_features else None
-        every = read_conllu(path, tags=tags, trees=trees)
+        every = read_conllu(path, tags=tags, trees=trees, single_root=single_root)
         self.sentences = [s for s in every if s.projective] if skip_nonprojective else every
         self.num_skipped = len(every) - len(self.sentences)
         if not self.sentences:

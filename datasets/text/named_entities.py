@@ -9,11 +9,11 @@ from dataclasses import replace
 from torchssvm.structures.chain.transitions import Transitions
 
 from .chunking import ChunkingDataset
-from .chunking_features import Vocabulary, check_count
+from .chunking_features import Vocabulary, check_count, sorted_tags
 from .column_layout import Columns
 from .columns import TaggedSentences, read_columns
 from .entity_features import entity_attributes
-from .tag_schemes import bio_transitions, to_bio
+from .tag_schemes import BIO, bio_transitions, to_bio
 from .templates import Attributes
 
 
@@ -21,7 +21,8 @@ class NamedEntities(ChunkingDataset):
     """Sentences with named entities, and attributes of spelling: words, shapes, prefixes and suffixes, neighbours.
 
     Items, batches and methods are those of :class:`ChunkingDataset`. Tags are BIO, whatever the scheme of the file:
-    O, then B-X and I-X of each type in alphabetical order. Attributes that the training set does not have are left out.
+    O, then B-X and I-X of each type in alphabetical order. Tags that were read with ``scheme=None`` stay as they are.
+    Attributes that the training set does not have are left out.
 
     Args:
         sentences: From :func:`torchssvm.datasets.read_columns`.
@@ -62,14 +63,15 @@ class NamedEntities(ChunkingDataset):
             raise TypeError(
                 f"sentences must be TaggedSentences, as read_columns gives them, not a {type(sentences).__name__}"
             )
-        if sentences.tags is not None:
+        if sentences.tags is not None and sentences.scheme is not None:
             sentences = replace(sentences, tags=to_bio(sentences.tags, sentences.offsets))
         if vocabulary is None:
             if sentences.tags is None:
                 raise ValueError(f"{sentences.source} has no tags: give the vocabulary of a training set")
             check_count(min_count)  # before the work
             found = self.describe(sentences) if found is None else found
-            vocabulary = Vocabulary.from_attributes(found, min_count, entity_tags(sentences.tags))
+            tags = sorted_tags(sentences.tags) if sentences.scheme is None else entity_tags(sentences.tags)
+            vocabulary = Vocabulary.from_attributes(found, min_count, tags)
         super().__init__(sentences, vocabulary, stand_in=stand_in, found=found)
 
     @classmethod
@@ -81,6 +83,7 @@ class NamedEntities(ChunkingDataset):
         columns: Columns | None = None,
         min_count: int = 1,
         stand_in: str | None = None,
+        scheme: str | None = BIO,
     ) -> NamedEntities:
         """The sentences of a column file, taken as it is.
 
@@ -90,8 +93,9 @@ class NamedEntities(ChunkingDataset):
             columns: Which columns are read; None is the first for words and the last for tags.
             min_count: As in the class.
             stand_in: As in the class.
+            scheme: As in :func:`read_columns`.
         """
-        sentences = read_columns(path, columns or Columns(), tags_optional=vocabulary is not None)
+        sentences = read_columns(path, columns or Columns(), tags_optional=vocabulary is not None, scheme=scheme)
         return cls(sentences, vocabulary, min_count=min_count, stand_in=stand_in)
 
     @property

@@ -10,6 +10,9 @@ import torch
 
 from torchssvm.structures.chain.transitions import Transitions
 
+BIO = "bio"
+"""The scheme of readers for the tags of chunks; None is no scheme, and tags of any form."""
+
 _TAG = re.compile(r"O|[BIESLUM]-\S+")
 _LETTER = {"B": "B", "S": "B", "U": "B", "I": "I", "M": "I", "E": "I", "L": "I"}  # of BIO
 
@@ -44,6 +47,12 @@ def to_bio(tags: Sequence[str], offsets: np.ndarray) -> list[str]:
         found.append("O" if not kind else f"{'B' if begins else _LETTER[letter]}-{kind}")
         before, closed = kind, letter in ("E", "S", "L", "U")
     return found
+
+
+def check_scheme(scheme: str | None) -> None:
+    """Raise ValueError unless ``scheme`` is one that readers know."""
+    if scheme not in (BIO, None):
+        raise ValueError(f"scheme={scheme!r} must be {BIO!r} for tags of chunks, or None to take tags as they are")
 
 
 def first_wrong(tags: Sequence[str]) -> int | None:

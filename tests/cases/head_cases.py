@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -83,6 +84,15 @@ class HeadTestCase(ABC):
         potentials = head(*(t.float() if t.is_floating_point() else t for t in self.make_input(rng(0), 3)))
         for tensor in potentials.tensors.values():
             assert tensor.count_nonzero() == 0
+
+    def test_copies_and_pickles_give_the_same_potentials(self):
+        head, inputs = self.setting(0)
+        potentials = head(*inputs)
+        for way in (copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))):
+            for twin in (way(head)(*inputs), way(potentials)):
+                assert type(twin) is type(potentials)
+                for name, tensor in potentials.tensors.items():
+                    assert torch.equal(twin.tensors[name], tensor)
 
     @examples(7)
     @given(seed=SEEDS, batch=st.integers(1, 4))

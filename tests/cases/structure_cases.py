@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any
@@ -160,6 +162,12 @@ class StructureTestCase(LabelingsTestCase):
         torch.testing.assert_close(value, best)
         if found.value is not None:
             torch.testing.assert_close(found.value.double(), best)
+
+    def test_copies_and_pickles_decode_the_same(self):
+        structure, potentials, _ = self.setting(0)
+        found = structure.decode(potentials)
+        for twins in (copy.deepcopy((structure, potentials)), pickle.loads(pickle.dumps((structure, potentials)))):
+            assert self.same(twins[0].decode(twins[1]), found)
 
     @examples(6)
     @given(seed=SEEDS, batch=BATCHES)

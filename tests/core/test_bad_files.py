@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import hashlib
+import io
+import os
 import tracemalloc
 
 import numpy as np
 import pytest
 
-from torchssvm.datasets import ChunkingDataset, Vocabulary, WordChains, read_columns, read_conllu
+from torchssvm.datasets import ChunkingDataset, RankedLists, Vocabulary, WordChains, read_columns, read_conllu
 from torchssvm.datasets import files as files_module
 from torchssvm.datasets.files import fetch, find
+from torchssvm.datasets.lines import read_content
 from torchssvm.datasets.multilabel.arff import read_arff
 from torchssvm.datasets.multilabel.libsvm import read_libsvm
 from torchssvm.datasets.multilabel.mulan import read_labels, read_mulan
 from torchssvm.datasets.text.alignment_text import read_aligned, read_unaligned
 from torchssvm.datasets.text.chunking_features import attributes
-from torchssvm.datasets.text.columns import read_content
 
 COLUMNS = "He PRP B-NP\nruns VBZ B-VP\n\nShe PRP B-NP\n"
 
@@ -38,11 +42,9 @@ YES,NO,1
 
 
 def test_nominal_features_without_numbers(tmp_path):
-    file = written(tmp_path / "genbase.arff", GENBASE)
-    with pytest.raises(
-        ValueError, match=r"genbase.arff, line 2: the values .YES,NO. of attribute 'PS00010' must be num.*make"
-    ):
-        read_arff(file)
+    found = read_mulan(written(tmp_path / "genbase.arff", GENBASE), -1)
+    assert found.feature_names == ("PS00010=YES", "PS00010=NO", "PS00011=YES", "PS00011=NO")
+    assert found.features.dense().tolist() == [[1, 0, 0, 1]]
 
 
 def test_a_missing_file_of_labels(tmp_path):
@@ -164,6 +166,24 @@ def test_paths_that_leave_the_folder(tmp_path, monkeypatch, path):
     ):
         with pytest.raises(ValueError, match=r"path=.* must be a relative path below the data folder"):
             call()
+
+
+def test_a_download_that_is_not_written_leaves_nothing(tmp_path, monkeypatch):
+    content = b"published"
+    monkeypatch.setattr(files_module.urllib.request, "urlopen", lambda *_, **__: io.BytesIO(content))
+    arguments = "conll/x.gz", "http://x", hashlib.sha256(content).hexdigest(), "page", tmp_path
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "no space left on device")))
+        with pytest.raises(FileNotFoundError, match=r"downloading http://x failed: .* no space left on device"):
+            fetch(*arguments)
+    assert list((tmp_path / "conll").iterdir()) == []
+    assert fetch(*arguments).read_bytes() == content
+
+
+def test_arrays_that_are_not_those_published(tmp_path):
+    np.savez(tmp_path / "ranking.npz", x_train=np.zeros((2, 3)))
+    with pytest.raises(RuntimeError, match=r"ranking.npz is corrupt, or lacks one of the arrays x_train, y_train"):
+        RankedLists.lightgbm(root=tmp_path)
 
 
 def test_downloads_do_not_follow_links_out_of_the_folder(tmp_path, monkeypatch):

@@ -144,7 +144,12 @@ def test_files_that_are_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match="its header cannot be read"):
         load_model(path)
     for changes, words in [
-        ({"format": 2}, "has format 2, and this version of torchssvm reads format 1"),
+        ({"format": 3}, "has format 3, and this version of torchssvm reads formats 1 and 2"),
+        (
+            {"structure": {"class": "Multiclass", "arguments": {"num_classes": 3}}},
+            "does not hold what save_model wrote",
+        ),
+        ({"labels": ["c", "b", "a"]}, "does not hold what save_model"),
         ({"head": {"class": "os.system", "arguments": {}}}, "names the class 'os.system'"),
         ({"head": {"class": "LinearMulticlass", "arguments": {"in_features": 5, "num_classes": 4}}}, "size mismatch"),
         ({"labels": ["a"]}, "labels has 1 names, and Multiclass has 3"),
@@ -163,6 +168,52 @@ def test_files_that_are_refused(tmp_path) -> None:
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(ValueError, match="is damaged"):
         load_model(path)
+
+
+def test_every_change_is_refused(tmp_path) -> None:
+    path, head = tmp_path / "model", SparseLinearChain(4, 4, structure=Chain(4, transitions=ALLOWED))
+    for weight in head.parameters():
+        nn.init.normal_(weight)
+    save_model(path, head, labels=list("abcd"), vocabulary={"x": 2})
+    tensors = safetensors.load_file(path)
+    with safetensors.safe_open(path, framework="pt") as file:
+        content = json.loads(file.metadata()["torchssvm"])
+
+    def write(content, tensors) -> None:
+        safetensors.save_file(tensors, path, {"torchssvm": json.dumps(content)})
+
+    for name, tensor in tensors.items():  # the matrix of emissions is square
+        changed = tensor.flip(0) if tensor.ndim == 1 else tensor.T.contiguous()
+        if tensor.shape == changed.shape and torch.equal(tensor, changed):
+            continue
+        write(content, tensors | {name: changed})
+        with pytest.raises(ValueError, match=r"model (does not hold what save_model wrote|is damaged)"):
+            load_head(path)
+    for lacking in (*content, *content["head"], *content["head"]["arguments"]):
+        changed = json.loads(json.dumps(content))
+        for part in (changed, changed["head"], changed["head"]["arguments"]):
+            if part.pop(lacking, None) is not None:
+                break
+        else:
+            continue  # None, such as the structure of a head that has its own
+        write(changed, tensors)
+        with pytest.raises(ValueError, match=f"model.*({lacking}|does not hold what save_model wrote|no recipe)"):
+            load_head(path)
+    write({name: value for name, value in content.items() if name != "seal"} | {"format": 1}, tensors)
+    assert torch.equal(load_head(path).head.emission, head.emission)  # an older file
+
+
+@pytest.mark.parametrize("size", [None, 0])
+def test_a_loaded_model_is_no_view_of_its_file(size, tmp_path) -> None:
+    path, head = tmp_path / "model", SparseLinearChain(50, 4)
+    nn.init.normal_(head.emission)
+    save_model(path, head, vocabulary={"x": 2})
+    found = load_head(path)
+    with open(path, "r+b") as file:  # as cp does over an existing file
+        file.write(bytes(path.stat().st_size))
+        file.truncate(size)
+    assert torch.equal(found.head.emission, head.emission)
+    assert found.vocabulary == {"x": 2}
 
 
 def test_what_is_not_saved_leaves_the_old_file(tmp_path) -> None:

@@ -481,6 +481,22 @@ def test_a_save_that_fails_leaves_what_was_there(tmp_path):
         assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_full_disk_is_an_os_error_in_the_middle_of_an_archive_too(tmp_path):
+    resource = pytest.importorskip("resource")
+    file = tmp_path / "run.pt"
+    save_checkpoint(file, epoch=1)
+    content, limits = file.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    for values in (100, 100_000):  # the end of the archive is not written, or the middle
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (500 if values == 100 else 200_000, limits[1]))
+            with pytest.raises(OSError, match="File too large"):
+                save_checkpoint(file, a=torch.zeros(values))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [file]
+
+
 def test_two_writers_of_one_file_get_an_error_and_no_damage(tmp_path):
     file = tmp_path / "a.txt"
     with (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -123,9 +123,13 @@ def fetcher(dataset: Any, collate_fn: Collate | None = None) -> Callable[[Sequen
             "that makes a Batch from items (solve: options=RunOptions(collate_fn=...)), or make the dataset a "
             "torchssvm.datasets.PaddedDataset(x, y, lengths)"
         )
+    return partial(_fetched, dataset, collate)
+
+
+def _fetched(dataset: Any, collate: Collate, index: Sequence[int]) -> Batch:
     if hasattr(dataset, "__getitems__"):
-        return lambda index: collate(dataset.__getitems__(list(index)))
-    return lambda index: collate([dataset[i] for i in index])
+        return collate(dataset.__getitems__(list(index)))
+    return collate([dataset[i] for i in index])
 
 
 def in_order(

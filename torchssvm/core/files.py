@@ -43,7 +43,12 @@ def whole_file(path: str | os.PathLike[str], *, keep_previous: bool = False) -> 
         with open(partial, "xb") as file:
             if path.exists():
                 os.chmod(partial, stat.S_IMODE(path.stat().st_mode))
-            yield file
+            try:
+                yield file
+            except RuntimeError as error:  # torch.save ends its archive by one that hides why it could not write
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
             file.flush()
             os.fsync(file.fileno())
         kept = keep_previous and path.exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -35,11 +35,13 @@ class Kernel:
         """Numba's own object; its code is cached on disk."""
         import numba
 
+        from torchssvm.core.kernel_cache import KernelCache
+
         watch()
-        try:
-            return numba.njit(cache=True, **self._options)(self._function)
-        except RuntimeError:  # there is no folder that the cache could be written to: compile in every process
-            return numba.njit(**self._options)(self._function)
+        made = numba.njit(**self._options)(self._function)
+        with suppress(RuntimeError):  # there is no folder that it could be written to: compile in every process
+            made._cache = KernelCache(self._function)
+        return made
 
     @property
     def _numba_type_(self) -> Any:

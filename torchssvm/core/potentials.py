@@ -206,6 +206,13 @@ class Potentials:
         numbers = (None if self.lengths is None else read_numbers(self.lengths)) or []
         self.min_length, self.max_length = min(numbers, default=None), max(numbers, default=None)
 
+    def __getstate__(self) -> Any:
+        """Copies and pickles hold the numbers, cut from the graph, without the head's adjoint."""
+        cut = {name: t.detach() if t.grad_fn is not None else t for name, t in self.tensors.items()}
+        held, kinds = self.replace(cut), reversed(type(self).__mro__)
+        slots = [name for kind in kinds for name in vars(kind).get("__slots__", ())]
+        return getattr(self, "__dict__", None), {name: getattr(held, name) for name in slots}
+
     def __repr__(self) -> str:
         return f"Potentials({_shapes(self.tensors)}, lengths={'yes' if self.lengths is not None else None})"
 

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from torchssvm.core.extras import needs
 from torchssvm.core.files import whole_file
+from torchssvm.core.schema import seal
 from torchssvm.core.structure import Structure
 from torchssvm.deployment.checks import check_fit, check_labels, check_vocabulary
 from torchssvm.deployment.decoder import Decoder, parts_of
 from torchssvm.deployment.recipes import Recipe, describe, rebuild
 
-_FORMAT = 1
+_FORMAT = 2  # format 1 had no seal
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _KEY = "torchssvm"  # of the header's metadata
 _WEIGHT, _ARGUMENT, _VOCABULARY = "weight.", "argument.", "vocabulary"  # names of tensors, or their beginnings
@@ -104,6 +105,7 @@ def save_model(
     if vocabulary is not None:  # a header has at most 100 MB
         names = json.dumps(check_vocabulary(vocabulary, head), ensure_ascii=False).encode()
         tensors[_VOCABULARY] = torch.frombuffer(bytearray(names), dtype=torch.uint8)
+    content["seal"] = seal([content, tensors])
     data = save(tensors, {_KEY: json.dumps(content, ensure_ascii=False)})
     with whole_file(path) as file:
         file.write(data)
@@ -121,7 +123,8 @@ def load_head(path: str | os.PathLike[str]) -> SavedModel:
     Raises:
         FileNotFoundError: There is no such file.
         IsADirectoryError: ``path`` is a folder.
-        ValueError: The file is damaged or of another kind, of another format, or names an unknown class.
+        ValueError: The file is damaged, was changed or is of another kind, of another format, or names an unknown
+            class.
         ImportError: ``safetensors`` is missing.
 
     Example:
@@ -136,7 +139,8 @@ def load_head(path: str | os.PathLike[str]) -> SavedModel:
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
             metadata = file.metadata() or {}  # the file is no mapping: it has keys()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies: the file's own are mapped, and change, or end the process, when it is written to in place.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except OSError:
         raise
     except Exception as error:  # a damaged header can raise anything
@@ -148,12 +152,19 @@ def load_head(path: str | os.PathLike[str]) -> SavedModel:
         version = content["format"]
     except Exception as error:
         raise ValueError(f"{path} is damaged: its header cannot be read: {error!r}") from error
-    if version != _FORMAT:
-        raise ValueError(f"{path} has format {version}, and this version of torchssvm reads format {_FORMAT}")
+    if version not in (1, _FORMAT):
+        raise ValueError(f"{path} has format {version}, and this version of torchssvm reads formats 1 and {_FORMAT}")
     try:
-        return _made(content, tensors)
+        found = _made(content, tensors)
+        told = content.pop("seal") if version > 1 else None
     except Exception as error:
         raise ValueError(f"{path} is damaged, or of another version of torchssvm: {_sentence(error)}") from error
+    if version > 1 and told != seal([content, tensors]):
+        raise ValueError(
+            f"{path} does not hold what save_model wrote, down to the shapes and values of its tensors: it is damaged, "
+            "or was changed. Fetch it again, or write the changed model by save_model"
+        )
+    return found
 
 
 def _made(content: dict[str, Any], tensors: dict[str, Tensor]) -> SavedModel:
@@ -193,7 +204,8 @@ def load_model(path: str | os.PathLike[str]) -> Decoder:
     Raises:
         FileNotFoundError: There is no such file.
         IsADirectoryError: ``path`` is a folder.
-        ValueError: The file is damaged or of another kind, of another format, or names an unknown class.
+        ValueError: The file is damaged, was changed or is of another kind, of another format, or names an unknown
+            class.
         TypeError: The structure is not decoded in plain torch operators; :func:`load_head` reads the file.
         ImportError: ``safetensors`` is missing.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ class Loading(L.LightningModule):
                     "the checkpoint's hyperparameters want classes made from import paths (_instantiator): this is "
                     "never done. Make the model, and give the file to trainer.predict(..., ckpt_path=...)"
                 )
-            arguments = {**_parts(cls, checkpoint.get(_KEY, {}), arguments), **arguments}
+            saved = copy.deepcopy(checkpoint.get(_KEY, {}))  # its tensors are mapped from the file, which may change
+            arguments = {**_parts(cls, saved, arguments), **arguments}
         return super().load_from_checkpoint(
             checkpoint_path,
             map_location=map_location,

@@ -55,10 +55,16 @@ def test_what_was_written_is_read(tmp_path_factory, examples, first_feature, fir
 
 def test_comments_ends_and_compression_do_not_matter(tmp_path):
     path = tmp_path / "a.gz"
-    path.write_bytes(gzip.compress(b"# of mine\r\n0 1:1\r\n1\r\n\r\n\n"))
-    found = read_libsvm(path, 2, 2)
-    assert found.features.dense().tolist() == [[1, 0], [0, 0]]
-    assert found.labels.dense().tolist() == [[1, 0], [0, 1]]
+    text = "# of mine, qid:1\r\n0 1:1\r\n1\r\n\r\n\n"
+    for other in (
+        *(text, text.replace("\r\n", "\r"), text.replace("\r\n", "\n"), text.rstrip(), "\ufeff" + text),
+        *(text.replace(" ", "\t"), text.replace("1:1", "1:1 \t").replace("\n\n", "\n \t\n")),
+    ):
+        for packed in (False, True):
+            path.write_bytes(gzip.compress(other.encode()) if packed else other.encode())
+            found = read_libsvm(path, 2, 2)
+            assert found.features.dense().tolist() == [[1, 0], [0, 0]]
+            assert found.labels.dense().tolist() == [[1, 0], [0, 1]]
 
 
 BAD = [
@@ -71,6 +77,7 @@ BAD = [
     ("1.5 2:1\n", 1, "label 1.5 is out of range"),
     ("-1 2:1\n", 1, "label -1 is out of range"),
     ("1 2:1 1:1\n", 1, "should be sorted and unique"),
+    ("0 1:1\n0 4294967297:1\n", 2, "value too large to convert to int; lines are"),
     ("1 qid:1\n", 1, "a query id, qid:, is for ranking"),
     ("1 2:nan\n", 1, "a value must be a finite float32 number"),
     ("1 2:1e39\n", 1, "a value must be a finite float32 number"),

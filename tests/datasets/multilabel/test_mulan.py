@@ -13,13 +13,14 @@ from torchssvm.datasets.multilabel.arff import read_arff
 from torchssvm.datasets.multilabel.mulan import read_labels, read_mulan
 
 NUMBERS = st.floats(-(2.0**100), 2.0**100, width=32).map(repr) | st.integers(-9, 9).map(str)
-NAMES = st.text(st.characters(exclude_characters="\n\0", exclude_categories=["Cs"]), min_size=1, max_size=6)
+NAMES = st.text(st.characters(exclude_characters="\n\r\0", exclude_categories=["Cs"]), min_size=1, max_size=6)
 
 
 @pytest.mark.parametrize("text", [SPARSE, DENSE], ids=["sparse", "dense"])
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_both_kinds_of_rows(text, newline, tmp_path):
-    arff = write(tmp_path / "songs.arff", text.replace("\n", newline))
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r", " \t\n", "\n\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_both_kinds_of_rows(text, newline, mark, tmp_path):
+    arff = write(tmp_path / "songs.arff", mark + text.replace("\n", newline).rstrip())
     found = read_mulan(arff, write(tmp_path / "songs.xml", XML))
     assert found.feature_names == ("tempo", "it's 100% pitch", "drums")
     assert found.label_names == ("sad", "loud", "very loud")  # the order of the XML file
@@ -33,8 +34,33 @@ def test_both_kinds_of_rows(text, newline, tmp_path):
 def test_what_a_sparse_row_leaves_out_is_the_first_nominal_value(tmp_path):
     text = "@attribute a {1,0}\n@attribute b {-1, 2.5}\n@attribute c numeric\n@data\n{2 7}\n{0 0,1 2.5}\n"
     table = read_arff(write(tmp_path / "a.arff", text))
-    assert table.rows.dense().tolist() == [[1, -1, 7], [0, 2.5, 0]]
+    assert table.rows.dense().tolist() == [[1, 1, 0, 7], [0, 0, 1, 0]]
+    assert [attribute.columns for attribute in table.attributes] == [("a",), ("b=-1", "b=2.5"), ("c",)]
     assert table.lines == [5, 6]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_nominal_features_are_indicators(sparse, tmp_path):
+    colours, codes = ["red", "'light green'", "blue"], ["3", "1", "2"]
+    columns = [Column("colour", colours), Column("label", ["0", "1"]), Column("code", codes), Column("x", None)]
+    rows = [["blue", "1", "1", "0.5"], ["red", "0", "3", "0"], ["'light green'", "1", "2", "7"]]
+    found = read_mulan(
+        write(
+            tmp_path / "a.arff",
+            arff_text([columns[1], columns[0], *columns[2:]], [[row[1], row[0], *row[2:]] for row in rows], sparse),
+        ),
+        1,
+    )
+    names = ("colour=red", "colour=light green", "colour=blue", "code=3", "code=1", "code=2", "x")
+    assert found.feature_names == names
+    assert found.features.dense().tolist() == [
+        [0, 0, 1, 0, 1, 0, 0.5],
+        [1, 0, 0, 1, 0, 0, 0],
+        [0, 1, 0, 0, 0, 1, 7],
+    ]
+    assert found.labels.dense().tolist() == [[1], [0], [1]]
+    with pytest.raises(ValueError, match=r"line 3: label 'colour' has the values \{red,light green,blue\}, must be"):
+        read_mulan(tmp_path / "a.arff", 2)
 
 
 @st.composite
@@ -54,8 +80,14 @@ def test_what_was_written_is_read(tmp_path_factory, table, sparse):
     path = write(tmp_path_factory.getbasetemp() / "round.arff", arff_text(columns, rows, sparse))
     found = read_arff(path)
     assert [attribute.name for attribute in found.attributes] == [column.name for column in columns]
-    wanted = torch.tensor(np.array(rows, float).astype(np.float32))
-    assert torch.equal(found.rows.dense(), wanted)
+    wanted = []
+    for place, (_, values) in enumerate(columns):
+        own = [row[place] for row in rows]
+        if values is None or {float(value) for value in values} <= {0.0, 1.0}:
+            wanted.append([float(value) for value in own])
+        else:
+            wanted += [[float(one == value) for one in own] for value in values]
+    assert torch.equal(found.rows.dense(), torch.tensor(np.array(wanted).astype(np.float32)).T)
     assert bool((found.rows.values != 0).all())
 
 
@@ -76,8 +108,11 @@ BAD_ARFF = [
     ("@relation r\n@attribute a date yyyy\n", 2, "the type 'date yyyy'.*convert or remove"),
     ("@attribute a\n", 1, "attribute 'a' has no type"),
     ("@attribute 'a b numeric\n", 1, "must be @attribute, a name"),
-    ("@attribute a {red,green}\n", 1, "the values {red,green} of attribute 'a' must be numbers"),
-    ("@attribute a {}\n", 1, "the values {} of attribute 'a' must be numbers"),
+    ("@attribute a {red,,green}\n", 1, "the values {red,,green} of attribute 'a' must be names or numbers"),
+    ("@attribute a {red,red}\n", 1, "the values {red,red} of attribute 'a' must be .* each once"),
+    ("@attribute a {}\n", 1, "the values {} of attribute 'a' must be names"),
+    ("@attribute a {red,green}\n@data\ngreen\nblue\n", 4, "'blue' is not among the values .* {red,green} by line 1"),
+    ("@attribute a {1,2,3}\n@data\n?\n", 3, "attribute 'a' is a missing value, must be one of its values"),
     ("@attribute a {0,'1}\n", 1, "a quote is not closed"),
     (HEAD + "@attribute a real\n@data\n0,0,0\n", 4, "attribute 'a' is declared on line 2 already"),
     (HEAD + "0.5,1\n", 4, "'0.5,1' stands before @data"),

@@ -4,14 +4,16 @@ import codecs
 import gzip
 import re
 import string
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from chunking_problems import TWO_SENTENCES, write
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchssvm.datasets import read_columns
+from torchssvm.datasets import ChunkingDataset, Columns, NamedEntities, Vocabulary, read_columns
 
 
 def test_two_sentences(tmp_path):
@@ -36,8 +38,16 @@ def test_two_sentences(tmp_path):
         lambda text: "\n\n" + text + "\n \n\t\n",
         lambda text: text.replace("\n\n", "\n  \n\n"),
         lambda text: codecs.BOM_UTF8.decode() + text,
+        lambda text: text.replace("\n", "\r"),
+        lambda text: text.replace("\n", "\r\r\n"),
+        lambda text: text.replace("\n", "\r", 3).replace("\n", "\r\n", 1),
+        lambda text: text.replace("\n", " \n").replace(" ", "\t"),
+        lambda text: text.replace(" ", "\t").replace("\n", "\t\n", 2).replace("\nW", "\n\ufeffW"),
     ],
-    ids=["CRLF", "tabs", "many blanks", "no last newline", "empty lines around", "empty lines between", "BOM"],
+    ids=[
+        *("CRLF", "tabs", "many blanks", "no last newline", "empty lines around", "empty lines between", "BOM"),
+        *("CR", "CRCRLF", "mixed ends", "tabs at ends", "some tabs at ends, and a BOM inside"),
+    ],
 )
 @pytest.mark.parametrize("packed", [False, True])
 def test_blanks_newlines_and_compression_do_not_matter(change, packed, tmp_path):
@@ -101,8 +111,8 @@ def test_tags_may_be_missing_where_asked(tmp_path):
         ("a A O\nb\n", False, "line 2: 1 column, must be"),
         ("a A O x\n", False, "line 1: 4 columns, must be"),
         ("a\n", True, "line 1: 1 column, must be word and pos, or word, pos and tag"),
-        ("a A\nb B O\n", True, "line 2: 3 columns, but the lines before have 2"),
-        ("a A O\nb B\n", True, "line 2: 2 columns, but the lines before have 3"),
+        ("a A\nb B O\n", True, "line 2: 3 columns, but 1 of the 2 lines have 2, separated by blanks"),
+        ("a A O\nb B\n", True, "line 2: 2 columns, but 1 of the 2 lines have 3, separated by blanks"),
         ("", False, " holds no sentence: 1 lines"),
         ("\n \n\t\n", False, " holds no sentence: 4 lines"),
         ("a A O\n\nb B NP\n", False, "line 3: tag 'NP' must be O, or B-TYPE or I-TYPE"),
@@ -118,11 +128,71 @@ def test_errors_name_file_and_line(text, optional, message, tmp_path):
         read_columns(path, tags_optional=optional)
 
 
+@pytest.mark.parametrize(
+    ("lines", "wrong"),
+    [
+        (["x", "a O", "b O", "c O"], 1),  # the first line
+        (["a O", "b O", "c", "d O"], 3),
+        (["a\tO", "New York\tO", "c O", "d\tO"], 3),
+        (["a O", "b O", "c\tO", "d e O"], 4),
+        (["Sentence: 1", "", "a b O", "c d O"], 1),
+    ],
+)
+def test_the_line_that_differs_from_the_others_is_named(lines, wrong, tmp_path):
+    with pytest.raises(ValueError, match=rf"some.txt, line {wrong}: .* columns?, but .* of the .* lines have"):
+        read_columns(write(tmp_path, "\n".join(lines)), Columns(word=0, tag=1))
+
+
+@pytest.mark.parametrize(
+    ("lines", "words", "tags"),
+    [
+        (["New York\tB-LOC", "is\tO"], ["New York", "is"], ["B-LOC", "O"]),
+        (["a\t\tO", "longer\tO", "b\t\tO", "c\tO"], ["a", "longer", "b", "c"], ["O"] * 4),  # aligned
+        (["a \t O ", "b\tO"], ["a", "b"], ["O", "O"]),
+        (["a O", "b\tO", "c  O"], ["a", "b", "c"], ["O"] * 3),
+        (["a\tx\tO\t", "b\t\tO"], ["a", "b"], ["O", "O"]),  # an empty column
+    ],
+)
+def test_the_separator_is_that_of_the_file(lines, words, tags, tmp_path):
+    found = read_columns(write(tmp_path, "\n".join(lines)), Columns(word=0, tag=-1))
+    assert (found.words, found.tags) == (words, tags)
+    assert found.separator == ("tabs" if "\t" in lines[0] and "longer\tO" not in lines else "blanks")
+
+
+@pytest.mark.parametrize("values", ["BIO", ["PERSON", "O"], ["NOUN", "VERB", "PRON"], ["PER", "0"], "BMES"])
+def test_tags_are_taken_as_they_are_where_asked(values, tmp_path):
+    path = write(tmp_path, "".join(f"w{i} X {tag}\n" for i, tag in enumerate(values)))
+    for columns in (None, Columns(word=0, tag=-1), Columns(word=0, pos=1, tag=2)):
+        with pytest.raises(ValueError, match=r"line \d: tag .* must be O, or .*scheme=None\)"):
+            read_columns(path, columns)
+        found = read_columns(path, columns, scheme=None)
+        assert (found.tags, found.scheme) == (list(values), None)
+        assert found.part(0, 1).scheme is None
+    entities = NamedEntities.from_file(path, columns=Columns(word=0, tag=-1), scheme=None)
+    assert entities.tags(0) == list(values)
+    assert sorted(entities.vocabulary.tags) == sorted(values)
+    again = NamedEntities.from_file(path, entities.vocabulary, columns=Columns(word=0, tag=-1), scheme=None)
+    assert torch.equal(again[0].y, entities[0].y)
+    chunks = ChunkingDataset.from_file(path, Vocabulary.of(found), scheme=None)
+    assert chunks.tags(0) == list(values)
+    two = replace(found, offsets=np.array([0, 1, len(values)]))
+    first, rest = ChunkingDataset(two, Vocabulary.of(found)).hold_out(0.5)
+    assert [*first.tags(0), *rest.tags(0)] == list(values)
+
+
+def test_a_scheme_that_nobody_knows(tmp_path):
+    with pytest.raises(ValueError, match="scheme='BIOES' must be 'bio' for tags of chunks, or None"):
+        read_columns(write(tmp_path), scheme="BIOES")
+    with pytest.raises(ValueError, match=r"some.txt, line 2: the tag is empty"):
+        read_columns(write(tmp_path, "a\tX\nb\t\nc\t\n"), Columns(word=0, tag=1), scheme=None)
+
+
 def test_another_encoding(tmp_path):
     path = tmp_path / "latin.txt"
-    path.write_bytes("a A O\n\ncafé NN B-NP\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"latin.txt, line 3: byte 0xe9 is not UTF-8 .* iconv"):
-        read_columns(path)
+    for end in ("\n", "\r\n", "\r"):
+        path.write_bytes(f"a A O{end}{end}café NN B-NP{end}".encode("latin-1"))
+        with pytest.raises(ValueError, match=r"latin.txt, line 3: byte 0xe9 is not UTF-8 .* iconv"):
+            read_columns(path)
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-12], lambda b: b[:20] + b"\0\0\0\0" + b[24:], lambda b: b[:6]])

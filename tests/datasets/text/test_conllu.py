@@ -75,6 +75,10 @@ def rows(*heads):
         lambda text: "\ufeff" + text,
         lambda text: text.rstrip("\n"),
         lambda text: "\n\n" + text.replace("\n\n", "\n\n\n"),
+        lambda text: text.replace("\n", "\r"),
+        lambda text: " \n" + text.replace("\n\n", "\n \t\n# a block of comments\n\n\n") + "# the end",
+        lambda text: text.replace("\t", "  "),
+        lambda text: text.replace("_\n", "_\t\n").replace("_\n", "_ \n", 1),
     ],
 )
 def test_words_heads_and_tags_are_read(write, change):
@@ -91,7 +95,8 @@ def test_words_heads_and_tags_are_read(write, change):
 
 
 def test_a_sentence_knows_its_line(write):
-    assert [s.line for s in read_conllu(write(VAMONOS))] == [4, 15]
+    for end in ("\n", "\r", "\r\n"):
+        assert [s.line for s in read_conllu(write(VAMONOS.replace("\n", end)))] == [4, 15]
 
 
 @pytest.mark.parametrize(
@@ -99,16 +104,20 @@ def test_a_sentence_knows_its_line(write):
     [
         ("", 1, "the file has no sentences"),
         ("\n\n", 1, "the file has no sentences"),
-        ("# nothing\n\n", 1, "the sentence that begins here has no words"),
-        (rows(0) + "\n# a\n1-2\tx" + "\t_" * 8 + "\n\n", 3, "the sentence that begins here has no words"),
-        (rows(0) + "\n# the end", 3, "the sentence that begins here has no words"),
-        (rows(0) + "2\tw\t_\tX\t_\t_\t1\t_\t_\n", 2, "9 columns, and CoNLL-U has 10"),
-        (rows(0) + "2\tw\t_\tX\t_\t_\t1\t_\t_\t_\t_\n", 2, "11 columns, and CoNLL-U has 10"),
-        (rows(0).replace("\t", "  "), 1, "1 columns.*single tabs"),
-        (rows(0) + " \n", 2, "blank but for spaces"),
+        ("# nothing\n\n", 1, "the file has no sentences"),
+        (rows(0) + "\n# a\n1-2\tx" + "\t_" * 8 + "\n\n", 4, "the sentence that begins here has no words"),
+        (rows(0) + "2\tw\t_\tX\t_\t_\t1\t_\t_\n", 2, "9 columns, separated by tabs, and CoNLL-U has 10"),
+        (rows(0) + "2\tw\t_\tX\t_\t_\t1\t_\t_\t_\t_\n", 2, "11 columns, separated by tabs, and CoNLL-U has 10"),
+        (rows(0, 1).replace("\t", ",", 9), 1, "1 column, separated by blanks, and CoNLL-U has 10"),
+        (
+            rows(0, 1, 1).replace("\t", " ").replace("w2", "w 2"),
+            2,
+            "11 columns, separated by blanks, and CoNLL-U has 10",
+        ),
         (rows(0).replace("w1", "w  1"), 1, "two blanks in a row, which CoNLL-U forbids"),
         ("\t" + rows(0).replace("_\t_\n", "_\n"), 1, "a column is empty"),
-        (rows(0).replace("_\n", "\n"), 1, "a column is empty"),
+        (rows(0).replace("_\n", "\n"), 1, "9 columns, separated by tabs"),
+        (rows(0, 1).replace("_\n", "\n", 1), 1, "a column is empty"),
         ("7-3\tx" + "\t_" * 8 + "\n" + rows(0), 1, "Failed parsing field 'id': '7-3' is not a valid ID"),
         (rows(0) + "5.1\tx" + "\t_" * 8 + "\n", 2, "ID is '5.1'"),
         (rows(0, "9" * 5000), 2, "Exceeds the limit"),
@@ -120,7 +129,11 @@ def test_a_sentence_knows_its_line(write):
         (rows(0, 3), 2, "HEAD is 3, and the sentence has 2 words"),
         (rows(0) + "\n" + rows(0, 1, 7), 5, "HEAD is 7, and the sentence has 3 words"),
         (rows(2, 1), 1, "has 0 words with HEAD 0; it needs 1"),
-        (rows(0) + "\n" + rows(0, 1, 0), 3, "has 2 words with HEAD 0, in lines 3, 5; it needs 1"),
+        (
+            rows(0) + "\n" + rows(0, 1, 0),
+            3,
+            "has 2 words with HEAD 0, in lines 3, 5; it needs 1; single_root=False takes",
+        ),
         (rows(0, 3, 4, 2), 2, "the heads of word 2 lead in a circle, back to word 2"),
         (rows(0, 2), 2, "the heads of word 2 lead in a circle"),
         (rows(3, 0, 4, 3), 1, "the heads of word 1 lead in a circle, back to word 3"),
@@ -136,6 +149,23 @@ def test_errors_name_file_and_line(write, text, line, words):
     place = "" if line is None else rf", line {line}:"
     with pytest.raises(ValueError, match=rf"bank.conllu{place} .*{words}"):
         read_conllu(write(text))
+
+
+def test_sentences_with_several_roots(write):
+    path = write(rows(2, 0) + "\n" + rows(0, 0, 2))
+    assert [s.heads for s in read_conllu(path, single_root=False)] == [(2, 0), (0, 0, 2)]
+    bank = CoNLLU(path, num_features=500, single_root=False, skip_nonprojective=True)
+    batch = bank.collate([bank[0], bank[1]])
+    potentials = LinearArcs(500)(batch.x, batch.lengths)
+    assert torch.equal(Arborescence().check_target(batch.y, potentials), batch.y)
+    with pytest.raises(
+        ValueError, match=r"bank.conllu, line 4: .*2 words with HEAD 0.*single_root=False takes several"
+    ):
+        CoNLLU(path)
+    with pytest.raises(ValueError, match=r"bank.conllu, line 1: .*has 0 words with HEAD 0; it needs 1$"):
+        read_conllu(write(rows(2, 1)), single_root=False)
+    with pytest.raises(TypeError, match="single_root='no' must be True or False"):
+        read_conllu(path, single_root="no")
 
 
 def test_packed_files_are_read(write):

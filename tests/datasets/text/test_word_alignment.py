@@ -95,6 +95,14 @@ def test_files_are_read(tmp_path):
     assert first.sure == {(0, 0), (1, 1)}
     assert first.possible == {(0, 0), (1, 1), (3, 2)}
     assert second == SentencePair(("œuf",), ("an", "egg"))
+    for change in (
+        *(lambda text: text.replace("\n", "\r"), lambda text: text.replace("\n", "\r\n"), lambda text: "\ufeff" + text),
+        *(lambda text: text.replace("\n", " \t\n"), lambda text: text.replace(" ", "\t").replace("<s\t", "<s ")),
+    ):
+        others = [tmp_path / f"other{path.suffix}" for path in paths]
+        for path, other in zip(paths, others, strict=True):
+            other.write_bytes(change(path.read_text()).encode())
+        assert read_aligned(*others) == [first, second]
     plain = write(tmp_path, "b", ["un œuf"], ["an egg"])
     assert read_unaligned(*plain[:2]) == [SentencePair(("un", "œuf"), ("an", "egg"))]
 
@@ -113,7 +121,7 @@ def test_files_are_read(tmp_path):
         ("f", "<s snum=0001> a b </s>\n<s snum=0003> a b </s>\n", r"a\.e, line 2: snum=2, and a\.f has snum=3"),
         ("e", "<s snum=0001> a b c </s>\na b c\n", r"a\.e, line 2: expected '<s snum=NUMBER> words </s>', got 'a b c'"),
         ("e", "<s snum=0001> a b c </s>\n<s snum=0002>  </s>\n", r"a\.e, line 2: the sentence has no words"),
-        ("f", tagged(["a b", "caf\udce9 b"]), r"a\.f, line 2: not UTF-8"),
+        ("f", tagged(["a b", "caf\udce9 b"]), r"a\.f, line 2: byte 0xe9 is not UTF-8"),
         ("f", "", r"a\.f is empty"),
     ],
 )

@@ -57,6 +57,7 @@ class SavedGDMM(Stateful, Optimizer):
     _visited: Tensor
     _generator: torch.Generator
     _handed_over: bool
+    _versions: list[int] | None  # None in a state for copies: those of the weights that come with it
 
     def state_dict(self) -> dict[str, Any]:
         """Duals, multipliers, weights, penalty and the order of the visits, as tensors and numbers."""
@@ -108,12 +109,25 @@ class SavedGDMM(Stateful, Optimizer):
         self._handed_over, self.gap_estimate = False, math.inf
         self._publish()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but hooks, which belong to this object; copies notice later writes to their own weights."""
+        state = {name: value for name, value in vars(self).items() if not name.startswith("_optimizer_")}
+        return {**state, "_versions": None if self._as_written() else []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._versions is None:
+            self._versions = [p._version for p in self.head.parameters()]
+
     def _publish(self) -> None:
         """Write the weights to the head."""
         with torch.no_grad():
             for parameter, weights in zip(self.head.parameters(), self.problem.held(), strict=True):
                 parameter.copy_(weights)
         self._versions = [p._version for p in self.head.parameters()]
+
+    def _as_written(self) -> bool:
+        return [p._version for p in self.head.parameters()] == self._versions
 
     def _check_weights(self) -> None:
         if self._handed_over:
@@ -122,7 +136,7 @@ class SavedGDMM(Stateful, Optimizer):
                 "GDMM, load a state saved before, or its own, optim.load_state_dict(optim.state_dict()), which takes "
                 "the weights back from that dual; or make a new GDMM"
             )
-        if [p._version for p in self.head.parameters()] != self._versions:
+        if not self._as_written():
             raise RuntimeError(
                 "the head's weights were changed by others: they are a function of the duals, which are as they were. "
                 "optim.load_state_dict(optim.state_dict()) sets the weights back, and nothing is lost; or make a new "
