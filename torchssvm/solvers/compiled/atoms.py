@@ -144,6 +144,7 @@ def add_to_rest(examples, i, length, labels, mass, blocks):
 def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, scratch):
     """Inner products of the atoms, without the factor 1/(lam n^2); those of slots are kept."""
     gram, response, pairs, labels = scratch.gram, scratch.response, scratch.pairs, scratch.labels
+    read = (scratch.arcs, scratch.sums_of_label, blocks.labelings[i], count, found, is_new)
     start = examples.start[i]
     target = examples.y[start : start + length]
     for a in range(atoms):
@@ -160,7 +161,6 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
             continue
         for t in range(length):
             labels[t] = found[t] if c == count else blocks.labelings[i, c, t]
-        read = (scratch.arcs, blocks.labelings[i], count, found, is_new)
         respond(examples, examples.arcs, model, i, length, labels, response, pairs, *read)
         own = score(target, length, response, pairs)
         for e in range(count):
@@ -181,7 +181,7 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
         return
     psi, psi_pairs, used = rest_views(blocks, i, length)
     share = 1.0 / blocks.rest_mass[i]
-    total = respond_to_parts(examples, examples.arcs, model, i, length, psi, response, scratch.arcs)
+    total = respond_to_parts(examples, examples.arcs, model, i, length, psi, response, *read)
     rows = scratch.rows[: list_rows(used, scratch.rows)]
     total += exact_dots(psi_pairs, psi_pairs, rows, len(rows))
     own = score(target, length, response, psi_pairs)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit, njit_fastmath
+from torchssvm.core.token_products import STORED
 from torchssvm.core.vectors import (
     add_each,
     add_row,
@@ -33,6 +34,7 @@ from torchssvm.solvers.compiled.arcs import (
     arc_respond,
     sum_lists,
 )
+from torchssvm.solvers.compiled.long import long_square, mark, respond_long, respond_to_long_parts
 from torchssvm.structures.maxplus import backtrack, send_forward
 
 
@@ -141,7 +143,7 @@ def triangle(t, u):
 
 
 @njit
-def respond(examples, arcs, model, i, length, labels, response, pairs, room, held, count, found, is_new):
+def respond(examples, arcs, model, i, length, labels, response, pairs, room, sums, held, count, found, is_new):
     """``Phi Phi^T (p(labels) - p(y))``: emissions into ``response``, pairs added to ``pairs`` (zero before).
 
     What is read of it are the scores of the target, of the slots ``held[:count]`` and, if it ``is_new``, of ``found``.
@@ -150,11 +152,15 @@ def respond(examples, arcs, model, i, length, labels, response, pairs, room, hel
         arc_respond(examples, arcs, i, length, labels, response, room, held, count, found, is_new)
         return
     start, inner = examples.start[i], examples.inner_start[i]
-    for t in range(length):
-        set_row(response[t], None, None, 0.0)
+    if length > STORED:
+        mark(examples, start, length, held, count, found, is_new, response)
+        respond_long(examples, start, length, labels, model.has_bias, response, sums)
+    else:
+        for t in range(length):
+            set_row(response[t], None, None, 0.0)
     for u in range(length):
         new, old = labels[u], examples.y[start + u]
-        if new != old:
+        if new != old and length <= STORED:
             for t in range(length):
                 value = examples.inner[inner + triangle(t, u)]
                 response[t, new] += value
@@ -169,8 +175,8 @@ def respond(examples, arcs, model, i, length, labels, response, pairs, room, hel
 
 
 @njit
-def respond_to_parts(examples, arcs, model, i, length, psi, response, room):
-    """Emissions of ``Phi Phi^T psi`` into ``response``; returns their inner product with psi."""
+def respond_to_parts(examples, arcs, model, i, length, psi, response, room, sums, held, count, found, is_new):
+    """Emissions of ``Phi Phi^T psi`` into ``response``, as :func:`respond`; returns their product with psi."""
     if arcs is not None:
         add_parts(examples, arcs, i, length, psi, room.sums)
         sum_lists(examples, arcs, i, length, room.sums, response)
@@ -178,12 +184,16 @@ def respond_to_parts(examples, arcs, model, i, length, psi, response, room):
         for t in range(length):
             total += exact_dot(psi[t], response[t])
         return total
-    inner, total = examples.inner_start[i], 0.0
+    start, inner, total = examples.start[i], examples.inner_start[i], 0.0
+    if length > STORED:
+        mark(examples, start, length, held, count, found, is_new, response)
+        respond_to_long_parts(examples, start, length, psi, model.has_bias, response, sums)
     for t in range(length):
         row = response[t]
-        set_row(row, None, None, 0.0)
-        for u in range(length):
-            add_row(row, psi[u], np.float64(examples.inner[inner + triangle(t, u)]))
+        if length <= STORED:
+            set_row(row, None, None, 0.0)
+            for u in range(length):
+                add_row(row, psi[u], np.float64(examples.inner[inner + triangle(t, u)]))
         if model.has_boundary:
             add_row(row, psi[t], np.float64((t == 0) + (t == length - 1)))
         total += exact_dot(row, psi[t])
@@ -231,13 +241,16 @@ def add_labeling(examples, i, length, labels, mass, delta, pairs):
 
 
 @njit
-def squared_length(examples, arcs, model, i, length, delta, pairs, rows, squares, room):
+def squared_length(examples, arcs, model, i, length, delta, pairs, rows, squares, room, sums):
     """``|Phi_i^T delta|^2``; ``squares`` gets ``|delta_t|^2``. ``rows`` are those of ``pairs`` that may not be zero."""
     if arcs is not None:
         for t in range(length):
             squares[t] = dot(delta[t], delta[t])
         return arc_length(examples, arcs, i, length, delta, room)
-    total = quadratic(delta, length, examples.inner[examples.inner_start[i] :], squares)
+    if length > STORED:
+        total = long_square(examples, examples.start[i], length, delta, model.has_bias, squares, sums)
+    else:
+        total = quadratic(delta, length, examples.inner[examples.inner_start[i] :], squares)
     if model.has_boundary:
         total += squares[0] + squares[length - 1]
     return total + exact_dots(pairs, pairs, rows, len(rows))

@@ -171,8 +171,8 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
         if change[c] != 0.0:
             value += change[c] * hinge[c]
             loss_change += change[c] * parts[c]
-    direction = (delta, pairs, rows, squares)
-    curvature = squared_length(examples, examples.arcs, model, i, length, *direction, scratch.arcs)
+    direction, room = (delta, pairs, rows, squares), (scratch.arcs, scratch.sums_of_label)
+    curvature = squared_length(examples, examples.arcs, model, i, length, *direction, *room)
     step = exact_step(value * scale, curvature)
     if options.relaxation != 1.0:
         step = relaxed_step(step, options.relaxation, atoms, mass, change)
