@@ -100,9 +100,9 @@ def fill_direction(i, count, length, is_new, examples, blocks, scratch):
         set_rows(pairs, None, rows, len(rows), None, None)
     for c in range(count):
         if change[c + 1] != 0.0:
-            add_labeling(examples, i, length, blocks.labelings[i, c], change[c + 1], delta, pairs)
+            add_labeling(examples, i, length, blocks.labelings[i, c], change[c + 1], delta, pairs, scratch.pairs)
     if is_new:
-        add_labeling(examples, i, length, scratch.corner, change[count + 1], delta, pairs)
+        add_labeling(examples, i, length, scratch.corner, change[count + 1], delta, pairs, scratch.pairs)
     return len(rows)
 
 
@@ -132,12 +132,12 @@ def rest_views(blocks, i, length):
 
 
 @njit
-def add_to_rest(examples, i, length, labels, mass, blocks):
-    """``mass (p(y) - p(labels))`` added to psi of the rest of block i."""
+def add_to_rest(examples, i, length, labels, mass, blocks, counts):
+    """``mass (p(y) - p(labels))`` added to psi of the rest of block i; see ``add_labeling``."""
     psi, pairs, used = rest_views(blocks, i, length)
     mark_rows(examples.y[examples.start[i] :], length, used)
     mark_rows(labels, length, used)
-    add_labeling(examples, i, length, labels, -mass, psi, pairs)
+    add_labeling(examples, i, length, labels, -mass, psi, pairs, counts)
 
 
 @njit
@@ -202,7 +202,7 @@ def insert(i, mass, loss, corner, length, examples, blocks, options, scratch, co
     n, capacity, count = options.num_examples, blocks.mass.shape[1], blocks.count[i]
     if capacity == 0:  # the corner goes into the mean parts
         if mass > 0.0:
-            add_to_rest(examples, i, length, scratch.corner, mass, blocks)
+            add_to_rest(examples, i, length, scratch.corner, mass, blocks, scratch.pairs)
         blocks.rest_mass[i] = 1.0
         return
     slot = victim(count, blocks.mass[i], blocks.used[i])
@@ -211,7 +211,7 @@ def insert(i, mass, loss, corner, length, examples, blocks, options, scratch, co
         if held > 0.0:
             if mass == 0.0:
                 return
-            add_to_rest(examples, i, length, blocks.labelings[i, slot], held, blocks)
+            add_to_rest(examples, i, length, blocks.labelings[i, slot], held, blocks, scratch.pairs)
             blocks.rest_mass[i] += held
             blocks.rest_loss[i] += held * blocks.loss[i, slot] / n
             blocks.mixed[i] = True

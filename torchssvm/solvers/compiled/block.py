@@ -34,7 +34,14 @@ from torchssvm.solvers.compiled.arcs import (
     arc_respond,
     sum_lists,
 )
-from torchssvm.solvers.compiled.long import long_square, mark, respond_long, respond_to_long_parts
+from torchssvm.solvers.compiled.long import (
+    add_long_pairs,
+    add_long_to_weights,
+    long_square,
+    mark,
+    respond_long,
+    respond_to_long_parts,
+)
 from torchssvm.structures.maxplus import backtrack, send_forward
 
 
@@ -227,17 +234,19 @@ def list_rows(used, rows):
 
 
 @njit
-def add_labeling(examples, i, length, labels, mass, delta, pairs):
-    """``mass (p(labels) - p(y))`` added to parts."""
+def add_labeling(examples, i, length, labels, mass, delta, pairs, counts):
+    """``mass (p(labels) - p(y))`` added to parts; ``counts``, shaped like ``pairs``, are zero before and after."""
     start = examples.start[i]
     for t in range(length):
         new, old = labels[t], examples.y[start + t]
         if new != old:
             delta[t, new] += mass
             delta[t, old] -= mass
-        if t > 0 and len(pairs):
+        if t > 0 and len(pairs) and length <= STORED:
             pairs[labels[t - 1], new] += mass
             pairs[examples.y[start + t - 1], old] -= mass
+    if length > STORED and len(pairs):
+        add_long_pairs(examples, start, length, labels, mass, pairs, counts)
 
 
 @njit
@@ -257,23 +266,27 @@ def squared_length(examples, arcs, model, i, length, delta, pairs, rows, squares
 
 
 @njit_fastmath
-def add_to_weights(examples, arcs, model, i, length, delta, pairs, rows, squares, factor):
+def add_to_weights(examples, arcs, model, i, length, delta, pairs, rows, squares, factor, sums):
     """``w += factor Phi_i^T delta``; ``squares`` is 0 for tokens without a change, and ``pairs`` beyond ``rows``."""
     if arcs is not None:
         add_arcs_to_weights(examples, arcs, model, i, length, delta, delta.dtype.type(factor))
         return
     start = examples.start[i]
-    if model.has_bias:
+    if length > STORED:
+        add_long_to_weights(examples, start, length, delta, model, squares, sums, factor)
+    elif model.has_bias:
         for t in range(length):
             if squares[t] != 0.0:
                 add_row(model.bias, delta[t], factor)
-    if not examples.dense and len(examples.value):
+    if length > STORED:
+        pass
+    elif not examples.dense and len(examples.value):
         lists = examples.column, examples.value, examples.row[start:]
         add_to_listed(model.emission, *lists, delta, squares, length, factor)
     elif not examples.dense:
         lists = examples.column, None, examples.row[start:]
         add_to_listed(model.emission, *lists, delta, squares, length, factor)
-    if examples.dense:
+    else:
         add_outer(examples.x[start : start + length], delta, squares, model.emission, delta.dtype.type(factor))
     add_each(model.transition, pairs, rows, len(rows), factor)
     if model.has_boundary:

@@ -120,3 +120,39 @@ def long_square(examples, start, length, delta, has_bias, squares, sums):
                 if examples.dense:
                     break
     return total
+
+
+@njit
+def add_long_to_weights(examples, start, length, delta, model, squares, sums, factor):
+    """``w += factor sum_t delta_t x_t^T`` and the bias; float32 would round the sum at every token."""
+    for k in range(model.emission.shape[1]):
+        for t in range(length):
+            if squares[t] != 0.0 and delta[t, k] != 0.0:
+                add_token(examples, start + t, np.float64(delta[t, k]), model.has_bias, sums)
+        for f in range(examples.x.shape[1]):
+            model.emission[f, k] += factor * sums[f]
+        if model.has_bias:
+            model.bias[k] += factor * sums[len(sums) - 1]
+        for t in range(length):
+            if squares[t] != 0.0 and delta[t, k] != 0.0:
+                for p in range(examples.row[start + t], 0 if examples.dense else examples.row[start + t + 1]):
+                    model.emission[examples.column[p], k] += factor * sums[examples.column[p]]
+                    sums[examples.column[p]] = 0.0
+                sums[len(sums) - 1] = 0.0
+        if examples.dense:
+            set_row(sums, None, None, 0.0)
+
+
+@njit
+def add_long_pairs(examples, start, length, labels, mass, pairs, counts):
+    """``mass`` times the pairs of a labeling without those of the target; ``counts`` are zero before and after."""
+    for t in range(1, length):
+        counts[labels[t - 1], labels[t]] += 1.0
+        counts[examples.y[start + t - 1], examples.y[start + t]] -= 1.0
+    for t in range(1, length):
+        for side in range(2):
+            j = labels[t - 1] if side == 0 else examples.y[start + t - 1]
+            k = labels[t] if side == 0 else examples.y[start + t]
+            if counts[j, k] != 0.0:
+                pairs[j, k] += mass * counts[j, k]
+                counts[j, k] = 0.0

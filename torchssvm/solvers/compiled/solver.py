@@ -412,7 +412,8 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def blend(self, kept: Kept, share: float) -> None:
         """Move blocks back: ``share`` of their dual variables of now, and the rest of those that were kept."""
-        blend(kept, share, self.examples, self._memory.blocks(), self.dual.loss.numpy(), self.dual.num_examples)
+        n, counts = self.dual.num_examples, self._scratch.pairs
+        blend(kept, share, self.examples, self._memory.blocks(), self.dual.loss.numpy(), n, counts)
 
     def _make_room(self) -> None:
         if self._memory.has_rest:

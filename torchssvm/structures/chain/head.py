@@ -14,7 +14,7 @@ from torchssvm.core.on_host import upload
 from torchssvm.core.plain import plain
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision, gradient_of_weight, product, transformed
-from torchssvm.core.token_products import respond
+from torchssvm.core.token_products import STORED, respond
 from torchssvm.structures.arguments import check_range, check_structure
 from torchssvm.structures.chain import numba as kernels
 from torchssvm.structures.chain.structure import Chain
@@ -266,7 +266,7 @@ def add_biases(emission: Tensor, last: Tensor, bias: Tensor | None, first: Tenso
 
 def sums_of(v: Tensor, last: Tensor) -> Sequence[Tensor]:
     """Each example's sum of ``v`` over all tokens, and ``v`` at its first and at its last token: ``[B, K]`` each."""
-    if fits_numba(v, last) and not v.requires_grad:
+    if v.shape[1] <= STORED and fits_numba(v, last) and not v.requires_grad:  # the kernel adds one by one
         sums = v.new_empty(3, v.shape[0], v.shape[2])
         kernels.sum_everywhere(v.numpy(), last.numpy(), sums.numpy())
         return sums.unbind(0)
