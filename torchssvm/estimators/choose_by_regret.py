@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from torchssvm.estimators.anchor import part
 from torchssvm.path.choose_lam import LamChoice, choose_lam
-from torchssvm.path.guess_lam import guess_lam
 from torchssvm.solvers.choice import BATCH, Solver
+from torchssvm.solvers.guess_lam import guess_lam
 from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.schedules import WhenEstimated
 from torchssvm.solvers.tolerance import Relative

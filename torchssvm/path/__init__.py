@@ -2,13 +2,13 @@
 
 from torchssvm.path.choose_lam import HeldOutPoint, LamChoice, choose_lam
 from torchssvm.path.grid import GridPoint, KeepDual, KeepWeights, WarmStart, grid_search
-from torchssvm.path.guess_lam import guess_lam
 from torchssvm.path.initial import start_at_largest_lam
 from torchssvm.path.picture import plot
 from torchssvm.path.recipe import MakeOptimizer, Recipe
 from torchssvm.path.result import Breakpoint, RegularizationPath
 from torchssvm.path.rules import Accuracy, Certified, Heuristic, PathRule, Training
 from torchssvm.path.run import PathRun, regularization_path
+from torchssvm.solvers.guess_lam import guess_lam
 
 __all__ = [
     "Accuracy",

@@ -18,10 +18,10 @@ from torchssvm.core.figures import new_figure
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
 from torchssvm.path.grid import KeepDual, KeepWeights, check_lams
-from torchssvm.path.guess_lam import guess_lam
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.choice import Solver
 from torchssvm.solvers.evaluation import Evaluation, evaluate
+from torchssvm.solvers.guess_lam import guess_lam
 from torchssvm.solvers.parameter_groups import NamedBounds
 from torchssvm.solvers.progress_line import shown
 from torchssvm.solvers.run_options import RunOptions
