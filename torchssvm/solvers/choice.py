@@ -130,11 +130,13 @@ class Sample(NamedTuple):
         x: What the head was given.
         potentials: What it returned, without gradients.
         size: Number of examples.
+        share: The mean length of all examples, as a share of that of these: one long example is among short ones.
     """
 
     x: Any
     potentials: Potentials
     size: int
+    share: float = 1.0
 
 
 class Choice(NamedTuple):
@@ -201,7 +203,7 @@ def choose(
         ValueError: ``compiled=True``, and the compiled loop cannot be used.
         MemoryError: ``compiled=True``, and the features take more than half of the free memory.
     """
-    fits = _Fits(num_examples, structure, list(head.parameters()), sample.potentials, memory_limit)
+    fits = _Fits(num_examples, structure, list(head.parameters()), sample, memory_limit)
     rules = _complete(solver, fits, compiled=True)
     device = fits.parameters[0].device
     if device.type != "cpu" and Ranks.here():
@@ -270,6 +272,7 @@ def _complete(solver: Solver, fits: _Fits, *, compiled: bool) -> Rules:
 def _features_too_large(sample: Sample, num_examples: int) -> str | None:
     """That the features of all examples would not fit, as a clause; None if they do."""
     needed = sum(t.numel() * t.element_size() for t in tree_tensors(sample.x)) * num_examples // max(sample.size, 1)
+    needed = int(sample.share * needed)
     allowed = int(SHARE * available_memory(CPU))
     if needed <= allowed:
         return None
@@ -301,12 +304,13 @@ class _Fits:
     num_examples: int
     structure: Structure
     parameters: list[nn.Parameter]
-    potentials: Potentials
+    sample: Sample
     memory_limit: int | None
 
     def __call__(self, storage: Storage, *, compiled: bool) -> bool:
         storage.bind(self.num_examples, 1.0, self.structure, self.parameters, self.memory_limit)
         allowed = self.memory_limit
         if allowed is None:
-            allowed = int(SHARE * available_memory(CPU if compiled else self.potentials.device))
-        return storage.estimate(self.potentials) <= allowed
+            allowed = int(SHARE * available_memory(CPU if compiled else self.sample.potentials.device))
+        share = self.sample.share if isinstance(storage, MeanParts) else 1.0  # labelings are padded to the longest
+        return share * storage.estimate(self.sample.potentials) <= allowed

@@ -314,6 +314,8 @@ def warn_if_estimated_far(dual: DualState) -> None:
 @torch.no_grad()
 def _first(head: nn.Module, dataset: Any, options: RunOptions, most: int = 64) -> Sample:
     """The first examples, and what the head makes of them."""
-    rows = rows_in_order(Ranks.here().own(len(dataset)), most, lengths_of(dataset))[0]
+    lengths = lengths_of(dataset)
+    rows = rows_in_order(Ranks.here().own(len(dataset)), most, lengths)[0]
+    share = 1.0 if lengths is None else float(lengths.double().mean() / lengths[list(rows)].double().mean())
     batch = to_device(fetcher(dataset, options.collate_fn)(rows), device_of(head))
-    return Sample(batch.x, as_potentials(apply_head(head, batch)), len(batch.index))
+    return Sample(batch.x, as_potentials(apply_head(head, batch)), len(batch.index), share)
