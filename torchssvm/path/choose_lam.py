@@ -62,8 +62,9 @@ def choose_lam(
 ) -> LamChoice:
     """Train at every lambda, score held-out examples, and leave the weights of the lambda that is chosen in the head.
 
-    Chosen is the largest lambda whose score is within one standard error of the highest ([Breiman et al. 1984]): a
-    difference of a few held-out examples is chance, and a larger lambda is trained in fewer passes.
+    Chosen is the largest lambda whose held-out losses are not worse than the best ones by more than the standard error
+    of the difference, example by example: less is chance, and a larger lambda is trained in fewer passes. A ``score``
+    is one number, so that the highest is chosen, except with ``folds``, which are compared one by one.
 
     With ``folds``, every example is held out once, by training without its fold; then the head is trained on all of
     them. That takes as many trainings, to a gap of 5 % of the primal where no tolerance is given.

@@ -17,7 +17,7 @@ from torchssvm.core.part import Part
 from torchssvm.core.structure import Structure
 from torchssvm.path.grid import KeepDual, KeepWeights
 from torchssvm.path.lam_choice import HeldOutPoint
-from torchssvm.solvers.evaluation import evaluate, standard_error, together
+from torchssvm.solvers.evaluation import evaluate, together
 from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.tolerance import Tolerance, is_within
 from torchssvm.solvers.training import on_device, warn_if_short
@@ -65,12 +65,11 @@ def advance(
             raise ValueError(f"score(head) is nan at lam={lam:g}: it must be a number, the larger the better")
         values.append(value)
     held = found[0] if len(found) == 1 else together(found)
-    count, mean = len(values), values[0] if len(values) == 1 else sum(values) / len(values)
     if score is None:
-        mean, error = -held.loss, held.loss_error
+        mean, losses = -held.loss, held.losses
     else:
-        error = standard_error(sum(values), sum(value**2 for value in values), count)
-    return HeldOutPoint(lam, certificate, held, mean, passes, seconds, error), reached
+        mean, losses = sum(values) / len(values), -torch.tensor(values, dtype=torch.float64)
+    return HeldOutPoint(lam, certificate, held, mean, passes, seconds, losses), reached
 
 
 def divided(dataset: Any, folds: int, options: RunOptions) -> list[tuple[Part, Any]]:

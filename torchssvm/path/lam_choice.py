@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from torchssvm.core.figures import new_figure
 from torchssvm.solvers.certificate import Certificate
@@ -26,7 +26,7 @@ class HeldOutPoint(NamedTuple):
         score: What decides; the larger is the better.
         passes: Effective passes that this lambda took, of all folds.
         seconds: Wall-clock seconds that this lambda took, without those of scoring.
-        error: The standard error of ``score``; 0 where it is unknown, as for a score of one's own without folds.
+        losses: The loss of each held-out example; with a score of one's own, minus that of each fold.
     """
 
     lam: float
@@ -35,7 +35,7 @@ class HeldOutPoint(NamedTuple):
     score: float
     passes: float
     seconds: float
-    error: float = 0.0
+    losses: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,8 @@ class LamChoice:
 
     Attributes:
         head: The head, with the weights of ``best``.
-        best: The point that was chosen: the largest lambda whose score is within one standard error of the highest.
+        best: The point that was chosen: the largest lambda that is not worse than the one with the highest score by
+            more than the standard error of the difference.
         points: All points, in descending order of lambda.
         untried: The lambdas that ``patience`` left out.
 
@@ -91,8 +92,8 @@ class LamChoice:
         top = highest(self.points)
         if top is not self.best:
             lines.append(
-                f"lam = {top.lam:.3g} scores highest; that of lam = {self.best.lam:.3g} is within one standard error, "
-                f"{top.error:.2g}"
+                f"lam = {top.lam:.3g} scores highest, and lam = {self.best.lam:.3g} not less by more than the standard "
+                "error of the difference"
             )
         return "\n".join([*lines, self.advice] if self.advice else lines)
 
@@ -122,11 +123,21 @@ def highest(points: Sequence[HeldOutPoint]) -> HeldOutPoint:
 
 
 def chosen_of(points: Sequence[HeldOutPoint]) -> HeldOutPoint:
-    """The largest lambda within one standard error of the highest score."""
+    """The largest lambda of those that are :func:`near` the highest score."""
     return max(near(points), key=lambda point: point.lam)
 
 
 def near(points: Sequence[HeldOutPoint]) -> list[HeldOutPoint]:
-    """The points whose scores are within one standard error of the highest."""
+    """The points that score less than the highest by at most the standard error of the difference.
+
+    Differences are those of the same held-out examples, which vary far less than the losses themselves.
+    """
     top = highest(points)
-    return [point for point in points if point.score >= top.score - top.error]
+    return [point for point in points if point is top or top.score - point.score <= _error(point, top)]
+
+
+def _error(a: HeldOutPoint, b: HeldOutPoint) -> float:
+    """The standard error of the mean difference of two points' losses; 0 where it is unknown."""
+    if a.losses is None or b.losses is None or len(a.losses) < 2:
+        return 0.0
+    return float((a.losses - b.losses).std()) / len(a.losses) ** 0.5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +25,7 @@ class Evaluation:
         num_examples: Number of examples.
         exact: Whether decoding was exact for all of them; otherwise the results are those of an approximate decoder.
         num_tokens: Number of tokens, that of the examples for classes; None as above.
-        loss_error: The standard error of ``loss``, from the spread of the examples' losses; 0 where it is unknown.
+        losses: ``[num_examples]`` float64, that of each, in the order of the batches; None where they are not kept.
 
     Example:
         >>> head = LinearChain(4, 3)
@@ -43,7 +42,7 @@ class Evaluation:
     num_examples: int
     exact: bool = True
     num_tokens: int | None = None
-    loss_error: float = field(default=0.0, compare=False)
+    losses: Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_plain(self) -> bool:
@@ -108,7 +107,8 @@ def evaluate(
     modes = [(m, m.training) for m in forward.modules()] if isinstance(forward, nn.Module) else []
     for module, _ in modes:
         module.training = False
-    examples, loss, squares, wrong, tokens, spoilt, counted, exact = 0, 0.0, 0.0, 0, 0, 0, True, True
+    examples, loss, wrong, tokens, spoilt, counted, exact = 0, 0.0, 0, 0, 0, True, True
+    each: list[Tensor] = []
     try:
         for batch in check_batches(batches):
             batch = as_batch(batch) if device is None else to_device(as_batch(batch), device)
@@ -119,7 +119,7 @@ def evaluate(
             exact &= found.exact
             losses = structure.task_loss(labeling, target)
             loss += float(losses.sum(dtype=torch.float64))
-            squares += float(losses.to(torch.float64).square().sum())
+            each.append(losses.detach().to("cpu", torch.float64))
             examples += potentials.batch_size
             counts = count_errors(labeling, target)
             if counts is None:
@@ -140,13 +140,8 @@ def evaluate(
         num_examples=examples,
         exact=exact,
         num_tokens=tokens if counted else None,
-        loss_error=standard_error(loss, squares, examples),
+        losses=torch.cat(each),
     )
-
-
-def standard_error(total: float, squares: float, count: int) -> float:
-    """The standard error of the mean of ``count`` numbers, from their sum and that of their squares; 0 for one."""
-    return math.sqrt(max(squares - total**2 / count, 0.0) / (count * max(count - 1, 1)))
 
 
 def together(parts: Sequence[Evaluation]) -> Evaluation:
@@ -154,7 +149,6 @@ def together(parts: Sequence[Evaluation]) -> Evaluation:
     n, tokens = sum(part.num_examples for part in parts), [part.num_tokens or 0 for part in parts]
     counted = parts[0].num_tokens is not None
     loss = sum(part.loss * part.num_examples for part in parts)
-    squares = sum(p.num_examples * (p.loss**2 + (p.num_examples - 1) * p.loss_error**2) for p in parts)
     wrong = sum((part.token_error or 0.0) * own for part, own in zip(parts, tokens, strict=True))
     spoilt = sum((part.example_error or 0.0) * part.num_examples for part in parts)
     return Evaluation(
@@ -164,5 +158,5 @@ def together(parts: Sequence[Evaluation]) -> Evaluation:
         num_examples=n,
         exact=all(part.exact for part in parts),
         num_tokens=sum(tokens) if counted else None,
-        loss_error=standard_error(loss, squares, n),
+        losses=torch.cat([part.losses for part in parts if part.losses is not None]),
     )
