@@ -129,7 +129,7 @@ def add_long_to_weights(examples, start, length, delta, model, squares, sums, fa
         for t in range(length):
             if squares[t] != 0.0 and delta[t, k] != 0.0:
                 add_token(examples, start + t, np.float64(delta[t, k]), model.has_bias, sums)
-        for f in range(examples.x.shape[1]):
+        for f in range(examples.x.shape[1] if examples.dense else 0):
             model.emission[f, k] += factor * sums[f]
         if model.has_bias:
             model.bias[k] += factor * sums[len(sums) - 1]
