@@ -2,53 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torchssvm.core.arguments import as_number, check_dataset, check_seed
-from torchssvm.core.batch import Batch, Collate, fetcher, lengths_of
-
-
-class Part:
-    """Some examples of a dataset as a dataset of its own, numbered from 0; an item is its number.
-
-    ``torch.utils.data.Subset`` keeps the numbers of the whole, which name other examples' dual blocks.
-
-    Args:
-        dataset: Map-style.
-        rows: Which examples, by their places in ``dataset``.
-        collate_fn: Makes a ``Batch`` of items of ``dataset``; None is ``dataset.collate``.
-
-    Attributes:
-        rows: int64 ``[m]``.
-        lengths: int64 ``[m]`` where ``dataset`` has such a tensor, else None.
-
-    Raises:
-        ValueError: There is neither ``collate_fn`` nor ``dataset.collate``.
-    """
-
-    def __init__(self, dataset: Any, rows: Sequence[int] | Tensor, collate_fn: Collate | None = None) -> None:
-        self.rows = torch.as_tensor(rows, dtype=torch.int64)
-        self._fetch = fetcher(dataset, collate_fn)
-        lengths = lengths_of(dataset)
-        self.lengths = None if lengths is None else lengths.cpu()[self.rows]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, i: int) -> int:
-        if not 0 <= i < len(self.rows):
-            raise IndexError(f"example {i} of a dataset of {len(self.rows)}")
-        return i
-
-    def collate(self, items: Sequence[int]) -> Batch:
-        """The examples with these numbers."""
-        index = torch.tensor(list(items), dtype=torch.int64)
-        batch = self._fetch(self.rows[index].tolist())
-        return batch.replace(index=index.to(batch.index.device))
+from torchssvm.core.batch import Collate
+from torchssvm.core.part import Part
 
 
 def hold_out(

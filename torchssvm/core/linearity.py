@@ -72,7 +72,8 @@ def _examine(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | No
 
     def evaluate(values: dict[str, Tensor]) -> Parts:
         buffers = {name: buffer.clone() for name, buffer in head.named_buffers()}
-        return as_potentials(functional_call(head, {**buffers, **values}, args, kwargs)).tensors
+        found = as_potentials(functional_call(head, {**buffers, **values}, args, kwargs)).tensors
+        return {name: _once(tensor) for name, tensor in found.items()}
 
     u, v = random_weights(), random_weights()
     held = [*weights.values(), *head.buffers(), *tree_tensors((args, kwargs or {}))]
@@ -101,6 +102,13 @@ def _examine(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | No
     return None
 
 
+def _once(tensor: Tensor) -> Tensor:
+    """One copy along each axis that is expanded: tables that all examples share are large."""
+    for axis, step in enumerate(tensor.stride()):
+        tensor = tensor.narrow(axis, 0, 1) if step == 0 and tensor.shape[axis] else tensor
+    return tensor
+
+
 class _CheckOnce:
     """A forward hook that checks a head's linearity at its first call, before any step is taken.
 
@@ -121,7 +129,7 @@ class _CheckOnce:
         lowered = is_lowered(as_potentials(output).device)
         if self.done and not lowered:
             return
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in as_potentials(output).tensors.values()):
+        if not all(bool(torch.isfinite(_once(tensor)).all()) for tensor in as_potentials(output).tensors.values()):
             return  # features that are not finite raise another error
         before = self.done, self.lowered
         self.done, self.lowered = True, lowered or self.lowered  # the check calls the head too

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +13,7 @@ from torchssvm.core.arguments import check_tensor
 from torchssvm.core.features import largest_feature
 from torchssvm.core.row_sparse import per_example_rows
 from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.core.token_products import STORED
 
 
 class Lists(NamedTuple):
@@ -114,6 +117,20 @@ class TokenLists(NamedTuple):
         if self.values is not None:
             values = values * self.values.detach()[keep].unsqueeze(1)
         return per_example_rows(token // longest, columns, values, (batch, num_features, rows.shape[1]))
+
+    def respond(self) -> Callable[[Tensor], Tensor]:
+        """A function of v ``[B, N, K]``, used several times a batch: ``x x^T v`` of every example, ``[B, N, K]``."""
+        products = functools.cache(self.token_products)
+        return lambda v: products(v.dtype) @ v if self.shape[1] <= STORED else self._by_weights(v)
+
+    def _by_weights(self, v: Tensor) -> Tensor:
+        """``x x^T v``, over the columns that occur in an example."""
+        width = int(self.columns.max()) + 1 if len(self.columns) else 0
+        own, place = (self.token // self.shape[1] * width + self.columns).unique(return_inverse=True)
+        factors = torch.ones_like(self.columns) if self.values is None else self.values.detach()
+        factors, rows = factors.to(v.dtype).unsqueeze(1), v.flatten(0, 1)
+        weights = v.new_zeros(len(own), v.shape[2]).index_add_(0, place, factors * rows[self.token])
+        return torch.zeros_like(rows).index_add_(0, self.token, factors * weights[place]).view_as(v)
 
     def token_products(self, dtype: torch.dtype) -> Tensor:
         """``x_t . x_u`` of each example's tokens, ``[B, N, N]``, over the columns that occur in the example."""

@@ -18,6 +18,7 @@ from torchssvm.core.caller import warn
 from torchssvm.deployment import save_model
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.choice import BATCH
+from torchssvm.solvers.lam_advice import advice_if_small, guess_or_none, warn_if_zero
 from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.tolerance import Relative, is_within
 from torchssvm.solvers.training import make_trainer
@@ -75,17 +76,21 @@ class CertifiedEstimator(BaseEstimator):
                 trainer.dual.change_lam(lam)
         self.history_: list[dict[str, float]] = []
         tolerance = Relative(float(self.tol))
+        C = None if getattr(self, "lam", None) is not None else getattr(self, "C", None)
         before = trainer.dual.passes
         certificate = trainer.solve(
             tolerance, max_passes=before + self.max_passes, on_check=self._note, progress=bool(self.verbose)
         )
         self.certificate_, self.n_passes_ = certificate, certificate.passes
         self.head_, self.structure_ = head, head.structure
-        if not is_within(certificate.gap, tolerance, certificate.primal):
+        if is_within(certificate.gap, tolerance, certificate.primal):
+            warn_if_zero(certificate, trainer.dual, head, examples, None, C)
+        else:
+            small = advice_if_small(lam, guess_or_none(head, examples, trainer.dual.structure, None), C)
             warn(
                 f"the run ended at max_passes={self.max_passes:g} with a gap of {100 * certificate.relative_gap:.3g} % "
                 f"of the objective, and tol={self.tol:g} asks for {100 * self.tol:g} %: give more passes, features "
-                "of similar and moderate size (StandardScaler), or a smaller C (a larger lam)",
+                f"of similar and moderate size (StandardScaler), or a smaller C (a larger lam){small}",
                 ConvergenceWarning,
             )
         return head

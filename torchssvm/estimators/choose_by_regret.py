@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.estimators.anchor import part, situations
-from torchssvm.path.choose_lam import LamChoice, choose_lam
-from torchssvm.path.guess_lam import guess_lam
+from torchssvm.path.choose_lam import choose_lam
+from torchssvm.path.lam_choice import LamChoice
 from torchssvm.solvers.choice import BATCH, Solver
+from torchssvm.solvers.guess_lam import guess_lam
 from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.schedules import WhenEstimated
 from torchssvm.solvers.tolerance import Relative

@@ -18,7 +18,7 @@ from torchssvm.core.features import largest_feature
 from torchssvm.estimators.anchor import ANCHORS, anchor, linear, part, situations
 from torchssvm.estimators.base import CertifiedEstimator
 from torchssvm.estimators.choose_by_regret import choose_by_regret
-from torchssvm.path.choose_lam import LamChoice
+from torchssvm.path.lam_choice import LamChoice
 from torchssvm.solvers.choice import Solver
 from torchssvm.steps.cache import CacheOracle
 from torchssvm.steps.corrective import Corrective

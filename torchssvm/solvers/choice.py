@@ -131,12 +131,14 @@ class Sample(NamedTuple):
         potentials: What it returned, without gradients.
         size: Number of examples.
         y: Their targets, where they are known.
+        share: The mean length of all examples, as a share of that of these: one long example is among short ones.
     """
 
     x: Any
     potentials: Potentials
     size: int
     y: Any = None
+    share: float = 1.0
 
 
 class Choice(NamedTuple):
@@ -272,6 +274,7 @@ def _complete(solver: Solver, fits: _Fits, *, compiled: bool) -> Rules:
 def _features_too_large(sample: Sample, num_examples: int) -> str | None:
     """That the features of all examples would not fit, as a clause; None if they do."""
     needed = sum(t.numel() * t.element_size() for t in tree_tensors(sample.x)) * num_examples // max(sample.size, 1)
+    needed = int(sample.share * needed)
     allowed = int(SHARE * available_memory(CPU))
     if needed <= allowed:
         return None
@@ -312,4 +315,5 @@ class _Fits:
         if allowed is None:
             allowed = int(SHARE * available_memory(CPU if compiled else potentials.device))
         target = None if y is None else self.structure.check_target(y, potentials)
-        return storage.estimate(potentials, target) <= allowed
+        share = self.sample.share if isinstance(storage, MeanParts) else 1.0  # labelings are padded to the longest
+        return share * storage.estimate(potentials, target) <= allowed

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ class Evaluation:
         num_examples: Number of examples.
         exact: Whether decoding was exact for all of them; otherwise the results are those of an approximate decoder.
         num_tokens: Number of tokens, that of the examples for classes; None as above.
+        losses: ``[num_examples]`` float64, that of each, in the order of the batches; None where they are not kept.
 
     Example:
         >>> head = LinearChain(4, 3)
@@ -41,6 +42,7 @@ class Evaluation:
     num_examples: int
     exact: bool = True
     num_tokens: int | None = None
+    losses: Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_plain(self) -> bool:
@@ -106,6 +108,7 @@ def evaluate(
     for module, _ in modes:
         module.training = False
     examples, loss, wrong, tokens, spoilt, counted, exact = 0, 0.0, 0, 0, 0, True, True
+    each: list[Tensor] = []
     try:
         for batch in check_batches(batches):
             batch = as_batch(batch) if device is None else to_device(as_batch(batch), device)
@@ -114,7 +117,9 @@ def evaluate(
             found = as_decoding(structure.argmax(potentials))
             labeling = found.labeling
             exact &= found.exact
-            loss += float(structure.task_loss(labeling, target).sum(dtype=torch.float64))
+            losses = structure.task_loss(labeling, target)
+            loss += float(losses.sum(dtype=torch.float64))
+            each.append(losses.detach().to("cpu", torch.float64))
             examples += potentials.batch_size
             counts = count_errors(labeling, target)
             if counts is None:
@@ -135,4 +140,23 @@ def evaluate(
         num_examples=examples,
         exact=exact,
         num_tokens=tokens if counted else None,
+        losses=torch.cat(each),
+    )
+
+
+def together(parts: Sequence[Evaluation]) -> Evaluation:
+    """The evaluation of all examples of several, each by a head of its own."""
+    n, tokens = sum(part.num_examples for part in parts), [part.num_tokens or 0 for part in parts]
+    counted = parts[0].num_tokens is not None
+    loss = sum(part.loss * part.num_examples for part in parts)
+    wrong = sum((part.token_error or 0.0) * own for part, own in zip(parts, tokens, strict=True))
+    spoilt = sum((part.example_error or 0.0) * part.num_examples for part in parts)
+    return Evaluation(
+        loss=loss / n,
+        token_error=wrong / max(sum(tokens), 1) if counted else None,
+        example_error=spoilt / n if counted else None,
+        num_examples=n,
+        exact=all(part.exact for part in parts),
+        num_tokens=sum(tokens) if counted else None,
+        losses=torch.cat([part.losses for part in parts if part.losses is not None]),
     )

@@ -29,6 +29,7 @@ from torchssvm.solvers.choice import BATCH, Choice, Sample, Solver, choose, of_a
 from torchssvm.solvers.compiled.draws import can_draw
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
+from torchssvm.solvers.lam_advice import advice_if_small, guess_or_none, warn_if_zero
 from torchssvm.solvers.parameter_groups import NamedBounds, check_bounds, groups
 from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.tolerance import Relative, Tolerance, is_within
@@ -125,7 +126,11 @@ def solve(
 
         told = None if on_check is None else check
         certificate = trainer.solve(tolerance, max_passes=max_passes, on_check=told, progress=progress)
-    warn_if_short(certificate, tolerance, max_passes)
+    if is_within(certificate.gap, tolerance, certificate.primal):
+        warn_if_zero(certificate, trainer.dual, head, dataset, options.collate_fn)
+    else:
+        guess = guess_or_none(head, dataset, trainer.dual.structure, options.collate_fn)
+        warn_if_short(certificate, tolerance, max_passes, advice_if_small(lam, guess))
     return certificate
 
 
@@ -271,15 +276,15 @@ def tell(choice: Choice) -> None:
             print(text, file=sys.stderr, flush=True)
 
 
-def warn_if_short(certificate: Certificate, tolerance: Tolerance, max_passes: float) -> None:
-    """Warn of a run that ``max_passes`` ended before its tolerance."""
+def warn_if_short(certificate: Certificate, tolerance: Tolerance, max_passes: float, advice: str = "") -> None:
+    """Warn of a run that ``max_passes`` ended before its tolerance; ``advice`` is on its lambda, if that is small."""
     if is_within(certificate.gap, tolerance, certificate.primal):
         return
     far = ", far from the optimum" if certificate.relative_gap > FAR else ""
     warn(
         f"the run ended at max_passes={max_passes:g} with a gap of {certificate.gap:.4g}, "
-        f"{100 * certificate.relative_gap:.3g} % of the primal{far}; tolerance asks for {tolerance:g}. Give a larger "
-        "max_passes, or a larger lam, which takes fewer passes"
+        f"{100 * certificate.relative_gap:.3g} % of the primal{far}; tolerance asks for {tolerance:g}"
+        + (advice or ". Give a larger max_passes, or a larger lam, which takes fewer passes")
     )
 
 
@@ -309,6 +314,8 @@ def warn_if_estimated_far(dual: DualState) -> None:
 @torch.no_grad()
 def _first(head: nn.Module, dataset: Any, options: RunOptions, most: int = 64) -> Sample:
     """The first examples, and what the head makes of them."""
-    rows = rows_in_order(Ranks.here().own(len(dataset)), most, lengths_of(dataset))[0]
+    lengths = lengths_of(dataset)
+    rows = rows_in_order(Ranks.here().own(len(dataset)), most, lengths)[0]
+    share = 1.0 if lengths is None else float(lengths.double().mean() / lengths[list(rows)].double().mean())
     batch = to_device(fetcher(dataset, options.collate_fn)(rows), device_of(head))
-    return Sample(batch.x, as_potentials(apply_head(head, batch)), len(batch.index), batch.y)
+    return Sample(batch.x, as_potentials(apply_head(head, batch)), len(batch.index), batch.y, share)

@@ -100,9 +100,9 @@ def fill_direction(i, count, length, is_new, examples, blocks, scratch):
         set_rows(pairs, None, rows, len(rows), None, None)
     for c in range(count):
         if change[c + 1] != 0.0:
-            add_labeling(examples, i, length, blocks.labelings[i, c], change[c + 1], delta, pairs)
+            add_labeling(examples, i, length, blocks.labelings[i, c], change[c + 1], delta, pairs, scratch.pairs)
     if is_new:
-        add_labeling(examples, i, length, scratch.corner, change[count + 1], delta, pairs)
+        add_labeling(examples, i, length, scratch.corner, change[count + 1], delta, pairs, scratch.pairs)
     return len(rows)
 
 
@@ -132,18 +132,19 @@ def rest_views(blocks, i, length):
 
 
 @njit
-def add_to_rest(examples, i, length, labels, mass, blocks):
-    """``mass (p(y) - p(labels))`` added to psi of the rest of block i."""
+def add_to_rest(examples, i, length, labels, mass, blocks, counts):
+    """``mass (p(y) - p(labels))`` added to psi of the rest of block i; see ``add_labeling``."""
     psi, pairs, used = rest_views(blocks, i, length)
     mark_rows(examples.y[examples.start[i] :], length, used)
     mark_rows(labels, length, used)
-    add_labeling(examples, i, length, labels, -mass, psi, pairs)
+    add_labeling(examples, i, length, labels, -mass, psi, pairs, counts)
 
 
 @njit
 def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, scratch):
     """Inner products of the atoms, without the factor 1/(lam n^2); those of slots are kept."""
     gram, response, pairs, labels = scratch.gram, scratch.response, scratch.pairs, scratch.labels
+    read = (scratch.arcs, scratch.sums_of_label, blocks.labelings[i], count, found, is_new)
     start = examples.start[i]
     target = examples.y[start : start + length]
     for a in range(atoms):
@@ -160,7 +161,6 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
             continue
         for t in range(length):
             labels[t] = found[t] if c == count else blocks.labelings[i, c, t]
-        read = (scratch.arcs, blocks.labelings[i], count, found, is_new)
         respond(examples, examples.arcs, model, i, length, labels, response, pairs, *read)
         own = score(target, length, response, pairs)
         for e in range(count):
@@ -181,7 +181,7 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
         return
     psi, psi_pairs, used = rest_views(blocks, i, length)
     share = 1.0 / blocks.rest_mass[i]
-    total = respond_to_parts(examples, examples.arcs, model, i, length, psi, response, scratch.arcs)
+    total = respond_to_parts(examples, examples.arcs, model, i, length, psi, response, *read)
     rows = scratch.rows[: list_rows(used, scratch.rows)]
     total += exact_dots(psi_pairs, psi_pairs, rows, len(rows))
     own = score(target, length, response, psi_pairs)
@@ -202,7 +202,7 @@ def insert(i, mass, loss, corner, length, examples, blocks, options, scratch, co
     n, capacity, count = options.num_examples, blocks.mass.shape[1], blocks.count[i]
     if capacity == 0:  # the corner goes into the mean parts
         if mass > 0.0:
-            add_to_rest(examples, i, length, scratch.corner, mass, blocks)
+            add_to_rest(examples, i, length, scratch.corner, mass, blocks, scratch.pairs)
         blocks.rest_mass[i] = 1.0
         return
     slot = victim(count, blocks.mass[i], blocks.used[i])
@@ -211,7 +211,7 @@ def insert(i, mass, loss, corner, length, examples, blocks, options, scratch, co
         if held > 0.0:
             if mass == 0.0:
                 return
-            add_to_rest(examples, i, length, blocks.labelings[i, slot], held, blocks)
+            add_to_rest(examples, i, length, blocks.labelings[i, slot], held, blocks, scratch.pairs)
             blocks.rest_mass[i] += held
             blocks.rest_loss[i] += held * blocks.loss[i, slot] / n
             blocks.mixed[i] = True

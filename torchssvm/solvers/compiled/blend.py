@@ -67,7 +67,7 @@ def _copy_rests(own: Any, examples: Any, blocks: Any, emission: Any) -> None:
 
 
 @njit
-def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: int) -> None:
+def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: int, counts: Any) -> None:
     """Give every block ``share`` of its dual variables of now, and the rest of those that it had.
 
     A labeling that has lost its slot since then goes into the rest, which the block must have.
@@ -79,6 +79,7 @@ def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: i
         blocks: All blocks.
         losses: ``[n]``, l_i.
         n: Number of examples of all processes.
+        counts: ``[K, K]`` float64, zero; or empty without pairs.
     """
     before, row = 1.0 - share, 0
     for u in range(len(kept.own)):
@@ -105,7 +106,7 @@ def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: i
                 if stays:
                     blocks.mass[i, c] += old
                 else:
-                    add_to_rest(examples, i, length, kept.labelings[u, c], old, blocks)
+                    add_to_rest(examples, i, length, kept.labelings[u, c], old, blocks, counts)
                     blocks.rest_mass[i] += old
                     blocks.rest_loss[i] += old * kept.loss[u, c] / n
                     blocks.mixed[i] = True

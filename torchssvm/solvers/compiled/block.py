@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit, njit_fastmath
+from torchssvm.core.token_products import STORED
 from torchssvm.core.vectors import (
     add_each,
     add_row,
@@ -32,6 +33,14 @@ from torchssvm.solvers.compiled.arcs import (
     arc_potentials,
     arc_respond,
     sum_lists,
+)
+from torchssvm.solvers.compiled.long import (
+    add_long_pairs,
+    add_long_to_weights,
+    long_square,
+    mark,
+    respond_long,
+    respond_to_long_parts,
 )
 from torchssvm.structures.maxplus import backtrack, send_forward
 
@@ -141,7 +150,7 @@ def triangle(t, u):
 
 
 @njit
-def respond(examples, arcs, model, i, length, labels, response, pairs, room, held, count, found, is_new):
+def respond(examples, arcs, model, i, length, labels, response, pairs, room, sums, held, count, found, is_new):
     """``Phi Phi^T (p(labels) - p(y))``: emissions into ``response``, pairs added to ``pairs`` (zero before).
 
     What is read of it are the scores of the target, of the slots ``held[:count]`` and, if it ``is_new``, of ``found``.
@@ -150,11 +159,15 @@ def respond(examples, arcs, model, i, length, labels, response, pairs, room, hel
         arc_respond(examples, arcs, i, length, labels, response, room, held, count, found, is_new)
         return
     start, inner = examples.start[i], examples.inner_start[i]
-    for t in range(length):
-        set_row(response[t], None, None, 0.0)
+    if length > STORED:
+        mark(examples, start, length, held, count, found, is_new, response)
+        respond_long(examples, start, length, labels, model.has_bias, response, sums)
+    else:
+        for t in range(length):
+            set_row(response[t], None, None, 0.0)
     for u in range(length):
         new, old = labels[u], examples.y[start + u]
-        if new != old:
+        if new != old and length <= STORED:
             for t in range(length):
                 value = examples.inner[inner + triangle(t, u)]
                 response[t, new] += value
@@ -169,8 +182,8 @@ def respond(examples, arcs, model, i, length, labels, response, pairs, room, hel
 
 
 @njit
-def respond_to_parts(examples, arcs, model, i, length, psi, response, room):
-    """Emissions of ``Phi Phi^T psi`` into ``response``; returns their inner product with psi."""
+def respond_to_parts(examples, arcs, model, i, length, psi, response, room, sums, held, count, found, is_new):
+    """Emissions of ``Phi Phi^T psi`` into ``response``, as :func:`respond`; returns their product with psi."""
     if arcs is not None:
         add_parts(examples, arcs, i, length, psi, room.sums)
         sum_lists(examples, arcs, i, length, room.sums, response)
@@ -178,12 +191,16 @@ def respond_to_parts(examples, arcs, model, i, length, psi, response, room):
         for t in range(length):
             total += exact_dot(psi[t], response[t])
         return total
-    inner, total = examples.inner_start[i], 0.0
+    start, inner, total = examples.start[i], examples.inner_start[i], 0.0
+    if length > STORED:
+        mark(examples, start, length, held, count, found, is_new, response)
+        respond_to_long_parts(examples, start, length, psi, model.has_bias, response, sums)
     for t in range(length):
         row = response[t]
-        set_row(row, None, None, 0.0)
-        for u in range(length):
-            add_row(row, psi[u], np.float64(examples.inner[inner + triangle(t, u)]))
+        if length <= STORED:
+            set_row(row, None, None, 0.0)
+            for u in range(length):
+                add_row(row, psi[u], np.float64(examples.inner[inner + triangle(t, u)]))
         if model.has_boundary:
             add_row(row, psi[t], np.float64((t == 0) + (t == length - 1)))
         total += exact_dot(row, psi[t])
@@ -217,50 +234,59 @@ def list_rows(used, rows):
 
 
 @njit
-def add_labeling(examples, i, length, labels, mass, delta, pairs):
-    """``mass (p(labels) - p(y))`` added to parts."""
+def add_labeling(examples, i, length, labels, mass, delta, pairs, counts):
+    """``mass (p(labels) - p(y))`` added to parts; ``counts``, shaped like ``pairs``, are zero before and after."""
     start = examples.start[i]
     for t in range(length):
         new, old = labels[t], examples.y[start + t]
         if new != old:
             delta[t, new] += mass
             delta[t, old] -= mass
-        if t > 0 and len(pairs):
+        if t > 0 and len(pairs) and length <= STORED:
             pairs[labels[t - 1], new] += mass
             pairs[examples.y[start + t - 1], old] -= mass
+    if length > STORED and len(pairs):
+        add_long_pairs(examples, start, length, labels, mass, pairs, counts)
 
 
 @njit
-def squared_length(examples, arcs, model, i, length, delta, pairs, rows, squares, room):
+def squared_length(examples, arcs, model, i, length, delta, pairs, rows, squares, room, sums):
     """``|Phi_i^T delta|^2``; ``squares`` gets ``|delta_t|^2``. ``rows`` are those of ``pairs`` that may not be zero."""
     if arcs is not None:
         for t in range(length):
             squares[t] = dot(delta[t], delta[t])
         return arc_length(examples, arcs, i, length, delta, room)
-    total = quadratic(delta, length, examples.inner[examples.inner_start[i] :], squares)
+    if length > STORED:
+        total = long_square(examples, examples.start[i], length, delta, model.has_bias, squares, sums)
+    else:
+        total = quadratic(delta, length, examples.inner[examples.inner_start[i] :], squares)
     if model.has_boundary:
         total += squares[0] + squares[length - 1]
     return total + exact_dots(pairs, pairs, rows, len(rows))
 
 
 @njit_fastmath
-def add_to_weights(examples, arcs, model, i, length, delta, pairs, rows, squares, factor):
+def add_to_weights(examples, arcs, model, i, length, delta, pairs, rows, squares, factor, sums):
     """``w += factor Phi_i^T delta``; ``squares`` is 0 for tokens without a change, and ``pairs`` beyond ``rows``."""
     if arcs is not None:
         add_arcs_to_weights(examples, arcs, model, i, length, delta, delta.dtype.type(factor))
         return
     start = examples.start[i]
-    if model.has_bias:
+    if length > STORED:
+        add_long_to_weights(examples, start, length, delta, model, squares, sums, factor)
+    elif model.has_bias:
         for t in range(length):
             if squares[t] != 0.0:
                 add_row(model.bias, delta[t], factor)
-    if not examples.dense and len(examples.value):
+    if length > STORED:
+        pass
+    elif not examples.dense and len(examples.value):
         lists = examples.column, examples.value, examples.row[start:]
         add_to_listed(model.emission, *lists, delta, squares, length, factor)
     elif not examples.dense:
         lists = examples.column, None, examples.row[start:]
         add_to_listed(model.emission, *lists, delta, squares, length, factor)
-    if examples.dense:
+    else:
         add_outer(examples.x[start : start + length], delta, squares, model.emission, delta.dtype.type(factor))
     add_each(model.transition, pairs, rows, len(rows), factor)
     if model.has_boundary:

@@ -72,7 +72,9 @@ def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, 
             inner, told, size = inner + sums[t, 0], told + mean, size + terms
         losses[0, i], losses[1, i] = told, size
         inner += exact_dots(psi_pairs, transition, rows, len(rows))
-        add_to_weights(examples, examples.arcs, part, i, length, psi, psi_pairs, rows, squares, 1.0)
+        add_to_weights(
+            examples, examples.arcs, part, i, length, psi, psi_pairs, rows, squares, 1.0, scratch.sums_of_label
+        )
     scalars.gaps[i] = (hinges[i] + inner) / n - scalars.loss[i]
     return some or slots
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit
+from torchssvm.core.token_products import STORED
 from torchssvm.core.vectors import exact_dot
 
 
 @njit
 def fill_inner(examples, has_bias):
-    """``x_t . x_u`` for u <= t, plus 1 where there is a bias; summed in float64."""
+    """``x_t . x_u`` for u <= t, plus 1 where there is a bias; summed in float64. Long examples have none."""
     extra = 1.0 if has_bias else 0.0
     for i in range(len(examples.start) - 1):
         place = examples.inner_start[i]
+        if examples.start[i + 1] - examples.start[i] > STORED:
+            continue
         for t in range(examples.start[i], examples.start[i + 1]):
             for u in range(examples.start[i], t + 1):
                 if examples.dense:
@@ -43,7 +46,7 @@ def list_tokens(x, gram, lengths, has_bias, value, column, row, inner):
 
     Args:
         x, lengths: The batch.
-        gram: ``[B, N, N]``, ``x x^T`` of every example.
+        gram: ``[B, N, N]``, ``x x^T`` of every example; ``[B, 0, 0]`` leaves inner products out.
         has_bias: Whether 1 is added to the inner products.
         value, column, row, inner: As in ``Examples``, to be filled; the first two have one place more than there are
             features.
@@ -52,7 +55,7 @@ def list_tokens(x, gram, lengths, has_bias, value, column, row, inner):
     extra = inner.dtype.type(1.0 if has_bias else 0.0)
     for b in range(len(lengths)):
         for t in range(lengths[b]):
-            for u in range(t + 1):
+            for u in range(t + 1 if gram.shape[1] else 0):
                 inner[pair] = gram[b, t, u] + extra
                 pair += 1
             features = x[b, t]

@@ -76,7 +76,9 @@ def visit_batch(examples, model, gradient, blocks, scalars, options, scratch, co
         if steps[b] > 0.0:  # the visit left its direction in scratch
             factor = steps[b] / options.num_examples
             rows = scratch.rows[: list_rows(scratch.used, scratch.rows)]
-            add_to_weights(examples, examples.arcs, gradient, b, length, delta, pairs, rows, squares, factor)
+            add_to_weights(
+                examples, examples.arcs, gradient, b, length, delta, pairs, rows, squares, factor, scratch.sums_of_label
+            )
 
 
 @njit
@@ -171,8 +173,8 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
         if change[c] != 0.0:
             value += change[c] * hinge[c]
             loss_change += change[c] * parts[c]
-    direction = (delta, pairs, rows, squares)
-    curvature = squared_length(examples, examples.arcs, model, i, length, *direction, scratch.arcs)
+    direction, room = (delta, pairs, rows, squares), (scratch.arcs, scratch.sums_of_label)
+    curvature = squared_length(examples, examples.arcs, model, i, length, *direction, *room)
     step = exact_step(value * scale, curvature)
     if options.relaxation != 1.0:
         step = relaxed_step(step, options.relaxation, atoms, mass, change)
@@ -182,7 +184,7 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
     if step > 0.0:
         rate = step / scale  # w -= rate Phi^T Delta, and <w, Phi^T Delta> is the change of the score
         scratch.step[1] += rate * (rate * curvature - 2.0 * (value - loss_change))
-        add_to_weights(examples, examples.arcs, model, i, length, *direction, -rate)
+        add_to_weights(examples, examples.arcs, model, i, length, *direction, -rate, scratch.sums_of_label)
         scalars.loss[i] += step * loss_change / n
         move_masses(i, count, length, step, rows, blocks, scratch)
     if not is_new:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from torchssvm.core.digest import digest_examples
 from torchssvm.core.lists import Lists, check_finite, lists_of
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.core.token_products import STORED
 from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.compiled.head_adapter import HeadAdapter
@@ -100,12 +102,24 @@ def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tup
     if bool((value == 1).all()):  # lists of ones take half the memory
         value = value.new_empty(0)
     by_token = len(counts) == tokens  # else nothing reads inner products of tokens
-    inner_start = offsets(lengths * (lengths + 1) // 2 if by_token else torch.zeros_like(lengths))
+    inner_start = offsets(num_products(lengths) if by_token else torch.zeros_like(lengths))
     inner = torch.empty(int(inner_start[-1]), dtype=dtype)
     rules = adapter.cost_matrix(), adapter.allowed()
     arrays = (x, value, column, row, y, cost, cost.to(dtype), *rules, start, inner, inner_start[:-1])
     examples = Examples(dense, *(t.numpy() for t in arrays))
     return adapter.complete(examples, line_start), targets
+
+
+def num_products(lengths: Tensor) -> Tensor:
+    """How many inner products of tokens are stored for examples of these lengths."""
+    return torch.where(lengths > STORED, 0, lengths * (lengths + 1) // 2)
+
+
+def long_features(examples: Examples) -> int:
+    """The size of ``Scratch.sums_of_label``: that of the features and the bias, if a chain is long."""
+    if examples.arcs is not None or int(np.diff(examples.start).max()) <= STORED:
+        return 0
+    return max(examples.x.shape[1], int(examples.column.max(initial=-1)) + 1) + 1
 
 
 def _check_kind(batch: object) -> None:

@@ -13,11 +13,12 @@ from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import rows_of
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.structure import Labeling, Structure
+from torchssvm.core.token_products import STORED
 from torchssvm.dual.mean_parts import MeanParts, StoredParts
 from torchssvm.dual.storage import Storage, Stored
 from torchssvm.solvers.compiled.head_adapter import HeadAdapter, find_adapter
 from torchssvm.solvers.compiled.inner import fill_inner, list_tokens
-from torchssvm.solvers.compiled.packing import offsets
+from torchssvm.solvers.compiled.packing import long_features, num_products, offsets
 from torchssvm.solvers.compiled.state import BlockArrays, Examples, Options, Scalars, make_scratch
 from torchssvm.steps.block_steps import BatchSteps, BlockSteps, Visited
 from torchssvm.steps.box_qp import BoxQP
@@ -98,7 +99,8 @@ class Sequential(BlockSteps):
         blocks = _blocks(adapter, stored.psi)
         states, batch = adapter.num_states, len(losses)
         longest, pairs = int(np.diff(examples.start).max()), 0 if adapter.pairs is None else states
-        scratch = make_scratch(longest, states, model.emission.shape[1], pairs, 2, examples.added.dtype)
+        sizes = longest, states, model.emission.shape[1], pairs, 2
+        scratch = make_scratch(*sizes, examples.added.dtype, long_features(examples))
         steps, gaps = np.zeros(batch), np.zeros(batch)
         labels = np.full((batch, stored.psi[adapter.emission].shape[1] if pairs else 1), structure.padding)
         scalars = Scalars(losses.clone().numpy(), gaps, np.zeros(batch))
@@ -150,9 +152,12 @@ def _dense(adapter: HeadAdapter, x: Tensor, target: Labeling) -> Examples:
     room = len(y) * tokens.shape[2] + 1
     value, column = torch.empty(room, dtype=tokens.dtype), torch.empty(room, dtype=torch.int32)
     examples = _examples(adapter, y, cost, lengths, torch.zeros_like(y), column, value)
-    gram = (tokens @ tokens.transpose(1, 2)).numpy()
+    stored = tokens.shape[1] <= STORED
+    gram = (tokens @ tokens.transpose(1, 2) if stored else tokens.new_empty(len(tokens), 0, 0)).numpy()
     lists = (examples.value, examples.column, examples.row, examples.inner)
     list_tokens(tokens.numpy(), gram, lengths.numpy(), adapter.has_bias, *lists)
+    if not stored:
+        fill_inner(examples, adapter.has_bias)
     return examples
 
 
@@ -170,7 +175,7 @@ def _examples(
     adapter: HeadAdapter, y: Tensor, cost: Tensor, lengths: Tensor, counts: Tensor, column: Tensor, value: Tensor
 ) -> Examples:
     """Packed examples with lists of features; inner products are not filled in yet."""
-    inner_start = offsets(lengths * (lengths + 1) // 2)
+    inner_start = offsets(num_products(lengths))
     return Examples(
         dense=False,
         x=np.empty((0, 0), value.numpy().dtype),

@@ -24,7 +24,7 @@ from torchssvm.solvers.compiled.draws import Draws
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
 from torchssvm.solvers.compiled.head_adapter import find_adapter
 from torchssvm.solvers.compiled.memory import BlockMemory
-from torchssvm.solvers.compiled.packing import pack
+from torchssvm.solvers.compiled.packing import long_features, pack
 from torchssvm.solvers.compiled.relaxation import left_of_cycle, phase
 from torchssvm.solvers.compiled.rounds import Rounds
 from torchssvm.solvers.compiled.state import Options, Scalars, make_scratch
@@ -118,7 +118,12 @@ class CompiledBCFW(DualTrainer, Stateful):
             0 if adapter.pairs is None else adapter.num_states,
         )
         self._make_scratch = partial(
-            make_scratch, *sizes, self._memory.capacity + 2, dtype, adapter.scratch_of(self.examples)
+            make_scratch,
+            *sizes,
+            self._memory.capacity + 2,
+            dtype,
+            long_features(self.examples),
+            adapter.scratch_of(self.examples),
         )
         self._scratch = self._make_scratch()
         self._exact = ExactPasses(self.examples, self._targets, self._make_scratch)
@@ -407,7 +412,8 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def blend(self, kept: Kept, share: float) -> None:
         """Move blocks back: ``share`` of their dual variables of now, and the rest of those that were kept."""
-        blend(kept, share, self.examples, self._memory.blocks(), self.dual.loss.numpy(), self.dual.num_examples)
+        n, counts = self.dual.num_examples, self._scratch.pairs
+        blend(kept, share, self.examples, self._memory.blocks(), self.dual.loss.numpy(), n, counts)
 
     def _make_room(self) -> None:
         if self._memory.has_rest:

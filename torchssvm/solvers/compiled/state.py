@@ -25,7 +25,7 @@ class Examples(NamedTuple):
             where all may.
         start: ``[n + 1]`` int64, where each example's tokens begin.
         inner: ``[sum T (T + 1) / 2]`` inner products of each example's tokens, with the bias as a feature: token t with
-            tokens 0 to t, for all t.
+            tokens 0 to t, for all t. Examples longer than ``STORED`` have none, see :mod:`.long`.
         inner_start: ``[n]`` int64, where each example's inner products begin.
         arcs: ``Arcs``; None where examples are no arborescences.
     """
@@ -148,7 +148,8 @@ class Scratch(NamedTuple):
     """Scratch arrays for one block: potentials, Viterbi's transitions and maxima, responses, directions, the atoms.
 
     ``used`` and ``rows`` say which rows of ``delta_pairs`` may not be zero; the others are not read.
-    ``step`` gets the sum of all steps, and the change of ``|w|^2``.
+    ``step`` gets the sum of all steps, and the change of ``|w|^2``. ``sums_of_label``, zero before and after, has the
+    weights of one label, for chains that are longer than ``STORED``; it is empty where there are none.
     """
 
     emission: Any
@@ -172,6 +173,7 @@ class Scratch(NamedTuple):
     gram: Any
     work: Any
     step: Any
+    sums_of_label: Any
     arcs: Any = None
 
 
@@ -198,11 +200,19 @@ def make_arc_scratch(longest: int, columns: int, dtype: np.dtype) -> ArcScratch:
 
 
 def make_scratch(
-    longest: int, states: int, width: int, pairs: int, atoms: int, dtype: np.dtype, make_arcs: Any = None
+    longest: int,
+    states: int,
+    width: int,
+    pairs: int,
+    atoms: int,
+    dtype: np.dtype,
+    long_features: int,
+    make_arcs: Any = None,
 ) -> Scratch:
     """Scratch for blocks of up to ``longest`` tokens and ``atoms`` atoms; ``pairs`` is K, or 0 without pairs.
 
-    Rows that are combined with rows of the weights have the same ``width``. ``make_arcs`` makes ``arcs``, if any.
+    Rows that are combined with rows of the weights have the same ``width``. ``long_features`` is the size of
+    ``sums_of_label``, see :func:`.long_features`. ``make_arcs`` makes ``arcs``, if any.
     """
     return Scratch(
         emission=np.zeros((longest, width), dtype),
@@ -226,5 +236,6 @@ def make_scratch(
         gram=np.zeros((atoms, atoms)),
         work=np.zeros(atoms),
         step=np.zeros(2),
+        sums_of_label=np.zeros(long_features),
         arcs=None if make_arcs is None else make_arcs(),
     )

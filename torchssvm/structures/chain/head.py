@@ -14,6 +14,7 @@ from torchssvm.core.on_host import upload
 from torchssvm.core.plain import plain
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision, gradient_of_weight, product, transformed
+from torchssvm.core.token_products import STORED, respond
 from torchssvm.structures.arguments import check_range, check_structure
 from torchssvm.structures.chain import numba as kernels
 from torchssvm.structures.chain.structure import Chain
@@ -141,7 +142,7 @@ class LinearChain(LinearHead):
             last,
             span,
             per_example=lambda v: v.transpose(1, 2) @ features,
-            gram=lambda: features @ features.transpose(1, 2),
+            respond=lambda v: respond(features, v),
             x=None if x.requires_grad else x,
         )
 
@@ -153,7 +154,7 @@ class LinearChain(LinearHead):
         span: tuple[int, int],
         *,
         per_example: Callable[[Tensor], Tensor],
-        gram: Callable[[], Tensor],
+        respond: Callable[[Tensor], Tensor],
         x: Any,
     ) -> Potentials:
         """The potentials with their adjoint and Gram product; features enter the emissions only.
@@ -164,7 +165,7 @@ class LinearChain(LinearHead):
             last: ``[B]`` int64, the last position of each example.
             span: The smallest and the largest length.
             per_example: ``v [B, N, K] -> sum_t v_t x_t^T``, ``[B, *emission.shape]``.
-            gram: ``x_t . x_u`` of each example's tokens, ``[B, N, N]``.
+            respond: ``v [B, N, K] -> x x^T v`` of each example, ``[B, N, K]``.
             x: The features, or None if they need a gradient themselves.
         """
         batch, longest, _ = emission.shape
@@ -182,7 +183,7 @@ class LinearChain(LinearHead):
 
         def gram_product(parts: Parts) -> Parts:
             v = parts["emission"]
-            change = gram() @ v
+            change = respond(v)
             if self.bias is not None:
                 change += v.sum(1, keepdim=True)
             if self.start_transitions is not None:
@@ -265,7 +266,7 @@ def add_biases(emission: Tensor, last: Tensor, bias: Tensor | None, first: Tenso
 
 def sums_of(v: Tensor, last: Tensor) -> Sequence[Tensor]:
     """Each example's sum of ``v`` over all tokens, and ``v`` at its first and at its last token: ``[B, K]`` each."""
-    if fits_numba(v, last) and not v.requires_grad:
+    if v.shape[1] <= STORED and fits_numba(v, last) and not v.requires_grad:  # the kernel adds one by one
         sums = v.new_empty(3, v.shape[0], v.shape[2])
         kernels.sum_everywhere(v.numpy(), last.numpy(), sums.numpy())
         return sums.unbind(0)

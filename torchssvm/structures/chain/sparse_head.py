@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -118,7 +117,7 @@ class SparseLinearChain(LinearChain):
             last,
             span,
             per_example=lambda v: lists.per_example(v, self.in_features),
-            gram=functools.cache(lambda: lists.token_products(self.emission.dtype)),  # used several times a batch
+            respond=lists.respond(),
             x=None if lists.values is not None and lists.values.requires_grad else x,
         )
 

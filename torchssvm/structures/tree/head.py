@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.precision import full_precision, product
+from torchssvm.core.token_products import respond
 from torchssvm.structures.arguments import check_lengths, check_structure
 from torchssvm.structures.linear_head import LinearHead
 from torchssvm.structures.tree.structure import Tree
@@ -114,7 +115,7 @@ class LinearTree(LinearHead):
 
         def gram_product(parts: Parts) -> Parts:
             v, features = parts["node"], x.detach()
-            change = (features @ features.transpose(1, 2)) @ v
+            change = respond(features, v)
             return {
                 "node": change if self.bias is None else change + v.sum(1, keepdim=True),
                 "edge": parts["edge"],

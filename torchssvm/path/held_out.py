@@ -1,0 +1,106 @@
+"""Training without some examples, and scoring them: once, or fold by fold."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from torchssvm.core.arguments import as_number
+from torchssvm.core.batch import pass_over
+from torchssvm.core.compiling import clock
+from torchssvm.core.part import Part
+from torchssvm.core.structure import Structure
+from torchssvm.path.grid import KeepDual, KeepWeights
+from torchssvm.path.lam_choice import HeldOutPoint
+from torchssvm.solvers.evaluation import evaluate, together
+from torchssvm.solvers.run_options import RunOptions
+from torchssvm.solvers.tolerance import Tolerance, is_within
+from torchssvm.solvers.training import on_device, warn_if_short
+
+
+class Run(NamedTuple):
+    """The training of one fold, or the only one."""
+
+    head: nn.Module
+    trainer: Any
+    batches: Any  # of its held-out examples
+    scale: float  # of lambda: lam n is that of all examples
+
+
+def advance(
+    runs: list[Run],
+    lam: float,
+    again: bool,
+    tolerance: Tolerance,
+    most: float,
+    warns: bool,
+    max_passes: float,
+    structure: Structure,
+    score: Callable[[nn.Module], float] | None,
+    device: torch.device,
+    line: Any,
+) -> tuple[HeldOutPoint, bool]:
+    """Train and score every run at ``lam``, from where it is; and whether all reached the gap."""
+    found, values, passes, seconds, reached = [], [], 0.0, 0.0, True
+    for run in runs:
+        trainer, own = run.trainer, run.scale * lam
+        start, before = clock(), trainer.dual.passes
+        if again:
+            (KeepWeights() if own < trainer.dual.lam else KeepDual())(trainer.dual, own)
+        certificate = trainer.solve(tolerance, max_passes=before + most, progress=line or False)
+        seconds, passes = seconds + clock() - start, passes + certificate.passes - before
+        reached &= is_within(certificate.gap, tolerance, certificate.primal)
+        if warns:
+            warn_if_short(certificate, tolerance, max_passes)
+        with on_device(run.head, device):
+            found.append(evaluate(run.head, structure, run.batches, device))
+            value = -found[-1].loss if score is None else as_number(score(run.head), "score(head)")
+        value = float(trainer.dual.ranks.gather(torch.tensor(value, dtype=torch.float64))[0])  # all follow one
+        if math.isnan(value):
+            raise ValueError(f"score(head) is nan at lam={lam:g}: it must be a number, the larger the better")
+        values.append(value)
+    held = found[0] if len(found) == 1 else together(found)
+    if score is None:
+        mean, losses = -held.loss, held.losses
+    else:
+        mean, losses = sum(values) / len(values), -torch.tensor(values, dtype=torch.float64)
+    return HeldOutPoint(lam, certificate, held, mean, passes, seconds, losses), reached
+
+
+def divided(dataset: Any, folds: int, options: RunOptions) -> list[tuple[Part, Any]]:
+    """For every fold, the examples beyond it and the batches of its own."""
+    n = len(dataset)
+    if folds > n:
+        raise ValueError(f"folds={folds} and there are {n} examples: each fold needs one")
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(options.seed))
+    sets = []
+    for own in torch.tensor_split(order, folds):
+        rest = torch.ones(n, dtype=torch.bool)
+        rest[own] = False
+        held_out = Part(dataset, own.sort().values, options.collate_fn)
+        sets.append((Part(dataset, rest.nonzero().flatten(), options.collate_fn), pass_over(held_out)))
+    return sets
+
+
+def held_out_batches(
+    head: nn.Module, dataset: Any, held_out: Any, structure: Structure, options: RunOptions, device: Any
+) -> Any:
+    """The batches of the held-out examples; the first of them is decoded, to refuse what does not fit.
+
+    Raises:
+        ValueError, TypeError: See :func:`choose_lam`.
+    """
+    if not hasattr(held_out, "__len__"):
+        raise TypeError(f"held_out must be a map-style dataset with a length, not a {type(held_out).__name__}")
+    if held_out is dataset:
+        raise ValueError("held_out is the training set itself: give examples that are not trained on")
+    if not len(held_out):
+        raise ValueError("held_out is empty: give examples that are not trained on")
+    batches = pass_over(held_out, options.collate_fn)
+    evaluate(head, structure, itertools.islice(batches, 1), device)
+    return batches
