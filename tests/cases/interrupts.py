@@ -45,10 +45,10 @@ class _Lines:
 
 def interrupted(make: Callable[[], Any], act: Callable[[Any], Any], times: int, seed: int = 0) -> Iterator[Any]:
     """What ``make`` returns, ``times`` over, each after ``act`` on it was interrupted at a line drawn at random."""
-    lines = _Lines()
-    lines.run(lambda made=make(): act(made))
+    lines, first = _Lines(), make()
+    lines.run(lambda: act(first))
     draw = random.Random(seed)
     for at in sorted(draw.sample(range(1, lines.seen + 1), min(times, lines.seen))):
         made = make()
-        assert _Lines(at).run(lambda made=made: act(made)), f"line {at} of {lines.seen} was not interrupted"
+        _Lines(at).run(lambda made=made: act(made))
         yield made

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_int64, check_tensor, check_whole, read_numbers
 from torchssvm.core.jit import fits_numba, fits_triton, njit_fastmath
-from torchssvm.core.on_host import pick
+from torchssvm.core.on_host import apart, pick
 from torchssvm.core.plain import plain
 
 Parts = dict[str, Tensor]
@@ -107,7 +107,7 @@ class Potentials:
         max_length: int | None = None,
     ) -> None:
         self.tensors: Parts = as_parts(tensors, "tensors")
-        self.lengths = lengths
+        self.lengths = lengths = apart(lengths)
         self.ragged = dict(ragged or {})
         self.adjoint = adjoint
         self.gram_product = gram_product
