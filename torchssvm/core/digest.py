@@ -32,10 +32,15 @@ def digest_targets(target: Any, lengths: Tensor | None = None) -> Tensor:
     Args:
         target: Tensors ``[B, ...]``, in tuples, lists or dicts, as ``Structure.check_target`` returns them.
         lengths: ``[B]`` int64; None if nothing is padded.
+
+    Raises:
+        ValueError: There are more or fewer lengths than targets.
     """
     total: Tensor | None = None
     for place, leaf in enumerate(tree_tensors(target)):
         leaf = on_host(leaf)
+        if lengths is not None and lengths.shape != leaf.shape[:1]:
+            raise ValueError(f"lengths must be [{len(leaf)}], one for each target, got {list(lengths.shape)}")
         floating = leaf.is_floating_point()
         numbers = leaf.to(torch.float64).view(torch.int64) if floating else leaf.to(torch.int64)
         where = _places(place, tuple(leaf.shape[1:]), leaf.device)

@@ -253,6 +253,9 @@ def inner(a: Parts, b: Parts) -> Tensor:
         raise ValueError("parts are empty")
     others = [b[name] for name in a]
     others = [other[:1] if other.stride(0) == 0 else other for other in others]  # one tensor seen B times
+    for one, other in zip(a.values(), others, strict=True):
+        if one.shape[1:] != other.shape[1:] or len(other) not in (1, len(one)):
+            raise ValueError(f"parts must be shaped alike, got {list(one.shape)} and {list(other.shape)}")
     fit = [fits_numba(tensor, other) for tensor, other in zip(a.values(), others, strict=True)]
     values = [_row_products(*pair) for pair in zip(a.values(), others, fit, strict=True)]
     return sum(values[1:], values[0])

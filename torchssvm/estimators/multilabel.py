@@ -16,7 +16,7 @@ from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import Potentials
 from torchssvm.deployment import save_model
 from torchssvm.estimators.base import StructuredEstimator
-from torchssvm.estimators.examples import Examples, lists_of_rows
+from torchssvm.estimators.examples import Examples, check_matrix, lists_of_rows
 from torchssvm.structures.multiclass.head import LinearMulticlass
 from torchssvm.structures.multilabel.head import LinearMultilabel
 from torchssvm.structures.multilabel.sparse_head import SparseLinearMultilabel
@@ -92,6 +92,8 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
             ValueError: A parameter is out of range, there is one class only, or X and y do not fit.
         """
         self._check_parameters()
+        check_matrix(X)
+        check_matrix(y, "y")
         X, y = validate_data(self, X, y, accept_sparse="csr", multi_output=True, dtype=[np.float64, np.float32])
         y = y.toarray() if sparse.issparse(y) else np.asarray(y)
         check_classification_targets(y)
@@ -179,6 +181,7 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
         return found.labeling, found.value
 
     def _scores(self, X: Any) -> torch.Tensor:
+        check_matrix(X)
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
         return torch.from_numpy(np.asarray(X @ self.coef_.T + self.intercept_, np.float64))
 
