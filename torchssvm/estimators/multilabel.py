@@ -13,6 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from torchssvm.core.batch import Batch
+from torchssvm.core.caller import warn
 from torchssvm.core.potentials import Potentials
 from torchssvm.deployment import save_model
 from torchssvm.estimators.base import StructuredEstimator
@@ -22,12 +23,17 @@ from torchssvm.structures.multilabel.head import LinearMultilabel
 from torchssvm.structures.multilabel.sparse_head import SparseLinearMultilabel
 
 
+_MANY = 30
+"""With more labels, branch and bound leaves many sets open, unless the weights of pairs are small."""
+
+
 class MultilabelSVC(ClassifierMixin, StructuredEstimator):
     """Sets of labels with a score for each label and for each pair, trained by max margin to a certified gap.
 
     A set scores the sum of its labels' ``coef_ @ x + intercept_`` and of the ``interactions_`` of its pairs, the model
     of [Yen et al. 2016, section 5]; the loss is the share of wrong labels. Sets are decoded by branch and bound. Where
-    that leaves an example open, its upper bound counts: ``certificate_`` holds, and says ``exact=False``.
+    that leaves an example open, its upper bound counts: ``certificate_`` holds, and says ``exact=False``. With more than
+    30 labels and their pairs that is usual, and a warning names :class:`torchssvm.GDMM`, which trains without decoding.
 
     ``y`` is an indicator matrix ``[n, K]``. A vector of classes stands for sets of one label, and ``predict`` then
     gives the label with the highest score.
@@ -118,6 +124,14 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
             own = x(index) if sparse.issparse(X) else x[index]
             return Batch(own, target[index], index)
 
+        if pairs and labels > _MANY:
+            warn(
+                f"{labels} labels have {labels * (labels - 1) // 2} pairs: branch and bound, which ends after a limited "
+                "effort for each example, may leave their best sets open, so that upper bounds count, training is slow "
+                f"and tol={self.tol:g} may be out of reach; verbose=True shows the gap. "
+                "torchssvm.GDMM(LinearMultilabel(...), ...) trains such models without decoding, and interactions=False "
+                "leaves the pairs out"
+            )
         head = self._train(head, Examples(fetch, n=X.shape[0]), self._lam(X.shape[0]))
         self.classes_ = classes
         self.coef_ = head.by_feature(head.unary.detach()).numpy().T.copy()
