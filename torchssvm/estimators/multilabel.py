@@ -22,7 +22,6 @@ from torchssvm.structures.multiclass.head import LinearMulticlass
 from torchssvm.structures.multilabel.head import LinearMultilabel
 from torchssvm.structures.multilabel.sparse_head import SparseLinearMultilabel
 
-
 _MANY = 30
 """With more labels, branch and bound leaves many sets open, unless the weights of pairs are small."""
 

@@ -184,12 +184,19 @@ class Average(Stateful):
         means, dual = self.weights, self.dual
         held = [p.detach().clone() for p in self.parameters]
         before = _stamp(dual)
-        try:
-            _copy(means, self.parameters)
-            yield
-        finally:
+
+        def restore() -> None:
             if _stamp(dual) == before:
                 _copy(held, self.parameters)
+
+        try:
+            try:
+                _copy(means, self.parameters)
+                yield
+            finally:
+                restore()
+        finally:  # again, as an interrupt may have come on the way there
+            restore()
         if _stamp(dual) != before:
             raise RuntimeError(
                 "the dual's weights were changed inside apply(), by a step, recompute_weights or a loaded state: they "
