@@ -35,8 +35,13 @@ def digest_targets(target: Any, lengths: Tensor | None = None) -> Tensor:
     Args:
         target: Tensors ``[B, ...]``, in tuples, lists or dicts, as ``Structure.check_target`` returns them.
         lengths: ``[B]`` int64; None if nothing is padded.
+
+    Raises:
+        ValueError: There are more or fewer lengths than targets.
     """
     leaves = tree_tensors(target)
+    if lengths is not None and lengths.shape != leaves[0].shape[:1]:
+        raise ValueError(f"lengths must be [{len(leaves[0])}], one for each target, got {list(lengths.shape)}")
     own = None if lengths is None else on_host(lengths)
     total = torch.zeros(len(leaves[0]), dtype=torch.int64)
     for place, leaf in enumerate(leaves):

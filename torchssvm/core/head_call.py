@@ -16,6 +16,7 @@ from torch.func import functional_call, vjp
 from torchssvm.core.batch import tree_replace, tree_tensors
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
 from torchssvm.core.precision import transformed
+from torchssvm.core.undisturbed import undisturbed
 
 _CALL = "_torchssvm_call"  # the attribute of a head's output that says how it was made
 _HOOKS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")  # not called; forward pre-hooks may make weights
@@ -134,12 +135,13 @@ def state_kept(head: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for there, before in held:
-            if isinstance(there, list):
-                there[:] = before
-            else:
-                there.clear()
-                there.update(before)
+        with undisturbed():
+            for there, before in held:
+                if isinstance(there, list):
+                    there[:] = before
+                else:
+                    there.clear()
+                    there.update(before)
 
 
 def _versions(inputs: Any) -> list[int]:

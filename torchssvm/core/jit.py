@@ -114,8 +114,11 @@ def fits_numba(*tensors: Tensor) -> bool:
 
 
 def arrays(*tensors: Tensor) -> tuple[Any, ...]:
-    """The tensors as numpy arrays of the same memory, cut from any graph."""
-    return tuple(t.detach().numpy() if t.requires_grad else t.numpy() for t in tensors)
+    """The tensors as numpy arrays, cut from any graph: scores of the same memory, whole numbers of their own.
+
+    Whole numbers say where kernels read and write, and no other thread may change them after they have been checked.
+    """
+    return tuple(t.detach().numpy() if t.is_floating_point() else t.numpy().copy() for t in tensors)
 
 
 def fits_triton(*tensors: Tensor) -> bool:

@@ -32,6 +32,15 @@ def as_array(tensor: Tensor) -> np.ndarray:
     return (tensor.detach() if tensor.requires_grad else tensor).contiguous().numpy()
 
 
+def own(numbers: Any) -> Any:
+    """Whole numbers in memory of their own, anything else as it is.
+
+    They say where kernels read and write: no other thread may change them after they have been checked.
+    """
+    whole = isinstance(numbers, np.ndarray) and numbers.dtype.kind in "iu"
+    return numbers.copy() if whole else numbers
+
+
 def once(tensor: Tensor) -> Tensor:
     """One row of a tensor that is one row seen B times, ``[1, ...]``; any other as it is."""
     return tensor[:1] if tensor.stride(0) == 0 and tensor.shape[0] else tensor
@@ -70,13 +79,13 @@ def launch(
     Returns:
         What the kernel returned for each range; nothing for an empty batch.
     """
-    given = [as_array(x) if isinstance(x, Tensor) else x for x in inputs]
+    given = [own(as_array(x) if isinstance(x, Tensor) else x) for x in inputs]
     filled = [as_array(x) if isinstance(x, Tensor) else x for x in outputs]
     call = kernel.dispatcher
 
     def run(begin: int, end: int, _: int) -> Any:
-        own = [need() if callable(need) else scratch(*need) for need in memory]
-        return call(*given, begin, end, *own, *filled)
+        rooms = [need() if callable(need) else scratch(*need) for need in memory]
+        return call(*given, begin, end, *rooms, *filled)
 
     return run_in_chunks(run, work, grain=tuning.GRAIN / each)
 

@@ -133,8 +133,13 @@ class _CheckOnce:
             return  # features that are not finite raise another error
         before = self.done, self.lowered
         self.done, self.lowered = True, lowered or self.lowered  # the check calls the head too
-        if error := linearity_error(head, args, kwargs):
-            self.done, self.lowered = before
+        error: str | None = "interrupted"
+        try:
+            error = linearity_error(head, args, kwargs)
+        finally:
+            if error:
+                self.done, self.lowered = before
+        if error:
             raise ValueError(error)
 
 

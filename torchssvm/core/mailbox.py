@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import Any, Protocol
 
+from torchssvm.core.undisturbed import undisturbed
+
 
 class ProposedStep(Protocol):
     """A step that an optimizer can take."""
@@ -55,6 +57,7 @@ class Mailbox:
         """Stop calling ``observer.after_step()``."""
         self._observers.discard(observer)
 
+    @undisturbed()
     def notify(self) -> None:
         """Tell the observers that a step was taken or discarded."""
         for observer in list(self._observers):

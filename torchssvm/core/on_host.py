@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -32,6 +34,11 @@ def pick(tensor: Tensor, rows: Tensor) -> Tensor:
     if tensor.is_cpu or (held := _source(tensor)) is None or (places := _source(rows)) is None:
         return chosen
     return known(chosen, held[places])
+
+
+def apart(tensor: Any) -> Any:
+    """A CPU tensor in memory of its own, so that no other thread changes it once it is checked; the rest as it is."""
+    return tensor.clone() if isinstance(tensor, Tensor) and tensor.is_cpu and not plain() else tensor
 
 
 def read_together(*tensors: Tensor) -> tuple[Tensor, ...]:

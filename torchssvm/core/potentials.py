@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_int64, check_tensor, check_whole, read_numbers
 from torchssvm.core.jit import fits_numba, fits_triton, njit_fastmath
-from torchssvm.core.on_host import pick
+from torchssvm.core.on_host import apart, pick
 from torchssvm.core.plain import plain
 
 Parts = dict[str, Tensor]
@@ -111,7 +111,7 @@ class Potentials:
         max_length: int | None = None,
     ) -> None:
         self.tensors: Parts = as_parts(tensors, "tensors")
-        self.lengths = lengths
+        self.lengths = lengths = apart(lengths)
         self.ragged = dict(ragged or {})
         self.adjoint = adjoint
         self.gram_product = gram_product
@@ -264,6 +264,9 @@ def inner(a: Parts, b: Parts) -> Tensor:
         raise ValueError("parts are empty")
     others = [b[name] for name in a]
     others = [other[:1] if other.stride(0) == 0 else other for other in others]  # one tensor seen B times
+    for one, other in zip(a.values(), others, strict=True):
+        if one.shape[1:] != other.shape[1:] or len(other) not in (1, len(one)):
+            raise ValueError(f"parts must be shaped alike, got {list(one.shape)} and {list(other.shape)}")
     fit = [fits_numba(tensor, other) for tensor, other in zip(a.values(), others, strict=True)]
     values = [_row_products(*pair) for pair in zip(a.values(), others, fit, strict=True)]
     return sum(values[1:], values[0])

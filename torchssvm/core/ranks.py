@@ -13,6 +13,12 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+if dist.is_available():
+    # Its functions keep the default group, as it is when they are imported, as a default argument. Torch imports them
+    # with the first optimizer: after init_process_group, Gloo's threads would outlive destroy_process_group, and may
+    # end the process by std::terminate while Python finalises. Imported here, before there is a group, they keep none.
+    import torch.distributed.nn
+
 _TEXT = 600  # bytes of an error's text that the other ranks are told
 _SMALL = 1 << 16  # so many numbers of all ranks together go in one message: it is mostly latency
 

@@ -45,6 +45,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.core.undisturbed import undisturbed
+
 Declaration = Any
 """One of the declarations in the table above."""
 Schema = dict[str, Declaration]
@@ -268,7 +270,8 @@ class Stateful(ABC):
             ValueError: The state is damaged or of another problem.
         """
         self.check_state(state)
-        self.restore(state)
+        with undisturbed():
+            self.restore(state)
 
 
 def seal(state: Any) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.bounds import Box
 from torchssvm.core.row_sparse import add_to, products, squared_norm
+from torchssvm.core.undisturbed import undisturbed
 
 _LARGE = 1 << 17  # more weights than this are not all read in every step, ...
 _PER_BLOCK = 1000  # ... but on average at most so many for each block that moves
@@ -50,6 +51,7 @@ class HeldWeights:
                     "head to torch.float32 or torch.float64 first and make a new DualState and BCFW"
                 )
 
+    @undisturbed()
     @torch.no_grad()
     def set_weights(self, unclipped: Iterable[Tensor]) -> None:
         """Set v, rounded to the weights' dtype, and the weights to ``clip(v)``."""

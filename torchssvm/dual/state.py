@@ -19,6 +19,7 @@ from torchssvm.core.problem import check_lam, check_problem, check_range, find_s
 from torchssvm.core.ranks import Ranks, sum_in_order
 from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.core.structure import Structure
+from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checkpoint import SavedDual
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.storage import Storage
@@ -225,6 +226,7 @@ class DualState(SavedDual):
         v, w = flat(unclipped), flat(self.box.clip(unclipped))
         return loss - self.lam * float(w @ (v - w / 2))
 
+    @undisturbed()
     @torch.no_grad()
     def rescale(self, factor: float) -> None:
         """Change ``lam`` to ``factor * lam`` and keep the weights ([G16] Proposition 1).
@@ -256,6 +258,7 @@ class DualState(SavedDual):
         self.tell()
         self._set_lam(self.lam * factor)
 
+    @undisturbed()
     @torch.no_grad()
     def change_lam(self, lam: float) -> None:
         """Change ``lam`` and keep the dual variables: the weights are multiplied by the old ``lam`` over the new one.
@@ -284,6 +287,7 @@ class DualState(SavedDual):
         self.restarts += 1
         self.remember_weights()
 
+    @undisturbed()
     def to(self, device: torch.device) -> None:
         """Move all tensors to the device."""
         if self.loss.device != device:
@@ -295,6 +299,7 @@ class DualState(SavedDual):
             if self.recomputed is not None:
                 self.recomputed = [tensor.to(device) for tensor in self.recomputed]
 
+    @undisturbed()
     @torch.no_grad()
     def begin(self, box: Box) -> bool:
         """Set the bounds; a new dual starts at v = 0 with the weights ``clip(0)``.
@@ -326,6 +331,7 @@ class DualState(SavedDual):
             self.set_weights(zeros)
         return any(bool(p.any()) for p in changed)
 
+    @undisturbed()
     def discard(self) -> None:
         """Discard proposed steps; ``zero_grad`` calls this. Their batches count as visits."""
         if self.mailbox.waiting:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import sparse
 
 from torchssvm.core.batch import Batch
 from torchssvm.core.sparse_features import SparseFeatures, padded_lists
@@ -45,6 +46,26 @@ def padded(arrays: Sequence[np.ndarray], fill: float) -> torch.Tensor:
     for row, array in zip(found, arrays, strict=True):
         row[: len(array)] = array
     return torch.from_numpy(found)
+
+
+def check_matrix(X: Any, name: str = "X") -> None:
+    """Check the arrays of a sparse matrix; SciPy trusts arrays that were set by hand, and its code reads beyond them.
+
+    Raises:
+        ValueError: They do not fit each other, or an index is out of range.
+    """
+    if not sparse.issparse(X):
+        return
+    try:
+        if X.format in ("csr", "csc", "bsr"):
+            if (np.diff(X.indptr) < 0).any():  # SciPy does not look at it where the last number is negative
+                raise ValueError("indptr must not descend")
+            type(X)((X.data, X.indices, X.indptr), X.shape).check_format(full_check=True)
+        else:
+            entries = X.tocoo()
+            type(entries)((entries.data, (entries.row, entries.col)), entries.shape)
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"{name} is a damaged sparse matrix: {error}. Make it anew from its entries") from error
 
 
 def lists_of_rows(X: Any) -> Callable[[torch.Tensor], SparseFeatures]:

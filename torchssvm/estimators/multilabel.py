@@ -13,13 +13,17 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from torchssvm.core.batch import Batch
+from torchssvm.core.caller import warn
 from torchssvm.core.potentials import Potentials
 from torchssvm.deployment import save_model
 from torchssvm.estimators.base import StructuredEstimator
-from torchssvm.estimators.examples import Examples, lists_of_rows
+from torchssvm.estimators.examples import Examples, check_matrix, lists_of_rows
 from torchssvm.structures.multiclass.head import LinearMulticlass
 from torchssvm.structures.multilabel.head import LinearMultilabel
 from torchssvm.structures.multilabel.sparse_head import SparseLinearMultilabel
+
+_MANY = 30
+"""With more labels, branch and bound leaves many sets open, unless the weights of pairs are small."""
 
 
 class MultilabelSVC(ClassifierMixin, StructuredEstimator):
@@ -27,7 +31,8 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
 
     A set scores the sum of its labels' ``coef_ @ x + intercept_`` and of the ``interactions_`` of its pairs, the model
     of [Yen et al. 2016, section 5]; the loss is the share of wrong labels. Sets are decoded by branch and bound. Where
-    that leaves an example open, its upper bound counts: ``certificate_`` holds, and says ``exact=False``.
+    that leaves an example open, its upper bound counts: ``certificate_`` holds, and says ``exact=False``. With more than
+    30 labels and their pairs that is usual, and a warning names :class:`torchssvm.GDMM`, which trains without decoding.
 
     ``y`` is an indicator matrix ``[n, K]``. A vector of classes stands for sets of one label, and ``predict`` then
     gives the label with the highest score.
@@ -92,6 +97,8 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
             ValueError: A parameter is out of range, there is one class only, or X and y do not fit.
         """
         self._check_parameters()
+        check_matrix(X)
+        check_matrix(y, "y")
         X, y = validate_data(self, X, y, accept_sparse="csr", multi_output=True, dtype=[np.float64, np.float32])
         y = y.toarray() if sparse.issparse(y) else np.asarray(y)
         check_classification_targets(y)
@@ -116,6 +123,14 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
             own = x(index) if sparse.issparse(X) else x[index]
             return Batch(own, target[index], index)
 
+        if pairs and labels > _MANY:
+            warn(
+                f"{labels} labels have {labels * (labels - 1) // 2} pairs: branch and bound, which ends after a limited "
+                "effort for each example, may leave their best sets open, so that upper bounds count, training is slow "
+                f"and tol={self.tol:g} may be out of reach; verbose=True shows the gap. "
+                "torchssvm.GDMM(LinearMultilabel(...), ...) trains such models without decoding, and interactions=False "
+                "leaves the pairs out"
+            )
         head = self._train(head, Examples(fetch, n=X.shape[0]), self._lam(X.shape[0]))
         self.classes_ = classes
         self.coef_ = head.by_feature(head.unary.detach()).numpy().T.copy()
@@ -179,6 +194,7 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
         return found.labeling, found.value
 
     def _scores(self, X: Any) -> torch.Tensor:
+        check_matrix(X)
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
         return torch.from_numpy(np.asarray(X @ self.coef_.T + self.intercept_, np.float64))
 

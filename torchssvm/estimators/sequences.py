@@ -11,7 +11,7 @@ import torch
 from scipy import sparse
 
 from torchssvm.core.named_features import FeatureLists
-from torchssvm.estimators.examples import lists_of_rows, padded
+from torchssvm.estimators.examples import check_matrix, lists_of_rows, padded
 
 ARRAYS, MATRICES, NAMED = "arrays", "scipy sparse matrices", "lists of tokens with named features"
 
@@ -79,6 +79,7 @@ def rows_of(X: Any, size: int | None = None) -> list[Any]:
                 + (": a single feature is X.reshape(-1, 1)" if rows.ndim == 1 else "")
             )
         size = rows.shape[1]
+        check_matrix(rows, f"X[{place}]")
         rows = rows.tocsr() if sparse.issparse(rows) else rows
         if not np.isfinite(rows.data if sparse.issparse(rows) else rows).all():
             raise ValueError(f"X[{place}] has numbers that are not finite")

@@ -17,6 +17,7 @@ from torchssvm.core.caller import warn
 from torchssvm.core.features import apply_features
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.schema import Entry, Maybe, check
+from torchssvm.core.undisturbed import undisturbed
 from torchssvm.lightning.exact_pass import evaluating, in_precision
 from torchssvm.lightning.processes import of_all, same_buffers, share_of
 from torchssvm.solvers.evaluation import evaluate
@@ -95,8 +96,10 @@ class JointRun:
         """Inside, BCFW is made, which sets the head to the weights of a new dual; afterwards it holds its own again."""
         before = [parameter.detach().clone() for parameter in module.head.parameters()]
         _set(module.head, [torch.zeros_like(weights) for weights in before])
-        yield
-        _set(module.head, before)
+        try:
+            yield
+        finally:
+            _set(module.head, before)
 
     def make_optimizer(self, module: Any) -> Optimizer:
         """The optimizer of features and head."""
@@ -145,8 +148,14 @@ class JointRun:
             return
         random, solved = RandomState(), [parameter.detach().clone() for parameter in module.head.parameters()]
         solved_loss = _validate(module, loaders)
-        _set(module.head, self.weights)
-        joint_loss = _validate(module, loaders)
+        try:
+            _set(module.head, self.weights)
+            joint_loss = _validate(module, loaders)
+        except BaseException:  # an interrupt: the head keeps the weights of its dual
+            with undisturbed():
+                _set(module.head, solved)
+                module.dual.remember_weights()
+            raise
         self.choice = choice = HeadChoice("joint" if joint_loss < solved_loss else "solved", joint_loss, solved_loss)
         if choice.kept == "solved":
             _set(module.head, solved)

@@ -13,6 +13,7 @@ from torchssvm.core.arguments import check_parameters
 from torchssvm.core.caller import warn
 from torchssvm.core.precision import full_precision
 from torchssvm.core.schema import Declaration, Entry, Open, Stateful, damaged, groups_like
+from torchssvm.core.undisturbed import undisturbed
 from torchssvm.distributed.exchange import Exchange, Figures, telling
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
@@ -152,18 +153,22 @@ class BCFW(Stateful, Optimizer):
 
     def take_batches(self, proposals: list[Proposal]) -> None:
         """Check the gradient, and move weights and blocks as ``BlockGap`` proposed; ``step`` calls this."""
-        dual = self.dual
         try:
             if self._exchange is None:
-                move = check_move(dual, proposals)
-                gamma = self._move_weights(move.value, move.gradients, move.largest, move.seen)
-                move.take(dual, gamma)
-                dual.count(move.calls, move.hits, move.moved)
+                self._take_alone(proposals)
             else:
                 self._take_together(self._exchange, proposals)
-            dual.visits += len(proposals)
         finally:
-            dual.mailbox.notify()
+            self.dual.mailbox.notify()
+
+    @undisturbed()
+    def _take_alone(self, proposals: list[Proposal]) -> None:
+        dual = self.dual
+        move = check_move(dual, proposals)
+        gamma = self._move_weights(move.value, move.gradients, move.largest, move.seen)
+        move.take(dual, gamma)
+        dual.count(move.calls, move.hits, move.moved)
+        dual.visits += len(proposals)
 
     def _take_together(self, exchange: Exchange, proposals: list[Proposal]) -> None:
         """The step of all ranks, along ``sum_p beta_p d_p``: the blocks of rank p move by gamma beta_p."""
@@ -175,9 +180,11 @@ class BCFW(Stateful, Optimizer):
 
         found = exchange(propose, dual.lam, farthest=dual.box.has_bounds)
         figures = found.figures
-        gamma = self._move_weights(figures.value, found.gradients, figures.largest, squared_norm=found.squared_norm)
-        moves[0].take(dual, gamma * found.beta)
-        record(dual, found, gamma)
+        with undisturbed():
+            gamma = self._move_weights(figures.value, found.gradients, figures.largest, squared_norm=found.squared_norm)
+            moves[0].take(dual, gamma * found.beta)
+            record(dual, found, gamma)
+            dual.visits += len(proposals)
 
     def _move_weights(
         self,

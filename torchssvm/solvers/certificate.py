@@ -17,6 +17,7 @@ from torchssvm.core.digest import digest_examples
 from torchssvm.core.precision import full_precision
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import flat, squared_norm
+from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checks import check_dual, check_targets
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.exact_pass import ExactPass, every_block, exact_pass
@@ -208,20 +209,21 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
             "torchssvm.check(head, structure, batch)"
         )
     value = min(value, primal)  # a dual above the primal is rounding
-    found.remember()
-    if dual.steps:
-        dual.targets = found.targets
-    dual.relaxed |= found.relaxed
-    dual.gap_estimates = found.gaps.clamp(min=0.0)
-    dual.oracle_gaps = dual.gap_estimates.clone()
-    dual.agree(dual.total_loss, found.gap_estimate)
-    dual.certified_gap = primal - value
-    dual.oracle_calls += dual.num_examples
-    if refresh:
-        dual.recomputed = [w.to(p.dtype) for w, p in zip(weights, dual.parameters, strict=True)]
-        if features_moved(dual, weights):
-            dual.restarts += 1  # the next step starts elsewhere
-            dual.storage.forget_features()
+    with undisturbed():
+        found.remember()
+        if dual.steps:
+            dual.targets = found.targets
+        dual.relaxed |= found.relaxed
+        dual.gap_estimates = found.gaps.clamp(min=0.0)
+        dual.oracle_gaps = dual.gap_estimates.clone()
+        dual.agree(dual.total_loss, found.gap_estimate)
+        dual.certified_gap = primal - value
+        dual.oracle_calls += dual.num_examples
+        if refresh:
+            dual.recomputed = [w.to(p.dtype) for w, p in zip(weights, dual.parameters, strict=True)]
+            if features_moved(dual, weights):
+                dual.restarts += 1  # the next step starts elsewhere
+                dual.storage.forget_features()
     return issue(dual, found, primal, value, drift, start)
 
 
@@ -336,12 +338,13 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
     weights = [dual.ranks.sum(total) for total in weights]
     before = squared_norm(dual.unclipped)
     change = _squared_distance(dual.unclipped, weights)
-    dual.set_weights(weights)
-    dual.restarts += 1
-    dual.storage.forget_features()
-    dual.gap_estimates.fill_(torch.inf)
-    dual.oracle_gaps.fill_(torch.inf)
-    dual.certified_gap = torch.inf
+    with undisturbed():
+        dual.set_weights(weights)
+        dual.restarts += 1
+        dual.storage.forget_features()
+        dual.gap_estimates.fill_(torch.inf)
+        dual.oracle_gaps.fill_(torch.inf)
+        dual.certified_gap = torch.inf
     dual.tell()
     return (change / before) ** 0.5 if before > 0.0 else change**0.5
 

@@ -18,6 +18,7 @@ from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Each, Entry, Schema, Stateful
 from torchssvm.core.structure import Structure, fit
+from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.solvers.certificate import Certificate, recompute_weights
 from torchssvm.solvers.choice import Solver
@@ -170,6 +171,7 @@ class LatentTrainer(Stateful):
             self._write(held)
             raise
         self.settled = False
+        self._before: list[Tensor] | None = None  # the weights before the round under way
 
     def step(self) -> Certificate:
         """A round: fix the hidden parts, and solve to the tolerance, from the duals of the round before.
@@ -181,17 +183,20 @@ class LatentTrainer(Stateful):
         Raises:
             RuntimeError: ``complete`` has found a hidden part that scores less than the one before.
         """
-        held = [p.detach().clone() for p in self.head.parameters()]
         self._move_duals()
         most = self.loop.dual.passes + self.max_passes
         certificate = self.loop.solve(self.tolerance, max_passes=most, progress=False)
         if certificate.primal > self.objectives[-1]:
-            self._write(held)
-            self.settled = True
+            assert self._before is not None
+            with undisturbed():
+                self._write(self._before)
+                self._before, self.settled = None, True
             return self._of_held_weights(certificate)
-        self.next, gain = self._complete()
-        self.objectives.append(certificate.primal - gain)
-        self.settled = _same(self.next, self.data.rows)
+        completed, gain = self._complete()
+        with undisturbed():
+            self.next, self._before = completed, None
+            self.objectives.append(certificate.primal - gain)
+            self.settled = _same(self.next, self.data.rows)
         return certificate
 
     def _of_held_weights(self, certificate: Certificate) -> Certificate:
@@ -245,12 +250,15 @@ class LatentTrainer(Stateful):
                 total += float(gain.clamp(min=0.0).sum())
         return found, total / len(self.data)
 
+    @undisturbed()
     @torch.no_grad()
     def _move_duals(self) -> None:
         """Take the next hidden parts: blocks keep their mean parts, and psi moves with the target's parts.
 
         Then all blocks go towards their targets as far as the dual gains, so that it is at least that of a new one, 0.
         """
+        if self._before is None:  # else this round was interrupted
+            self._before = [p.detach().clone() for p in self.head.parameters()]
         before, self.data.rows = self.data.rows, self.next
         if before is self.next:
             if self.settled:  # the last round was dropped, and its duals were kept
@@ -302,6 +310,7 @@ class LatentTrainer(Stateful):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a state that :meth:`check_state` accepted."""
+        self._before = None
         self.loop.restore(state["loop"])
         self.data.rows, self.next = state["rows"], state["next"]
         self.objectives, self.settled = list(state["objectives"]), state["settled"]

@@ -25,7 +25,7 @@ class ProgressLine:
     """Shows gap, dual, passes and seconds of a run: ``gap 0.0098 (6.1 %)  dual 0.15  passes 56  3 s``.
 
     A terminal or notebook has one line that is overwritten, and the last one stays. Elsewhere, as in a log, a line is
-    written after a certificate, at most every ten seconds, and after the last one. Figures between certificates are
+    written every ten seconds, and after the last certificate. Figures between certificates are
     estimates: ``gap ~0.012``. The width is that of the terminal, at most 80 columns.
 
     Args:
@@ -48,14 +48,17 @@ class ProgressLine:
         self._last: Certificate | None = None
 
     def update(self, passes: float, gap_estimate: float, value: Callable[[], float] | None = None) -> None:
-        """Show estimates, if the line is overwritten and the last update is long enough ago.
+        """Show estimates, or a certificate that a log has not got yet, if the last update is long enough ago.
 
         Args:
             passes: Effective passes.
             gap_estimate: Estimate of the gap; infinite where nothing is known.
             value: Computes the dual objective, only where it is shown; None shows that of the last certificate.
         """
-        if not self._overwrites or time.monotonic() - self._shown_at < self._every:
+        if time.monotonic() - self._shown_at < self._every:
+            return
+        if self._text and not self._overwrites:
+            self._show(self._text)
             return
         dual = value() if value is not None else None if self._last is None else self._last.dual
         self._show(self._line("~", gap_estimate, dual, passes))

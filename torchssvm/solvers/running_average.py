@@ -15,6 +15,7 @@ from torchssvm.core.batch import Batch
 from torchssvm.core.compiling import clock
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Entry, Maybe, Same, Schema, Stateful, damaged, seal, version, with_seal
+from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate, crosses, features_moved, issue, together
@@ -110,6 +111,7 @@ class Average(Stateful):
     def coefficient(self, k: int) -> float:
         """c_k in (0, 1], the weight of the k-th iterate in the update, k = 1, 2, ...; c_1 = 1."""
 
+    @undisturbed()
     def reset(self) -> None:
         """Forget all iterates: the average restarts with the next step."""
         self.count = 0
@@ -138,6 +140,7 @@ class Average(Stateful):
             self._check_followed()
             self._add()
 
+    @undisturbed()
     @torch.no_grad()
     def _add(self) -> None:
         self.count += 1
@@ -181,12 +184,19 @@ class Average(Stateful):
         means, dual = self.weights, self.dual
         held = [p.detach().clone() for p in self.parameters]
         before = _stamp(dual)
-        try:
-            _copy(means, self.parameters)
-            yield
-        finally:
+
+        def restore() -> None:
             if _stamp(dual) == before:
                 _copy(held, self.parameters)
+
+        try:
+            try:
+                _copy(means, self.parameters)
+                yield
+            finally:
+                restore()
+        finally:  # again, as an interrupt may have come on the way there
+            restore()
         if _stamp(dual) != before:
             raise RuntimeError(
                 "the dual's weights were changed inside apply(), by a step, recompute_weights or a loaded state: they "
@@ -311,6 +321,7 @@ class Average(Stateful):
         return f"{type(self).__name__}(count={self.count})"
 
 
+@undisturbed()
 @torch.no_grad()
 def _copy(values: list[Tensor], parameters: list[Tensor]) -> None:
     for parameter, value in zip(parameters, values, strict=True):

@@ -232,9 +232,9 @@ def _zero_weights(head: nn.Module) -> Iterator[None]:
     """Weights of zero, where a new dual begins; an error in the block brings back those that the head held, there."""
     device = device_of(head)
     held = [parameter.detach().clone() for parameter in head.parameters()]
-    for parameter in head.parameters():
-        nn.init.zeros_(parameter)
     try:
+        for parameter in head.parameters():
+            nn.init.zeros_(parameter)
         yield
     except BaseException:
         move(head, device)

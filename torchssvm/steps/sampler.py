@@ -16,6 +16,7 @@ from torchssvm.core.by_rank import ByRank
 from torchssvm.core.random_state import check_random_state
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.schema import Each, Entry, Same, Schema, damaged
+from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
 from torchssvm.steps.by_length import ByLength
@@ -154,6 +155,16 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
         return batches
 
     def _batches(self) -> Iterator[list[int]]:
+        self._begin()
+        position = self._first
+        while position < len(self):
+            if position - self._first >= len(self._drawn):
+                self._extend(position)
+            yield (self._drawn[position - self._first] + self.own.start).tolist()
+            position += 1
+
+    @undisturbed()
+    def _begin(self) -> None:
         dual = self._bound()
         if self._continues and self._at_continuing is not None:
             self._at_continuing()
@@ -167,12 +178,6 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
         self._started = True
         # Waiting proposals are accumulated batches of the previous epoch.
         self._visits = dual.visits + len(dual.mailbox.waiting)
-        position = self._first
-        while position < len(self):
-            if position - self._first >= len(self._drawn):
-                self._extend(position)
-            yield (self._drawn[position - self._first] + self.own.start).tolist()
-            position += 1
 
     @property
     def seed(self) -> int:
@@ -338,6 +343,7 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
             batches[-1] = torch.cat([batches[-1], others[fill]])
         return batches[: len(self)]
 
+    @undisturbed()
     def _extend(self, position: int) -> None:
         """Draw batches to the end of the chunk that contains ``position``, or to the end of the epoch."""
         if not self._order.needs_gaps:

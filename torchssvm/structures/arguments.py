@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_int64, describe, read_numbers
+from torchssvm.core.on_host import apart
 from torchssvm.core.plain import plain
 from torchssvm.core.structure import Structure
 
@@ -63,6 +65,18 @@ def check_lengths(lengths: Tensor | None, batch: int, longest: int, device: torc
     return torch.arange(longest, device=device) < lengths.unsqueeze(1)
 
 
+def own_lengths(lengths: Tensor | None, batch: int, longest: int) -> Tensor | None:
+    """The lengths in memory of their own, so that no other thread changes them after the check of :func:`check_range`.
+
+    Raises:
+        TypeError: See there.
+        ValueError: See there.
+    """
+    if lengths is not None:
+        check_range(lengths := apart(lengths), batch, longest)
+    return lengths
+
+
 def check_range(lengths: Tensor, batch: int, longest: int) -> tuple[int, int]:
     """The smallest and the largest length.
 
@@ -81,6 +95,34 @@ def check_range(lengths: Tensor, batch: int, longest: int) -> tuple[int, int]:
     if low < 1 or high > longest:
         raise ValueError(f"lengths must lie between 1 and the padded length {longest}, got {low} to {high}")
     return low, high
+
+
+def check_edges(edges: Tensor, links: int, nodes: Sequence[int], lengths: Tensor | None) -> Tensor:
+    """The ends of the edges, in memory of their own.
+
+    Args:
+        edges: ``[B, E, 2]`` int64, two nodes of the example, or (-1, -1).
+        links: E, the number of edges.
+        nodes: B, the number of examples, and N, the number of nodes.
+        lengths: ``[B]`` int64, 1 to N; None means N for all.
+
+    Raises:
+        ValueError: ``edges`` is not such a tensor.
+    """
+    batch, longest = nodes[:2]
+    edges = apart(check_int64(edges, "edges", (batch, links, 2), ", the two ends of every edge"))
+    limit = longest if lengths is None else lengths.view(-1, 1)
+    first, second = edges.unbind(2)
+    joined = (first >= 0) & (second >= 0) & (first < limit) & (second < limit) & (first != second)
+    wrong = ~(joined | ((first == -1) & (second == -1)))
+    if bool(wrong.any()):
+        row, place = wrong.nonzero()[0].tolist()
+        size = longest if lengths is None else int(lengths[row])
+        raise ValueError(
+            f"edges has {edges[row, place].tolist()} at place {place} in row {row} of the batch: an edge joins two "
+            f"different nodes, 0 to {size - 1}; -1 and -1 where there is none"
+        )
+    return edges
 
 
 def check_labels(target: Tensor, num_states: int, where: Tensor | None = None) -> None:

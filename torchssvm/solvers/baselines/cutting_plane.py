@@ -17,10 +17,11 @@ from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.core.schema import Entry, Same, Schema, Stateful, damaged, version, with_seal
 from torchssvm.core.structure import Structure
+from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.baselines.cutting_pass import make_pass
+from torchssvm.solvers.baselines.cutting_pass import Pass, make_pass
 from torchssvm.solvers.baselines.one_slack import OneSlack
-from torchssvm.solvers.baselines.slack import Slack
+from torchssvm.solvers.baselines.slack import Restricted, Slack
 from torchssvm.solvers.certificate import Certificate, crosses
 from torchssvm.solvers.progress_line import ProgressLine
 from torchssvm.solvers.schedules import EveryPasses, counting_from
@@ -141,22 +142,30 @@ class CuttingPlane(Stateful):
                 the QP solver failed. After any error nothing has changed.
         """
         start = clock()
-        self._hold(self._next)
         try:
+            self._hold(self._next)
             seen = make_pass(self.head, self._problem, self.batches, self.slack, self._features, self.dual)
-            primal, exact = seen.primal, seen.exact
-            restricted = self.slack.solve(min(self.primal, primal) - self.dual)
+            best = min(self.primal, seen.primal)
+            with undisturbed():
+                restricted = self.slack.solve(best - self.dual)
         except BaseException:
-            self.slack.discard()
-            self._hold(self._best)
+            with undisturbed():
+                self.slack.discard()
+                self._hold(self._best)
             raise
-        best = min(self.primal, primal)
         if crosses(best, restricted.dual, self._problem.parameters[0].dtype):
             self._hold(self._best)
             raise RuntimeError(
                 f"the lower bound, {restricted.dual:.6g}, is above the best primal, {best:.6g}: costs or features have "
                 "changed between the passes. Make a new CuttingPlane"
             )
+        with undisturbed():
+            self._accept(seen, restricted)
+        self._seconds = clock() - start
+        return self.certify()
+
+    def _accept(self, seen: Pass, restricted: Restricted) -> None:
+        primal, exact = seen.primal, seen.exact
         if primal < self.primal:
             self.primal, self.exact, self._best = max(primal, self.dual), exact, self._next  # below it is rounding
         self._next = restricted.weights
@@ -166,8 +175,6 @@ class CuttingPlane(Stateful):
         self._problem.relaxed |= seen.relaxed
         self._problem.oracle_calls += self._problem.num_examples
         self._hold(self._best)
-        self._seconds = clock() - start
-        return self.certify()
 
     def solve(
         self,

@@ -19,6 +19,7 @@ from torchssvm.core.precision import full_precision
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.schema import Entry, Schema, Stateful, damaged, version
 from torchssvm.core.structure import Structure
+from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checks import check_batch, check_targets
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
@@ -203,6 +204,7 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         """
         return certify(self.head, self.dual, self.batches)
 
+    @undisturbed()
     def _search(self, search: Search, index: Tensor) -> float:
         """Try, halve and accept steps; then store the accepted ones."""
         dual = self.dual

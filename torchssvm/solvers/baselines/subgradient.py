@@ -14,6 +14,7 @@ from torchssvm.core.arguments import check_parameters, check_positive
 from torchssvm.core.problem import check_lam
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Declaration, Entry, Open, Same, Stateful, damaged, groups_like
+from torchssvm.core.undisturbed import undisturbed
 
 
 class Subgradient(Stateful, Optimizer):
@@ -104,14 +105,15 @@ class Subgradient(Stateful, Optimizer):
         group = self.param_groups[0]
         k, lam, max_loss = group["steps"], group["lam"], group["max_loss"]
         rate = 1.0 / (lam * (k + 1))
-        torch._foreach_mul_(parameters, k / (k + 1))  # 1 - eta lam
-        torch._foreach_add_(with_gradient, gradients, alpha=-rate)
-        if max_loss is not None:
-            length, radius = math.sqrt(squared_norm(parameters)), math.sqrt(max_loss / lam)
-            if length > radius:
-                torch._foreach_mul_(parameters, radius / length)
-        for group in self.param_groups:
-            group["lr"], group["steps"] = rate, k + 1
+        with undisturbed():
+            torch._foreach_mul_(parameters, k / (k + 1))  # 1 - eta lam
+            torch._foreach_add_(with_gradient, gradients, alpha=-rate)
+            if max_loss is not None:
+                length, radius = math.sqrt(squared_norm(parameters)), math.sqrt(max_loss / lam)
+                if length > radius:
+                    torch._foreach_mul_(parameters, radius / length)
+            for group in self.param_groups:
+                group["lr"], group["steps"] = rate, k + 1
         return result
 
     def _schema(self) -> Declaration:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.memory import check_memory
+from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.rows import RowBuffer
@@ -80,6 +81,7 @@ class BlockMemory:
         """Whether every example has its rows in the rest."""
         return bool(self.rest.buffers) and all(buffer.complete for buffer in self.rest.buffers.values())
 
+    @undisturbed()
     def blocks(self) -> BlockArrays:
         """The arrays, sharing their memory with the storage."""
         blocks = self._nothing

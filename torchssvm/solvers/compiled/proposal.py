@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+
+from torchssvm.core.undisturbed import undisturbed
 
 if TYPE_CHECKING:
     from torchssvm.solvers.compiled.solver import CompiledBCFW
@@ -26,11 +29,13 @@ class ProposedVisits:
         """Visit the blocks, and publish the mean step as the optimizer's ``lr``."""
         dual = self.loop.dual
         for proposal in together:
-            dual.visits += 1  # before the dual notifies its observers
-            try:
-                visits = proposal.visits
-                (proposal.loop.visit if isinstance(visits, Tensor) else proposal.loop.step)(visits)
-            except BaseException:
-                dual.visits -= 1
-                raise
-            optimizer.show_rate(proposal.loop.mean_step / dual.lam)
+            # An exchange with other processes may wait for long, and can be interrupted.
+            with nullcontext() if dual.ranks else undisturbed():
+                dual.visits += 1  # before the dual notifies its observers
+                try:
+                    visits = proposal.visits
+                    (proposal.loop.visit if isinstance(visits, Tensor) else proposal.loop.step)(visits)
+                except BaseException:
+                    dual.visits -= 1
+                    raise
+                optimizer.show_rate(proposal.loop.mean_step / dual.lam)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchssvm.core.compiling import clock
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import inner_product, rows_of
+from torchssvm.core.undisturbed import undisturbed
 from torchssvm.distributed.exchange import Exchange, Figures
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.compiled.blend import Kept
@@ -93,6 +94,7 @@ class Rounds:
         before: _Before | None = None
         start, spent = clock(), 0.0  # the moment when the visits end, and the seconds of one of them
 
+        @undisturbed()
         def visit() -> tuple[list[Tensor], Figures]:
             nonlocal kept, before, start, spent
             order = loop.draws.order_of(size)
@@ -113,17 +115,19 @@ class Rounds:
             found = self._exchange(visit, dual.lam)
         except BaseException:
             if kept is not None and before is not None:
-                before.put_back()
-                loop.blend(kept, 0.0)
+                with undisturbed():
+                    before.put_back()
+                    loop.blend(kept, 0.0)
             raise
         finally:
             dual.oracle_calls, dual.cache_hits, dual.moved, dual.steps = counters
         figures = found.figures
         step = exact_step(figures.value, found.squared_norm, dual.lam, figures.largest)
         assert kept is not None
-        loop.blend(kept, min(step * found.beta, 1.0))
-        dual.move_weights(found.gradients, -step / dual.lam)
-        record(dual, found, step)
+        with undisturbed():
+            loop.blend(kept, min(step * found.beta, 1.0))
+            dual.move_weights(found.gradients, -step / dual.lam)
+            record(dual, found, step)
         if self.visits is None:
             self._time(spent, clock() - start)
         return figures.moved

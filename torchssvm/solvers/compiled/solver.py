@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from torchssvm.core.bounds import Box
 from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.schema import Declaration, Entry, Maybe, Open, Stateful, check
+from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checks import check_visits
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
@@ -169,8 +170,12 @@ class CompiledBCFW(DualTrainer, Stateful):
         visits = check_whole(visits, "visits", 0)
         if self._rounds is not None:
             return self._rounds.step(visits)
+        return self._step(visits)
+
+    @undisturbed()
+    def _step(self, visits: int) -> int:
+        n, done = self.dual.num_examples, 0
         self.begin()
-        done = 0
         try:
             while done < visits:
                 most, relaxation, power = phase(self.dual.moved, n) if self._corrects else (visits, 1.0, 1.0)
@@ -190,6 +195,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         """Mean step of the last call's visits: between 0 and 1, or the relaxation."""
         return float(self._scratch.step[0]) / max(self._made, 1)
 
+    @undisturbed()
     @torch.no_grad()
     def visit(self, index: Tensor) -> None:
         """Visit the given blocks, one after another.
@@ -259,12 +265,16 @@ class CompiledBCFW(DualTrainer, Stateful):
 
         def make_pass() -> ExactPass:
             self._validate()
-            return self._exact(self._adapter.model(), memory.blocks(), dual, options, memory)
+            found = self._exact(self._adapter.model(), memory.blocks(), dual, options, memory)
+            return found._replace(remember=partial(self._remember, found.remember))
 
-        certificate = conclude(dual, make_pass, refresh=refresh)
-        memory.remember_lengths(None)
+        return conclude(dual, make_pass, refresh=refresh)
+
+    def _remember(self, remember: Callable[[], None]) -> None:
+        """Keep the labelings of an exact pass."""
+        remember()
+        self._memory.remember_lengths(None)
         self._seen = (self._contents, self.dual.version)
-        return certificate
 
     def __repr__(self) -> str:
         return f"CompiledBCFW({self.dual}, direction={self.direction}, oracle={self.oracle}, order={self.draws.order})"
@@ -315,6 +325,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         storage: Any = self.dual.storage
         return storage.sets if isinstance(storage, Labelings) else storage.buffers
 
+    @undisturbed()
     def _validate(self) -> None:
         validate_weights(self._adapter, self.dual, self._layout)
         if self._validate_blocks():
@@ -339,6 +350,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         self._scratch.step[:] = 0.0
         self._made = 0
 
+    @undisturbed()
     def end(self, index: Tensor | None = None) -> None:
         """Accept the weights after visits of these blocks; None is any."""
         self._memory.remember_lengths(index)

@@ -16,6 +16,7 @@ from torchssvm.core.caller import warn
 from torchssvm.core.compiling import clock
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
+from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checks import check_visits
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
@@ -149,6 +150,7 @@ class GDMM(SavedGDMM):
         self.visit(order[~self._visited[order]])
         return self.end_pass(seconds=clock() - start)
 
+    @undisturbed()
     @torch.no_grad()
     def visit(self, index: Tensor) -> None:
         """Visit the blocks of some examples, without moving the multipliers; :meth:`step` completes the pass.
@@ -165,6 +167,7 @@ class GDMM(SavedGDMM):
         self._visits += self.problem.visit(index.numpy(), self.rule, self.rho)
         self._visited[index] = True
 
+    @undisturbed()
     @torch.no_grad()
     def end_pass(self, *, seconds: float = math.nan) -> PassReport:
         """Move the multipliers and the penalty after any visits, and write the weights to the head.
@@ -212,8 +215,9 @@ class GDMM(SavedGDMM):
         """
         start = clock()
         self._check_weights()
-        drift = self.problem.refresh()
-        self._publish()
+        with undisturbed():
+            drift = self.problem.refresh()
+            self._publish()
         n, lam, parameters = self.num_examples, self.lam, [p.detach() for p in self.head.parameters()]
         hinges, length = self.problem.hinges(parameters), squared_norm(parameters)
         primal, relaxed_primal = (lam / 2 * length + float(h.sum()) / n for h in (hinges.value, hinges.relaxed))
@@ -324,6 +328,7 @@ class GDMM(SavedGDMM):
         if not isinstance(storage, MeanParts):
             raise ValueError(f"storage={type(storage).__name__}() cannot hold what GDMM found: use MeanParts()")
         self._check_weights()
-        dual = hand_over(self.problem, with_fixed_features(batches), storage, certified=self.best_dual)
-        self._handed_over = True
+        with undisturbed():
+            dual = hand_over(self.problem, with_fixed_features(batches), storage, certified=self.best_dual)
+            self._handed_over = True
         return dual

@@ -16,6 +16,7 @@ from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.ordered_sums import add_rows
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.row_sparse import squared_norm
+from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.mean_parts import StoredParts
 from torchssvm.solvers.kernel.data import TrainingSet
 from torchssvm.solvers.kernel.directions import KernelBatch, KernelDirection, Move
@@ -194,14 +195,17 @@ class KernelBlocks:
                 total += part
         size = squared_norm(totals)
         change = squared_norm(p - t for p, t in zip(dual.parameters, totals, strict=True))
-        held = [p.clone() for p in dual.parameters]
+        held, norm = [p.clone() for p in dual.parameters], dual.held_norm
         try:
-            _copy(totals, dual.parameters)
+            with undisturbed():
+                _copy(totals, dual.parameters)
+                dual.remember_weights()
             yield (change / size) ** 0.5 if size > 0.0 else change**0.5
         except BaseException:
-            _copy(held, dual.parameters)
+            with undisturbed():
+                _copy(held, dual.parameters)
+                dual.held_norm = norm
             raise
-        dual.remember_weights()
 
 
 def _copy(values: list[Tensor], parameters: list[torch.nn.Parameter]) -> None:

@@ -19,6 +19,7 @@ from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Same, Schema, Stateful, version, with_seal
 from torchssvm.core.structure import Labeling, as_decoding, digest
+from torchssvm.core.undisturbed import undisturbed
 from torchssvm.solvers.certificate import Certificate, crosses
 from torchssvm.solvers.kernel.blocks import KernelBlocks, psi_of
 from torchssvm.solvers.kernel.data import TrainingSet
@@ -159,8 +160,10 @@ class KernelSSVM(DualTrainer, Stateful):
         self._blocks.check_weights()
         with full_precision(self.data.device):
             batch = self._blocks.read(self.data.check_index(index), self._blocks.table())
-            self._blocks.take(batch, self._blocks.choose(batch, self.direction, self.sweeps))
-        self.dual.mailbox.notify()
+            step = self._blocks.choose(batch, self.direction, self.sweeps)
+            with undisturbed():
+                self._blocks.take(batch, step)
+                self.dual.mailbox.notify()
         return float(batch.gaps.sum())
 
     @torch.no_grad()
@@ -195,15 +198,16 @@ class KernelSSVM(DualTrainer, Stateful):
             value = float(dual.loss.sum()) - dual.lam / 2 * explicit - dual.lam / 2 * implicit
             if crosses(primal, value, self.head.dtype, dual.lam * norm):
                 raise RuntimeError(f"the gap is negative, {primal - value:.6g}: does the kernel change between calls?")
-        dual.kernel_squared_norm = implicit
         if drift > 1e5 * torch.finfo(self.head.dtype).eps:
             warn(
                 f"the explicit weights differed from those of the dual by {drift:.2g} of their length, more than "
                 "rounding: they were changed by others, and are now recomputed",
             )
         value = min(value, primal)  # a dual above the primal is rounding
-        dual.gap_estimates = gaps.clamp(min=0.0)
-        dual.oracle_calls += n
+        with undisturbed():
+            dual.kernel_squared_norm = implicit
+            dual.gap_estimates = gaps.clamp(min=0.0)
+            dual.oracle_calls += n
         return Certificate(
             primal=primal,
             dual=value,
@@ -217,6 +221,7 @@ class KernelSSVM(DualTrainer, Stateful):
             lam=dual.lam,
         )
 
+    @undisturbed()
     @torch.no_grad()
     def update_head(self) -> KernelHead:
         """Write the support tokens and their coefficients into the head, which then predicts on its own."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchssvm.core.jit import triton_available
 from torchssvm.core.launch import launch
+from torchssvm.core.on_host import apart
 from torchssvm.core.operators import define
 from torchssvm.structures.arborescence.eisner import check_arcs, check_sizes, empty_arborescence
 from torchssvm.structures.arborescence.numba import decode_nonprojective
@@ -46,6 +47,7 @@ def max_arborescence(
 @torch.no_grad()
 def _decode(scores: Tensor, lengths: Tensor | None, single_root: bool) -> tuple[Tensor, Tensor]:
     check_arcs(scores, lengths)
+    lengths = apart(lengths)
     check_sizes(scores, lengths)
     batch, longest, size = scores.shape
     heads, value = torch.empty(batch, longest, dtype=torch.int64), torch.empty(batch, dtype=torch.float64)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torchssvm.core.arguments import check_scores
 from torchssvm.core.jit import triton_available
 from torchssvm.core.launch import compiles, launch
+from torchssvm.core.on_host import apart
 from torchssvm.core.operators import define
 from torchssvm.structures.arborescence.numba import decode
 
@@ -48,6 +49,7 @@ def _on_cpu(scores: Tensor, lengths: Tensor | None, single_root: bool) -> tuple[
     if not compiles(scores):
         return eisner_torch(scores, lengths, single_root)
     heads, value = empty_arborescence(scores, lengths, single_root)
+    lengths = apart(lengths)
     check_sizes(scores, lengths)
     batch, longest, size = scores.shape
     known = np.full(batch, longest) if lengths is None else lengths.contiguous().numpy()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
 from torchssvm.core.jit import arrays, fits_numba
-from torchssvm.core.on_host import upload
+from torchssvm.core.on_host import apart, upload
 from torchssvm.core.plain import plain
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision, gradient_of_weight, product, transformed
@@ -124,6 +124,7 @@ class LinearChain(LinearHead):
         if lengths is None:
             lengths, span = upload(torch.full((batch,), longest), x.device), (longest, longest)
         else:
+            lengths = apart(lengths)
             span = check_range(lengths, batch, longest)
         last = lengths - 1
         extra = [self.bias, self.start_transitions, self.end_transitions]
@@ -173,7 +174,7 @@ class LinearChain(LinearHead):
         transition = transition.expand(batch, *transition.shape)
 
         def adjoint(parts: Parts) -> list[Tensor]:
-            v = parts["emission"]
+            v = _like(parts, emission)
             own = zip((self.bias, self.start_transitions, self.end_transitions), sums_of(v, last), strict=True)
             return [
                 per_example(v),
@@ -182,7 +183,7 @@ class LinearChain(LinearHead):
             ]
 
         def gram_product(parts: Parts) -> Parts:
-            v = parts["emission"]
+            v = _like(parts, emission)
             change = respond(v)
             if self.bias is not None:
                 change += v.sum(1, keepdim=True)
@@ -249,6 +250,14 @@ class _Emission(torch.autograd.Function):
             gradient_of_weight(x, v),
             *(found if needed else None for found, needed in zip(sums, needs, strict=True)),
         )
+
+
+def _like(parts: Parts, emission: Tensor) -> Tensor:
+    """The parts of the emissions; ValueError if they have another shape."""
+    if parts["emission"].shape != emission.shape:
+        found = list(parts["emission"].shape)
+        raise ValueError(f"parts['emission'] must be {list(emission.shape)}, as the potentials are, got {found}")
+    return parts["emission"]
 
 
 def add_biases(emission: Tensor, last: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None) -> Tensor:

@@ -24,10 +24,12 @@ def chain_scores(labels: Tensor, emission: Tensor, transition: Tensor) -> Tensor
     """
     labels = labels.contiguous()
     batch, count, longest = labels.shape
+    _check_shapes(labels, emission, transition)
     if fits_numba(labels):
         score = torch.empty(batch, count, dtype=torch.float64)
         pairs = four_axes(transition)
-        _score(*arrays(labels, emission, pairs, score))
+        if not _score(*arrays(labels, emission, pairs, score)):
+            raise _no_state(labels, emission)
         return score
     places, pairs, real = _places(labels, emission.shape[2], transition.ndim == 4)
     found = emission.flatten(1).gather(1, places.view(batch, -1)).view(batch, count, longest)
@@ -52,10 +54,14 @@ def chain_parts(labels: Tensor, mass: Tensor, emission: Tensor, transition: Tens
         Parts in the shapes and the dtype of ``emission`` and ``transition``.
     """
     labels, batch = labels.contiguous(), len(labels)
+    _check_shapes(labels, emission, transition)
+    if mass.shape != labels.shape[:2]:
+        raise ValueError(f"mass must be {list(labels.shape[:2])}, a number for each labeling, got {list(mass.shape)}")
     if fits_numba(labels):
         states = torch.zeros_like(emission, requires_grad=False)
         moves = torch.zeros(transition.shape, dtype=torch.float64 if transition.ndim == 3 else emission.dtype)
-        _spread(*arrays(labels, mass.to(torch.float64), states, four_axes(moves)))
+        if not _spread(*arrays(labels, mass.to(torch.float64), states, four_axes(moves))):
+            raise _no_state(labels, emission)
         return states, moves.to(emission.dtype)  # shared pairs are sums over positions, which may cancel each other
     places, pairs, real = _places(labels, emission.shape[2], transition.ndim == 4)
     shares = mass.to(emission.dtype).unsqueeze(2) * real
@@ -64,6 +70,22 @@ def chain_parts(labels: Tensor, mass: Tensor, emission: Tensor, transition: Tens
     moves = emission.new_zeros(batch, transition[0].numel())
     add_at(moves, pairs.view(batch, -1), shares[:, :, 1:].reshape(batch, -1))
     return states.view(emission.shape), moves.view(transition.shape)
+
+
+def _check_shapes(labels: Tensor, emission: Tensor, transition: Tensor) -> None:
+    batch, longest, states = emission.shape
+    pairs = (batch, states, states) if transition.ndim == 3 else (batch, longest - 1, states, states)
+    if labels.shape[0] != batch or labels.shape[2] != longest or transition.shape != pairs:
+        raise ValueError(
+            f"labelings must be [{batch}, C, {longest}] and transition {list(pairs)} for emission "
+            f"{list(emission.shape)}; got {list(labels.shape)} and {list(transition.shape)}"
+        )
+
+
+def _no_state(labels: Tensor, emission: Tensor) -> ValueError:
+    return ValueError(
+        f"labelings hold states up to {int(labels.max())}: states are 0 to {emission.shape[2] - 1}, and -1 is padding"
+    )
 
 
 def _places(labels: Tensor, states: int, by_position: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,7 +105,8 @@ def four_axes(transition: Tensor) -> Tensor:
 
 
 @njit
-def _score(labels: Any, emission: Any, pairs: Any, score: Any) -> None:
+def _score(labels: Any, emission: Any, pairs: Any, score: Any) -> bool:
+    """False where a label is not a state."""
     batch, count, longest = labels.shape
     for b in range(batch):
         for c in range(count):
@@ -92,14 +115,18 @@ def _score(labels: Any, emission: Any, pairs: Any, score: Any) -> None:
                 state = labels[b, c, t]
                 if state < 0:
                     break
+                if state >= emission.shape[2]:
+                    return False
                 total += emission[b, t, state]
                 if t > 0:
                     total += pairs[b, t - 1 if pairs.shape[1] > 1 else 0, labels[b, c, t - 1], state]
             score[b, c] = total
+    return True
 
 
 @njit
-def _spread(labels: Any, mass: Any, states: Any, pairs: Any) -> None:
+def _spread(labels: Any, mass: Any, states: Any, pairs: Any) -> bool:
+    """False where a label is not a state."""
     batch, count, longest = labels.shape
     for b in range(batch):
         for c in range(count):
@@ -110,6 +137,9 @@ def _spread(labels: Any, mass: Any, states: Any, pairs: Any) -> None:
                 state = labels[b, c, t]
                 if state < 0:
                     break
+                if state >= states.shape[2]:
+                    return False
                 states[b, t, state] += share
                 if t > 0:
                     pairs[b, t - 1 if pairs.shape[1] > 1 else 0, labels[b, c, t - 1], state] += share
+    return True

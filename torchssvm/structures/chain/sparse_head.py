@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from torchssvm.core.arguments import check_flags
 from torchssvm.core.lists import TokenLists, as_lists, check_lists, padded_product
-from torchssvm.core.on_host import upload
+from torchssvm.core.on_host import apart, upload
 from torchssvm.core.plain import plain
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import full_precision, transformed
@@ -87,6 +87,7 @@ class SparseLinearChain(LinearChain):
         if lengths is None:
             lengths, span = upload(torch.full((batch,), longest), x.columns.device), (longest, longest)
         else:
+            lengths = apart(lengths)
             span = check_range(lengths, batch, longest)
         last = lengths - 1
         if lists is None:  # their number differs from batch to batch, which a graph does not take

@@ -162,6 +162,7 @@ class Chain(Structure):
     def _scatter(self, parts: Parts, found: Tensor, true: Tensor) -> Parts:
         """Add the states and pairs of ``found`` and subtract those of ``true``; this may write into ``parts``."""
         emission, transition = parts["emission"], parts["transition"]
+        self._check_tables(emission, transition)
         pairs = transition.unsqueeze(1) if self.shared else transition
         fits = found.shape == true.shape == emission.shape[:2] and fits_numba(emission, pairs, found, true)
         if fits and kernels.scatter(*arrays(found, true, emission, pairs)):
@@ -193,6 +194,7 @@ class Chain(Structure):
             potentials.tensors["transition"],
             _labels(labeling),
         )
+        self._check_tables(emission, transition)
         labels = _labels(target)
         costs, one = self._token_costs(target), by_example(transition)
         if fits_numba(emission, one, found, labels) and found.shape == labels.shape == emission.shape[:2]:
@@ -205,6 +207,17 @@ class Chain(Structure):
 
             return OracleResult(labeling, *examine_triton(found, labels, emission, transition, self.normalize))
         return super().examine(labeling, target, potentials)
+
+    def _check_tables(self, emission: Tensor, transition: Tensor) -> None:
+        """Raise ValueError unless these are scores, or parts, of states and pairs."""
+        batch, longest = emission.shape[:2]
+        pairs = (self.num_states, self.num_states)
+        wanted = (batch, *pairs) if self.shared else (batch, longest - 1, *pairs)
+        if emission.shape[2:] != pairs[:1] or transition.shape != wanted:
+            raise ValueError(
+                f"emission must be [B, N, {self.num_states}] and transition {list(wanted)}, got "
+                f"{list(emission.shape)} and {list(transition.shape)}"
+            )
 
     def _on_device(self, found: Tensor, true: Tensor, emission: Tensor, pairs: Tensor) -> bool:
         """Whether the Triton kernels take these labels (checked ones, and those of the oracle) and tables."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from torchssvm.core.extras import needs
 from torchssvm.core.threads import run_in_chunks
+from torchssvm.structures.arguments import check_edges, own_lengths
 
 _GRAIN = 2000.0  # nodes and edges solved in the time another thread takes to wake up
 
@@ -72,7 +73,7 @@ def min_cut(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None = 
         ``[B, N]`` bool on the device of ``node``, False beyond an example's nodes.
 
     Raises:
-        ValueError: An edge has a negative score.
+        ValueError: An edge has a negative score, or a shape, a length or an edge does not fit.
         ImportError: PyMaxflow is missing.
 
     References:
@@ -111,6 +112,7 @@ def roof_dual(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None 
         are those of :func:`min_cut`, and the bound is their score up to rounding.
 
     Raises:
+        ValueError: A shape, a length or an edge does not fit.
         ImportError: PyMaxflow is missing.
 
     References:
@@ -198,8 +200,16 @@ def _in_threads(solve: Callable[[Graphs], tuple[np.ndarray, ...]], graphs: Graph
 
 
 def without_padding(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None = None) -> Graphs:
-    """The graphs of a batch, from the arguments of :func:`min_cut`."""
+    """The graphs of a batch, from the arguments of :func:`min_cut`, which are checked: what reads them is compiled.
+
+    Raises:
+        ValueError: A shape, a length or an edge does not fit.
+    """
+    if node.ndim != 2 or edge.ndim != 2 or len(edge) != len(node):
+        raise ValueError(f"node must be [B, N] and edge [B, E], got {list(node.shape)} and {list(edge.shape)}")
     batch, longest = node.shape
+    lengths = own_lengths(lengths, batch, longest)
+    edges = check_edges(edges, edge.shape[1], node.shape, lengths)
     theta, c = (t.detach().to("cpu", torch.float64).numpy() for t in (node, edge))
     ends = edges.cpu().numpy()
     nodes = np.full(batch, longest) if lengths is None else lengths.cpu().numpy()

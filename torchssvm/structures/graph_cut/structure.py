@@ -13,7 +13,7 @@ from torch import Tensor
 from torchssvm.core.arguments import check_flags, check_int64, check_object, check_tensor
 from torchssvm.core.potentials import Parts, Potentials, inner
 from torchssvm.core.structure import Decoding, Structure, as_decoding, fit
-from torchssvm.structures.arguments import WeightedLabels, check_lengths
+from torchssvm.structures.arguments import WeightedLabels, check_edges, check_lengths
 from torchssvm.structures.graph_cut.oracle import min_cut, roof_dual
 
 
@@ -49,8 +49,7 @@ class GraphPotentials(Potentials):
             raise ValueError(f"potentials must be [B, N] of nodes, [B, E] of edges: got {node.shape}, {edge.shape}")
         ragged = None if lengths is None else {"node": 0}
         super().__init__({"node": node, "edge": edge}, lengths, ragged=ragged, **options)
-        check_edges(edges, edge.shape[1], node.shape[1], self)
-        self.edges = edges
+        self.edges = check_edges(edges, edge.shape[1], node.shape, self.lengths)
 
 
 class Segmentation(NamedTuple):
@@ -291,30 +290,6 @@ class GraphCut(Structure):
 
     def __repr__(self) -> str:
         return f"GraphCut({self.oracle}, balanced={self.balanced}, normalize={self.normalize})"
-
-
-def check_edges(edges: Tensor, links: int, longest: int, potentials: Potentials) -> None:
-    """Raise ValueError unless ``edges`` is ``[B, links, 2]`` int64 and joins two nodes of an example, or is padding.
-
-    Args:
-        edges: The argument of the same name.
-        links: E, the number of edges.
-        longest: N, the number of nodes.
-        potentials: Of the batch, with its lengths.
-    """
-    check_int64(edges, "edges", (potentials.batch_size, links, 2), ", the two ends of every edge")
-    lengths = potentials.lengths
-    nodes = longest if lengths is None else lengths.view(-1, 1)
-    first, second = edges.unbind(2)
-    joined = (first >= 0) & (second >= 0) & (first < nodes) & (second < nodes) & (first != second)
-    wrong = ~(joined | ((first == -1) & (second == -1)))
-    if bool(wrong.any()):
-        row, place = wrong.nonzero()[0].tolist()
-        size = longest if lengths is None else int(lengths[row])
-        raise ValueError(
-            f"edges has {edges[row, place].tolist()} at place {place} in row {row} of the batch: an edge joins two "
-            f"different nodes, 0 to {size - 1}; -1 and -1 where there is none"
-        )
 
 
 def node_costs(weights: Tensor | None, real: Tensor) -> Tensor:

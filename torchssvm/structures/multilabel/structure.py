@@ -263,6 +263,11 @@ class Multilabel(Structure):
 
     def _sum(self, labelings: Tensor, mass: Tensor) -> dict[str, Tensor]:
         """``sum_c mass_c p(y_c)`` of labelings ``[B, C, K]`` and mass ``[B, C]``, in the dtype of the mass."""
+        if labelings.shape[2] != self.num_labels or mass.shape != labelings.shape[:2]:
+            raise ValueError(
+                f"labelings must be [B, C, {self.num_labels}] and their mass [B, C], got {list(labelings.shape)} and "
+                f"{list(mass.shape)}"
+            )
         labels = labelings.to(mass.dtype)
         found = {"unary": (mass.unsqueeze(1) @ labels).squeeze(1)}
         if not self.pairwise:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.threads import run_in_chunks
+from torchssvm.structures.arguments import check_edges, own_lengths
 from torchssvm.structures.pairwise_graph import numba as kernels
 from torchssvm.structures.pairwise_graph.plan import make_plan
 
@@ -95,12 +96,19 @@ def best_labels(
         Labels ``[B, N]`` int64, -1 beyond an example's nodes; their scores ``[B]`` float64; bounds ``[B]`` float64,
         equal to the score if the labels are optimal up to rounding. Scores that are not finite give NaN.
 
+    Raises:
+        ValueError: A shape, a length or an edge does not fit.
+
     References:
         .. [1] V. Kolmogorov. Convergent tree-reweighted message passing for energy minimization. TPAMI 2006.
         .. [2] D. Sontag, T. Meltzer, A. Globerson, T. Jaakkola and Y. Weiss. Tightening LP relaxations for MAP using
            message passing. UAI 2008.
     """
+    if node.ndim != 3 or edge.ndim != 4 or edge.shape != (len(node), edge.shape[1], node.shape[2], node.shape[2]):
+        raise ValueError(f"node must be [B, N, K], edge [B, E, K, K]; got {list(node.shape)}, {list(edge.shape)}")
     batch, longest, _ = node.shape
+    lengths = own_lengths(lengths, batch, longest)
+    edges = check_edges(edges, edge.shape[1], node.shape, lengths)
     nodes, tables = (t.detach().cpu().to(torch.float64).numpy() for t in (node, edge))
     ends = edges.cpu().numpy()
     sizes = np.full(batch, longest) if lengths is None else lengths.cpu().numpy()

@@ -13,8 +13,8 @@ from torchssvm.core.arguments import check_flags, check_int64, check_object, che
 from torchssvm.core.ordered_sums import add_at
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, Structure, fit
-from torchssvm.structures.arguments import WeightedLabels, check_labels, check_lengths
-from torchssvm.structures.graph_cut.structure import at_least, check_edges, node_costs, with_target
+from torchssvm.structures.arguments import WeightedLabels, check_edges, check_labels, check_lengths
+from torchssvm.structures.graph_cut.structure import at_least, node_costs, with_target
 from torchssvm.structures.pairwise_graph.oracle import GraphOracle, TreeReweighted
 
 _MOST_LISTED = 4096
@@ -55,8 +55,7 @@ class PairwisePotentials(Potentials):
             )
         ragged = None if lengths is None else {"node": 0}
         super().__init__({"node": node, "edge": edge}, lengths, ragged=ragged, **options)
-        check_edges(edges, edge.shape[1], node.shape[1], self)
-        self.edges = edges
+        self.edges = check_edges(edges, edge.shape[1], node.shape, self.lengths)
 
 
 class GraphLabels(NamedTuple):

@@ -9,6 +9,7 @@ from torch import Tensor
 from torchssvm.core import tuning
 from torchssvm.core.arguments import check_scores
 from torchssvm.core.launch import compiles, launch, once
+from torchssvm.core.on_host import apart
 from torchssvm.core.operators import define
 from torchssvm.structures.pose.distance_transform import best_along_last
 from torchssvm.structures.pose.numba import decode
@@ -59,6 +60,7 @@ def _on_cpu(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     if not compiles(node, kinds, cost_x, cost_y):
         return max_sum_grid_torch(node, kinds, cost_x, cost_y, parent)
+    parent = apart(parent)
     order = _check(node, kinds, cost_x, cost_y, parent)
     place, kind, value = _fake(node, kinds, cost_x, cost_y, parent)
     batch, parts, height, width = node.shape

@@ -1,0 +1,223 @@
+"""After an interrupt at any line a trainer goes on: what it was about to change has changed as a whole, or not."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch
+from interrupts import interrupted
+from items import Items
+from kernel_problems import kernel_svm
+from problems import chain
+
+from torchssvm import (
+    BCFW,
+    GDMM,
+    RBF,
+    Away,
+    BlockGap,
+    CacheOracle,
+    Chain,
+    CompiledBCFW,
+    Corrective,
+    CuttingPlane,
+    DualState,
+    ExponentiatedGradient,
+    HiddenStates,
+    Hybrid,
+    Labelings,
+    LatentTrainer,
+    LinearChain,
+    MeanParts,
+    NSlack,
+    Pairwise,
+    Permutation,
+    Relative,
+    RunOptions,
+    Sequential,
+    Subgradient,
+    TorchLoop,
+    WeightedAverage,
+    Weights,
+)
+from torchssvm.core.undisturbed import undisturbed
+from torchssvm.datasets import PaddedDataset
+
+
+def problem(**options):
+    return chain(1, n=8, lam=0.3, **options)
+
+
+def torch_loop(storage, direction=None, bounds=None, **rules):
+    one = problem()
+    dual = DualState.for_head(one.head, one.n, one.lam, storage=storage)
+    bounded = [{"params": list(one.head.parameters()), **(bounds or {})}]
+    loop = TorchLoop(
+        one.head,
+        BlockGap(dual, direction, **rules),
+        Items(one),
+        RunOptions(batch_size=3, seed=4),
+        optimizer=BCFW(bounded, dual),
+    )
+    return loop, WeightedAverage.following(dual), one
+
+
+def compiled(storage, direction=None, **rules):
+    one = problem()
+    dual = DualState.for_head(one.head, one.n, one.lam, storage=storage)
+    loop = CompiledBCFW(one.head, dual, one.everything(3), seed=4, direction=direction, **rules)
+    return loop, WeightedAverage.following(dual), one
+
+
+LOOPS = {
+    "mean parts": lambda: torch_loop(MeanParts()),
+    "weights": lambda: torch_loop(Weights()),
+    "bounds": lambda: torch_loop(MeanParts(), bounds={"lower": -0.2, "upper": 0.2}),
+    "sequential": lambda: torch_loop(MeanParts(), block_steps=Sequential()),
+    "pairwise": lambda: torch_loop(Labelings(2), Pairwise(), oracle=CacheOracle()),
+    "away": lambda: torch_loop(Labelings(2), Away()),
+    "hybrid": lambda: torch_loop(Labelings(2), Hybrid(), oracle=CacheOracle()),
+    "corrective": lambda: torch_loop(Labelings(2), Corrective(), oracle=CacheOracle()),
+    "compiled": lambda: compiled(MeanParts(), order=Permutation()),
+    "compiled, pairwise": lambda: compiled(Labelings(2), Pairwise(), oracle=CacheOracle()),
+    "compiled, corrective": lambda: compiled(Labelings(2), Corrective(), oracle=CacheOracle()),
+}
+
+
+def begun(make, steps):
+    """Trainers that have made some steps."""
+
+    def made():
+        loop, average, one = make()
+        for _ in range(steps):
+            loop.step()
+        return loop, average, one
+
+    return made
+
+
+def step_and_certify(made):
+    made[0].step()
+    made[0].certify()
+
+
+def go_on(made):
+    loop, average, one = made
+    loop.dual.check_state(loop.dual.state_dict())
+    loop.check_state(loop.state_dict())
+    certificate = loop.certify()
+    assert certificate.drift < 1e-3
+    if average.count:
+        assert average.certify(loop.head, loop.dual, one.everything(3)).dual <= certificate.primal
+    loop.step()
+    assert loop.certify().dual >= certificate.dual - 1e-6
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_go_on(name):
+    for steps in (0, 3):
+        for made in interrupted(begun(LOOPS[name], steps), step_and_certify, times=4, seed=len(name)):
+            go_on(made)
+
+
+OTHERS = {
+    "GDMM": lambda one: GDMM(one.head, one.everything(3), num_examples=one.n, lam=one.lam, seed=4),
+    "kernel": lambda one: kernel_svm(one, RBF(0.3), batch_size=3, seed=4),
+    "cutting plane": lambda one: CuttingPlane(
+        one.head, one.everything(3), num_examples=one.n, lam=one.lam, slack=NSlack()
+    ),
+    "exponentiated gradient": lambda one: ExponentiatedGradient(
+        one.head, one.everything(3), num_examples=one.n, lam=one.lam
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_trainers_go_on(name):
+    best = OTHERS[name](problem(boundary=False)).solve(0.1, progress=False)
+
+    def make():
+        trainer = OTHERS[name](problem(boundary=False))
+        trainer.step()
+        return trainer
+
+    for trainer in interrupted(make, lambda made: (made.certify(), made.step()), times=8):
+        trainer.load_state_dict(trainer.state_dict())  # what is saved after an interrupt is whole
+        trainer.step()
+        certificate = trainer.certify()
+        assert certificate.dual <= best.primal * (1 + 1e-6)
+        assert certificate.primal >= best.dual * (1 - 1e-6)
+
+
+def test_latent_rounds_go_on():
+    random = torch.Generator().manual_seed(0)
+    senses = torch.randint(4, (12, 3), generator=random)
+    data = PaddedDataset(torch.eye(4)[senses] + 0.3 * torch.randn(12, 3, 4, generator=random), senses % 2)
+
+    def make():
+        structure = HiddenStates(Chain(4), [0, 0, 1, 1])
+        run = LatentTrainer(LinearChain(4, 4), data, 1.0, structure=structure, seed=1, tolerance=Relative(0.2))
+        run.step()
+        return run
+
+    for run in interrupted(make, lambda run: run.step(), times=2):
+        before = list(run.objectives)
+        run.step()
+        assert run.objectives[: len(before)] == before
+        assert run.objectives == sorted(run.objectives, reverse=True)
+
+
+def test_averages_leave_the_weights():
+    def make():
+        weight = torch.nn.Parameter(torch.ones(3))
+        average = WeightedAverage([weight])
+        average.update()
+        with torch.no_grad():
+            weight.fill_(2.0)
+        average.update()
+        return average, weight
+
+    def apply(made):
+        with made[0].apply():
+            pass
+
+    for _, weight in interrupted(make, apply, times=20):
+        assert weight.tolist() == [2.0] * 3
+
+
+def test_a_subgradient_step_counts_as_a_whole():
+    def make():
+        weight = torch.nn.Parameter(torch.ones(3))
+        weight.grad = torch.ones(3)
+        return weight, Subgradient([weight], lam=0.5)
+
+    for weight, optimizer in interrupted(make, lambda made: made[1].step(), times=20):
+        taken = optimizer.param_groups[0]["steps"]
+        assert weight.tolist() == [1.0 if taken == 0 else -2.0] * 3
+
+
+def test_signals_wait_for_the_end_of_the_outermost_block():
+    seen = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: seen.append("signal"))
+    try:
+        with undisturbed():
+            with undisturbed():
+                signal.raise_signal(signal.SIGUSR1)
+            seen.append("inside")
+        assert seen == ["inside", "signal"]
+        signal.raise_signal(signal.SIGUSR1)  # the handler is back
+        assert seen == ["inside", "signal", "signal"]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_interrupt_comes_after_the_block():
+    before, done = signal.signal(signal.SIGINT, signal.default_int_handler), []
+    try:
+        with pytest.raises(KeyboardInterrupt), undisturbed():
+            signal.raise_signal(signal.SIGINT)
+            done.append(True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done == [True]

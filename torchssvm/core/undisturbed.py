@@ -1,0 +1,48 @@
+"""Changes of state that no signal cuts short: an interrupt in between would leave weights and blocks that disagree."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGUSR1", "SIGUSR2", "SIGBREAK")
+_SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
+
+_inside = False  # of the main thread: Python runs the handlers of signals in no other
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Inside, signals wait: their Python handlers, which may raise KeyboardInterrupt, run at the end of the block.
+
+    Blocks may lie in one another; the outermost one counts. As a decorator, the whole call is such a block.
+    """
+    global _inside
+    if _inside or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting, arrived = True, list[tuple[int, Any]]()
+    handlers: dict[int, Callable[..., Any]] = {}
+
+    def note(number: int, frame: Any) -> None:
+        if waiting:
+            arrived.append((number, frame))
+        else:  # two signals at once have left this function in place of the handler
+            handlers[number](number, frame)
+
+    try:
+        for number in _SIGNALS:
+            if callable(handler := signal.getsignal(number)):
+                handlers[number] = handler
+                signal.signal(number, note)
+        _inside = True
+        yield
+    finally:
+        _inside = waiting = False
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number, frame in arrived:
+            handlers[number](number, frame)
