@@ -83,15 +83,16 @@ class CertifiedEstimator(BaseEstimator):
         self.head_, self.structure_ = head, head.structure
         if not is_within(certificate.gap, tolerance, certificate.primal):
             warn(
-                f"the run ended at max_passes={self.max_passes:g} with a gap of {100 * certificate.relative_gap:.3g} % "
-                f"of the objective, and tol={self.tol:g} asks for {100 * self.tol:g} %: give more passes, features "
-                "of similar and moderate size (StandardScaler), or a smaller C (a larger lam)",
+                f"the run ended at max_passes={self.max_passes:g} with a gap{certificate.kind} of "
+                f"{100 * certificate.relative_gap:.3g} % of the objective, and tol={self.tol:g} asks for "
+                f"{100 * self.tol:g} %: give more passes, features of similar and moderate size (StandardScaler), or a "
+                "smaller C (a larger lam)",
                 ConvergenceWarning,
             )
         return head
 
     def _note(self, certificate: Certificate) -> None:
-        names = ("passes", "primal", "dual", "gap", "seconds")
+        names = ("passes", "primal", "dual", "gap", "exact", "seconds")
         self.history_.append({name: float(getattr(certificate, name)) for name in names})
 
     def _last_run(self, head: Any, examples: Any) -> Any:

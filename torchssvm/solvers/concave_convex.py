@@ -54,7 +54,7 @@ class LatentReport:
         ended = "settled" if self.settled else "not settled"
         return (
             f"objective {self.objectives[0]:.4g} to {self.objectives[-1]:.4g} in {len(self.objectives) - 1} rounds, "
-            f"{ended}; last round: {self.certificate}"
+            f"{ended}, with no known gap; of the last round's convex problem: {self.certificate}"
         )
 
 
