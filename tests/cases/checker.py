@@ -95,7 +95,7 @@ def rules(random: np.random.Generator, compiled: bool, sequential: bool) -> dict
 def trainer_of(listed: Listed, kind: str, seed: int) -> Any:
     random = np.random.default_rng([seed, 1])
     compiled = kind in COMPILED and bool(random.random() < 0.6)
-    options = RunOptions(batch_size=int(random.integers(1, 4)), seed=seed)
+    options = RunOptions(batch_size=int(random.integers(1, 4)), seed=seed, round_visits=2)
     return make_trainer(
         listed.head,
         listed,
@@ -198,7 +198,7 @@ def check_processes(kind: str, seeds: list[int], *, steps: int = 6) -> dict[int,
         def job(rank: int) -> list[Trace]:
             return [run(kind, seed, Path(folder) / f"{seed}.pt", steps) for seed in seeds]
 
-        first, second = in_processes(2, job, seconds=10.0 + len(seeds))
+        first, second = in_processes(2, job, seconds=30.0 + 2.0 * len(seeds))
     wrong = {seed: faults(trace, kind, seed) for seed, trace in zip(seeds, first, strict=True)}
     for seed, one, other in zip(seeds, first, second, strict=True):
         if not np.array_equal(one.certificates[-1][1], other.certificates[-1][1]):
