@@ -165,7 +165,7 @@ class LatentTrainer(Stateful):
         )
         self.data.rows = self.next = first
         try:
-            self.objectives = [primal(head, self.structure, pass_over(self.data), self.loop.dual.lam).value]
+            self.objectives = [primal(head, self.structure, pass_over(self.data), self.loop.dual.lam).bound]
         except BaseException:
             self._write(held)
             raise

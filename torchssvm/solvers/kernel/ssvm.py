@@ -178,7 +178,7 @@ class KernelSSVM(DualTrainer, Stateful):
         dual, n = self.dual, self.dual.num_examples
         gaps = torch.zeros_like(dual.gap_estimates)
         hinges = norm = 0.0
-        exact = True
+        exact, relaxed = True, dual.relaxed
         with self._blocks.recomputed() as drift:
             table = self._blocks.table()
             for index in self.gram.chunks():
@@ -188,6 +188,7 @@ class KernelSSVM(DualTrainer, Stateful):
                 norm += float(inner({"": psi}, {"": batch.kernel}).sum()) / (dual.lam * n)  # |w_k|^2
                 hinges += float(batch.corner.bound.sum())
                 exact &= batch.corner.exact
+                relaxed |= batch.corner.relaxed
                 gaps[index] = batch.gaps
             implicit, explicit = max(norm, 0.0), squared_norm(dual.parameters)
             norm = implicit + explicit
@@ -195,7 +196,7 @@ class KernelSSVM(DualTrainer, Stateful):
             value = float(dual.loss.sum()) - dual.lam / 2 * explicit - dual.lam / 2 * implicit
             if crosses(primal, value, self.head.dtype, dual.lam * norm):
                 raise RuntimeError(f"the gap is negative, {primal - value:.6g}: does the kernel change between calls?")
-        dual.kernel_squared_norm = implicit
+        dual.kernel_squared_norm, dual.relaxed = implicit, relaxed
         if drift > 1e5 * torch.finfo(self.head.dtype).eps:
             warn(
                 f"the explicit weights differed from those of the dual by {drift:.2g} of their length, more than "
@@ -208,13 +209,14 @@ class KernelSSVM(DualTrainer, Stateful):
             primal=primal,
             dual=value,
             gap=primal - value,
-            exact=exact,
+            exact=exact and not relaxed,
             drift=drift,
             oracle_calls=dual.oracle_calls,
             passes=dual.passes,
             seconds=clock() - start,
             num_examples=n,
             lam=dual.lam,
+            relaxed=relaxed,
         )
 
     @torch.no_grad()
