@@ -97,7 +97,7 @@ def main(
         f"dependency parsing, {bank.path.name}, {among}",
         history,
         num_weights=features,
-        stopped_because=f"certified gap {last.gap:.6g} after {last.passes:.0f} passes",
+        stopped_because=f"certified {last.gaps} after {last.passes:.0f} passes",
         seed=seed,
         extra={**scores, "train_nonprojective_left_out": bank.num_skipped},
     )

@@ -87,7 +87,7 @@ def main(
         f"named entities, {Path(files[0]).name}",
         history,
         num_weights=sum(p.numel() for p in head.parameters()),
-        stopped_because=f"certified gap {last.gap:.6g} after {last.passes:.0f} passes",
+        stopped_because=f"certified {last.gaps} after {last.passes:.0f} passes",
         seed=seed,
         extra={"test_f1": scores.overall.f1, "test_token_error": scores.token_error},
     )

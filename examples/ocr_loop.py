@@ -90,7 +90,7 @@ def main(
         "OCR, chain on pixels",
         history,
         num_weights=sum(p.numel() for p in head.parameters()),
-        stopped_because=f"certified gap {history[-1][0].gap:.6g} after {dual.passes:.0f} passes",
+        stopped_because=f"certified {history[-1][0].gaps} after {dual.passes:.0f} passes",
         train=evaluate(head, dual.structure, in_order(train)),
         test=evaluate(head, dual.structure, in_order(test)),
         seed=seed,

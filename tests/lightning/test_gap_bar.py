@@ -10,9 +10,10 @@ import torch
 pytest.importorskip("lightning")
 
 from lightning_words import Features, chain, everything, loader, some_words, trainer
+from torch.utils.data import DataLoader, Dataset
 from trainer_cases import FakeStream
 
-from torchssvm import LinearChain
+from torchssvm import Batch, LinearChain, LinearMultilabel
 from torchssvm.lightning import DualityGap, FactorwiseSVM, GapBar, JointTraining, Report, StructuredSVM
 from torchssvm.solvers import progress_line
 
@@ -69,7 +70,37 @@ def test_joint_training_shows_epoch_and_loss_and_then_the_gap(monkeypatch):
     assert "gap " in text.rpartition("\r")[2]
 
 
-def test_factorwise_runs_show_the_gap_that_ends_them(monkeypatch):
+def test_factorwise_runs_of_label_sets_show_both_gaps(monkeypatch):
+    class Sets(Dataset):
+        y = torch.nn.functional.one_hot(torch.arange(12) % 4, 4)  # one label each: the relaxation is loose
+
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, index):
+            return index
+
+        def collate(self, index):
+            rows = torch.tensor(index)
+            return Batch(torch.randn(12, 3, generator=torch.Generator().manual_seed(1))[rows], self.y[rows], rows)
+
+    data, gap = Sets(), DualityGap(1e-3, every_n_epochs=5)
+    text = fit(
+        monkeypatch,
+        FactorwiseSVM(LinearMultilabel(3, 4), 0.1),
+        gap,
+        GapBar(),
+        batches=lambda _: DataLoader(data, batch_size=12, collate_fn=data.collate),
+        max_epochs=200,
+    )
+    last = gap.certificate
+    assert last.relaxed_gap <= 1e-3 < last.gap
+    assert f"gap {last.gap:.3g} (" in text.rpartition("\r")[2]
+    assert f"  relaxed gap {last.relaxed_gap:.3g} (" in text.rpartition("\r")[2]
+    assert "~" not in text  # GDMM estimates no gap
+
+
+def test_factorwise_runs_of_chains_show_the_gap_that_ends_them(monkeypatch):
     gap = DualityGap(1e-9, every_n_epochs=2)
     model = FactorwiseSVM(LinearChain(128, 26, boundary=False), 0.1)
     text = fit(monkeypatch, model, gap, GapBar(), batches=everything, max_epochs=3)

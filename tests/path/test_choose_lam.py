@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,6 +60,18 @@ def expected_choice(points: tuple[HeldOutPoint, ...]) -> HeldOutPoint:
 
 
 class TestResult:
+    def test_the_table_says_where_a_gap_is_an_upper_bound_or_of_a_relaxation(self):
+        choice, *_ = chosen()
+        share = f"{100 * choice.best.certificate.relative_gap:.2g} %"
+        for changes, shown in (
+            ({}, share),
+            ({"exact": False}, "<" + share),
+            ({"exact": False, "relaxed": True}, "of a relaxation " + share),
+        ):
+            best = choice.best._replace(certificate=replace(choice.best.certificate, **changes))
+            table = str(replace(choice, best=best, points=(best,)))
+            assert f"  {shown}  " in table
+
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("compiled", [True, False])
     def test_the_head_holds_the_weights_that_score_best(self, kind, compiled):

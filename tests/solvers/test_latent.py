@@ -158,7 +158,7 @@ def test_crosses_are_found():
     head, structure = Templates(), HiddenStates(Multiclass(18), torch.arange(18) % 2)
     report = latent(head, train, 0.03, structure=structure)
     assert report.settled
-    assert "rounds, settled; last round: primal" in str(report)
+    assert "rounds, settled, with no known gap; of the last round's convex problem: primal" in str(report)
     found = structure.decode(head(test.x))
     assert float((structure.observe(found) == test.y).double().mean()) > 0.9
     assert float((found // 2 == test.places).double().mean()) > 0.9

@@ -29,6 +29,7 @@ from torchssvm import (
     LinearMultilabel,
     MeanParts,
     Pairwise,
+    Recipe,
     Structure,
     WeightedAverage,
     WeightedLabels,
@@ -36,9 +37,11 @@ from torchssvm import (
     certify,
     check,
     recompute_weights,
+    regularization_path,
 )
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.schema import with_seal
+from torchssvm.datasets import PaddedDataset
 from torchssvm.solvers.kernel import RBF, KernelChain, KernelMulticlass, KernelSSVM
 
 STORAGES = [MeanParts, Weights, Labelings]
@@ -370,7 +373,25 @@ def test_a_certificate_says_that_it_is_of_the_relaxation():
     assert (loose.relaxed, loose.exact) == (True, False)
     assert (exact.relaxed, exact.exact) == (False, True)
     assert str(loose).startswith("relaxation: primal")
+    assert loose.gaps == f"gap of the relaxation {loose.gap:.6g}"
+    assert exact.gaps == f"gap {exact.gap:.6g}"
     assert loose.gap == loose.primal - loose.dual >= 0.0
+
+
+def test_a_path_of_a_relaxation_is_not_certified():
+    for relaxed in (True, False):
+        head, _, _, batch = train_one_of_three(relaxed, 0)
+        data = PaddedDataset(batch.x, batch.y)
+
+        def make_dual(lam, head=head, relaxed=relaxed):
+            return DualState.for_head(head, 6, lam, structure=OneOfThree(relaxed))
+
+        recipe = Recipe(make_dual=make_dual)
+        path = regularization_path(head, data, epsilon=0.1, lam_min=0.5, recipe=recipe, progress=False)
+        assert path.certified is not relaxed
+        if relaxed:
+            with pytest.raises(RuntimeError, match="relaxation"):
+                path.gap(1.0)
 
 
 def test_a_relaxation_is_remembered():

@@ -13,6 +13,7 @@ from trainer_cases import FakeStream
 from torchssvm import (
     Certificate,
     EveryPasses,
+    FactorwiseCertificate,
     RunOptions,
     choose_lam,
     grid_search,
@@ -70,6 +71,25 @@ def test_estimates_are_marked_and_a_shorter_text_hides_the_longer_one(monkeypatc
     line.clear()
     assert stream.getvalue().endswith("\r")
     assert stream.getvalue().rpartition("\r")[0].endswith(" ")
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_line_names_the_problem_of_every_gap(monkeypatch, exact):
+    stream = terminal(monkeypatch)
+    common = {**vars(proof(0.05)), "exact": exact}
+    more = {"relaxed_primal": 0.26, "relaxed_dual": 0.25, "relaxed_gap": 0.01, "violation": 0.1, "worst_violation": 0.2}
+    line = ProgressLine()
+    for has_relaxation in (True, False):
+        line.certified(FactorwiseCertificate(**common, **more, has_relaxation=has_relaxation))
+    line.certified(Certificate(**{**common, "exact": False, "relaxed": True}))
+    line.update(4.0, 0.01)
+    sign = "" if exact else "<"
+    assert [text.strip() for text in stream.getvalue().split("\r")[1:]] == [
+        f"gap {sign}0.05 (20 %)  relaxed gap 0.01 (3.8 %)  dual 0.2  passes 3  0 s",
+        f"gap {sign}0.05 (20 %)  dual 0.2  passes 3  0 s",
+        "relaxed gap 0.05 (20 %)  relaxed dual 0.2  passes 3  0 s",
+        "relaxed gap ~0.01 (4.8 %)  relaxed dual 0.2  passes 4  0 s",
+    ]
 
 
 def test_updates_are_rare_and_compute_no_dual_between_them(monkeypatch):

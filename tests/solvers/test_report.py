@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -278,3 +279,15 @@ def test_a_run_of_words_end_to_end(tmp_path):
     assert all("(" in text.get_text() for text in wrong)
     report.write(tmp_path, lambda part: draw_words(part, batch, labelings, count=1))
     assert (tmp_path / "convergence.png").stat().st_size > 10_000
+
+
+def test_a_report_of_a_relaxation_claims_no_gap_of_the_problem():
+    pytest.importorskip("matplotlib")
+    loose = replace(certificate(), exact=False, relaxed=True)
+    found = RunReport.from_history("t", [Entry(loose, 1.0)], num_weights=1, stopped_because="s")
+    for place in (content := found.to_dict()), content["history"][0]:
+        assert (place["primal"], place["dual"], place["gap"]) == (0.7, None, None)
+        assert (place["relaxed_primal"], place["relaxed_dual"], place["relaxed_gap"]) == (0.7, 0.7 - 0.5, 0.5)
+    assert "the oracle answers for a relaxation" in found.table()
+    below = found.figure().subfigs[0].axes[2].get_lines()
+    assert [line.get_label() for line in below if not math.isnan(line.get_ydata()[0])] == ["of the relaxation"]

@@ -88,15 +88,16 @@ class CertifiedEstimator(BaseEstimator):
         else:
             small = advice_if_small(lam, guess_or_none(head, examples, trainer.dual.structure, None), C)
             warn(
-                f"the run ended at max_passes={self.max_passes:g} with a gap of {100 * certificate.relative_gap:.3g} % "
-                f"of the objective, and tol={self.tol:g} asks for {100 * self.tol:g} %: give more passes, features "
-                f"of similar and moderate size (StandardScaler), or a smaller C (a larger lam){small}",
+                f"the run ended at max_passes={self.max_passes:g} with a gap{certificate.kind} of "
+                f"{100 * certificate.relative_gap:.3g} % of the objective, and tol={self.tol:g} asks for "
+                f"{100 * self.tol:g} %: give more passes, features of similar and moderate size (StandardScaler), or a "
+                f"smaller C (a larger lam){small}",
                 ConvergenceWarning,
             )
         return head
 
     def _note(self, certificate: Certificate) -> None:
-        names = ("passes", "primal", "dual", "gap", "seconds")
+        names = ("passes", "primal", "dual", "gap", "exact", "seconds")
         self.history_.append({name: float(getattr(certificate, name)) for name in names})
 
     def _last_run(self, head: Any, examples: Any) -> Any:

@@ -68,9 +68,9 @@ class GraphSVC(StructuredEstimator):
         intercept_: ``[K]`` or ``[1]``.
         edge_coef_: ``[G, K, K]``; with cycles ``[G]``.
         n_features_in_, n_edge_features_in_: F and G.
-        certificate_: The exact primal, dual and gap of these weights.
+        certificate_: Primal, dual and gap of these weights; primal and gap are upper bounds if ``exact`` is False.
         n_passes_: Passes over the data, exact ones included.
-        history_: Passes, primal, dual, gap and seconds of every exact pass, one dictionary each.
+        history_: Passes, primal, dual, gap, exact (1 or 0) and seconds of every exact pass, one dictionary each.
         head_, structure_: The trained torch module and what decodes its scores.
 
     Example:

@@ -54,9 +54,9 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
         intercept_: ``[K]`` or ``[1]``, zero without intercepts.
         interactions_: ``[K, K]``, symmetric with a zero diagonal; None without interactions.
         n_features_in_: F.
-        certificate_: The exact primal, dual and gap of these weights.
+        certificate_: Primal, dual and gap of these weights; primal and gap are upper bounds if ``exact`` is False.
         n_passes_: Passes over the data, exact ones included.
-        history_: Passes, primal, dual, gap and seconds of every exact pass, one dictionary each.
+        history_: Passes, primal, dual, gap, exact (1 or 0) and seconds of every exact pass, one dictionary each.
         head_, structure_: The trained torch module and what decodes its scores.
 
     Example:

@@ -46,9 +46,9 @@ class MultinomialSVC(ClassifierMixin, StructuredEstimator):
         coef_: ``[K, F]``; for two classes ``[1, F]``, the weights of the second less those of the first.
         intercept_: ``[K]`` or ``[1]``, zero without intercepts.
         n_features_in_: F.
-        certificate_: The exact primal, dual and gap of these weights.
+        certificate_: Primal, dual and gap of these weights; primal and gap are upper bounds if ``exact`` is False.
         n_passes_: Passes over the data, exact ones included.
-        history_: Passes, primal, dual, gap and seconds of every exact pass, one dictionary each.
+        history_: Passes, primal, dual, gap, exact (1 or 0) and seconds of every exact pass, one dictionary each.
         head_, structure_: The trained torch module and what decodes its scores.
 
     Example:

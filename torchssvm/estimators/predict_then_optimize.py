@@ -66,10 +66,10 @@ class PredictThenOptimize(CertifiedEstimator):
         intercept_: ``[D]``, or a number where costs share it.
         lam_: Lambda.
         choice_: The :class:`torchssvm.LamChoice`, None where ``lam`` is given.
-        certificate_: The exact primal, dual and gap of these weights.
+        certificate_: Primal, dual and gap of these weights; primal and gap are upper bounds if ``exact`` is False.
         seconds_per_decision_: Wall-clock seconds that the program took for one decision.
         n_passes_: Passes over the data, exact ones included.
-        history_: Passes, primal, dual, gap and seconds of every exact pass, one dictionary each.
+        history_: Passes, primal, dual, gap, exact (1 or 0) and seconds of every exact pass, one dictionary each.
         head_, structure_: The trained torch module, which predicts what is added to W0, and the decisions.
 
     Example:

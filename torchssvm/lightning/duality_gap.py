@@ -53,7 +53,8 @@ class DualityGap(Callback):
     ``EarlyStopping(monitor="gap")`` work at any position among the callbacks:
 
     * ``gap``, ``primal``, ``exact``: of the last pass; ``exact`` is 0 if an approximate oracle makes primal and gap
-      upper bounds. ``gap_age`` is the number of epochs since that pass, 0 for a pass at the end of this epoch.
+      upper bounds, or if they are of a relaxation (``Certificate.relaxed``). ``gap_age`` is the number of epochs
+      since that pass, 0 for a pass at the end of this epoch.
     * ``dual``, ``oracle_calls``, ``passes``: current values (``dual`` of :class:`FactorwiseSVM`: of the last pass).
     * ``gap_estimate`` of BCFW: current value; the gap of the last pass while a block's gap is unknown.
 
@@ -70,14 +71,15 @@ class DualityGap(Callback):
 
     The callback works for every module whose optimizer is a ``BCFW`` and whose ``forward`` gives the potentials, and
     for :class:`FactorwiseSVM`, where an epoch is a pass. GDMM trains a relaxation of the problem: the run stops on
-    ``relaxed_gap``, logged together with ``relaxed_primal`` and ``relaxed_dual``. On chains it is the gap itself, on
-    label sets see :class:`torchssvm.FactorwiseCertificate`.
+    ``relaxed_gap``, logged and shown beside the ``gap`` of the problem, together with ``relaxed_primal`` and
+    ``relaxed_dual``. On chains it is the gap itself, on label sets see :class:`torchssvm.FactorwiseCertificate`.
 
     Beside :class:`GapBar` a run has one line of progress. Lightning's own bars show gap, dual and passes, which rich's
     wraps at 80 columns.
 
     Args:
-        tolerance: Stop when the certified gap is at most this: a number, or ``Relative(0.01)``, a share of the primal.
+        tolerance: Stop when the certified gap, with :class:`FactorwiseSVM` that of the relaxation, is at most this: a
+            number, or ``Relative(0.01)``, a share of the primal.
         every_n_epochs: Epochs between certificates; the first epoch has one too. None follows ``schedule``, and is 10
             for :class:`FactorwiseSVM`.
         max_passes: Stop where this many effective passes are reached; None is no limit.
@@ -231,8 +233,9 @@ class DualityGap(Callback):
         metrics = self._figures(trainer)
         # The dual is logged to the bar by the module: a bar of 80 columns has room for three figures.
         if not self._in_bar:  # Lightning wants the same ones throughout
-            self._in_bar = ("relaxed_gap" if "relaxed_gap" in metrics else "gap", "passes")
-            self._in_bar += () if metrics["exact"] else ("exact",)  # the gap is an upper bound
+            both = isinstance(self.certificate, FactorwiseCertificate) and self.certificate.has_relaxation
+            self._in_bar = ("gap", "relaxed_gap", "passes") if both else ("gap", "passes")
+            self._in_bar += () if metrics["exact"] else ("exact",)  # the gap is an upper bound, or of a relaxation
         shown = self._in_bar
         pl_module.log_dict({name: metrics[name] for name in shown}, prog_bar=True)
         pl_module.log_dict({name: metrics[name] for name in metrics if name not in shown})
@@ -362,12 +365,9 @@ class DualityGap(Callback):
     def _reason(self, trainer: L.Trainer) -> str:
         certificate = self.certificate
         assert certificate is not None
+        gap = f"certified {certificate.gaps}"
         if isinstance(certificate, FactorwiseCertificate):
-            kind = " of the relaxation" if certificate.has_relaxation else ""
-            gap = f"violation {certificate.violation:.2g}, certified gap{kind} {certificate.relaxed_gap:.6g}"
-        else:
-            kind = "" if certificate.exact else " (upper bound: approximate oracle)"
-            gap = f"certified gap {certificate.gap:.6g}{kind}"
+            gap = f"violation {certificate.violation:.2g}, {gap}"
         if self._reached():
             return f"{gap} <= tolerance {self.tolerance:g}"
         short = f"{gap} > tolerance {self.tolerance:g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import lightning as L
@@ -68,7 +69,7 @@ class GapBar(ProgressBar):
             figures = (f"{name} {value:.4g}" for name, value in shown.items() if isinstance(value, float))
             line.message(lambda: "  ".join([f"epoch {trainer.current_epoch}", *figures]))
         elif (gdmm := find_gdmm(trainer)) is not None:
-            line.update(float(gdmm.passes), gdmm.gap_estimate)
+            line.update(float(gdmm.passes), math.inf)  # nothing is known of the gap between certificates
         else:
             dual = find_bcfw(trainer).dual
             line.rho = dual.rho if dual.ranks else None

@@ -79,7 +79,8 @@ class LamChoice:
         rows[0] += ["score"] if scored else []
         for point in self.points:
             own, errors = point.certificate, [getattr(point.held_out, f"{name}_error") for name in names]
-            row = [f"{point.lam:.3g}", f"{point.lam * own.num_examples:.3g}", f"{100 * own.relative_gap:.2g} %"]
+            mark = "" if own.exact else "of a relaxation " if own.relaxed else "<"  # an upper bound
+            row = [f"{point.lam:.3g}", f"{point.lam * own.num_examples:.3g}", f"{mark}{100 * own.relative_gap:.2g} %"]
             row += [f"{point.passes:.0f}", f"{point.seconds:.1f}", f"{point.held_out.loss:.4g}"]
             row += ["" if error is None else f"{100 * error:.2f} %" for error in errors]
             row += [f"{point.score:.4g}"] if scored else []

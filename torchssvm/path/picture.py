@@ -38,7 +38,7 @@ def plot(
     lams += marks + [mark * (1 + 1e-9) for mark in marks]
     lams = sorted(lam for lam in lams if smallest <= lam <= largest)
 
-    gap = "gap" if path.certified else "gap (estimate)"
+    gap = "certified gap" if path.certified else "gap (estimate)"
     axes[0].plot(lams, [path.gap_estimate(lam) for lam in lams], linewidth=0.8, label=gap)
     allowed = [path.largest_gap(lam) for lam in lams]
     axes[0].plot(lams, allowed, color="black", linewidth=0.8, linestyle="--", label=f"ε = {path.epsilon:g}")

@@ -50,7 +50,8 @@ class RegularizationPath:
     Args:
         epsilon: The largest gap of the path, a number or ``Relative(share)``.
         kappa: Breakpoints were solved to ``kappa`` times that.
-        certified: Whether gaps are proved; otherwise they are estimates.
+        certified: Whether gaps are proved; otherwise they are estimates, or those of a relaxation that an oracle
+            answers for.
         points: The breakpoints, the largest lambda first.
         lowest: The smallest lambda that the last breakpoint covers; 0 if it covers all.
 
@@ -120,10 +121,13 @@ class RegularizationPath:
 
         Raises:
             ValueError, TypeError: As :meth:`at`.
-            RuntimeError: The path is heuristic.
+            RuntimeError: The path is not certified.
         """
         if not self.certified:
-            raise RuntimeError("this path is heuristic, so its gaps are not proved: use gap_estimate(lam)")
+            raise RuntimeError(
+                "this path is heuristic, or its oracle answers for a relaxation, so its gaps are not proved: use "
+                "gap_estimate(lam)"
+            )
         return self.gap_estimate(lam)
 
     def gap_estimate(self, lam: float) -> float:
@@ -268,7 +272,7 @@ class RegularizationPath:
             raise ValueError(f"{os.fspath(file)}: {error}") from error
 
     def __repr__(self) -> str:
-        kind = "certified" if self.certified else "heuristic"
+        kind = "certified" if self.certified else "not certified"
         return (
             f"RegularizationPath(epsilon={self.epsilon:g}, {kind}, {len(self.points)} breakpoints from "
             f"{self.points[0].lam:.6g} to {self.points[-1].lam:.6g}, "

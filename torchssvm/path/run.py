@@ -98,7 +98,8 @@ class PathRun(Stateful):
         """
         if not self._points:
             raise RuntimeError("the path has no breakpoint yet: call advance()")
-        return RegularizationPath(self.epsilon, self.rule.kappa, self.rule.certified, self._points, self._lowest)
+        certified = self.rule.certified and not self.dual.relaxed  # the gap of a relaxation bounds nothing else
+        return RegularizationPath(self.epsilon, self.rule.kappa, certified, self._points, self._lowest)
 
     def advance(self) -> bool:
         """Find the next breakpoint.

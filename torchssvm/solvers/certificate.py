@@ -71,11 +71,31 @@ class Certificate:
         """``gap / primal``: how far from the optimum the objective is at most, as a share of itself."""
         return self.gap / self.primal if self.primal > 0.0 else 0.0
 
+    @property
+    def kind(self) -> str:
+        """What the gap is where it is not that of the problem: an upper bound of it, or that of a relaxation.
+
+        It follows the word gap in every line about a run, and is empty for an exact certificate.
+        """
+        if self.relaxed:
+            return " of the relaxation"
+        return "" if self.exact else " (upper bound: approximate oracle)"
+
+    @property
+    def gaps(self) -> str:
+        """The gap in words; of several problems that of the problem itself first."""
+        return f"gap{self.kind} {self.gap:.6g}"
+
     def __str__(self) -> str:
-        kind = "" if self.exact or self.relaxed else " (upper bound: approximate oracle)"
-        return ("relaxation: " if self.relaxed else "") + (
-            f"primal {self.primal:.6f}{kind}, dual {self.dual:.6f}, gap {self.gap:.6f} "
-            f"({100 * self.relative_gap:.3g} % of the primal) after {self.passes:.1f} effective passes"
+        return ("relaxation: " if self.relaxed else "") + f"{self.bounds} after {self.passes:.1f} effective passes"
+
+    @property
+    def bounds(self) -> str:
+        """Primal, dual and gap in words."""
+        bounded = not (self.exact or self.relaxed)
+        return (
+            f"primal {self.primal:.6f}{' (upper bound)' if bounded else ''}, dual {self.dual:.6f}, gap {self.gap:.6f} "
+            f"({100 * self.relative_gap:.3g} % of the primal{'; upper bound: approximate oracle' if bounded else ''})"
         )
 
 

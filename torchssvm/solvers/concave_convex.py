@@ -55,7 +55,7 @@ class LatentReport:
         ended = "settled" if self.settled else "not settled"
         return (
             f"objective {self.objectives[0]:.4g} to {self.objectives[-1]:.4g} in {len(self.objectives) - 1} rounds, "
-            f"{ended}; last round: {self.certificate}"
+            f"{ended}, with no known gap; of the last round's convex problem: {self.certificate}"
         )
 
 
@@ -166,7 +166,7 @@ class LatentTrainer(Stateful):
         )
         self.data.rows = self.next = first
         try:
-            self.objectives = [primal(head, self.structure, pass_over(self.data), self.loop.dual.lam).value]
+            self.objectives = [primal(head, self.structure, pass_over(self.data), self.loop.dual.lam).bound]
         except BaseException:
             self._write(held)
             raise

@@ -24,9 +24,13 @@ EVERY = 0.2
 class ProgressLine:
     """Shows gap, dual, passes and seconds of a run: ``gap 0.0098 (6.1 %)  dual 0.15  passes 56  3 s``.
 
+    The gap is that of the problem. ``relaxed gap 0.0019 (1.2 %)`` behind it is that of the relaxation which
+    :class:`torchssvm.GDMM` minimises; it stands alone where an oracle answers for a relaxation.
+
     A terminal or notebook has one line that is overwritten, and the last one stays. Elsewhere, as in a log, a line is
-    written every ten seconds, and after the last certificate. Figures between certificates are
-    estimates: ``gap ~0.012``. The width is that of the terminal, at most 80 columns.
+    written every ten seconds, and after the last certificate. Figures between certificates are estimates: ``gap
+    ~0.012``; ``gap <0.012`` is an upper bound, of an approximate oracle. The width is that of the terminal, at most 80
+    columns.
 
     Args:
         prefix: Begins the line, such as ``lam 0.01``; may be changed during the run.
@@ -69,15 +73,12 @@ class ProgressLine:
             self._show(text())
 
     def certified(self, certificate: Certificate) -> None:
-        """Show a certificate; its gap is that of the relaxation for a :class:`torchssvm.FactorwiseCertificate`.
-
-        An upper bound of the gap, from an approximate oracle, is marked by ``<``.
-        """
+        """Show a certificate."""
         self._last = certificate
-        gap = getattr(certificate, "relaxed_gap", certificate.gap)  # what ends the run
-        dual = getattr(certificate, "relaxed_dual", certificate.dual)
-        bound = not (certificate.exact or getattr(certificate, "relaxed", True))  # of an approximate oracle
-        self._text = self._line("<" if bound else "", gap, dual, certificate.passes)
+        bound = not (certificate.exact or certificate.relaxed)
+        self._text = self._line(
+            "<" if bound else "", certificate.gap, certificate.dual, certificate.passes, certificate
+        )
         if self._overwrites or time.monotonic() - self._shown_at >= self._every:
             self._show(self._text)
 
@@ -97,16 +98,22 @@ class ProgressLine:
         if (spent := compiling_seconds() - self._compiled) >= 1.0:
             self._write(f"torchssvm compiled its kernels in {spent:.1f} s, which no other figure counts\n")
 
-    def _line(self, sign: str, gap: float, dual: float | None, passes: float) -> str:
+    def _line(
+        self, sign: str, gap: float, dual: float | None, passes: float, certificate: Certificate | None = None
+    ) -> str:
         parts = [self.prefix]
+        relaxed = "relaxed " if self._last is not None and self._last.relaxed else ""
         if math.isfinite(gap):
-            parts.append(f"gap {sign}{gap:.3g}")
+            parts.append(f"{relaxed}gap {sign}{gap:.3g}")
             if dual is not None and gap + dual > 0.0:
                 parts[-1] += f" ({100 * gap / (gap + dual):.2g} %)"
+        proof: Any = certificate
+        if getattr(proof, "has_relaxation", False):  # of a FactorwiseCertificate
+            parts.append(f"relaxed gap {proof.relaxed_gap:.3g} ({100 * proof.relative_relaxed_gap:.2g} %)")
         if self.rho is not None:
             parts.append(f"rho {self.rho:.2g}")
         if dual is not None and math.isfinite(dual):
-            parts.append(f"dual {dual:.4g}")
+            parts.append(f"{relaxed}dual {dual:.4g}")
         parts += [f"passes {passes:.4g}", f"{clock() - self._began:.0f} s"]
         return "  ".join(part for part in parts if part)
 

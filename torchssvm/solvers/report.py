@@ -71,8 +71,8 @@ class RunReport:
         num_weights: Number of weights of the head.
         lam: Regularisation.
         primal: Of the last certificate.
-        dual: Of the last certificate.
-        gap: Of the last certificate.
+        dual: Of the last certificate; None where it is of a relaxation (``Certificate.relaxed``).
+        gap: Of the last certificate; None likewise.
         oracle_calls: Examples decoded with loss augmentation, exact passes included.
         passes: ``oracle_calls / n``.
         seconds: Wall-clock time of the run.
@@ -164,8 +164,8 @@ class RunReport:
             num_weights=num_weights,
             lam=last.lam,
             primal=last.primal,
-            dual=last.dual,
-            gap=last.gap,
+            dual=None if last.relaxed else last.dual,
+            gap=None if last.relaxed else last.gap,
             oracle_calls=last.oracle_calls,
             passes=last.passes,
             seconds=elapsed if seconds is None else seconds,
@@ -191,8 +191,8 @@ class RunReport:
                 "oracle_calls": c.oracle_calls,
                 "seconds": seconds,
                 "primal": c.primal,
-                "dual": c.dual,
-                "gap": c.gap,
+                "dual": None if c.relaxed else c.dual,
+                "gap": None if c.relaxed else c.gap,
                 "exact": c.exact,
                 **_relaxation(c),
             }
@@ -205,7 +205,8 @@ class RunReport:
         content = self.to_dict()
         del content["history"]
         content["versions"] = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        content["exact"] = "yes" if self.exact else "no: primal and gap are upper bounds (approximate oracle)"
+        kind = "the oracle answers for a relaxation" if self.gap is None else "approximate oracle"
+        content["exact"] = "yes" if self.exact else f"no: primal and gap are upper bounds ({kind})"
         rows = [(name.replace("_", " "), _show(value)) for name, value in content.items()]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
@@ -257,19 +258,20 @@ class RunReport:
         )
         marker = "." if len(self.history) < 60 else None
         bound = "" if all(c.exact for c, _ in self.history) else " (upper bound)"
+        relaxed = [_relaxation(c) for c, _ in self.history]
         for (value, gap), (label, x) in zip(axes.T, columns, strict=True):
             value.plot(x, [c.primal for c, _ in self.history], marker=marker, color="tab:red", label=f"primal{bound}")
-            value.plot(x, [c.dual for c, _ in self.history], marker=marker, color="tab:blue", label="dual")
-            gaps = [c.gap if c.gap > 0.0 else math.nan for c, _ in self.history]
+            below = [math.nan if c.relaxed else c.dual for c, _ in self.history]
+            value.plot(x, below, marker=marker, color="tab:blue", label="dual")
+            gaps = [c.gap if c.gap > 0.0 and not c.relaxed else math.nan for c, _ in self.history]
             gap.plot(x, gaps, marker=marker, color="black", label="of the problem")
-            relaxed = [_relaxation(c) for c, _ in self.history]
             if any(relaxed):
                 below = [r.get("relaxed_dual", math.nan) for r in relaxed]
                 value.plot(x, below, color="tab:blue", linestyle=":", label="dual of the relaxation")
                 left = [r.get("relaxed_gap") or math.nan for r in relaxed]
                 gap.plot(x, left, color="black", linestyle=":", label="of the relaxation")
                 gap.legend()
-            if any(not math.isnan(g) for g in gaps):
+            if gap.dataLim.y1 > 0.0:  # a gap is known
                 gap.set_yscale("log")
             gap.set_xlabel(label)
             for axis in (value, gap):
@@ -280,7 +282,9 @@ class RunReport:
 
 
 def _relaxation(certificate: Certificate) -> dict[str, float]:
-    """The bounds of the relaxation, where GDMM trained a relaxation that differs from the problem."""
+    """The bounds of the relaxation, where one was trained that differs from the problem."""
+    if certificate.relaxed:
+        return {f"relaxed_{name}": getattr(certificate, name) for name in ("primal", "dual", "gap")}
     if not (isinstance(certificate, FactorwiseCertificate) and certificate.has_relaxation):
         return {}
     return {name: getattr(certificate, name) for name in ("relaxed_primal", "relaxed_dual", "relaxed_gap")}

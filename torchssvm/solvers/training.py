@@ -277,12 +277,15 @@ def tell(choice: Choice) -> None:
 
 
 def warn_if_short(certificate: Certificate, tolerance: Tolerance, max_passes: float, advice: str = "") -> None:
-    """Warn of a run that ``max_passes`` ended before its tolerance; ``advice`` is on its lambda, if that is small."""
+    """Warn of a run that ``max_passes`` ended before its tolerance, by the gap of the problem that was trained.
+
+    ``advice`` is on its lambda, if that is small.
+    """
     if is_within(certificate.gap, tolerance, certificate.primal):
         return
     far = ", far from the optimum" if certificate.relative_gap > FAR else ""
     warn(
-        f"the run ended at max_passes={max_passes:g} with a gap of {certificate.gap:.4g}, "
+        f"the run ended at max_passes={max_passes:g} with a gap{certificate.kind} of {certificate.gap:.4g}, "
         f"{100 * certificate.relative_gap:.3g} % of the primal{far}; tolerance asks for {tolerance:g}"
         + (advice or ". Give a larger max_passes, or a larger lam, which takes fewer passes")
     )
@@ -290,14 +293,14 @@ def warn_if_short(certificate: Certificate, tolerance: Tolerance, max_passes: fl
 
 def warn_if_far(certificate: Certificate) -> None:
     """Warn of a run that ends with a gap above a tenth of the primal; GDMM closes that of the relaxation."""
-    gap, primal = certificate.gap, certificate.primal
+    gap, primal, kind = certificate.gap, certificate.primal, certificate.kind
     if isinstance(certificate, FactorwiseCertificate):
         gap, primal = certificate.relaxed_gap, certificate.relaxed_primal
+        kind = " of the relaxation" if certificate.has_relaxation else kind
     if gap > FAR * primal > 0.0:
         warn(
-            f"the run ended far from the optimum: the gap, {gap:.4g}, is {100 * gap / primal:.0f} % of the primal, "
-            f"{primal:.4g}. Train longer, or with a "
-            "larger lam, which takes fewer passes"
+            f"the run ended far from the optimum: the gap{kind}, {gap:.4g}, is {100 * gap / primal:.0f} % of the "
+            f"primal, {primal:.4g}. Train longer, or with a larger lam, which takes fewer passes"
         )
 
 

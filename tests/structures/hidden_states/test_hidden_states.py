@@ -145,3 +145,24 @@ def test_structures_with_more_than_states_are_refused():
     potentials = PairwisePotentials(torch.zeros(1, 2, 3), torch.zeros(1, 1, 3, 3), torch.tensor([[[0, 1]]]))
     with pytest.raises(TypeError, match="has outputs that are more than states, a PairwiseTarget"):
         HiddenStates(PairwiseGraph(3), SHOWS).check_target(torch.tensor([[0, 1]]), potentials)
+
+
+@examples(30)
+@given(st.integers(0, 2**31 - 1))
+def test_labels_whose_first_states_are_forbidden_are_taken_where_other_states_show_them(seed):
+    random = rng(seed)
+    pairs = (torch.rand(3, 3, generator=random) < 0.5) | torch.eye(3, dtype=torch.bool)
+    first = torch.tensor([True, False, True])
+    structure = HiddenStates(Chain(3, transitions=Transitions(pairs, first=first)), SHOWS)
+    potentials = Potentials(
+        {"emission": torch.randn(1, 3, 3, generator=random), "transition": torch.randn(1, 3, 3, generator=random)}
+    )
+    labels = torch.randint(0, 2, (1, 3), generator=random)
+    shown = [o for o in structure.enumerate(potentials) if torch.equal(structure.observe(o), labels)]
+    if shown:
+        found = structure.check_target(labels, potentials)
+        assert any(torch.equal(found.states, o) for o in shown)
+        assert any(torch.equal(structure.complete(potentials, found).states, o) for o in shown)
+    else:
+        with pytest.raises(ValueError, match="no states show the labels of rows"):
+            structure.check_target(labels, potentials)

@@ -46,17 +46,26 @@ class FactorwiseCertificate(Certificate):
     violation: float
     worst_violation: float
 
+    @property
+    def gaps(self) -> str:
+        """The gap of the problem, and that of the relaxation where there is one."""
+        relaxation = f", that of the relaxation {self.relaxed_gap:.6g}" if self.has_relaxation else ""
+        return super().gaps + relaxation
+
     def __str__(self) -> str:
-        kind = "" if self.exact else " (upper bound: approximate oracle)"
         relaxation = (
-            f"; relaxed to the local polytope: primal {self.relaxed_primal:.6f}, dual {self.relaxed_dual:.6f}, "
-            f"gap {self.relaxed_gap:.6f}"
+            f"; of the relaxation: primal {self.relaxed_primal:.6f}, dual {self.relaxed_dual:.6f}, "
+            f"gap {self.relaxed_gap:.6f} ({100 * self.relative_relaxed_gap:.3g} % of its primal)"
         )
         return (
-            f"primal {self.primal:.6f}{kind}, dual {self.dual:.6f}, gap {self.gap:.6f}"
-            f"{relaxation if self.has_relaxation else ''}; violation {self.violation:.2g} "
+            f"{self.bounds}{relaxation if self.has_relaxation else ''}; violation {self.violation:.2g} "
             f"after {self.passes:.0f} passes"
         )
+
+    @property
+    def relative_relaxed_gap(self) -> float:
+        """``relaxed_gap / relaxed_primal``."""
+        return self.relaxed_gap / self.relaxed_primal if self.relaxed_primal > 0.0 else 0.0
 
 
 @dataclass(frozen=True)

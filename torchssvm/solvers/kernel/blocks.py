@@ -164,6 +164,7 @@ class KernelBlocks:
             away=None if step.move.away is None else step.move.away[moved],
             taken=(sizes * step.move.mass)[moved],
         )
+        dual.relaxed |= batch.corner.relaxed
         dual.oracle_calls += len(index)
         dual.steps += 1
         dual.visits += 1

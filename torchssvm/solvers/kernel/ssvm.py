@@ -181,7 +181,7 @@ class KernelSSVM(DualTrainer, Stateful):
         dual, n = self.dual, self.dual.num_examples
         gaps = torch.zeros_like(dual.gap_estimates)
         hinges = norm = 0.0
-        exact = True
+        exact, relaxed = True, dual.relaxed
         with self._blocks.recomputed() as drift:
             table = self._blocks.table()
             for index in self.gram.chunks():
@@ -191,6 +191,7 @@ class KernelSSVM(DualTrainer, Stateful):
                 norm += float(inner({"": psi}, {"": batch.kernel}).sum()) / (dual.lam * n)  # |w_k|^2
                 hinges += float(batch.corner.bound.sum())
                 exact &= batch.corner.exact
+                relaxed |= batch.corner.relaxed
                 gaps[index] = batch.gaps
             implicit, explicit = max(norm, 0.0), squared_norm(dual.parameters)
             norm = implicit + explicit
@@ -205,20 +206,21 @@ class KernelSSVM(DualTrainer, Stateful):
             )
         value = min(value, primal)  # a dual above the primal is rounding
         with undisturbed():
-            dual.kernel_squared_norm = implicit
+            dual.kernel_squared_norm, dual.relaxed = implicit, relaxed
             dual.gap_estimates = gaps.clamp(min=0.0)
             dual.oracle_calls += n
         return Certificate(
             primal=primal,
             dual=value,
             gap=primal - value,
-            exact=exact,
+            exact=exact and not relaxed,
             drift=drift,
             oracle_calls=dual.oracle_calls,
             passes=dual.passes,
             seconds=clock() - start,
             num_examples=n,
             lam=dual.lam,
+            relaxed=relaxed,
         )
 
     @undisturbed()

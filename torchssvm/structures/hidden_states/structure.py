@@ -34,7 +34,8 @@ class HiddenStates(Structure):
     structure, where a wrong state that shows the right label costs nothing.
 
     :func:`torchssvm.latent` trains it: it chooses the states of the targets, by :meth:`complete`, and trains the
-    weights, in turns. Without it, the states of targets are the first ones that show their labels.
+    weights, in turns. Without it, the states of targets are the first ones that show their labels, or where the
+    structure has forbidden transitions some that it allows.
 
     Args:
         structure: A structure whose outputs are int64 states, and whose loss is a sum of costs of states.
@@ -144,6 +145,9 @@ class HiddenStates(Structure):
         else:
             first = (self.shows.unsqueeze(0) == torch.arange(self.num_labels).unsqueeze(1)).to(torch.int8).argmax(1)
             states = torch.where(real, first.to(observed.device)[observed.clamp(min=0)], -1)
+            if getattr(self.structure, "transitions", None) is not None:  # the first states may be forbidden
+                nothing = potentials.replace({name: torch.zeros_like(t) for name, t in potentials.tensors.items()})
+                states = self.complete(nothing, Completed(observed, states)).states
         checked = self.structure.check_target(states, potentials)
         if not isinstance(checked, Tensor):
             raise TypeError(

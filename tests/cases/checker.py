@@ -1,0 +1,243 @@
+"""The independent checker: what a run of the package claims, beside all outputs listed and the optimum by a QP solver.
+
+``check(kind, seed)`` makes a random problem of a kind, trains it by random rules, and returns what was claimed wrongly.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from listed_costs import decisions, rankings
+from listed_problems import Listed, chains, classes, graphs, label_sets, rescaled
+from optima import Bounds, enclose
+from problems import Reference
+from processes import in_processes
+
+from torchssvm import (
+    Away,
+    BoxQP,
+    CacheOracle,
+    Certificate,
+    CommonStep,
+    Corrective,
+    FrankWolfe,
+    Hybrid,
+    Labelings,
+    LatentTrainer,
+    MaxOracle,
+    MeanParts,
+    Pairwise,
+    Relative,
+    RunOptions,
+    Sequential,
+    Solver,
+    Weights,
+    load_checkpoint,
+    make_trainer,
+    save_checkpoint,
+)
+
+KINDS: dict[str, Callable[..., Listed]] = {
+    "classes": classes,
+    "chains": chains,
+    "label sets": label_sets,
+    "graphs": graphs,
+    "decisions": decisions,
+    "programs": partial(decisions, program=True),
+    "pair swaps": partial(rankings, measure="pairs"),
+    "average precision": partial(rankings, measure="ap"),
+    "ndcg": partial(rankings, measure="ndcg"),
+    "precision": partial(rankings, measure="precision"),
+    "slack of classes": lambda random, lam, dtype: rescaled(random, classes(random, lam, dtype)),
+    "slack of chains": lambda random, lam, dtype: rescaled(random, chains(random, lam, dtype)),
+}
+
+COMPILED = ("classes", "chains")
+"""Kinds that the compiled loop takes too."""
+
+ROUNDING = {torch.float64: 1e-11, torch.float32: 2e-6}
+"""What sums may err, of the largest loss plus the largest score."""
+
+
+def dtype_of(seed: int) -> torch.dtype:
+    return torch.float32 if seed % 3 == 2 else torch.float64
+
+
+def make(kind: str, seed: int) -> Listed:
+    random = np.random.default_rng(seed)
+    return KINDS[kind](random, float(10.0 ** random.uniform(-3.0, 1.0)), dtype_of(seed))
+
+
+def rules(random: np.random.Generator, compiled: bool, sequential: bool) -> dict[str, Any]:
+    """Random rules of a solver that suit each other."""
+    labelings = Labelings(capacity=int(random.integers(1, 5)))
+    if random.random() < 0.5:
+        found = {"storage": labelings, "oracle": random.choice([MaxOracle(), CacheOracle()])}
+        found["direction"] = random.choice([FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()])
+        steps = [] if isinstance(found["direction"], Corrective) else [BoxQP(), CommonStep()]
+    else:
+        storage = random.choice([MeanParts()] if compiled else [MeanParts(), Weights()])
+        found = {"storage": storage, "direction": FrankWolfe()}
+        steps = [BoxQP(), CommonStep(), *([Sequential()] if sequential and isinstance(storage, MeanParts) else [])]
+    if steps and not compiled:
+        found["block_steps"] = random.choice(steps)
+    return {**found, "compiled": compiled}
+
+
+def trainer_of(listed: Listed, kind: str, seed: int) -> Any:
+    random = np.random.default_rng([seed, 1])
+    compiled = kind in COMPILED and bool(random.random() < 0.6)
+    options = RunOptions(batch_size=int(random.integers(1, 4)), seed=seed, round_visits=2)
+    return make_trainer(
+        listed.head,
+        listed,
+        listed.truth.lam,
+        solver=Solver(**rules(random, compiled, kind in COMPILED)),
+        structure=listed.structure,
+        options=options,
+        progress=False,
+    )
+
+
+def faults_of(found: Certificate, w: np.ndarray, truth: Reference, optimum: Bounds, rounding: float) -> list[str]:
+    """What is wrong in a certificate of weights ``w``."""
+    wrong: list[str] = []
+    largest = max(abs(a).max() + abs(c @ w).max() for a, c in zip(truth.losses, truth.changes, strict=True))
+    slack = rounding * (largest + truth.lam / 2 * float(w @ w))
+    primal = truth.primal(w)
+    if found.primal < primal - slack:
+        wrong.append(
+            f"the primal {found.primal!r} is below that of its weights, {primal!r}, by {primal - found.primal:.3g}"
+        )
+    if found.exact and found.primal > primal + slack:
+        wrong.append(f"the exact primal {found.primal!r} is above that of its weights, {primal!r}")
+    if found.dual > optimum.high + slack:
+        wrong.append(
+            f"the dual {found.dual!r} is above the optimum, {optimum.high!r}, by {found.dual - optimum.high:.3g}"
+        )
+    if found.primal < optimum.low - slack:
+        wrong.append(f"the primal {found.primal!r} is below the optimum, {optimum.low!r}")
+    if found.gap < 0.0 or found.gap != found.primal - found.dual:
+        wrong.append(f"the gap {found.gap!r} is not primal - dual, {found.primal - found.dual!r}")
+    return wrong
+
+
+@dataclass
+class Trace:
+    """What a run has claimed.
+
+    Attributes:
+        values: The dual after each step.
+        certificates: Each with the weights that the head held.
+        resumed: The last certificate and weights of a run that was saved and loaded in the middle.
+    """
+
+    values: list[float]
+    certificates: list[tuple[Certificate, np.ndarray]]
+    resumed: tuple[Certificate, np.ndarray]
+
+
+def run(kind: str, seed: int, file: Path, steps: int) -> Trace:
+    """So many steps, a certificate and a checkpoint, and the same once more."""
+    listed, again = make(kind, seed), make(kind, seed)
+    trainer, values, certificates = trainer_of(listed, kind, seed), [], []
+    other = trainer_of(again, kind, seed)
+    for part in range(2):
+        for _ in range(steps):
+            trainer.step()
+            values.append(trainer.dual.value())
+        certificates.append((trainer.certify(), listed.weights()))
+        if not part:
+            save_checkpoint(file, trainer=trainer, dual=trainer.dual)
+            load_checkpoint(file, trainer=other, dual=other.dual)
+    for _ in range(steps):
+        other.step()
+    return Trace(values, certificates, (other.certify(), again.weights()))
+
+
+def faults(trace: Trace, kind: str, seed: int) -> list[str]:
+    """What is wrong in a trace."""
+    listed, wrong, slack = make(kind, seed), [], ROUNDING[dtype_of(seed)]
+    for before, after in itertools.pairwise([0.0, *trace.values]):
+        if after < before - slack * (1.0 + abs(before)):
+            wrong.append(f"the dual fell from {before!r} to {after!r}")
+    optimum = enclose(listed.truth)
+    for found, w in trace.certificates:
+        wrong += faults_of(found, w, listed.truth, optimum, slack)
+    for a, b in zip(trace.certificates[-1], trace.resumed, strict=True):
+        if not np.array_equal(a, b):
+            wrong.append("a resumed run has other bits")
+    return wrong
+
+
+def check(kind: str, seed: int, *, steps: int = 6) -> list[str]:
+    """What a run claims wrongly; empty if nothing.
+
+    Args:
+        kind: One of ``KINDS``.
+        seed: Of problem, rules and draws; every third problem is float32.
+        steps: Before and after the run is saved and loaded.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        return faults(run(kind, seed, Path(folder) / "run.pt", steps), kind, seed)
+
+
+def check_processes(kind: str, seeds: list[int], *, steps: int = 6) -> dict[int, list[str]]:
+    """By seed, what runs of two processes claim wrongly. Problems of one example are left out."""
+    seeds = [seed for seed in seeds if len(make(kind, seed)) > 1]
+    with tempfile.TemporaryDirectory() as folder:
+
+        def job(rank: int) -> list[Trace]:
+            return [run(kind, seed, Path(folder) / f"{seed}.pt", steps) for seed in seeds]
+
+        first, second = in_processes(2, job, seconds=30.0 + 2.0 * len(seeds))
+    wrong = {seed: faults(trace, kind, seed) for seed, trace in zip(seeds, first, strict=True)}
+    for seed, one, other in zip(seeds, first, second, strict=True):
+        if not np.array_equal(one.certificates[-1][1], other.certificates[-1][1]):
+            wrong[seed].append("the processes hold different weights")
+    return wrong
+
+
+def check_latent(seed: int, *, rounds: int = 3) -> list[str]:
+    """What the rounds of a run with hidden states claim wrongly: their certificates, and the objective."""
+    random = np.random.default_rng(seed)
+    dtype, lam = dtype_of(seed), float(10.0 ** random.uniform(-2.0, 0.5))
+    shows = random.permutation([0, 0, 1])
+    listed = (classes if random.random() < 0.5 else chains)(random, lam, dtype, shows=shows)
+    for parameter in listed.head.parameters():
+        torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(seed))
+    at = listed.weights()  # the hidden parts of the first round are those of the weights before it
+    run = LatentTrainer(
+        listed.head, listed, lam, structure=listed.structure, tolerance=Relative(0.02), max_passes=50.0, seed=seed
+    )
+    truth, wrong, slack = listed.truth, [], ROUNDING[dtype]
+    for _ in range(rounds):
+        w, before = listed.weights(), run.objectives[-1]
+        scores = [changes @ at for changes in truth.changes]
+        own = [shown[np.argmax(s[shown])] for s, shown in zip(scores, listed.observed, strict=True)]
+        # P_t: the hidden parts are fixed
+        convex = Reference(truth.losses, [c - c[k] for c, k in zip(truth.changes, own, strict=True)], [], lam)
+        objective = convex.primal(w)
+        near = slack * (1.0 + objective + max(abs(s).max() for s in scores))
+        if abs(before - objective) > near:
+            wrong.append(f"the objective {before!r} is not {objective!r}")
+        found, optimum = run.step(), enclose(convex)
+        if run.objectives[-1] > before:
+            wrong.append(f"the objective rose from {before!r} to {run.objectives[-1]!r}")
+        if found.dual > optimum.high + near:
+            wrong.append(f"the dual {found.dual!r} of a round is above its optimum {optimum.high!r}")
+        if (run.settled and len(run.objectives) == 1) or run.objectives[-1] == before:
+            break
+        wrong += faults_of(found, listed.weights(), convex, optimum, slack)
+        if run.settled:
+            break
+        at = listed.weights()
+    return wrong

@@ -1,0 +1,186 @@
+"""Problems of decisions and of rankings, with all outputs listed; see :mod:`listed_problems`."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+from listed_problems import Listed, Maker, draw
+
+from torchssvm import (
+    NDCG,
+    AveragePrecision,
+    Batch,
+    Decision,
+    Decisions,
+    IntegerProgram,
+    Knapsack,
+    LinearDecisions,
+    LinearRanking,
+    PairSwaps,
+    PrecisionAt,
+    Ranking,
+    Selection,
+    ShortestPath,
+    Situations,
+)
+
+
+def subsets(size: int) -> np.ndarray:
+    return np.array(list(itertools.product((0, 1), repeat=size)))
+
+
+def feasible(
+    random: np.random.Generator, n: int, *, program: bool
+) -> tuple[Any, list[np.ndarray], torch.Tensor | None]:
+    """An oracle, the decisions of each example, and what the oracle is given."""
+    if program:
+        size, rows = int(random.integers(2, 6)), int(random.integers(1, 3))
+        matrix, sides = random.integers(0, 4, (rows, size)), random.integers(2, 6, (n, rows))
+        maximize = bool(random.random() < 0.5)
+        given = sides if random.random() < 0.5 else np.repeat(sides[:1], n, 0)
+        oracle = IntegerProgram(matrix, sides[0], maximize=maximize)
+        every = subsets(size)
+        listed = [every[(every @ matrix.T <= side).all(1)] for side in given]
+        return oracle, listed, None if (given == sides[0]).all() else torch.from_numpy(given).double()
+    kind = random.choice(["paths", "selection", "knapsack"])
+    if kind == "paths":  # 2 x 3 places: steps to the right and down
+        oracle = ShortestPath.grid(2, 3)
+        arcs = [(a, b) for a, b in grid_arcs(2, 3)]
+        return oracle, [paths(arcs, 0, 5)] * n, None
+    if kind == "selection":
+        size, at_most, maximize = 5, bool(random.random() < 0.5), bool(random.random() < 0.5)
+        own = random.integers(1, size + 1, n)
+        given = bool(random.random() < 0.5)
+        ks = own if given else np.repeat(own[:1], n)
+        every = subsets(size)
+        listed = [every[(every.sum(1) <= k) & (at_most | (every.sum(1) == k))] for k in ks]
+        oracle = Selection(size, int(own[0]), at_most=at_most, maximize=maximize)
+        return oracle, listed, torch.from_numpy(ks) if given else None
+    weights, capacity = random.integers(0, 4, 5), random.integers(1, 8, n)
+    given = bool(random.random() < 0.5)
+    most = capacity if given else np.repeat(capacity[:1], n)
+    every = subsets(5)
+    listed = [every[every @ weights <= own] for own in most]
+    return Knapsack(weights, int(capacity[0])), listed, torch.from_numpy(most) if given else None
+
+
+def grid_arcs(rows: int, columns: int) -> list[tuple[int, int]]:
+    """Row by row: the arcs to the right, then those down, as ``ShortestPath.grid`` numbers them."""
+    arcs = []
+    for i in range(rows):
+        arcs += [(i * columns + j, i * columns + j + 1) for j in range(columns - 1)]
+        arcs += [(i * columns + j, i * columns + j + columns) for j in range(columns) if i + 1 < rows]
+    return arcs
+
+
+def paths(arcs: list[tuple[int, int]], start: int, end: int) -> np.ndarray:
+    found: list[np.ndarray] = []
+
+    def go(place: int, used: list[int]) -> None:
+        if place == end:
+            found.append(np.bincount(used, minlength=len(arcs)))
+        for number, (a, b) in enumerate(arcs):
+            if a == place:
+                go(b, [*used, number])
+
+    go(start, [])
+    return np.stack(found)
+
+
+def decisions(random: np.random.Generator, lam: float, dtype: torch.dtype, *, program: bool = False) -> Listed:
+    """SPO+ over decisions, some with known costs and with constraints of their own."""
+    n, width = int(random.integers(1, 5)), 2
+    oracle, listed, given = feasible(random, n, program=program)
+    size, sign = oracle.num_costs, 1.0 if oracle.maximize else -1.0
+    shared, bias, known = (bool(random.random() < share) for share in (0.4, 0.5, 0.4))
+    head = LinearDecisions(width, structure=Decisions(oracle), shared=shared, bias=bias).to(dtype)
+    x = draw(random, *((n, size, width) if shared else (n, width)), dtype=dtype)
+    scale = float(random.choice([1.0, 1.0, 100.0]))
+    cost = torch.from_numpy(scale * random.normal(size=(n, size)))
+    fixed = torch.from_numpy(scale * random.normal(size=(n, size))) if known else None
+    if fixed is not None:
+        cost = cost + fixed
+    made, best = Maker(head, lam), []
+    for row, every in enumerate(listed):
+        own, costs = x[row].double().numpy(), cost[row].numpy()
+        y = every[(sign * every @ costs).argmax()]
+        best.append(y)
+        loss = sign * (y - every) @ costs
+        if fixed is not None:
+            loss = loss + 2.0 * sign * (every - y) @ fixed[row].numpy()
+
+        def phi(d: np.ndarray, own: np.ndarray = own) -> dict[str, np.ndarray]:
+            if shared:
+                return {"weight": 2.0 * sign * (d @ own)[None], "bias": 2.0 * sign * d.sum(keepdims=True).astype(float)}
+            return {"weight": 2.0 * sign * np.outer(d, own), "bias": 2.0 * sign * d.astype(float)}
+
+        made.add(loss, [phi(d) for d in every], phi(y))
+    target = torch.from_numpy(np.stack(best)).long()
+
+    def take(rows: list[int]) -> Batch:
+        rest = (None if each is None else each[rows] for each in (fixed, given))
+        return Batch(Situations(x[rows], *rest), Decision(target[rows], cost[rows]), torch.tensor(rows))
+
+    return Listed(head, take, made.truth)
+
+
+def rankings(random: np.random.Generator, lam: float, dtype: torch.dtype, *, measure: str) -> Listed:
+    """Lists of up to four documents: all orders; of pair swaps every set of them, which makes the same hinge."""
+    n, width = int(random.integers(1, 5)), 2
+    lengths = random.integers(1, 5, n)
+    k = int(random.integers(1, 4))
+    made_of = {"pairs": PairSwaps(), "ap": AveragePrecision(), "ndcg": NDCG(k), "precision": PrecisionAt(k)}
+    head = LinearRanking(width, structure=Ranking(made_of[measure])).to(dtype)
+    x, made, grades = draw(random, n, int(lengths.max()), width, dtype=dtype), Maker(head, lam), []
+    for row, size in enumerate(lengths.tolist()):
+        own, grade = x[row, :size].double().numpy(), random.integers(0, 3, size)
+        if measure in ("ap", "precision", "ndcg"):
+            grade[int(random.integers(size))] = 2  # one is relevant
+        level = grade if measure in ("pairs", "ndcg") else (grade >= 1).astype(int)
+        grades.append(grade)
+        pairs = [(i, j) for i in range(size) for j in range(size) if level[i] > level[j]]
+        orders = [np.array(o) for o in itertools.permutations(range(size))]  # the place of each document
+        if measure == "pairs":
+            swaps = subsets(len(pairs)) if pairs else np.zeros((1, 0))
+            losses = swaps.sum(1) / max(len(pairs), 1)
+            moves = [own[j] - own[i] for i, j in pairs]
+            changes = swaps @ np.stack(moves) / len(pairs) if pairs else np.zeros((1, width))
+        elif measure == "ap":
+            losses = np.array([1.0 - precision_average(o, level) for o in orders])
+            changes = np.stack(
+                [
+                    sum((own[j] - own[i] for i, j in pairs if o[j] < o[i]), np.zeros(width)) / max(len(pairs), 1)
+                    for o in orders
+                ]
+            )
+        else:
+            places = np.arange(size)
+            discount = 1.0 / np.log2(places + 2.0) * (places < k) if measure == "ndcg" else (places < k) * 1.0
+            gain = 2.0**grade - 1.0 if measure == "ndcg" else level * 1.0
+            best = float(np.sort(gain)[::-1] @ discount)
+            losses = np.array([1.0 - float(gain @ discount[o]) / best for o in orders])
+            sums = np.stack([discount[o] @ own for o in orders])
+            ideal = [bool((np.diff(level[np.argsort(o)]) <= 0).all()) for o in orders]
+            changes = sums - sums[ideal].mean(0)
+        made.truth.losses.append(losses)
+        made.truth.changes.append(np.concatenate([changes, np.zeros((1, width))]))  # the mean of the ideal orders
+        made.truth.losses[-1] = np.append(losses, 0.0)
+
+    def take(rows: list[int]) -> Batch:
+        sizes = torch.from_numpy(lengths[rows])
+        y = torch.full((len(rows), int(sizes.max())), -1)
+        for place, row in enumerate(rows):
+            y[place, : lengths[row]] = torch.from_numpy(grades[row])
+        return Batch(x[rows, : y.shape[1]], y, torch.tensor(rows), sizes)
+
+    return Listed(head, take, made.truth)
+
+
+def precision_average(places: np.ndarray, relevant: np.ndarray) -> float:
+    """Average precision of an order."""
+    by_place = relevant[np.argsort(places)]
+    counts = np.cumsum(by_place)
+    return float(np.mean([counts[p] / (p + 1) for p in range(len(by_place)) if by_place[p]]))
