@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.core.naming import naming
 from torchssvm.core.on_host import known, on_host, upload
+from torchssvm.core.potentials import Potentials, as_potentials
 
 
 @dataclass(slots=True, eq=False)
@@ -105,9 +107,12 @@ def to_device(batch: Any, device: torch.device | str) -> Any:
     return tree_map(move, batch)
 
 
-def apply_head(head: Any, batch: Batch) -> Any:
-    """``head(x)``, or ``head(x, lengths)`` if the batch has lengths."""
-    return head(batch.x) if batch.lengths is None else head(batch.x, batch.lengths)
+def apply_head(head: Any, batch: Batch) -> Potentials:
+    """``head(x)``, or ``head(x, lengths)`` if the batch has lengths; errors then name the examples."""
+    with naming(batch.index):
+        potentials = as_potentials(head(batch.x) if batch.lengths is None else head(batch.x, batch.lengths))
+    potentials.index = batch.index
+    return potentials
 
 
 def fetcher(dataset: Any, collate_fn: Collate | None = None) -> Callable[[Sequence[int]], Batch]:

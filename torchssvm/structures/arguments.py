@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_int64, describe, read_numbers
+from torchssvm.core.naming import row_name
 from torchssvm.core.plain import plain
 from torchssvm.core.structure import Structure
 
@@ -91,6 +92,6 @@ def check_labels(target: Tensor, num_states: int, where: Tensor | None = None) -
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0, 0])
         raise ValueError(
-            f"target has label {int(target[wrong][0])} in row {row} of the batch; labels are 0 to {num_states - 1}"
+            f"target has label {int(target[wrong][0])} in {row_name(row)}; labels are 0 to {num_states - 1}"
             + ("; -1 marks padding: did the head get the lengths?" if int(target[wrong][0]) == -1 else "")
         )

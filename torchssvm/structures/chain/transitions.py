@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor
+from torchssvm.core.naming import row_name
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import digest
 
@@ -107,7 +108,7 @@ class Transitions:
             place = next(t for t in range(1, len(own)) if not pairs[own[t - 1]][own[t]])
             what = f"has state {own[place]} after {own[place - 1]} at position {place}"
         raise ValueError(
-            f"target {what} in row {row} of the batch, which the structure's transitions forbid: repair the target, or "
+            f"target {what} in {row_name(row)}, which the structure's transitions forbid: repair the target, or "
             "allow it"
         )
 

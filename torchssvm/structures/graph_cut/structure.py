@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_int64, check_object, check_tensor
+from torchssvm.core.naming import row_name
 from torchssvm.core.potentials import Parts, Potentials, inner
 from torchssvm.core.structure import Decoding, Structure, as_decoding, fit
 from torchssvm.structures.arguments import WeightedLabels, check_lengths
@@ -248,7 +249,7 @@ class GraphCut(Structure):
         if bool(wrong.any()):
             row, p = wrong.nonzero()[0].tolist()
             raise ValueError(
-                f"target has {int(labels[row, p])} at node {p} in row {row} of the batch; labels are 0 and 1 (-1 marks "
+                f"target has {int(labels[row, p])} at node {p} in {row_name(row)}; labels are 0 and 1 (-1 marks "
                 "padding: did the head get the lengths?)"
             )
         costs = node_costs(weights, real)
@@ -307,7 +308,7 @@ def check_edges(edges: Tensor, links: int, longest: int, potentials: Potentials)
         row, place = wrong.nonzero()[0].tolist()
         size = longest if lengths is None else int(lengths[row])
         raise ValueError(
-            f"edges has {edges[row, place].tolist()} at place {place} in row {row} of the batch: an edge joins two "
+            f"edges has {edges[row, place].tolist()} at place {place} in {row_name(row)}: an edge joins two "
             f"different nodes, 0 to {size - 1}; -1 and -1 where there is none"
         )
 
