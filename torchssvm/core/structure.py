@@ -6,6 +6,7 @@ import functools
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -95,6 +96,17 @@ def _naming(check: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _on_cpu(init: Callable[..., None]) -> Callable[..., None]:
+    """A constructor whose tensors hold numbers, also of a model that is made on the meta device."""
+
+    @functools.wraps(init)
+    def call(self: Structure, *args: Any, **kwargs: Any) -> None:
+        with torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext():
+            init(self, *args, **kwargs)
+
+    return call
+
+
 class Structure(ABC):
     """What an output is: its parts, its loss, and how the best one is found.
 
@@ -133,6 +145,8 @@ class Structure(ABC):
         for name in ("argmax", "augmented_argmax", "marginals", "decode"):
             if name in vars(cls):
                 setattr(cls, name, _gate(vars(cls)[name]))
+        if "__init__" in vars(cls):
+            cls.__init__ = _on_cpu(vars(cls)["__init__"])  # type: ignore[method-assign]
         if "check_target" in vars(cls):
             cls.check_target = _naming(vars(cls)["check_target"])  # type: ignore[method-assign]
 

@@ -37,7 +37,7 @@ class Transitions:
     def __init__(self, pairs: Tensor, *, first: Tensor | None = None, last: Tensor | None = None) -> None:
         states = check_tensor(pairs, "pairs").shape[0] if pairs.ndim else 0
         self.pairs = _checked("pairs", pairs, (states, states))
-        every = torch.ones(states, dtype=torch.bool)
+        every = torch.ones(states, dtype=torch.bool, device=self.pairs.device)
         self.first = every if first is None else _checked("first", first, (states,))
         self.last = every if last is None else _checked("last", last, (states,))
         self._check_lengths()
