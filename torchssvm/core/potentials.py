@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_int64, check_tensor, check_whole, read_numbers
+from torchssvm.core.arguments import check_length_form, check_tensor, check_whole, read_numbers
 from torchssvm.core.jit import fits_numba, fits_triton, njit_fastmath
 from torchssvm.core.on_host import pick
 from torchssvm.core.plain import plain
@@ -138,7 +138,7 @@ class Potentials:
         if lengths is not None:
             if not isinstance(lengths, Tensor):
                 raise TypeError(f"lengths must be an int64 tensor, not a {type(lengths).__name__}")
-            check_int64(lengths, "lengths", (self.batch_size,), ", one for each example")
+            check_length_form(lengths, self.batch_size)
             self.min_length, self.max_length = min_length, max_length
             if not plain():
                 self._check_lengths(lengths)

@@ -189,7 +189,8 @@ class Arborescence(Structure):
             row, t = wrong.nonzero()[0].tolist()
             raise ValueError(
                 f"target has head {int(heads[row, t])} for token {t + 1} in {row_name(row)}; heads are 0 (the "
-                f"root) to {int(real[row].sum())}, the number of tokens"
+                f"root) to {int(real[row].sum())}, the number of tokens; leave sentences out "
+                "that lack a head"
             )
         rootless = ~has_root(heads)
         if bool(rootless.any()):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_int64
+from torchssvm.core.arguments import NO_LABEL, check_int64
 from torchssvm.core.naming import row_name
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
 from torchssvm.core.structure import Decoding, Structure, fit
@@ -120,10 +120,10 @@ class Ranking(Structure):
         check_int64(grades, "target", potentials.single.shape, ", a grade for each document")
         real = _real(potentials)
         if bool((wrong := (grades < 0) & real).any()):
-            row = int(wrong.nonzero()[0, 0])
+            row, document = wrong.nonzero()[0].tolist()
             raise ValueError(
-                f"target has grade {int(grades[wrong][0])} in {row_name(row)}; grades are 0 or more, and -1 "
-                "marks padding: did the head get the lengths?"
+                f"target has grade {int(grades[row, document])} at document {document} of {row_name(row)}; grades are "
+                f"0 or more{NO_LABEL}"
             )
         grades = grades.masked_fill(~real, -1)
         self.measure.check(grades)
