@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -42,6 +42,16 @@ class Batch:
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.x, self.y, self.index, self.lengths))
+
+    def __getitem__(self, place: Any) -> NoReturn:
+        """What ``DataLoader`` asks for where it was given no ``collate_fn``.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            "a Batch has no items: give the DataLoader collate_fn=dataset.collate, or take in_order(dataset)"
+        )
 
     def replace(self, **changes: Any) -> Batch:
         """The same batch with some fields changed."""
@@ -129,8 +139,8 @@ def fetcher(dataset: Any, collate_fn: Collate | None = None) -> Callable[[Sequen
             "torchssvm.datasets.PaddedDataset(x, y, lengths)"
         )
     if hasattr(dataset, "__getitems__"):
-        return lambda index: collate(dataset.__getitems__(list(index)))
-    return lambda index: collate([dataset[i] for i in index])
+        return lambda index: as_batch(collate(dataset.__getitems__(list(index))))
+    return lambda index: as_batch(collate([dataset[i] for i in index]))
 
 
 def in_order(

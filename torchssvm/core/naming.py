@@ -36,6 +36,12 @@ def row_name(row: int) -> str:
     return f"row {row} of the batch" if numbers is None else f"example {numbers[0]}"
 
 
+def number_of(row: int) -> int:
+    """The number of the example at ``row``, where the index is known, else ``row``."""
+    numbers = _numbers([row])
+    return row if numbers is None else numbers[0]
+
+
 def row_names(rows: Sequence[int]) -> str:
     """``examples [17, 4]``, or ``rows [3, 5] of the batch``: the first eight, and how many more there are."""
     first = list(rows[:8])

@@ -39,6 +39,25 @@ class Examples:
         return batch
 
 
+def check_real(value: Any, name: str) -> None:
+    """Raise ValueError for complex numbers, dates and times, which a cast to floating point takes in silence.
+
+    Args:
+        value: An array, a matrix, a table of pandas, or lists.
+        name: Its name in the error.
+    """
+    try:
+        given = getattr(value, "dtypes", None)  # a table has a list of them
+        kinds = list(given) if given is not None else [getattr(value, "dtype", None) or np.asarray(value).dtype]
+    except ValueError:  # lists of several lengths, which are refused later
+        return
+    for dtype in kinds:
+        if getattr(dtype, "kind", "O") == "c":
+            raise ValueError(f"Complex data not supported: {name} holds {dtype}, give two real features for each")
+        if getattr(dtype, "kind", "O") in "mM":
+            raise ValueError(f"{name} holds {dtype}: give numbers, such as days since some date")
+
+
 def padded(arrays: Sequence[np.ndarray], fill: float) -> torch.Tensor:
     """Arrays ``[N_i, ...]`` in one tensor ``[B, N, ...]``, filled up by ``fill``."""
     found = np.full((len(arrays), max(map(len, arrays)), *arrays[0].shape[1:]), fill, arrays[0].dtype)

@@ -59,6 +59,15 @@ def check_lists(y: Any, sizes: Sequence[int], what: str) -> list[Sequence[Any]]:
     return y
 
 
+def check_no_missing(y: np.ndarray) -> None:
+    """Raise ValueError for a class of -100, which torch leaves out; -1 is one of two classes in scikit-learn."""
+    missing = y == -100 if y.dtype.kind in "if" else np.zeros(len(y), bool)
+    if missing.any():
+        raise ValueError(
+            f"y[{int(missing.argmax())}]=-100 marks an example without a class: leave such examples out of X and y"
+        )
+
+
 def states_of(y: Sequence[Sequence[Any]]) -> tuple[np.ndarray, list[np.ndarray]]:
     """The distinct labels in ascending order, and the state of each label.
 

@@ -14,8 +14,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from torchssvm.core.batch import Batch
 from torchssvm.estimators.base import StructuredEstimator
-from torchssvm.estimators.examples import Examples, lists_of_rows
-from torchssvm.estimators.labels import weights_of
+from torchssvm.estimators.examples import Examples, check_real, lists_of_rows
+from torchssvm.estimators.labels import check_no_missing, weights_of
 from torchssvm.structures.arguments import WeightedLabels
 from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.sparse_head import SparseLinearChain
@@ -96,8 +96,10 @@ class MultinomialSVC(ClassifierMixin, StructuredEstimator):
             TypeError: A flag is neither True nor False.
         """
         self._check_parameters()
+        check_real(X, "X")
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32])
         check_classification_targets(y)
+        check_no_missing(y)
         if sample_weight is None:
             times = np.ones(len(y))
         else:
@@ -164,6 +166,7 @@ class MultinomialSVC(ClassifierMixin, StructuredEstimator):
     def decision_function(self, X: Any) -> np.ndarray:
         """Scores ``[n, K]``, or ``[n]`` for two classes: positive for the second."""
         check_is_fitted(self)
+        check_real(X, "X")
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
         scores = safe_sparse_dot(X, self.coef_.T, dense_output=True) + self.intercept_
         return scores[:, 0] if scores.shape[1] == 1 else scores
