@@ -257,7 +257,7 @@ def choose_lam(
                     warn_if_short(certificate, tolerance, max_passes)
                 with on_device(head, device):
                     found = evaluate(head, structure, batches, device)
-                    value = -found.loss if score is None else as_number(score(head), "score(head)")
+                    value = -found.loss if score is None else _score(head, score)
                 value = float(trainer.dual.ranks.gather(torch.tensor(value, dtype=torch.float64))[0])  # all follow one
                 if math.isnan(value):
                     raise ValueError(f"score(head) is nan at lam={lam:g}: it must be a number, the larger the better")
@@ -293,6 +293,26 @@ def _beyond(best: float, tried: list[float], untried: list[float]) -> list[float
     if best == max(tried):
         return [STEP * best]
     return [best / STEP] if best == min(tried) and not untried else []
+
+
+@torch.no_grad()
+def _score(head: nn.Module, score: Callable[[nn.Module], float]) -> float:
+    """What ``score`` says.
+
+    Raises:
+        ValueError: It has changed the weights, which are then put back: the path goes on from them.
+    """
+    held = [parameter.detach().clone() for parameter in head.parameters()]
+    try:
+        with torch.enable_grad():
+            found = as_number(score(head), "score(head)")
+    finally:
+        changed = [(p, own) for p, own in zip(head.parameters(), held, strict=True) if not torch.equal(p, own)]
+        for parameter, own in changed:
+            parameter.copy_(own)
+    if changed:
+        raise ValueError("score(head) has changed the head's weights: score a copy, copy.deepcopy(head)")
+    return found
 
 
 def _held_out_batches(

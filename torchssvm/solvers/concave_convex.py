@@ -147,6 +147,8 @@ class LatentTrainer(Stateful):
         seed: int = 0,
     ) -> None:
         check_dataset(dataset)
+        if not len(dataset):
+            raise ValueError("the dataset is empty")
         if Ranks.here():
             raise ValueError("latent trains in one process: call it outside of a process group")
         self.structure: Any = find_structure(head, structure)
