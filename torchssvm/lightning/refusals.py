@@ -108,9 +108,7 @@ def refuse_averages(trainer: L.Trainer, *, possible: bool = True) -> None:
 
 
 def check_start(features: nn.Module, head: nn.Module | None = None) -> None:
-    """Before a fit that trains ``features``: look at the weights it starts from, and take ``features`` to training mode.
-
-    Features of which some part is in training mode stay as they are: the other parts are meant.
+    """Look at the weights that a fit which trains ``features`` starts from.
 
     Args:
         features: The network.
@@ -123,13 +121,23 @@ def check_start(features: nn.Module, head: nn.Module | None = None) -> None:
         for name, weights in () if module is None else module.named_parameters():
             if weights.numel() and not float(largest := weights.detach().abs().amax()) < _ABSURD:
                 raise ValueError(
-                    f"{part}.{name} starts at weights up to {float(largest):.3g}, from which nothing can be trained: they "
-                    "were read from a damaged file, or made on the meta device and never initialised (reset_parameters())"
+                    f"{part}.{name} starts at weights up to {float(largest):.3g}, from which nothing can be trained: "
+                    "they were read from a damaged file, or made on the meta device and never initialised "
+                    "(reset_parameters())"
                 )
-    if not any(module.training for module in features.modules()):
-        features.train()
-        warn(
-            "features came in evaluation mode, as from_pretrained leaves a network, and this fit trains it: it is now in "
-            "training mode, with dropout and new means of batch norms. To keep parts in evaluation mode, call "
-            "features.train() before the fit, and eval() of these parts"
-        )
+
+
+def training_modes(modes: dict[str, bool]) -> dict[str, bool]:
+    """Which parts of features that are trained are in training mode meanwhile: all of them, where none was.
+
+    Args:
+        modes: Whether each part, by name, came in training mode.
+    """
+    if any(modes.values()):
+        return modes
+    warn(
+        "features came in evaluation mode, as from_pretrained leaves a network, and this fit trains it: that is done "
+        "in training mode, with dropout and new means of batch norms. To keep parts in evaluation mode, call "
+        "features.train(), and then eval() of these parts, before StructuredSVM is made"
+    )
+    return dict.fromkeys(modes, True)
