@@ -47,7 +47,7 @@ def select_tokens(mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
             f"mask has no True in {row_name(int(empty.nonzero()[0, 0]))}, and an example needs a token: leave it out"
         )
     longest = int(lengths.max()) if len(lengths) else 0
-    order = (~mask).to(torch.uint8).argsort(1, stable=True)[:, :longest]
+    order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
     padding = torch.arange(longest, device=mask.device) >= lengths.unsqueeze(1)
     rows = torch.arange(len(mask), device=mask.device).unsqueeze(1)
 
