@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from torchssvm.core.arguments import check_whole
+from torchssvm.core.arguments import check_length_form, check_whole
 from torchssvm.core.batch import to_device
 from torchssvm.core.features import apply_features
 
@@ -63,6 +63,8 @@ class PrecomputedFeatures(PaddedDataset):
         try:
             with torch.no_grad():
                 for batch in DataLoader(dataset, batch_size=batch_size, collate_fn=collate):
+                    if batch.lengths is not None:
+                        check_length_form(batch.lengths, len(batch.index))
                     inputs = batch.x, batch.lengths
                     out = apply_features(
                         features, *(to_device(inputs, parameter.device) if parameter is not None else inputs)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from torchssvm.core.arguments import check_int64, check_tensor
+from torchssvm.core.arguments import NO_LABEL, check_int64, check_length_form, check_tensor
 from torchssvm.core.batch import Batch
 
 PADDING = -1
@@ -120,6 +120,17 @@ def stack(examples: Sequence[Example]) -> Batch:
     return Batch(torch.stack(xs), torch.stack(ys), torch.tensor(numbers, device=ys[0].device))
 
 
+def _check_labelled(y: Tensor, lengths: Tensor | None) -> None:
+    """Raise ValueError for -100, which other libraries leave out of their losses, within an example's length."""
+    missing = y == -100
+    if lengths is not None and y.ndim > 1:
+        inside = torch.arange(y.shape[1], device=y.device) < lengths.to(y.device).unsqueeze(1)
+        missing &= inside.view(*inside.shape, *[1] * (y.ndim - 2))
+    if bool(missing.any()):
+        place = missing.nonzero()[0].tolist()
+        raise ValueError(f"y{place} is -100{NO_LABEL}")
+
+
 class PaddedDataset(Dataset[Example]):
     """A map-style dataset of n labelled sequences; :meth:`collate` and ``__getitems__`` make its batches.
 
@@ -161,13 +172,14 @@ class PaddedDataset(Dataset[Example]):
         if len(index.unique()) < n or bool((index < 0).any()):
             raise ValueError("index must hold another number, at least 0, for every example: it names its dual block")
         if lengths is not None:
-            check_int64(lengths, "lengths", (n,), ", one for each example")
+            check_length_form(lengths, n)
             longest = x.shape[1] if x.ndim > 1 else 0
             if bool(((lengths < 1) | (lengths > longest)).any()):
                 raise ValueError(
                     f"lengths must lie between 1 and the padded length {longest}, got {int(lengths.min())} to "
                     f"{int(lengths.max())}"
                 )
+        _check_labelled(y, lengths)
         self.x = x
         self._pack()
         self.y = y

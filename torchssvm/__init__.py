@@ -6,7 +6,7 @@ What is used by its name in this package, by purpose:
   ``StructuredHinge``, ``SoftmaxMargin``, ``Average``, ``UniformAverage``, ``WeightedAverage``, ``SuffixAverage``,
   ``save_checkpoint``, ``load_checkpoint``; in several processes, ``RankError``; targets with a hidden part, ``latent``,
   ``LatentTrainer``, ``LatentReport``.
-* Batches: ``Batch``, ``SparseFeatures``, ``in_order``.
+* Batches: ``Batch``, ``SparseFeatures``, ``in_order``, ``select_tokens``.
 * Heads: ``grid_edges``, ``LinearArcs``, ``LinearChain``, ``LinearDecisions``, ``LinearEdges``, ``LinearGraph``,
   ``LinearMulticlass``, ``LinearMultilabel``, ``LinearPairwiseGraph``, ``LinearPose``, ``LinearRanking``,
   ``LinearTree``, ``SparseLinearChain``, ``SparseLinearMultilabel``; they give ``Potentials``.
@@ -43,6 +43,7 @@ from torchssvm.core.batch import Batch, in_order
 from torchssvm.core.check import CheckReport, check
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.ranks import RankError
+from torchssvm.core.select_tokens import select_tokens
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.structure import Decoding, Marginals, Structure
 from torchssvm.dual import DualState, Labelings, MeanParts, Weights
@@ -365,5 +366,6 @@ __all__ = [
     "recompute_weights",
     "regularization_path",
     "save_checkpoint",
+    "select_tokens",
     "solve",
 ]

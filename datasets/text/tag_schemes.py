@@ -77,10 +77,10 @@ def bio_transitions(tags: Sequence[str]) -> Transitions:
                 [ True,  True,  True],
                 [ True,  True,  True]])
     """
-    allowed = torch.ones(len(tags), len(tags), dtype=torch.bool)
-    first = torch.ones(len(tags), dtype=torch.bool)
+    allowed = torch.ones(len(tags), len(tags), dtype=torch.bool, device="cpu")  # also of a model on the meta device
+    first = torch.ones(len(tags), dtype=torch.bool, device="cpu")
     for state, kind in _inside(tags):
-        allowed[:, state] = torch.tensor([tag[:1] in "BI" and tag[2:] == kind for tag in tags])
+        allowed[:, state] = torch.tensor([tag[:1] in "BI" and tag[2:] == kind for tag in tags], device="cpu")
         first[state] = False
     return Transitions(allowed, first=first)
 

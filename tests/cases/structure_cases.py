@@ -323,8 +323,32 @@ class StructureTestCase(LabelingsTestCase):
         for name in potentials.tensors:
             tensors = {key: tensor.clone() for key, tensor in potentials.tensors.items()}
             tensors[name][1] = value
-            with pytest.raises(ValueError, match=r"rows \[1\] are not finite"):
+            with pytest.raises(ValueError, match=r"rows \[1\] of the batch are not finite"):
                 find_corner(structure, potentials.replace(tensors), target)
+
+    @pytest.mark.parametrize("value", [torch.nan, torch.inf])
+    def test_scores_that_are_not_finite_are_not_decoded(self, value):
+        structure, potentials, _ = self.setting(5, 3)
+        potentials.index = torch.tensor([40, 17, 30])  # errors name the example
+        oracles = [structure.argmax, structure.decode]
+        if type(structure).marginals is not Structure.marginals:
+            oracles.append(structure.marginals)
+        for name in potentials.tensors:
+            tensors = {key: tensor.clone() for key, tensor in potentials.tensors.items()}
+            tensors[name][1] = value
+            for oracle in oracles:
+                with pytest.raises(ValueError, match=r"examples \[17\] are not finite"):
+                    oracle(potentials.replace(tensors))
+
+    @examples(5)
+    @given(seed=SEEDS, batch=BATCHES)
+    def test_nan_in_the_padding_is_decoded(self, seed, batch):
+        structure, potentials, _ = self.setting(seed, batch)
+        other = {name: tensor.clone() for name, tensor in potentials.tensors.items()}
+        for name, rows in potentials.ragged.items():
+            beyond = torch.arange(other[name].shape[1]) >= (potentials.lengths + rows).unsqueeze(1)
+            other[name][beyond] = torch.nan
+        assert self.same(structure.decode(potentials.replace(other)), structure.decode(potentials))
 
     def test_repr_names_the_structure(self):
         structure = self.make_structure()

@@ -306,7 +306,7 @@ class Broken(LabelSets):
         (BoundTooLow, {"argmax finds the best output", "augmented_argmax finds the best output"}, "oracle's bound"),
         (WrongDelta, {"loss equals <parts, delta> + constant"}, "loss_potentials gives"),
         (WrongConstant, {"loss equals <parts, delta> + constant"}, "loss_potentials gives"),
-        (CostlyTarget, {"head and target fit the structure"}, "own loss is not zero in rows [0, 1, 2, 3, 4]"),
+        (CostlyTarget, {"head and target fit the structure"}, "own loss is not zero in examples [0, 1, 2, 3, 4]"),
         (CostlyTargetUnseen, {"loss is 0 at the target, else >= 0"}, "loss(target, target) is [0.5"),
         (NegativeLoss, {"loss is 0 at the target, else >= 0"}, "loss is [-"),
         (FlatParts, {"parts are shaped like the potentials"}, "shaped like the potentials"),

@@ -278,8 +278,8 @@ def test_a_file_with_another_byte_gives_a_model_or_an_error_that_names_it(tmp_pa
         ([[["a"]]], None, "vocabulary=None must map names of features to columns"),
         (None, {}, "sentences must be lists of tokens, one list for every sentence; got None"),
         ([None], {}, "sentences must be lists of tokens, one list for every sentence; got None"),
-        (["the cat"], {}, "a token is a str"),
-        ([[[1]]], {}, "a token is a list: give"),
+        (["the cat"], {}, "token 0 of sequence 0 is a str"),
+        ([[[1]]], {}, "token 0 of sequence 0 is a list: give"),
     ],
 )
 def test_what_is_no_batch_of_names(sentences, vocabulary, words: str) -> None:

@@ -515,3 +515,41 @@ def test_a_report_is_about_the_head_that_is_kept(words, tmp_path, monkeypatch):
     assert "trainer.save_checkpoint" in str(model.choice)
     found = evaluate(model, model.structure, everything(words))
     assert report.report.train_loss == pytest.approx(found.loss)
+
+
+class Dropping(Features):
+    """Features that note their mode while they are trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout, self.norm, self.seen = nn.Dropout(0.5), nn.BatchNorm1d(2), set()
+
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            self.seen.add((self.training, self.dropout.training, self.norm.training))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_features_that_came_in_evaluation_mode_are_trained_in_training_mode(words, parts):
+    """Parts of features in training mode stay as they are, without a word."""
+    features = Dropping().eval()
+    if parts:
+        features.train()
+        features.norm.eval()
+    model = StructuredSVM(LinearChain(12, 26), 0.01, features, joint=JointTraining(epochs=1, lr=1e-2))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        trainer(max_epochs=2).fit(model, loader(words))
+    assert features.seen == {(True, True, not parts)}
+    assert sum("came in evaluation mode" in str(one.message) for one in found) == (not parts)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
+@pytest.mark.parametrize("part", ["head", "features"])
+def test_weights_of_memory_that_was_never_written_to_are_refused(words, part, value):
+    model = together()
+    with torch.no_grad():
+        list(getattr(model, part).parameters())[-1].view(-1)[0] = value
+    with pytest.raises(ValueError, match=rf"{part}\..* starts at weights up to .*reset_parameters"):
+        trainer(max_epochs=3).fit(model, loader(words))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from items import Items
 from problems import PROBLEMS, Problem, reference
+from refusals import changes_state
 
 from torchssvm import (
     Chain,
@@ -395,3 +396,13 @@ class TestBadInput:
         problem, held_out = problems()
         with pytest.raises(ValueError, match="nan at lam=1: it must be a number"):
             choose_lam(problem.head, Items(problem), held_out, LAMS, score=lambda head: math.nan)
+
+
+def test_a_score_that_changes_the_head_is_refused():
+    def score(head):
+        with torch.no_grad():
+            head.weight.zero_().add_(1.0)
+        return 0.0
+
+    with changes_state("the first lambda is trained"), pytest.raises(ValueError, match="changed the head's weights"):
+        chosen("multiclass", score=score)

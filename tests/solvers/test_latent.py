@@ -209,3 +209,8 @@ def test_the_hinge_is_that_of_the_completed_target():
     potentials = head(batch.x, batch.lengths)
     target = CHAIN.complete(potentials, CHAIN.check_target(batch.y, potentials))
     assert find_corner(CHAIN, potentials, target).hinge.tolist() == [1.0] * 12  # weights of zero: the largest loss
+
+
+def test_an_empty_dataset_is_refused():
+    with pytest.raises(ValueError, match="dataset is empty"):
+        latent(LinearChain(4, 4), torch.utils.data.Subset(chains(), []), LAM, structure=CHAIN)

@@ -208,6 +208,29 @@ def read_numbers(tensor: Tensor) -> list[int] | None:
         raise
 
 
+NO_LABEL = (
+    ": a negative label marks padding, or a position without a label, and must not lie within an example's length. Did "
+    "the head get the lengths? Leave positions without a label out, as torchssvm.select_tokens(y >= 0, x, y) does for "
+    "sequences"
+)
+"""The end of an error about a label such as -100."""
+
+
+def check_length_form(lengths: Any, batch: int, form: str = ", one for each example") -> Tensor:
+    """``lengths``, if they are int64 ``[batch]``.
+
+    Raises:
+        ValueError: They are anything else, such as a mask.
+    """
+    if isinstance(lengths, Tensor) and (lengths.dtype == torch.bool or lengths.ndim == 2):
+        raise ValueError(
+            f"lengths must be int64 [{batch}], how many tokens each example has, and got a mask, {describe(lengths)}: "
+            "give mask.sum(1) where the tokens of every row come first, else pack them by "
+            "x, y, lengths = torchssvm.select_tokens(mask, x, y)"
+        )
+    return check_int64(lengths, "lengths", (batch,), form)
+
+
 def check_int64(value: Any, name: str, shape: Any, form: str = "") -> Tensor:
     """``value``, if it is a dense int64 tensor of this shape, such as labels, an index or lengths.
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from torchssvm.core.naming import naming
 from torchssvm.core.on_host import known, on_host, upload
+from torchssvm.core.potentials import Potentials, as_potentials
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +42,16 @@ class Batch:
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.x, self.y, self.index, self.lengths))
+
+    def __getitem__(self, place: Any) -> NoReturn:
+        """What ``DataLoader`` asks for where it was given no ``collate_fn``.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            "a Batch has no items: give the DataLoader collate_fn=dataset.collate, or take in_order(dataset)"
+        )
 
     def replace(self, **changes: Any) -> Batch:
         """The same batch with some fields changed."""
@@ -105,9 +117,12 @@ def to_device(batch: Any, device: torch.device | str) -> Any:
     return tree_map(move, batch)
 
 
-def apply_head(head: Any, batch: Batch) -> Any:
-    """``head(x)``, or ``head(x, lengths)`` if the batch has lengths."""
-    return head(batch.x) if batch.lengths is None else head(batch.x, batch.lengths)
+def apply_head(head: Any, batch: Batch) -> Potentials:
+    """``head(x)``, or ``head(x, lengths)`` if the batch has lengths; errors then name the examples."""
+    with naming(batch.index):
+        potentials = as_potentials(head(batch.x) if batch.lengths is None else head(batch.x, batch.lengths))
+    potentials.index = batch.index
+    return potentials
 
 
 def fetcher(dataset: Any, collate_fn: Collate | None = None) -> Callable[[Sequence[int]], Batch]:
@@ -128,8 +143,8 @@ def fetcher(dataset: Any, collate_fn: Collate | None = None) -> Callable[[Sequen
 
 def _fetched(dataset: Any, collate: Collate, index: Sequence[int]) -> Batch:
     if hasattr(dataset, "__getitems__"):
-        return collate(dataset.__getitems__(list(index)))
-    return collate([dataset[i] for i in index])
+        return as_batch(collate(dataset.__getitems__(list(index))))
+    return as_batch(collate([dataset[i] for i in index]))
 
 
 def in_order(

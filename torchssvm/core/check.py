@@ -130,7 +130,7 @@ def check(
             for p, value in zip(weights, _random_weights(weights, box, generator), strict=True):
                 p.copy_(value)
         try:
-            potentials = as_potentials(apply_head(head, batch))
+            potentials = apply_head(head, batch)
             target = structure.check_target(batch.y, potentials)
         except Exception as error:
             findings.append(Finding("head and target fit the structure", f"{type(error).__name__}: {error}"))

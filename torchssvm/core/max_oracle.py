@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from torchssvm.core.naming import naming
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Potentials, conform, inner
 from torchssvm.core.precision import full_precision
@@ -20,8 +21,8 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
         ValueError: Potentials are not finite; a loss is negative; the oracle returned an output that scores worse than
             the target, or one that scores more than its own bound.
     """
-    with full_precision(potentials.device):
-        potentials = potentials.detach()
+    with full_precision(potentials.device), naming(potentials.index):
+        potentials = potentials.examining()  # not finite is what the result then is
         found = as_decoding(structure.augmented_argmax(potentials, target))
         corner = structure.examine(found.labeling, target, potentials)
         corner.loss = loss = per_example(corner.loss, potentials, "loss(labeling, target)")
@@ -40,16 +41,16 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
         where = " (in the padding)" if _finite_within_lengths(potentials) else ""
         reject_rows(
             ~torch.isfinite(hinge),
-            "the potentials of rows {rows} are not finite" + where + ": check features and weights",
+            "the potentials of {rows} are not finite" + where + ": check features and weights",
         )
         if structure.known_scores(potentials) is None:
-            reject_rows(loss < 0, "loss(labeling, target) is negative in rows {rows}: a loss must be at least 0")
+            reject_rows(loss < 0, "loss(labeling, target) is negative in {rows}: a loss must be at least 0")
         # Without the target among its candidates an oracle would drive the dual down; rounding is forgiven.
         largest = sum(t.abs().flatten(1).amax(1).to(torch.float64) for t in potentials.tensors.values())
         default = type(structure).augmented_argmax is Structure.augmented_argmax
         reject_rows(
             hinge < -_tolerance(potentials) * (1 + loss.abs() + largest),
-            "the oracle returned outputs that score worse than the target in rows {rows}: "
+            "the oracle returned outputs that score worse than the target in {rows}: "
             + (
                 "loss and loss_potentials disagree, or argmax does not find the best output; run torchssvm.check(head, "
                 "structure, batch)"
@@ -59,7 +60,7 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
             ),
         )
     if bound is not None:
-        reject_rows(bound < hinge - slack, "the oracle's bound is below the score of its own output in rows {rows}")
+        reject_rows(bound < hinge - slack, "the oracle's bound is below the score of its own output in {rows}")
         corner.upper = torch.maximum(bound, hinge)
     corner.exact, corner.relaxed = found.exact and not found.relaxed, found.relaxed
     corner.make = partial(structure.difference, found.labeling, target, potentials)

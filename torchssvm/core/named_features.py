@@ -13,25 +13,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.core.naming import number_of
 from torchssvm.core.sparse_features import SparseFeatures, padded_lists
 
 
-def named_values(token: Any) -> Iterable[tuple[str, float]]:
-    """The features of a token, by name: a text becomes ``name=text`` with the value 1, True is 1, and 0 is left out.
+def named_tokens(X: Iterable[Sequence[Any]]) -> Iterator[list[tuple[str, float]]]:
+    """The features of each token, by name: a text becomes ``name=text`` with the value 1, True is 1, 0 is left out.
 
     Args:
-        token: ``{name: bool, text or number}``, or a list of names, each of the value 1.
+        X: Sequences of tokens: ``{name: bool, text or number}``, or a list of names, each of the value 1.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: A token is something else.
         ValueError: A number is not finite.
     """
+    for place, sequence in enumerate(X):
+        for at, token in enumerate(sequence):
+            try:
+                yield list(_named_values(token))
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"token {at} of sequence {number_of(place)} {error}") from None
+
+
+def _named_values(token: Any) -> Iterable[tuple[str, float]]:
     if isinstance(token, list | tuple | set | frozenset) and all([isinstance(name, str) for name in token]):
         return zip(token, itertools.repeat(1.0), strict=False)
     if isinstance(token, Mapping):
         return _values_of(token)
     raise TypeError(
-        f"a token is a {type(token).__name__}: give {{name: text, number, True or False}}, or a list of "
+        f"is a {type(token).__name__}: give {{name: text, number, True or False}}, or a list of "
         "names; or one array [N, F] for each sequence"
     )
 
@@ -39,22 +49,25 @@ def named_values(token: Any) -> Iterable[tuple[str, float]]:
 def _values_of(token: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
     for name, value in token.items():
         if not isinstance(name, str):
-            raise TypeError(f"a token has a feature named {name!r}: names are texts")
+            raise TypeError(f"has a feature named {name!r}: names are texts")
         if isinstance(value, str):
             yield f"{name}={value}", 1.0
         elif isinstance(value, Real | np.bool_):
-            number = float(value)
+            try:
+                number = float(value)
+            except OverflowError:  # a whole number of hundreds of digits
+                number = math.inf
             if not math.isfinite(number):
-                raise ValueError(f"a token has the feature {name!r} = {value}, which is not finite")
+                raise ValueError(f"has the feature {name!r} = {number}, which is not finite")
             if number:
                 yield name, number
         else:
-            raise TypeError(f"a token has the feature {name!r} = {value!r}: values are texts, numbers, True or False")
+            raise TypeError(f"has the feature {name!r} = {value!r}: values are texts, numbers, True or False")
 
 
 def vocabulary_of(X: Iterable[Sequence[Any]], min_count: int) -> dict[str, int]:
     """A column for every feature that occurs at least ``min_count`` times, in alphabetical order."""
-    counts = Counter(name for sequence in X for token in sequence for name, _ in named_values(token))
+    counts = Counter(name for token in named_tokens(X) for name, _ in token)
     return {name: column for column, name in enumerate(sorted(name for name in counts if counts[name] >= min_count))}
 
 
@@ -79,8 +92,8 @@ class FeatureLists:
         columns: list[int] = []
         values: list[float] = []
         ends = [0]
-        for token in itertools.chain.from_iterable(X):
-            for name, value in named_values(token):
+        for token in named_tokens(X):
+            for name, value in token:
                 if (column := vocabulary.get(name)) is not None:
                     columns.append(column)
                     values.append(value)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_int64, check_tensor, check_whole, read_numbers
+from torchssvm.core.arguments import check_length_form, check_tensor, check_whole, read_numbers
 from torchssvm.core.jit import fits_numba, fits_triton, njit_fastmath
 from torchssvm.core.on_host import apart, pick
 from torchssvm.core.plain import plain
@@ -61,6 +61,8 @@ class Potentials:
         batch_size: Number of examples, B.
         dtype: Floating dtype of the potentials.
         device: Device of the potentials.
+        index: ``[B]`` int64, the examples' places in the dataset, for the names in errors; None where nobody says.
+        examined: Whether oracles need not look for NaN: it has been done, or is done to what they return.
 
     Raises:
         TypeError: ``tensors`` is neither a tensor nor a mapping of tensors, or ``lengths`` is not a tensor.
@@ -81,7 +83,9 @@ class Potentials:
         "called_with",
         "device",
         "dtype",
+        "examined",
         "gram_product",
+        "index",
         "lengths",
         "max_length",
         "min_length",
@@ -117,6 +121,8 @@ class Potentials:
         self.gram_product = gram_product
         self.weights = weights
         self.called_with = called_with
+        self.index: Tensor | None = None
+        self.examined = False
         self.min_length = self.max_length = None
         sizes = [tensor.shape[0] if tensor.ndim else None for tensor in self.tensors.values()]
         if None in sizes or any(size != sizes[0] for size in sizes):
@@ -136,7 +142,7 @@ class Potentials:
         if lengths is not None:
             if not isinstance(lengths, Tensor):
                 raise TypeError(f"lengths must be an int64 tensor, not a {type(lengths).__name__}")
-            check_int64(lengths, "lengths", (self.batch_size,), ", one for each example")
+            check_length_form(lengths, self.batch_size)
             self.min_length, self.max_length = min_length, max_length
             if not plain():
                 self._check_lengths(lengths)
@@ -173,6 +179,7 @@ class Potentials:
         other.tensors, other.lengths, other.ragged = tensors, self.lengths, self.ragged
         other.min_length, other.max_length = self.min_length, self.max_length
         other.adjoint = other.gram_product = other.weights = other.called_with = None
+        other.index, other.examined = self.index, self.examined
         other._note()
         for name in self.carried:
             setattr(other, name, getattr(self, name))
@@ -184,10 +191,16 @@ class Potentials:
             return self
         return self.replace({name: tensor.detach() for name, tensor in self.tensors.items()})
 
+    def examining(self) -> Potentials:
+        """The same numbers, cut from the graph, for oracles that need not look for NaN."""
+        other = self.replace({name: tensor.detach() for name, tensor in self.tensors.items()})
+        other.examined = True
+        return other
+
     def select(self, rows: Tensor) -> Potentials:
         """The examples ``rows`` ([R] int64 or [B] bool) of the batch, without the head's adjoint."""
         other = self.replace({name: tensor[rows] for name, tensor in self.tensors.items()})
-        for name in ("lengths", *self.carried):
+        for name in ("lengths", "index", *self.carried):
             held = getattr(self, name)
             setattr(other, name, None if held is None else pick(held, rows))
         other._read_lengths()

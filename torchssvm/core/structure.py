@@ -6,6 +6,7 @@ import functools
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +14,12 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, describe
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.core.finite import check_scores_finite
+from torchssvm.core.naming import naming, row_names
 from torchssvm.core.oracle_result import OracleResult
+from torchssvm.core.plain import plain
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner, scale, subtract
+from torchssvm.core.precision import transformed
 
 Labeling = Any
 """An output for each example of a batch: usually an int64 tensor ``[B, ...]``, or a tuple of tensors."""
@@ -63,12 +68,41 @@ class Marginals(NamedTuple):
     log_partition: Tensor
 
 
-def _takes_tensors(oracle: Callable[..., Any]) -> Callable[..., Any]:
-    """An oracle of a structure that also takes what a head of one's own returns: a tensor, or tensors by name."""
+def _gate(oracle: Callable[..., Any]) -> Callable[..., Any]:
+    """An oracle of a structure that also takes what a head of one's own returns, and looks at the scores, once."""
 
     @functools.wraps(oracle)
     def call(self: Structure, potentials: Any, *args: Any, **kwargs: Any) -> Any:
-        return oracle(self, as_potentials(potentials), *args, **kwargs)
+        potentials = as_potentials(potentials)
+        if plain() or transformed():
+            return oracle(self, potentials, *args, **kwargs)
+        with naming(potentials.index):
+            if not potentials.examined:
+                check_scores_finite(potentials, self.places)
+                potentials = potentials.examining()
+            return oracle(self, potentials, *args, **kwargs)
+
+    return call
+
+
+def _naming(check: Callable[..., Any]) -> Callable[..., Any]:
+    """A structure's check of targets that names examples, where the potentials know them."""
+
+    @functools.wraps(check)
+    def call(self: Structure, target: Any, potentials: Potentials) -> Any:
+        with naming(getattr(potentials, "index", None)):
+            return check(self, target, potentials)
+
+    return call
+
+
+def _on_cpu(init: Callable[..., None]) -> Callable[..., None]:
+    """A constructor whose tensors hold numbers, also of a model that is made on the meta device."""
+
+    @functools.wraps(init)
+    def call(self: Structure, *args: Any, **kwargs: Any) -> None:
+        with torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext():
+            init(self, *args, **kwargs)
 
     return call
 
@@ -80,7 +114,8 @@ class Structure(ABC):
     are linear in the parts: ``score(y) = <parts(y), potentials>``, ``loss(y, t) = <parts(y), delta(t)> + constant(t)``.
 
     Called by hand, ``argmax``, ``augmented_argmax``, ``marginals`` and ``decode`` take whatever a head returns:
-    :class:`Potentials`, a tensor, or tensors by name. A subclass always gets :class:`Potentials`.
+    :class:`Potentials`, a tensor, or tensors by name. A subclass always gets :class:`Potentials`. Scores that are NaN
+    or +inf are refused with ValueError before a subclass sees them; -inf stands for what is forbidden.
 
     Example:
         >>> class Sign(Structure):
@@ -107,9 +142,13 @@ class Structure(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in ("argmax", "augmented_argmax", "marginals"):
+        for name in ("argmax", "augmented_argmax", "marginals", "decode"):
             if name in vars(cls):
-                setattr(cls, name, _takes_tensors(vars(cls)[name]))
+                setattr(cls, name, _gate(vars(cls)[name]))
+        if "__init__" in vars(cls):
+            cls.__init__ = _on_cpu(vars(cls)["__init__"])  # type: ignore[method-assign]
+        if "check_target" in vars(cls):
+            cls.check_target = _naming(vars(cls)["check_target"])  # type: ignore[method-assign]
 
     @abstractmethod
     def argmax(self, potentials: Potentials) -> Decoding | Labeling:
@@ -139,7 +178,7 @@ class Structure(ABC):
         own ``augmented_argmax`` does without raises NotImplementedError: the losses of its blocks are not compared.
         """
 
-    @_takes_tensors
+    @_gate
     def augmented_argmax(self, potentials: Potentials, target: Labeling) -> Decoding | Labeling:
         """The output with the highest ``score + loss`` of every example: the max oracle of training.
 
@@ -225,7 +264,11 @@ class Structure(ABC):
 
     @torch.no_grad()
     def decode(self, potentials: Potentials | Tensor | Mapping[str, Tensor]) -> Labeling:
-        """The highest-scoring output of every example, from what a head returned."""
+        """The highest-scoring output of every example, from what a head returned.
+
+        Raises:
+            ValueError: A score is NaN or +inf.
+        """
         return as_decoding(self.argmax(as_potentials(potentials))).labeling
 
     def marginals(self, potentials: Potentials) -> Marginals:
@@ -332,6 +375,7 @@ class Structure(ABC):
             )
         return tree_replace(labelings, [fit(h, t.shape[1:], self.padding) for h, t in zip(held, like, strict=True)])
 
+    @_naming
     def check_target(self, target: Labeling, potentials: Potentials) -> Labeling:
         """The target in the form that ``parts`` and ``loss`` take, or an error that says what is wrong with it.
 
@@ -354,7 +398,7 @@ class Structure(ABC):
                 f"target has shape {list(target.shape)}; its first axis must be the batch, {potentials.batch_size}"
             )
         own = per_example(self.loss(target, target), potentials, "loss(target, target)")
-        reject_rows(own != 0, "the target's own loss is not zero in rows {rows}: loss(target, target) must be 0")
+        reject_rows(own != 0, "the target's own loss is not zero in {rows}: loss(target, target) must be 0")
         return target
 
     def enumerate(self, potentials: Potentials) -> Iterator[Labeling] | None:
@@ -451,6 +495,4 @@ def per_example(value: Tensor, potentials: Potentials, argument: str) -> Tensor:
 def reject_rows(wrong: Tensor, message: str) -> None:
     """Raise ValueError if rows are wrong; ``{rows}`` in the message names them."""
     if bool(wrong.any()):
-        rows = wrong.nonzero().flatten().tolist()
-        shown = f"{rows[:8]}" + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")
-        raise ValueError(message.format(rows=shown))
+        raise ValueError(message.format(rows=row_names(wrong.nonzero().flatten().tolist())))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
+from torchssvm.core.finite import check_scores_finite
 from torchssvm.core.plain import plain_operators
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.sparse_features import SparseFeatures
@@ -107,12 +108,15 @@ class Decoder(nn.Module):
             lengths: ``[B]`` int64, 1 to N, where the head takes lengths; None means that nothing is padded. They are
                 checked here, and not in an exported or compiled graph.
 
+        Scores are checked here too. An exported or compiled graph makes ordinary labels of NaN, without a sign of it:
+        look at ``x`` before, where it may hold such numbers.
+
         Returns:
             The labelings, int64: ``[B, N]`` of chains and trees, -1 beyond the length; ``[B]`` of classes; ``[B, K]``
             of sets of labels.
 
         Raises:
-            ValueError: A shape or a length does not fit.
+            ValueError: A shape or a length does not fit, or a score is NaN or +inf.
         """
         with torch.no_grad():
             if torch.compiler.is_compiling():
@@ -123,6 +127,8 @@ class Decoder(nn.Module):
                 if lengths is not None and isinstance(self.rule, ChainDecoder | TreeDecoder):
                     first = next(iter(potentials.tensors.values()))
                     check_range(lengths, first.shape[0], first.shape[1])
+                if self.rule is not None:
+                    check_scores_finite(potentials, self.structure.places)
             if self.rule is None:
                 return self.structure.decode(potentials)
             return self.rule(potentials.tensors, lengths)

@@ -11,9 +11,10 @@ from sklearn.utils.validation import check_is_fitted
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import in_order
 from torchssvm.core.named_features import vocabulary_of
+from torchssvm.core.naming import naming
 from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.labels import accuracy, check_lists, labelled, state_weights, states_of
-from torchssvm.estimators.sequences import ARRAYS, NAMED, batches_of, kind_of, rows_of, size_of
+from torchssvm.estimators.sequences import ARRAYS, NAMED, batches_of, check_list, kind_of, rows_of, size_of
 from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.sparse_head import SparseLinearChain
 from torchssvm.structures.chain.structure import Chain
@@ -120,6 +121,7 @@ class ChainSVC(StructuredEstimator):
 
     def predict(self, X: Any) -> list[list[Any]]:
         """The labels with the highest score for every sequence, a list of lists like ``y``; [] for an empty one."""
+        check_list(X)
         found: list[list[Any]] = [[] for _ in X]
         for index, length, potentials in self._scored(X):
             labels = self.structure_.argmax(potentials).labeling.numpy()
@@ -130,6 +132,7 @@ class ChainSVC(StructuredEstimator):
     def decision_function(self, X: Any) -> list[np.ndarray]:
         """The scores of single labels, ``[N_i, K]`` for every sequence, intercepts included; transitions are not."""
         check_is_fitted(self)
+        check_list(X)
         found = [np.zeros((0, len(self.classes_)), self.coef_.dtype) for _ in X]
         for index, length, potentials in self._scored(X):
             for i, size, row in zip(index, length, potentials["emission"].numpy(), strict=True):
@@ -138,6 +141,7 @@ class ChainSVC(StructuredEstimator):
 
     def score(self, X: Any, y: Any) -> float:
         """The share of tokens with the right label."""
+        check_list(X)
         return accuracy(check_lists(y, [size_of(sequence) for sequence in X], "token"), self.predict(X))
 
     def _scored(self, X: Any) -> Any:
@@ -147,10 +151,11 @@ class ChainSVC(StructuredEstimator):
         if not full:
             return
         own = [X[place] for place in full]
-        if kind_of(own) != self._kind:
-            raise ValueError(f"X must hold {self._kind}, as in fit")
-        rows = own if self._kind == NAMED else rows_of(own, self.n_features_in_)
-        examples = labelled([size_of(sequence) for sequence in own], None, batches_of(rows, self.vocabulary_))
+        with naming(torch.tensor(full)):
+            if kind_of(own) != self._kind:
+                raise ValueError(f"X must hold {self._kind}, as in fit")
+            rows = own if self._kind == NAMED else rows_of(own, self.n_features_in_)
+            examples = labelled([size_of(sequence) for sequence in own], None, batches_of(rows, self.vocabulary_))
         with torch.no_grad():
             for batch in in_order(examples, lengths=examples.lengths):
                 assert batch.lengths is not None

@@ -49,11 +49,16 @@ def padded(arrays: Sequence[np.ndarray], fill: float) -> torch.Tensor:
 
 
 def check_matrix(X: Any, name: str = "X") -> None:
-    """Check the arrays of a sparse matrix; SciPy trusts arrays that were set by hand, and its code reads beyond them.
+    """Check that numbers are real, and the arrays of a sparse matrix, which SciPy trusts and would read beyond.
+
+    Args:
+        X: An array, a sparse matrix, a table of pandas, or lists.
+        name: Its name in the error.
 
     Raises:
-        ValueError: They do not fit each other, or an index is out of range.
+        ValueError: Numbers are complex, dates or times; arrays do not fit each other; or an index is out of range.
     """
+    _check_real(X, name)
     if not sparse.issparse(X):
         return
     try:
@@ -66,6 +71,20 @@ def check_matrix(X: Any, name: str = "X") -> None:
             type(entries)((entries.data, (entries.row, entries.col)), entries.shape)
     except (ValueError, IndexError) as error:
         raise ValueError(f"{name} is a damaged sparse matrix: {error}. Make it anew from its entries") from error
+
+
+def _check_real(value: Any, name: str) -> None:
+    """Raise ValueError for complex numbers, dates and times, which a cast to floating point takes in silence."""
+    try:
+        given = getattr(value, "dtypes", None)  # a table has a list of them
+        kinds = list(given) if given is not None else [getattr(value, "dtype", None) or np.asarray(value).dtype]
+    except ValueError:  # lists of several lengths, which are refused later
+        return
+    for dtype in kinds:
+        if getattr(dtype, "kind", "O") == "c":
+            raise ValueError(f"Complex data not supported: {name} holds {dtype}, give two real features for each")
+        if getattr(dtype, "kind", "O") in "mM":
+            raise ValueError(f"{name} holds {dtype}: give numbers, such as days since some date")
 
 
 def lists_of_rows(X: Any) -> Callable[[torch.Tensor], SparseFeatures]:

@@ -11,8 +11,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from torchssvm.core.batch import in_order
 from torchssvm.estimators.base import StructuredEstimator
-from torchssvm.estimators.examples import Examples, padded
+from torchssvm.estimators.examples import Examples, check_matrix, padded
 from torchssvm.estimators.labels import accuracy, check_lists, labelled, state_weights, states_of
+from torchssvm.estimators.sequences import check_list
 from torchssvm.solvers.choice import BATCH, Solver
 from torchssvm.steps.frank_wolfe import FrankWolfe
 from torchssvm.structures.graph_cut.head import Graphs, LinearGraph
@@ -153,13 +154,14 @@ class GraphSVC(StructuredEstimator):
                 cuts do not decode, and none of the training set had.
         """
         check_is_fitted(self)
+        check_list(X, "graphs")
         graphs = _graphs(X, (self.n_features_in_, self.n_edge_features_in_)) if len(X) else []
         forests = isinstance(self.head_, LinearForest)
         only_cuts = not forests and isinstance(self.structure_.oracle, MinCut)
         for place, graph in enumerate(graphs):
             if forests and graph.parent is None:
                 raise ValueError(f"X[{place}] has edges that make a cycle, and the training set had none: remove some")
-            if only_cuts and (graph.features @ self.edge_coef_ < 0.0).any():
+            if only_cuts and (graph.features < 0.0).any():
                 raise ValueError(
                     f"X[{place}] has negative edge features, and the training set had none, so that its graphs are "
                     "decoded by minimum cuts: give edge features of 0 or more, or train on some that are negative"
@@ -190,12 +192,15 @@ def _graphs(X: Any, sizes: tuple[int, int] | None = None) -> list[Graph]:
     Raises:
         ValueError: A graph is not valid, or has other numbers of features.
     """
-    if not hasattr(X, "__len__") or not len(X):
+    check_list(X, "graphs")
+    if not len(X):
         raise ValueError("X must be a list of graphs, at least one")
     found: list[Graph] = []
     for place, graph in enumerate(X):
         if not isinstance(graph, tuple | list) or len(graph) not in (2, 3):
             raise ValueError(f"X[{place}] must be (node_features, edges) or (node_features, edges, edge_features)")
+        for part in (graph[0], *graph[2:]):
+            check_matrix(part, f"X[{place}]")
         nodes = np.asarray(graph[0], np.float32)
         edges = np.asarray(graph[1])
         edges = np.zeros((0, 2), np.int64) if edges.size == 0 else edges

@@ -14,6 +14,9 @@ from sklearn.utils.class_weight import compute_class_weight
 from torchssvm.core.batch import Batch
 from torchssvm.estimators.examples import Examples, padded
 
+NO_LABELS = (-1, -100)
+"""Numbers that stand for a missing label elsewhere, in scikit-learn and torch."""
+
 
 def check_lists(y: Any, sizes: Sequence[int], what: str) -> list[Sequence[Any]]:
     """The labels of every example, if there is one, a text or a number, for each of its tokens or nodes.
@@ -42,6 +45,11 @@ def check_lists(y: Any, sizes: Sequence[int], what: str) -> list[Sequence[Any]]:
             kind = str if isinstance(label, str) else Real if isinstance(label, Real | np.bool_) else None
             if kind is None or label != label:
                 raise ValueError(f"y[{place}][{at}]={label!r} must be a text or a number, the label of a {what}")
+            if kind is Real and label in NO_LABELS:
+                raise ValueError(
+                    f"y[{place}][{at}]={label!r} marks a {what} without a label, and every {what} needs one: leave "
+                    f"such {what}s out of X and y; where it is a label of its own, give texts, as str(label)"
+                )
             kinds.add(kind)
             if len(kinds) > 1:
                 raise ValueError(
@@ -49,6 +57,15 @@ def check_lists(y: Any, sizes: Sequence[int], what: str) -> list[Sequence[Any]]:
                     "labels of one kind, as str(label)"
                 )
     return y
+
+
+def check_no_missing(y: np.ndarray) -> None:
+    """Raise ValueError for a class of -100, which torch leaves out; -1 is one of two classes in scikit-learn."""
+    missing = y == -100 if y.dtype.kind in "if" else np.zeros(len(y), bool)
+    if missing.any():
+        raise ValueError(
+            f"y[{int(missing.argmax())}]=-100 marks an example without a class: leave such examples out of X and y"
+        )
 
 
 def states_of(y: Sequence[Sequence[Any]]) -> tuple[np.ndarray, list[np.ndarray]]:

@@ -18,12 +18,31 @@ from torchssvm.core.potentials import Potentials
 from torchssvm.deployment import save_model
 from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import Examples, check_matrix, lists_of_rows
+from torchssvm.estimators.labels import check_no_missing
 from torchssvm.structures.multiclass.head import LinearMulticlass
 from torchssvm.structures.multilabel.head import LinearMultilabel
 from torchssvm.structures.multilabel.sparse_head import SparseLinearMultilabel
 
 _MANY = 30
 """With more labels, branch and bound leaves many sets open, unless the weights of pairs are small."""
+
+_FORM = (
+    "y must hold 0 and 1, [n, K]: 1 where an example has the label; or one class each, [n]. Of lists or sets of "
+    "labels, sklearn.preprocessing.MultiLabelBinarizer().fit_transform(y) makes such a matrix"
+)
+
+
+def _check_sets(y: Any) -> None:
+    """Raise ValueError, naming the first, for examples that are lists or sets of labels."""
+    if getattr(getattr(y, "dtype", None), "kind", "O") != "O" or sparse.issparse(y) or not hasattr(y, "__iter__"):
+        return
+    rows = list(y)
+    for place, row in enumerate(rows):
+        listed = isinstance(row, list | tuple) and (
+            not isinstance(rows[0], list | tuple) or len(row) != len(rows[0]) or any(isinstance(k, str) for k in row)
+        )
+        if isinstance(row, set | frozenset) or listed:
+            raise ValueError(f"y[{place}]={row!r} is not a row of numbers: {_FORM}")
 
 
 class MultilabelSVC(ClassifierMixin, StructuredEstimator):
@@ -99,14 +118,17 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
         self._check_parameters()
         check_matrix(X)
         check_matrix(y, "y")
+        _check_sets(y)
         X, y = validate_data(self, X, y, accept_sparse="csr", multi_output=True, dtype=[np.float64, np.float32])
         y = y.toarray() if sparse.issparse(y) else np.asarray(y)
         check_classification_targets(y)
         y = y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
         self._sets = y.ndim == 2
         if self._sets and type_of_target(y) != "multilabel-indicator":
-            raise ValueError("y must hold 0 and 1, [n, K]: 1 where an example has the label; or one class each, [n]")
+            raise ValueError(_FORM)
         classes = np.arange(y.shape[1]) if self._sets else np.unique(y)
+        if not self._sets:
+            check_no_missing(y)
         if not self._sets and len(classes) < 2:
             raise ValueError(f"y has one class only, {classes[0]!r}: at least two classes are needed")
         indicator = y if self._sets else (y[:, None] == (classes[1:] if len(classes) == 2 else classes))

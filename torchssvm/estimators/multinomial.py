@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torchssvm.core.batch import Batch
 from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import Examples, check_matrix, lists_of_rows
-from torchssvm.estimators.labels import weights_of
+from torchssvm.estimators.labels import check_no_missing, weights_of
 from torchssvm.structures.arguments import WeightedLabels
 from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.sparse_head import SparseLinearChain
@@ -99,6 +99,7 @@ class MultinomialSVC(ClassifierMixin, StructuredEstimator):
         check_matrix(X)
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32])
         check_classification_targets(y)
+        check_no_missing(y)
         if sample_weight is None:
             times = np.ones(len(y))
         else:

@@ -12,12 +12,13 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_flags, check_number
+from torchssvm.core.arguments import check_flags, check_number, check_tensor
 from torchssvm.core.compiling import clock
 from torchssvm.core.features import largest_feature
 from torchssvm.estimators.anchor import ANCHORS, anchor, linear, part, situations
 from torchssvm.estimators.base import CertifiedEstimator
 from torchssvm.estimators.choose_by_regret import choose_by_regret
+from torchssvm.estimators.examples import check_matrix
 from torchssvm.path.lam_choice import LamChoice
 from torchssvm.solvers.choice import Solver
 from torchssvm.steps.cache import CacheOracle
@@ -120,7 +121,7 @@ class PredictThenOptimize(CertifiedEstimator):
         """
         structure = self._checked()
         x = self._inputs(X)
-        costs = torch.as_tensor(np.asarray(costs, np.float64))
+        costs = _as_costs(costs)
         structure.target(costs[:1], None if x.given is None else x.given[:1])  # compiles, and checks shapes
         start = clock()
         problems = DecisionProblems(x, costs, structure)
@@ -173,7 +174,7 @@ class PredictThenOptimize(CertifiedEstimator):
             ValueError: X and costs have different lengths, or do not fit the program.
         """
         check_is_fitted(self)
-        x, costs = self._inputs(X), torch.as_tensor(np.asarray(costs, np.float64))
+        x, costs = self._inputs(X), _as_costs(costs)
         if len(x.x) != len(costs):
             raise ValueError(f"X has {len(x.x)} examples, and costs {len(costs)}: give a row of costs for each of X")
         target = self.structure_.target(costs, x.given)
@@ -212,6 +213,7 @@ class PredictThenOptimize(CertifiedEstimator):
         """
         features, fixed, given = X if isinstance(X, Situations) else (X, None, None)
         if not isinstance(features, Tensor):
+            check_matrix(features, "X")
             features = torch.as_tensor(np.asarray(features))
         if self.features is not None:
             trained = self.features.training
@@ -221,7 +223,7 @@ class PredictThenOptimize(CertifiedEstimator):
                     features = self.features(features)
             finally:
                 self.features.train(trained)
-        features = features.detach().cpu()
+        features = check_tensor(features, "X").detach().cpu()
         if not features.is_floating_point():
             features = features.to(torch.float64)
         axes = 3 if self.shared else 2
@@ -280,3 +282,8 @@ class PredictThenOptimize(CertifiedEstimator):
     def _solve(self, costs: Array, x: Situations) -> Array:
         given = None if x.given is None else x.given.numpy()
         return np.asarray(self.structure_.oracle.solve(np.ascontiguousarray(costs), given)[0])
+
+
+def _as_costs(costs: Any) -> Tensor:
+    check_matrix(costs, "costs")
+    return torch.as_tensor(np.asarray(costs, np.float64))

@@ -11,6 +11,7 @@ import torch
 from scipy import sparse
 
 from torchssvm.core.named_features import FeatureLists
+from torchssvm.core.naming import number_of
 from torchssvm.estimators.examples import check_matrix, lists_of_rows, padded
 
 ARRAYS, MATRICES, NAMED = "arrays", "scipy sparse matrices", "lists of tokens with named features"
@@ -21,24 +22,33 @@ def size_of(sequence: Any) -> int:
     return int(sequence.shape[0]) if sparse.issparse(sequence) else len(sequence)
 
 
+def check_list(X: Any, what: str = "sequences") -> None:
+    """Raise ValueError for anything without a length, such as a generator, which could be read once only."""
+    if isinstance(X, str | Mapping) or sparse.issparse(X) or not hasattr(X, "__len__"):
+        raise ValueError(f"X must be a list of {what}, not {_short(X)}: list(X) makes one of what can be iterated")
+
+
 def kind_of(X: Any) -> str:
     """What the sequences are: ``ARRAYS``, ``MATRICES`` or ``NAMED``.
 
     Raises:
         ValueError: There is none, one has no token, or they are of several kinds.
     """
-    if isinstance(X, str) or sparse.issparse(X) or not hasattr(X, "__len__") or not len(X):
+    check_list(X)
+    if not len(X):
         raise ValueError(f"X must be a list of sequences, at least one, not {_short(X)}")
     kinds = []
     for place, sequence in enumerate(X):
         matrix = sparse.issparse(sequence)
         if not matrix and (isinstance(sequence, str | Mapping) or not hasattr(sequence, "__len__")):
-            raise ValueError(f"X[{place}]={_short(sequence)} must be a sequence of tokens")
+            raise ValueError(f"X[{number_of(place)}]={_short(sequence)} must be a sequence of tokens")
         if not size_of(sequence):
-            raise ValueError(f"X[{place}] has no token: leave empty sequences out of the training set")
+            raise ValueError(f"X[{number_of(place)}] has no token: leave empty sequences out of the training set")
         kinds.append(MATRICES if matrix else ARRAYS if _is_array(sequence) else NAMED)
         if kinds[place] != kinds[0]:
-            raise ValueError(f"X[{place}] is not one of the {kinds[0]}, as X[0] is: give one kind for all sequences")
+            raise ValueError(
+                f"X[{number_of(place)}] is not one of the {kinds[0]}, as X[0] is: give one kind for all sequences"
+            )
     return kinds[0]
 
 
@@ -67,22 +77,22 @@ def rows_of(X: Any, size: int | None = None) -> list[Any]:
     """
     found = []
     for place, sequence in enumerate(X):
+        check_matrix(sequence, f"X[{number_of(place)}]")
         try:
             rows: Any = sequence if sparse.issparse(sequence) else np.asarray(sequence)
             rows = rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float32)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"X[{place}] must be an array [N, F] of numbers: {error}") from error
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"X[{number_of(place)}] must be an array [N, F] of numbers: {error}") from error
         if rows.ndim != 2 or rows.shape[1] != (rows.shape[1] if size is None else size):
             expected = f"[N, {'F' if size is None else size}]"
             raise ValueError(
-                f"X[{place}] has shape {list(rows.shape)}, and {expected} is expected, a row for each token"
+                f"X[{number_of(place)}] has shape {list(rows.shape)}, and {expected} is expected, a row for each token"
                 + (": a single feature is X.reshape(-1, 1)" if rows.ndim == 1 else "")
             )
         size = rows.shape[1]
-        check_matrix(rows, f"X[{place}]")
         rows = rows.tocsr() if sparse.issparse(rows) else rows
         if not np.isfinite(rows.data if sparse.issparse(rows) else rows).all():
-            raise ValueError(f"X[{place}] has numbers that are not finite")
+            raise ValueError(f"X[{number_of(place)}] has numbers that are not finite")
         found.append(rows)
     dtype = np.result_type(*{rows.dtype for rows in found})
     return [rows.astype(dtype, copy=False) for rows in found]

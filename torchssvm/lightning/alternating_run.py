@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torchssvm.core.batch import Batch
 from torchssvm.core.features import apply_features
 from torchssvm.lightning.processes import share_of
+from torchssvm.lightning.refusals import check_start
 from torchssvm.solvers.envelope import envelope
 from torchssvm.solvers.structured_hinge import StructuredHinge
 
@@ -30,9 +31,11 @@ class AlternatingRun:
         """Begin a fit.
 
         Raises:
-            ValueError: The trainer ends before the head is solved again.
+            ValueError: The trainer ends before the head is solved again, or weights to start from are not finite or
+                absurd.
         """
         module.joint.check_end(None if module.trainer.fast_dev_run else module.trainer.max_epochs)
+        check_start(module.features)
 
     def starting_head(self, module: Any, *, resumed: bool) -> AbstractContextManager[None]:
         """Inside, BCFW is made, which sets the head to the weights of a new dual."""

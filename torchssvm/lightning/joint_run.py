@@ -20,6 +20,7 @@ from torchssvm.core.schema import Entry, Maybe, check
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.lightning.exact_pass import evaluating, in_precision
 from torchssvm.lightning.processes import of_all, same_buffers, share_of
+from torchssvm.lightning.refusals import check_start
 from torchssvm.solvers.evaluation import evaluate
 
 _KEY = "torchssvm_joint"
@@ -76,7 +77,7 @@ class JointRun:
         """Begin a fit, or go on with one from a checkpoint that was loaded.
 
         Raises:
-            ValueError: The trainer ends before the second stage.
+            ValueError: The trainer ends before the second stage, or weights to start from are not finite or absurd.
         """
         joint, trainer = module.joint, module.trainer
         most = trainer.max_epochs
@@ -86,6 +87,7 @@ class JointRun:
                 f"for {joint.epochs} epochs, and all later ones solve the head. Give more epochs, such as "
                 f"max_epochs={joint.epochs + 200}; DualityGap stops at its tolerance"
             )
+        check_start(module.features, module.head)
         self._loss = joint.make_loss(module.structure)
         self.choice, self._ended = None, False
         if not resumed:

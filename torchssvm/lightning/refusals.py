@@ -1,4 +1,4 @@
-"""Settings of a ``Trainer`` that contradict exact steps, refused before anything is set up."""
+"""What is refused before a fit is set up: settings that contradict exact steps, weights that cannot be trained."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
+
+from torchssvm.core.caller import warn
 
 # Lightning's names of precisions that round weights to fewer bits than float32, or rescale gradients.
 _INEXACT = ("16-mixed", "16-true", "bf16-true", "transformer-engine", "transformer-engine-float16")
+
+_ABSURD = 1e8  # no trained network has weights as large
 
 _NO_RATE = "the step is exact, so there is no learning rate to find: remove it"
 
@@ -100,3 +105,39 @@ def refuse_averages(trainer: L.Trainer, *, possible: bool = True) -> None:
                 f"{name} validates, saves and leaves averaged weights in the place of the trained ones, and the gap "
                 f"would be that of other weights: {way}"
             )
+
+
+def check_start(features: nn.Module, head: nn.Module | None = None) -> None:
+    """Look at the weights that a fit which trains ``features`` starts from.
+
+    Args:
+        features: The network.
+        head: The head, where the fit starts from its weights.
+
+    Raises:
+        ValueError: Weights are such as those of memory that was never written to.
+    """
+    for part, module in (("features", features), ("head", head)):
+        for name, weights in () if module is None else module.named_parameters():
+            if weights.numel() and not float(largest := weights.detach().abs().amax()) < _ABSURD:
+                raise ValueError(
+                    f"{part}.{name} starts at weights up to {float(largest):.3g}, from which nothing can be trained: "
+                    "they were read from a damaged file, or made on the meta device and never initialised "
+                    "(reset_parameters())"
+                )
+
+
+def training_modes(modes: dict[str, bool]) -> dict[str, bool]:
+    """Which parts of features that are trained are in training mode meanwhile: all of them, where none was.
+
+    Args:
+        modes: Whether each part, by name, came in training mode.
+    """
+    if any(modes.values()):
+        return modes
+    warn(
+        "features came in evaluation mode, as from_pretrained leaves a network, and this fit trains it: that is done "
+        "in training mode, with dropout and new means of batch norms. To keep parts in evaluation mode, call "
+        "features.train(), and then eval() of these parts, before StructuredSVM is made"
+    )
+    return dict.fromkeys(modes, True)

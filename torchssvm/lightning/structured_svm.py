@@ -34,7 +34,7 @@ from torchssvm.lightning.joint_run import JointRun
 from torchssvm.lightning.joint_training import JointTraining
 from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_training_loader
 from torchssvm.lightning.processes import alone, check_strategy, same_buffers
-from torchssvm.lightning.refusals import check_trainer
+from torchssvm.lightning.refusals import check_trainer, training_modes
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import recompute_weights
@@ -276,6 +276,8 @@ class StructuredSVM(JointModel):
         stages, resumed = self._stages, resume is not None
         if stages is not None:
             stages.start(self, resumed=resumed)
+            if not getattr(self.joint, "envelope", False):
+                self._modes = training_modes(self._modes)
         if not isinstance(self.joint, Alternate) or self.joint.envelope:
             choice = choose_solver(self, self.training_loader)
             if not Ranks.here().rank:

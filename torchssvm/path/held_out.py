@@ -59,7 +59,7 @@ def advance(
             warn_if_short(certificate, tolerance, max_passes)
         with on_device(run.head, device):
             found.append(evaluate(run.head, structure, run.batches, device))
-            value = -found[-1].loss if score is None else as_number(score(run.head), "score(head)")
+            value = -found[-1].loss if score is None else _score(run.head, score)
         value = float(trainer.dual.ranks.gather(torch.tensor(value, dtype=torch.float64))[0])  # all follow one
         if math.isnan(value):
             raise ValueError(f"score(head) is nan at lam={lam:g}: it must be a number, the larger the better")
@@ -70,6 +70,26 @@ def advance(
     else:
         mean, losses = sum(values) / len(values), -torch.tensor(values, dtype=torch.float64)
     return HeldOutPoint(lam, certificate, held, mean, passes, seconds, losses), reached
+
+
+@torch.no_grad()
+def _score(head: nn.Module, score: Callable[[nn.Module], float]) -> float:
+    """What ``score`` says.
+
+    Raises:
+        ValueError: It has changed the weights, which are then put back: the path goes on from them.
+    """
+    held = [parameter.detach().clone() for parameter in head.parameters()]
+    try:
+        with torch.enable_grad():
+            found = as_number(score(head), "score(head)")
+    finally:
+        changed = [(p, own) for p, own in zip(head.parameters(), held, strict=True) if not torch.equal(p, own)]
+        for parameter, own in changed:
+            parameter.copy_(own)
+    if changed:
+        raise ValueError("score(head) has changed the head's weights: score a copy, copy.deepcopy(head)")
+    return found
 
 
 def divided(dataset: Any, folds: int, options: RunOptions) -> list[tuple[Part, Any]]:

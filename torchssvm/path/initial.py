@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.batch import Batch, Collate, apply_head, fetcher, in_order, restrict, to_device
-from torchssvm.core.potentials import as_potentials
 from torchssvm.core.precision import full_precision
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import squared_norm
@@ -101,7 +100,7 @@ def start_at_largest_lam(
         for batch in restrict(in_order(dataset, collate_fn=collate_fn), dual.own):
             batch = to_device(batch, dual.parameters[0].device)
             with full_precision(dual.loss.device):
-                potentials = as_potentials(apply_head(head, batch))
+                potentials = apply_head(head, batch)
                 index = check_batch(dual, batch.index, potentials)
                 target = dual.structure.check_target(batch.y, potentials)
                 thetas[index] = dual.structure.largest_gain(potentials, target)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_dataset, check_number, check_object, check_seed, check_whole, or_default
 from torchssvm.core.batch import Batch, apply_head, fetcher, lengths_of, pass_over, tree_replace, tree_tensors
 from torchssvm.core.digest import UNKNOWN
-from torchssvm.core.potentials import Potentials, as_potentials, inner
+from torchssvm.core.potentials import Potentials, inner
 from torchssvm.core.problem import find_structure
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
@@ -148,6 +148,8 @@ class LatentTrainer(Stateful):
         seed: int = 0,
     ) -> None:
         check_dataset(dataset)
+        if not len(dataset):
+            raise ValueError("the dataset is empty")
         if Ranks.here():
             raise ValueError("latent trains in one process: call it outside of a process group")
         self.structure: Any = find_structure(head, structure)
@@ -283,7 +285,7 @@ class LatentTrainer(Stateful):
     def _batches(self) -> Iterable[tuple[Batch, Potentials]]:
         for batch in pass_over(self.data.dataset, self.data.collate_fn):
             batch = batch.to(next(self.head.parameters()).device)
-            yield batch, as_potentials(apply_head(self.head, batch))
+            yield batch, apply_head(self.head, batch)
 
     @torch.no_grad()
     def _write(self, weights: Sequence[Tensor]) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.batch import apply_head, as_batch, check_batches, to_device
-from torchssvm.core.potentials import as_potentials
 from torchssvm.core.structure import Structure, as_decoding
 
 
@@ -112,7 +111,7 @@ def evaluate(
     try:
         for batch in check_batches(batches):
             batch = as_batch(batch) if device is None else to_device(as_batch(batch), device)
-            potentials = as_potentials(apply_head(forward, batch))
+            potentials = apply_head(forward, batch)
             target = structure.check_target(to_device(batch.y, potentials.device), potentials)
             found = as_decoding(structure.argmax(potentials))
             labeling = found.labeling

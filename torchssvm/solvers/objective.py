@@ -14,7 +14,7 @@ from torchssvm.core.arguments import check_int64, check_whole
 from torchssvm.core.batch import Batch, apply_head, as_batch, check_batches, to_device
 from torchssvm.core.compiling import clock
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.potentials import Potentials, as_potentials
+from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import in_full_precision
 from torchssvm.core.problem import check_lam
 from torchssvm.core.row_sparse import squared_norm
@@ -154,7 +154,7 @@ def every_example(
     for batch in check_batches(batches):
         batch = to_device(as_batch(batch), device)
         with torch.enable_grad() if grad else nullcontext():
-            potentials = as_potentials(apply_head(head, batch))
+            potentials = apply_head(head, batch)
         index = check(batch.index, potentials)
         places = index.cpu()
         if (more := int(places.max()) + 1 - len(seen)) > 0:

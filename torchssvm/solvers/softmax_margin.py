@@ -60,7 +60,7 @@ class SoftmaxMargin(nn.Module):
         """
         potentials = as_potentials(potentials)
         target = self.structure.check_target(target, potentials)
-        rest, parts = self._at(potentials.detach(), target)
+        rest, parts = self._at(potentials.examining(), target)
         size = potentials.batch_size
         value = rest.mean()
         for name, tensor in potentials.tensors.items():
@@ -86,7 +86,7 @@ class SoftmaxMargin(nn.Module):
             true = conform(structure.parts(target), potentials, "parts(target)")
             rest = temperature * per_example(found.log_partition, potentials, "marginals(potentials).log_partition")
             rest = rest + constant.to(torch.float64) - inner(mean, potentials.tensors)
-        reject_rows(~torch.isfinite(rest), "the potentials of rows {rows} are not finite: check features and weights")
+        reject_rows(~torch.isfinite(rest), "the potentials of {rows} are not finite: check features and weights")
         return rest, {name: tensor - true[name] for name, tensor in mean.items()}
 
 

@@ -17,7 +17,6 @@ from torch import nn
 from torchssvm.core.arguments import check_dataset, or_default
 from torchssvm.core.batch import apply_head, fetcher, lengths_of, pass_over, rows_in_order, to_device
 from torchssvm.core.caller import warn
-from torchssvm.core.potentials import as_potentials
 from torchssvm.core.problem import check_lam, find_structure
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
@@ -321,4 +320,4 @@ def _first(head: nn.Module, dataset: Any, options: RunOptions, most: int = 64) -
     rows = rows_in_order(Ranks.here().own(len(dataset)), most, lengths)[0]
     share = 1.0 if lengths is None else float(lengths.double().mean() / lengths[list(rows)].double().mean())
     batch = to_device(fetcher(dataset, options.collate_fn)(rows), device_of(head))
-    return Sample(batch.x, as_potentials(apply_head(head, batch)), len(batch.index), batch.y, share)
+    return Sample(batch.x, apply_head(head, batch), len(batch.index), batch.y, share)

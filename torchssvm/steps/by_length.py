@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_int64
+from torchssvm.core.arguments import check_length_form
 from torchssvm.steps.orders import Order, Permutation, Proportional, Uniform
 
 
@@ -48,7 +48,7 @@ class ByLength:
 
     def __init__(self, lengths: Tensor | Sequence[int], order: Order | None = None) -> None:
         lengths = torch.as_tensor(lengths)
-        check_int64(lengths, "lengths", (lengths.numel(),), ", one for each example")
+        check_length_form(lengths, len(lengths) if lengths.ndim else 1)
         if not len(lengths) or int(lengths.min()) < 0:
             raise ValueError(f"lengths={lengths.tolist()[:5]}... must be one number from 0 on for each example")
         self.lengths = lengths.cpu().clone()

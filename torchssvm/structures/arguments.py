@@ -8,7 +8,8 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_int64, describe, read_numbers
+from torchssvm.core.arguments import NO_LABEL, check_int64, check_length_form, describe, read_numbers
+from torchssvm.core.naming import row_name
 from torchssvm.core.on_host import apart
 from torchssvm.core.plain import plain
 from torchssvm.core.structure import Structure
@@ -88,7 +89,7 @@ def check_range(lengths: Tensor, batch: int, longest: int) -> tuple[int, int]:
         raise TypeError(f"lengths must be an int64 tensor [{batch}], not {describe(lengths)}")
     # A traced graph that reads a size for a message is for this size only.
     such = "" if plain() else f", one for each example of a batch of {batch} padded to {longest}"
-    check_int64(lengths, "lengths", (batch,), such)
+    check_length_form(lengths, batch, such)
     if (numbers := read_numbers(lengths)) is None:  # under torch.vmap the first call of the head has checked them
         return 1, longest
     low, high = min(numbers, default=1), max(numbers, default=1)
@@ -119,20 +120,28 @@ def check_edges(edges: Tensor, links: int, nodes: Sequence[int], lengths: Tensor
         row, place = wrong.nonzero()[0].tolist()
         size = longest if lengths is None else int(lengths[row])
         raise ValueError(
-            f"edges has {edges[row, place].tolist()} at place {place} in row {row} of the batch: an edge joins two "
+            f"edges has {edges[row, place].tolist()} at place {place} in {row_name(row)}: an edge joins two "
             f"different nodes, 0 to {size - 1}; -1 and -1 where there is none"
         )
     return edges
 
 
 def check_labels(target: Tensor, num_states: int, where: Tensor | None = None) -> None:
-    """Raise ValueError if a label (among those that the mask ``where`` selects) is not in 0 .. num_states - 1."""
+    """Raise ValueError if a label (among those that the mask ``where`` selects) is not in 0 .. num_states - 1.
+
+    Args:
+        target: ``[B]`` or ``[B, N]`` int64.
+        num_states: Their number.
+        where: Shaped like ``target``.
+    """
     wrong = (target < 0) | (target >= num_states)
     if where is not None:
         wrong &= where
     if bool(wrong.any()):
-        row = int(wrong.nonzero()[0, 0])
+        row, *position = wrong.nonzero()[0].tolist()
+        at = f"at position {position[0]} of " if position else "in "
+        label = int(target[wrong][0])
         raise ValueError(
-            f"target has label {int(target[wrong][0])} in row {row} of the batch; labels are 0 to {num_states - 1}"
-            + ("; -1 marks padding: did the head get the lengths?" if int(target[wrong][0]) == -1 else "")
+            f"target has label {label} {at}{row_name(row)}; labels are 0 to {num_states - 1}"
+            + (NO_LABEL if position and label < 0 else "")
         )

@@ -1,13 +1,42 @@
-"""What the heads with a matrix of weights for their features have in common: which way round they hold it."""
+"""What heads have in common: weights that are zero at the start, and which way round they hold a matrix of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
-class LinearHead(nn.Module):
+class Head(nn.Module):
+    """A head whose weights, all its parameters, are zero at the start."""
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set all weights to zero, as after ``to_empty`` of a head that was made on the meta device."""
+        for weights in self._parameters.values():
+            if weights is not None:
+                weights.zero_()
+
+
+def weight(start: Tensor) -> nn.Parameter:
+    """``start``, zeros, as a parameter; one on the meta device is zero again where it gets memory."""
+    return _ZeroInMemory(start) if start.is_meta else nn.Parameter(start)
+
+
+class _ZeroInMemory(nn.Parameter):
+    """A parameter on the meta device: whoever makes an empty one like it, on a real device, gets zeros.
+
+    ``to_empty`` and ``from_pretrained`` of transformers do so, and the latter knows of no ``reset_parameters``.
+    """
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return (torch.zeros_like if func is torch.empty_like else func)(*args, **(kwargs or {}))
+
+
+class LinearHead(Head):
     """A head with a matrix of weights for its features, ``[out, in]`` as in ``nn.Linear``.
 
     ``state_dict`` says so by torch's version of a module, and a state that holds the matrix transposed is refused, even

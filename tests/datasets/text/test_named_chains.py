@@ -37,7 +37,7 @@ def test_a_dataset_of_names_has_the_batches_of_batch_of_names():
         (X, [[0, 1], [0]], {}, TypeError, "the label 0 must be a text"),
         (X, Y, {"labels": ["DET"]}, ValueError, r"y holds 'NOUN', which is not one of labels=\['DET'\]"),
         (X, Y, {"min_count": 3}, ValueError, "no feature that occurs min_count=3 times"),
-        ([[1.5, 2.5]], [["A", "B"]], {}, TypeError, "a token is a float"),
+        ([[1.5, 2.5]], [["A", "B"]], {}, TypeError, "token 0 of sequence 0 is a float"),
     ],
 )
 def test_what_does_not_fit_is_refused(x, y, options, error, message):

@@ -14,7 +14,7 @@ from torchssvm.core.arguments import check_number, check_whole
 from torchssvm.core.batch import Batch, apply_head, check_batches, first_occurrences, to_device
 from torchssvm.core.digest import digest_examples
 from torchssvm.core.on_host import on_host
-from torchssvm.core.potentials import as_potentials, conform, inner, subtract
+from torchssvm.core.potentials import conform, inner, subtract
 from torchssvm.core.precision import full_precision
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.schema import Entry, Schema, Stateful, damaged, version
@@ -181,7 +181,7 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         dual = self.dual
         batch = to_device(batch, dual.parameters[0].device)
         with torch.enable_grad():
-            potentials = as_potentials(apply_head(self.head, batch))
+            potentials = apply_head(self.head, batch)
         index = check_batch(dual, batch.index, potentials)
         target = dual.structure.check_target(batch.y, potentials)
         check_targets(dual, digest_examples(target, potentials), index)
@@ -190,7 +190,7 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         if dual.recomputed is not None:  # an exact pass recomputed the weights without drift
             dual.set_weights(dual.recomputed)
             with torch.enable_grad():
-                potentials = as_potentials(apply_head(self.head, batch))
+                potentials = apply_head(self.head, batch)
             with full_precision(potentials.device):
                 search = Search(dual, self._logs, potentials, target, index)
         with full_precision(potentials.device):

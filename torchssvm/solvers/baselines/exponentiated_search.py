@@ -10,7 +10,7 @@ from torch import Tensor
 from torchssvm.core.gradients import combine, per_example_adjoint
 from torchssvm.core.potentials import Parts, Potentials, conform, inner, scale
 from torchssvm.core.row_sparse import flat
-from torchssvm.core.structure import Structure, loss_by_name
+from torchssvm.core.structure import Structure, loss_by_name, reject_rows
 from torchssvm.dual.mean_parts import MeanParts, StoredParts
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Stored
@@ -136,11 +136,8 @@ def _without_padding(potentials: Potentials, name: str, delta: Tensor) -> Tensor
         rows = potentials.lengths + potentials.ragged[name]
         padding = torch.arange(augmented.shape[1], device=augmented.device) >= rows.unsqueeze(1)
         augmented = augmented.masked_fill(padding.view(*padding.shape, *[1] * (augmented.ndim - 2)), 0.0)
-    if bool((wrong := ~torch.isfinite(augmented.flatten(1)).all(1)).any()):
-        raise ValueError(
-            f"the potentials of rows {wrong.nonzero().flatten().tolist()[:8]} are not finite: "
-            "check features and weights"
-        )
+    wrong = ~torch.isfinite(augmented.flatten(1)).all(1)
+    reject_rows(wrong, "the potentials of {rows} are not finite: check features and weights")
     return augmented
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_tensor, check_whole
 from torchssvm.core.batch import Batch, apply_head
-from torchssvm.core.potentials import Potentials, as_potentials
+from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import full_precision
 from torchssvm.core.structure import Structure
 from torchssvm.solvers.kernel.functions import Kernel, evaluate, name_of
@@ -76,7 +76,7 @@ class KernelHead(nn.Module):
     def explicit(self, shape: Sequence[int], lengths: Tensor | None) -> Potentials:
         """Potentials of the explicit weights for features of ``shape`` ``[B, ..., F]``."""
         empty = self.coefficients.new_zeros(*shape[:-1], 0)
-        return as_potentials(apply_head(self.linear, Batch(empty, None, empty, lengths)))
+        return apply_head(self.linear, Batch(empty, None, empty, lengths))
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Potentials:
         """Features ``[B, N, F]`` or ``[B, F]`` -> potentials; the padding of ``x`` is not read.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, check_whole
 from torchssvm.core.ordered_sums import add_at, adds_in_order
@@ -15,9 +15,10 @@ from torchssvm.core.row_sparse import per_example_rows
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.structures.arborescence.structure import Arborescence
 from torchssvm.structures.arguments import check_lengths, check_structure
+from torchssvm.structures.linear_head import Head, weight
 
 
-class LinearArcs(nn.Module):
+class LinearArcs(Head):
     """Scores of arcs, ``score[t, h] = sum_p values[t, h, p] weight[columns[t, h, p]]``; zero weights at the start.
 
     Features are lists of columns, so there may be many (such as hashed words and tags of head and token). Per-example
@@ -45,7 +46,7 @@ class LinearArcs(nn.Module):
         super().__init__()
         in_features = check_whole(in_features, "in_features")
         self.structure = check_structure(structure, "Arborescence()") or Arborescence()
-        self.weight = nn.Parameter(torch.zeros(in_features))
+        self.weight = weight(torch.zeros(in_features))
 
     def constructor_arguments(self) -> dict[str, Any]:
         """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_int64, check_object
+from torchssvm.core.naming import row_name
 from torchssvm.core.ordered_sums import add_at
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, Structure
@@ -187,20 +188,21 @@ class Arborescence(Structure):
         if bool(wrong.any()):
             row, t = wrong.nonzero()[0].tolist()
             raise ValueError(
-                f"target has head {int(heads[row, t])} for token {t + 1} in row {row} of the batch; heads are 0 (the "
-                f"root) to {int(real[row].sum())}, the number of tokens"
+                f"target has head {int(heads[row, t])} for token {t + 1} in {row_name(row)}; heads are 0 (the "
+                f"root) to {int(real[row].sum())}, the number of tokens; leave sentences out "
+                "that lack a head"
             )
         rootless = ~has_root(heads)
         if bool(rootless.any()):
             row, t = rootless.nonzero()[0].tolist()
             raise ValueError(
-                f"target is not an arborescence in row {row} of the batch, heads {_shown(heads[row])}: from token "
+                f"target is not an arborescence in {row_name(row)}, heads {_shown(heads[row])}: from token "
                 f"{t + 1} the heads lead in a circle and do not reach the root"
             )
         if not bool((allowed := self.among.allow(heads)).all()):
             row = int((~allowed).nonzero()[0])
             raise ValueError(
-                f"target is not an output in row {row} of the batch, heads {_shown(heads[row])}: {self.among} requires "
+                f"target is not an output in {row_name(row)}, heads {_shown(heads[row])}: {self.among} requires "
                 f"that {self.among.rule}"
             )
         return heads

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
 from torchssvm.core.jit import arrays, fits_numba
@@ -18,7 +18,7 @@ from torchssvm.core.token_products import STORED, respond
 from torchssvm.structures.arguments import check_range, check_structure
 from torchssvm.structures.chain import numba as kernels
 from torchssvm.structures.chain.structure import Chain
-from torchssvm.structures.linear_head import LinearHead
+from torchssvm.structures.linear_head import LinearHead, weight
 
 
 class LinearChain(LinearHead):
@@ -73,12 +73,12 @@ class LinearChain(LinearHead):
         if self.structure.num_states != num_states or self.structure.shared != (positions is None):
             raise ValueError(f"structure={self.structure} does not fit num_states={num_states}, positions={positions}")
         self.in_features, self.positions = in_features, positions
-        self.emission = nn.Parameter(self.by_feature(torch.zeros(in_features, num_states)).contiguous())
+        self.emission = weight(self.by_feature(torch.zeros(in_features, num_states)).contiguous())
         pairs = (num_states, num_states) if positions is None else (positions - 1, num_states, num_states)
-        self.transition = nn.Parameter(torch.zeros(pairs))
-        self.bias = nn.Parameter(torch.zeros(num_states)) if bias else None
-        self.start_transitions = nn.Parameter(torch.zeros(num_states)) if boundary else None
-        self.end_transitions = nn.Parameter(torch.zeros(num_states)) if boundary else None
+        self.transition = weight(torch.zeros(pairs))
+        self.bias = weight(torch.zeros(num_states)) if bias else None
+        self.start_transitions = weight(torch.zeros(num_states)) if boundary else None
+        self.end_transitions = weight(torch.zeros(num_states)) if boundary else None
 
     def constructor_arguments(self) -> dict[str, Any]:
         """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""

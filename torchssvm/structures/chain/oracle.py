@@ -10,6 +10,7 @@ from torchssvm.core import tuning
 from torchssvm.core.arguments import check_scores
 from torchssvm.core.jit import triton_available
 from torchssvm.core.launch import as_array, by_example, compiles, launch, own
+from torchssvm.core.naming import row_name
 from torchssvm.core.operators import define
 from torchssvm.structures.chain.by_level import viterbi_by_level
 from torchssvm.structures.chain.numba import decode
@@ -68,7 +69,9 @@ def _on_cpu(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tup
         each=states**2,
     )
     if (row := max(bad, default=-1)) >= 0:
-        raise ValueError(f"lengths must lie between 1 and the padded length {longest}, got {run[row]} in row {row}")
+        raise ValueError(
+            f"lengths must lie between 1 and the padded length {longest}, got {run[row]} in {row_name(row)}"
+        )
     return torch.from_numpy(labels), torch.from_numpy(value)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor
+from torchssvm.core.naming import row_name
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import digest
 
@@ -42,7 +43,7 @@ class Transitions:
     def __init__(self, pairs: Tensor, *, first: Tensor | None = None, last: Tensor | None = None) -> None:
         states = check_tensor(pairs, "pairs").shape[0] if pairs.ndim else 0
         self.pairs = _checked("pairs", pairs, (states, states))
-        every = torch.ones(states, dtype=torch.bool)
+        every = torch.ones(states, dtype=torch.bool, device=self.pairs.device)
         self.first = every if first is None else _checked("first", first, (states,))
         self.last = every if last is None else _checked("last", last, (states,))
         self._checked: float = 0  # there are sequences of all lengths up to this one
@@ -126,7 +127,7 @@ class Transitions:
             place = next(t for t in range(1, len(own)) if not pairs[own[t - 1]][own[t]])
             what = f"has state {own[place]} after {own[place - 1]} at position {place}"
         raise ValueError(
-            f"target {what} in row {row} of the batch, which the structure's transitions forbid: repair the target, or "
+            f"target {what} in {row_name(row)}, which the structure's transitions forbid: repair the target, or "
             "allow it"
         )
 

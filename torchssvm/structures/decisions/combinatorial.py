@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from torchssvm.core.arguments import check_flags, check_whole
+from torchssvm.core.naming import row_name
 from torchssvm.core.structure import digest
 from torchssvm.structures.decisions import numba as kernels
 from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, costs_of, node_pairs, refuse_given
@@ -56,7 +57,9 @@ class Selection(DecisionOracle):
         gains = costs if self.maximize else -costs
         k = np.full(len(costs), self.k) if given is None else whole_numbers(given, len(costs), "the number of items")
         if (k > self.num_costs).any():
-            raise ValueError(f"given: the number of items of row {int((k > self.num_costs).argmax())} is more than D")
+            raise ValueError(
+                f"given: the number of items of {row_name(int((k > self.num_costs).argmax()))} is more than D"
+            )
         rank = np.argsort(np.argsort(-gains, axis=1, kind="stable"), axis=1, kind="stable")
         y = rank < k.reshape(-1, 1)
         if self.at_most:
@@ -244,7 +247,7 @@ def whole_numbers(given: Array, batch: int, what: str) -> Array:
     flat = given.reshape(-1)
     if (wrong := ~((flat >= 0) & (flat % 1 == 0) & (flat < 2**63))).any():
         row = int(wrong.argmax())
-        raise ValueError(f"given: {what} of row {row} is {flat[row]}, and must be a whole number of at least 0")
+        raise ValueError(f"given: {what} of {row_name(row)} is {flat[row]}, and must be a whole number of at least 0")
     return flat.astype(np.int64)
 
 

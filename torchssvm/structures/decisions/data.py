@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from torchssvm.core.arguments import check_tensor
 from torchssvm.core.batch import Batch, tree_map
+from torchssvm.core.naming import naming
 from torchssvm.core.structure import reject_rows
 from torchssvm.structures.decisions.potentials import Situations
 from torchssvm.structures.decisions.structure import Decisions
@@ -50,9 +51,10 @@ class DecisionProblems(Dataset[int]):
             for name in ("fixed", "given"):
                 if (each := getattr(x, name)) is not None and len(check_tensor(each, name)) != len(features):
                     raise ValueError(f"x has {len(features)} examples, and its {name} {len(each)}")
-        reject_rows(~torch.isfinite(features).flatten(1).all(1), "x of examples {rows} is not finite")
         self.x, self.structure = x, structure
-        self.target = structure.target(costs, x.given if isinstance(x, Situations) else None)
+        with naming(torch.arange(len(features))):
+            reject_rows(~torch.isfinite(features).flatten(1).all(1), "x of {rows} is not finite")
+            self.target = structure.target(costs, x.given if isinstance(x, Situations) else None)
 
     def __len__(self) -> int:
         return len(self.target.y)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
 from torchssvm.core.potentials import Parts, own_weights
@@ -13,7 +13,7 @@ from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.arguments import check_structure
 from torchssvm.structures.decisions.potentials import DecisionPotentials, Situations
 from torchssvm.structures.decisions.structure import Decisions
-from torchssvm.structures.linear_head import LinearHead
+from torchssvm.structures.linear_head import LinearHead, weight
 
 
 class LinearDecisions(LinearHead):
@@ -52,8 +52,8 @@ class LinearDecisions(LinearHead):
         self.structure = found
         self.shared = shared
         outputs = 1 if shared else found.num_costs
-        self.weight = nn.Parameter(torch.zeros(outputs, self.in_features))
-        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
+        self.weight = weight(torch.zeros(outputs, self.in_features))
+        self.bias = weight(torch.zeros(outputs)) if bias else None
 
     def constructor_arguments(self) -> dict[str, Any]:
         """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""

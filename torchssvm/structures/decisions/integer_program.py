@@ -12,6 +12,7 @@ import torch
 
 from torchssvm.core.arguments import check_flags, check_number, check_object, check_whole
 from torchssvm.core.extras import needs
+from torchssvm.core.naming import row_name
 from torchssvm.core.structure import digest
 from torchssvm.structures.decisions.backends import Answer, Backend, Limits, Model, Program, SciPyMilp
 from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved
@@ -126,7 +127,9 @@ class IntegerProgram(DecisionOracle):
                 f"given must be {[*expected]}, the right-hand sides of A_ub and A_eq, got {list(given.shape)}"
             )
         if given is not None and np.isnan(given).any():
-            raise ValueError(f"given: the right-hand sides of row {int(np.isnan(given).any(1).argmax())} hold NaN")
+            raise ValueError(
+                f"given: the right-hand sides of {row_name(int(np.isnan(given).any(1).argmax()))} hold NaN"
+            )
         if self.processes == 1 or len(costs) <= 1:
             found = [self._solve_rows(0, costs, given, start)]
         else:
@@ -170,8 +173,8 @@ class IntegerProgram(DecisionOracle):
             found = begin if answer.y is None else np.where(self.program.integer, np.rint(answer.y), answer.y)
             if found is None:
                 raise ValueError(
-                    f"time_limit={self.program.time_limit} ended before any decision was found in row {first + k} of "
-                    "the batch: give more time"
+                    f"time_limit={self.program.time_limit} ended before any decision was found in "
+                    f"{row_name(first + k)}: give more time"
                 )
             y[k], value[k] = found, own @ found
             told = answer.bound / unit - _PROVEN * len(own) * np.abs(own).max()
@@ -206,7 +209,7 @@ class IntegerProgram(DecisionOracle):
             return f"the solver gave up on the integer program of row {row} of the batch: {answer.status}"
         if told[0] == "unbounded":
             return (
-                f"the integer program of row {row} of the batch is unbounded: decisions become better without end "
+                f"the integer program of {row_name(row)} is unbounded: decisions become better without end "
                 f"({answer.status}). Training tries costs of any sign: give all variables two finite bounds"
             )
         up, down = program.rows.maximum(0.0), program.rows.minimum(0.0)
@@ -214,7 +217,7 @@ class IntegerProgram(DecisionOracle):
         alone = ((least > limits[1] + 1e-6) | (most < limits[0] - 1e-6)).nonzero()[0].tolist()
         names = [f"A_ub[{k}]" if k < self._num_upper else f"A_eq[{k - self._num_upper}]" for k in alone]
         why = f"{', '.join(names[:4])} cannot be met within the bounds" if names else "no row alone is at fault"
-        return f"the integer program of row {row} of the batch is infeasible ({answer.status}): {why}"
+        return f"the integer program of {row_name(row)} is infeasible ({answer.status}): {why}"
 
     def _each(self, value: Any, name: str) -> Array:
         array = np.asarray(value, dtype=np.float64)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from torchssvm.core.arguments import check_flags, check_whole
+from torchssvm.core.naming import row_name
 from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, costs_of, refuse_given
 
 _WHOLE = 1e-4  # what solvers may err on whole numbers
@@ -92,7 +93,7 @@ class OptModel(DecisionOracle):
             broken = np.flatnonzero((np.abs(y - rounded) > _WHOLE).any(1))
             if len(broken):
                 row = int(broken[0])
-                raise ValueError(f"the decision of row {row} is not whole: give OptModel(model, whole=False)")
+                raise ValueError(f"the decision of {row_name(row)} is not whole: give OptModel(model, whole=False)")
             y = rounded.astype(np.int64)
         return y, costs_of(y, costs), None
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, describe
+from torchssvm.core.naming import row_name
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, Structure, fit, reject_rows
 from torchssvm.structures.decisions.oracle import DecisionOracle, FunctionOracle
@@ -190,7 +191,7 @@ class Decisions(Structure):
         if bool((regret < -rounding).any()):
             row = int((regret < -rounding).nonzero()[0])
             raise ValueError(
-                f"the target of row {row} of the batch is not optimal for its costs: another decision is better by "
+                f"the target of {row_name(row)} is not optimal for its costs: another decision is better by "
                 f"{-float(regret[row]):.6g}. Make targets by Decisions(oracle).target(costs), with the oracle that "
                 "trains, and to optimality"
             )
@@ -221,7 +222,7 @@ class Decisions(Structure):
         if costs.ndim != 2 or costs.shape[1] != self.num_costs:
             raise ValueError(f"costs must be [B, {self.num_costs}], got {list(costs.shape)}")
         costs = costs.detach().to(torch.float64)
-        reject_rows(~torch.isfinite(costs).all(1), "costs of rows {rows} are not finite")
+        reject_rows(~torch.isfinite(costs).all(1), "costs of {rows} are not finite")
         given = None if given is None else torch.as_tensor(given)
         if given is not None and given.shape[:1] != costs.shape[:1]:
             raise ValueError(f"given has shape {list(given.shape)}; its first axis must be that of costs, {len(costs)}")
@@ -229,7 +230,7 @@ class Decisions(Structure):
         if found[2] is not None:
             reject_rows(
                 found[2] != found[1],
-                "the oracle did not prove its decisions optimal in rows {rows}: give it more time and no gap",
+                "the oracle did not prove its decisions optimal in {rows}: give it more time and no gap",
             )
         return Decision(found[0], costs)
 
@@ -246,7 +247,7 @@ class Decisions(Structure):
         for name, tensor in (("y", y), ("cost", cost)):
             if check_tensor(tensor, f"target.{name}").shape != shape:
                 raise ValueError(f"target.{name} must be {list(shape)}, as the potentials; got {list(tensor.shape)}")
-            reject_rows(~torch.isfinite(tensor).all(1), f"target.{name} is not finite in rows {{rows}}")
+            reject_rows(~torch.isfinite(tensor).all(1), f"target.{name} is not finite in {{rows}}")
         return Decision(_numbers(y), cost.to(torch.float64), _fixed(potentials))
 
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor] | None:
@@ -300,7 +301,7 @@ def _fixed(potentials: Potentials) -> Tensor | None:
     """The known costs, which must be finite."""
     fixed: Tensor | None = getattr(potentials, "fixed", None)
     if fixed is not None:
-        reject_rows(~torch.isfinite(fixed).all(1), "the known costs, fixed, of rows {rows} are not finite")
+        reject_rows(~torch.isfinite(fixed).all(1), "the known costs, fixed, of {rows} are not finite")
     return fixed
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, check_whole
 from torchssvm.core.potentials import Parts, own_weights
 from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.arguments import check_structure
 from torchssvm.structures.graph_cut.structure import GraphCut, GraphPotentials
+from torchssvm.structures.linear_head import Head, weight
 
 
 class Graphs(NamedTuple):
@@ -55,7 +56,7 @@ def read_graphs(x: Graphs, node_features: int, edge_features: int) -> Graphs:
     return Graphs(*x)
 
 
-class LinearGraph(nn.Module):
+class LinearGraph(Head):
     """Potentials of graphs, ``node[p] = x[p] . unary``, ``edge[pq] = z[pq] . pairwise``; zero weights at the start.
 
     The model of [Osokin et al. 2016, appendix I.3]: an edge costs ``edge[pq]`` if its ends have different labels. With
@@ -87,8 +88,8 @@ class LinearGraph(nn.Module):
         node_features = check_whole(node_features, "node_features")
         edge_features = check_whole(edge_features, "edge_features")
         self.structure = check_structure(structure, "GraphCut()") or GraphCut()
-        self.unary = nn.Parameter(torch.zeros(node_features))
-        self.pairwise = nn.Parameter(torch.zeros(edge_features))
+        self.unary = weight(torch.zeros(node_features))
+        self.pairwise = weight(torch.zeros(edge_features))
 
     def constructor_arguments(self) -> dict[str, Any]:
         """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""

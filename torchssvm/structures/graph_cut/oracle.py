@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.extras import needs
+from torchssvm.core.naming import row_name
 from torchssvm.core.threads import run_in_chunks
 from torchssvm.structures.arguments import check_edges, own_lengths
 
@@ -85,7 +86,7 @@ def min_cut(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None = 
         row, place = ((edge < 0) & (edge > -torch.inf) & (edges[..., 0] >= 0)).nonzero()[0].tolist()
         p, q = edges[row, place].tolist()
         raise ValueError(
-            f"edge {place} (nodes {p} and {q}) in row {row} of the batch has potential {float(edge[row, place]):.6g}: "
+            f"edge {place} (nodes {p} and {q}) in {row_name(row)} has potential {float(edge[row, place]):.6g}: "
             "minimum cuts need attractive edges, with potentials of at least 0"
         )
     (labels,) = _in_threads(lambda g: (_cut(g.theta, g.first, g.second, g.c),), graphs)

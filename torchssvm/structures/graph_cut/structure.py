@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_flags, check_int64, check_object, check_tensor
+from torchssvm.core.arguments import NO_LABEL, check_flags, check_int64, check_object, check_tensor
+from torchssvm.core.naming import row_name
 from torchssvm.core.potentials import Parts, Potentials, inner
 from torchssvm.core.structure import Decoding, Structure, as_decoding, fit
 from torchssvm.structures.arguments import WeightedLabels, check_edges, check_lengths
@@ -248,8 +249,8 @@ class GraphCut(Structure):
         if bool(wrong.any()):
             row, p = wrong.nonzero()[0].tolist()
             raise ValueError(
-                f"target has {int(labels[row, p])} at node {p} in row {row} of the batch; labels are 0 and 1 (-1 marks "
-                "padding: did the head get the lengths?)"
+                f"target has {int(labels[row, p])} at node {p} in {row_name(row)}; labels are 0 and 1"
+                + (NO_LABEL if int(labels[row, p]) < 0 else "")
             )
         costs = node_costs(weights, real)
         return GraphTarget(labels, cut_edges(labels, potentials.edges), self._costs(labels, costs))

@@ -94,8 +94,7 @@ class HiddenStates(Structure):
         wrong = (self.observe(found.labeling) != target.observed) & real
         reject_rows(
             wrong.flatten(1).any(1) if wrong.ndim > 1 else wrong,
-            "no states show the labels of rows {rows} of the batch: the structure allows none, or its decoding is not "
-            "exact",
+            "no states show the labels of {rows}: the structure allows none, or its decoding is not exact",
         )
         return Completed(target.observed, found.labeling)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, check_whole
 from torchssvm.core.potentials import Parts, own_weights
 from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.arguments import check_structure
+from torchssvm.structures.linear_head import Head, weight
 from torchssvm.structures.matching.structure import EdgePotentials, Matching
 
 
@@ -31,7 +32,7 @@ class Edges(NamedTuple):
     widths: Tensor
 
 
-class LinearEdges(nn.Module):
+class LinearEdges(Head):
     """Scores of edges, ``x[s, t] . weight``, with all weights zero at the start.
 
     There is no bias: add a constant feature if you need one.
@@ -55,7 +56,7 @@ class LinearEdges(nn.Module):
         super().__init__()
         in_features = check_whole(in_features, "in_features")
         self.structure = check_structure(structure, "Matching()") or Matching()
-        self.weight = nn.Parameter(torch.zeros(in_features))
+        self.weight = weight(torch.zeros(in_features))
 
     def constructor_arguments(self) -> dict[str, Any]:
         """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""

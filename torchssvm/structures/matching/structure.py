@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_int64, check_number, check_tensor, check_whole
+from torchssvm.core.naming import row_name
 from torchssvm.core.potentials import Parts, Potentials, as_parts
 from torchssvm.core.structure import Decoding, Structure
 from torchssvm.structures.arguments import check_lengths
@@ -162,7 +163,7 @@ class Matching(Structure):
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0, 0])
             raise ValueError(
-                f"target has {int(target[wrong][0])} in row {row} of the batch; allowed are 1 (edge), 0 (no edge) and "
+                f"target has {int(target[wrong][0])} in {row_name(row)}; allowed are 1 (edge), 0 (no edge) and "
                 f"{POSSIBLE} (possible edge); -1 marks padding: did the head get both numbers of nodes?"
             )
         target = target.masked_fill(~real, -1)
@@ -171,7 +172,7 @@ class Matching(Structure):
             if bool(twice.any()):
                 row, node = twice.nonzero()[0].tolist()
                 raise ValueError(
-                    f"target is not a matching: {side} node {node} has several edges in row {row} of the batch; keep "
+                    f"target is not a matching: {side} node {node} has several edges in {row_name(row)}; keep "
                     f"one and mark the others as possible ({POSSIBLE})"
                 )
         return target

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.arguments import check_structure
-from torchssvm.structures.linear_head import LinearHead
+from torchssvm.structures.linear_head import LinearHead, weight
 from torchssvm.structures.multiclass.structure import Multiclass
 
 
@@ -46,8 +46,8 @@ class LinearMulticlass(LinearHead):
         if self.structure.num_classes != num_classes:
             raise ValueError(f"structure={self.structure} does not have num_classes={num_classes}")
         self.in_features = in_features
-        self.weight = nn.Parameter(torch.zeros(num_classes, in_features))
-        self.bias = nn.Parameter(torch.zeros(num_classes)) if bias else None
+        self.weight = weight(torch.zeros(num_classes, in_features))
+        self.bias = weight(torch.zeros(num_classes)) if bias else None
 
     def constructor_arguments(self) -> dict[str, Any]:
         """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision, product
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.structures.arguments import check_structure
-from torchssvm.structures.linear_head import LinearHead
+from torchssvm.structures.linear_head import LinearHead, weight
 from torchssvm.structures.multilabel.oracle import symmetric
 from torchssvm.structures.multilabel.structure import Multilabel
 
@@ -62,9 +62,9 @@ class LinearMultilabel(LinearHead):
         if self.structure.num_labels != num_labels or self.structure.pairwise != pairwise:
             raise ValueError(f"structure={self.structure} does not have num_labels={num_labels}, pairwise={pairwise}")
         self.in_features = in_features
-        self.unary = nn.Parameter(self.by_feature(torch.zeros(in_features, num_labels)).contiguous())
-        self.bias = nn.Parameter(torch.zeros(num_labels)) if bias else None
-        self.pairwise = nn.Parameter(torch.zeros(self.structure.num_pairs)) if pairwise else None
+        self.unary = weight(self.by_feature(torch.zeros(in_features, num_labels)).contiguous())
+        self.bias = weight(torch.zeros(num_labels)) if bias else None
+        self.pairwise = weight(torch.zeros(self.structure.num_pairs)) if pairwise else None
 
     def constructor_arguments(self) -> dict[str, Any]:
         """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_int64, check_object, check_tensor, check_whole
 from torchssvm.core.jit import arrays, fits_numba
+from torchssvm.core.naming import row_name
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, Structure, digest
@@ -233,7 +234,7 @@ class Multilabel(Structure):
         if bool(wrong.any()):
             row, label = wrong.nonzero()[0].tolist()
             raise ValueError(
-                f"target has {int(target[row, label])} at label {label} in row {row} of the batch: 1 is on, 0 is off"
+                f"target has {int(target[row, label])} at label {label} in {row_name(row)}: 1 is on, 0 is off"
             )
         return target
 

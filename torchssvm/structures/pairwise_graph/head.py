@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_whole
 from torchssvm.core.potentials import Parts, own_weights
 from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.arguments import check_structure
 from torchssvm.structures.graph_cut.head import Graphs, read_graphs
+from torchssvm.structures.linear_head import Head, weight
 from torchssvm.structures.pairwise_graph.structure import PairwiseGraph, PairwisePotentials
 
 
-class LinearPairwiseGraph(nn.Module):
+class LinearPairwiseGraph(Head):
     """Potentials of graphs: ``node[p] = W x[p]`` and ``edge[pq] = sum_g z[pq, g] E[g]``; all weights start at zero.
 
     Without features of edges, one table ``[K, K]`` serves all edges. There is no bias: add a constant feature to nodes
@@ -58,8 +59,8 @@ class LinearPairwiseGraph(nn.Module):
         if self.structure.num_labels != num_labels:
             raise ValueError(f"structure={self.structure} does not have num_labels={num_labels}")
         self.directed = directed
-        self.node = nn.Parameter(torch.zeros(num_labels, node_features))
-        self.edge = nn.Parameter(torch.zeros(max(self.edge_features, 1), num_labels, num_labels))
+        self.node = weight(torch.zeros(num_labels, node_features))
+        self.edge = weight(torch.zeros(max(self.edge_features, 1), num_labels, num_labels))
 
     def constructor_arguments(self) -> dict[str, Any]:
         """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""

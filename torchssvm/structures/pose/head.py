@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, describe
 from torchssvm.core.bounds import Bound
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision
+from torchssvm.structures.linear_head import Head, weight
 from torchssvm.structures.pose.structure import Pose
 
 
@@ -32,7 +33,7 @@ class PoseMaps(NamedTuple):
     types: Tensor
 
 
-class LinearPose(nn.Module):
+class LinearPose(Head):
     """Potentials of a pose ([G16] appendix I.4), with all weights zero at the start.
 
         ``unary[p] = unary_p map_p,   types[arc, t] = types_arc map_(arc, t),   deformation = deformation``
@@ -56,9 +57,9 @@ class LinearPose(nn.Module):
             raise TypeError(f"structure={structure!r} must be a Pose(parent, displacements, grid, size=...)")
         self.structure = structure
         edges = structure.num_edges
-        self.unary = nn.Parameter(torch.zeros(structure.num_nodes))
-        self.types = nn.Parameter(torch.zeros(edges, 2))
-        self.deformation = nn.Parameter(torch.zeros(edges, 2, structure.num_types, 4))
+        self.unary = weight(torch.zeros(structure.num_nodes))
+        self.types = weight(torch.zeros(edges, 2))
+        self.deformation = weight(torch.zeros(edges, 2, structure.num_types, 4))
 
     @property
     def bounds(self) -> dict[str, tuple[Bound | None, Bound | None]]:

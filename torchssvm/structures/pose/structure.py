@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import as_parents, check_int64, check_number, check_tensor, is_whole
+from torchssvm.core.naming import row_name
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.ordered_sums import add_at
 from torchssvm.core.potentials import Parts, Potentials
@@ -196,7 +197,7 @@ class Pose(Structure):
                 row, node, _ = wrong.nonzero()[0].tolist()
                 node = int(self.lower[node]) if column == 2 else node
                 raise ValueError(
-                    f"target has {name} {int(values[wrong][0])} for node {node} in row {row} of the batch; it must lie "
+                    f"target has {name} {int(values[wrong][0])} for node {node} in {row_name(row)}; it must lie "
                     f"between 0 and {size - 1}"
                 )
         return torch.cat([target[..., :2], target[..., 2:].masked_fill((self.parent < 0).view(1, -1, 1), -1)], 2)

@@ -35,12 +35,11 @@ class ByPlace(RankingMeasure):
         """There must be something to gain."""
         reject_rows(
             ~(self.gain(grades.clamp(min=0)) > 0).any(1),
-            f"target has no relevant document in rows {{rows}} of the batch, and {self!r} needs one: leave these lists "
-            "out",
+            f"target has no relevant document in {{rows}}, and {self!r} needs one: leave these lists out",
         )
         reject_rows(
             ~torch.isfinite(self.gain(grades.clamp(min=0)).sum(1)),
-            f"target has grades in rows {{rows}} of the batch too large for {self!r}: number grades from 0",
+            f"target has grades in {{rows}} too large for {self!r}: number grades from 0",
         )
 
     def weights(self, places: Tensor, size: Tensor) -> Tensor:

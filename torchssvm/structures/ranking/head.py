@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, check_whole
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.arguments import check_range, check_structure
+from torchssvm.structures.linear_head import Head, weight
 from torchssvm.structures.ranking.structure import Ranking
 
 
-class LinearRanking(nn.Module):
+class LinearRanking(Head):
     """Scores of documents, ``x . weight``, with all weights zero at the start.
 
     There is no bias: it would not change the order.
@@ -38,7 +39,7 @@ class LinearRanking(nn.Module):
         super().__init__()
         in_features = check_whole(in_features, "in_features")
         self.structure = check_structure(structure, "Ranking()", "measure") or Ranking()
-        self.weight = nn.Parameter(torch.zeros(in_features))
+        self.weight = weight(torch.zeros(in_features))
 
     def constructor_arguments(self) -> dict[str, Any]:
         """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""

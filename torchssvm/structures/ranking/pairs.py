@@ -128,7 +128,7 @@ class AveragePrecision(ByPairs):
         """There must be a relevant document."""
         reject_rows(
             ~(grades >= self.relevant).any(1),
-            f"target has no document of grade {self.relevant} or more in rows {{rows}} of the batch, and average "
+            f"target has no document of grade {self.relevant} or more in {{rows}}, and average "
             "precision needs one: leave these lists out, or lower AveragePrecision(relevant=...)",
         )
 

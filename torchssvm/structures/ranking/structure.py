@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_int64
+from torchssvm.core.arguments import NO_LABEL, check_int64
+from torchssvm.core.naming import row_name
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
 from torchssvm.core.structure import Decoding, Structure, fit
 from torchssvm.structures.arguments import check_lengths
@@ -71,9 +72,8 @@ class Ranking(Structure):
         return Decoding(labeling, (self.measure.parts(labeling) * scores.masked_fill(~real, 0.0)).sum(1))
 
     @torch.no_grad()
-    def decode(self, potentials: Potentials | Tensor | Mapping[str, Tensor]) -> Tensor:
+    def decode(self, potentials: Any) -> Tensor:
         """The place of each document by descending score, int64 ``[B, N]``, 0 on top; -1 in the padding."""
-        potentials = as_potentials(potentials)
         return place_of(potentials.single, _real(potentials))
 
     def augmented_argmax(self, potentials: Potentials, target: Graded) -> Decoding:
@@ -120,10 +120,10 @@ class Ranking(Structure):
         check_int64(grades, "target", potentials.single.shape, ", a grade for each document")
         real = _real(potentials)
         if bool((wrong := (grades < 0) & real).any()):
-            row = int(wrong.nonzero()[0, 0])
+            row, document = wrong.nonzero()[0].tolist()
             raise ValueError(
-                f"target has grade {int(grades[wrong][0])} in row {row} of the batch; grades are 0 or more, and -1 "
-                "marks padding: did the head get the lengths?"
+                f"target has grade {int(grades[row, document])} at document {document} of {row_name(row)}; grades are "
+                f"0 or more{NO_LABEL}"
             )
         grades = grades.masked_fill(~real, -1)
         self.measure.check(grades)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_whole
+from torchssvm.core.naming import row_names
 from torchssvm.core.potentials import Potentials, conform, inner
 from torchssvm.core.structure import Decoding, Labeling, Structure
 from torchssvm.structures.arguments import check_lengths
@@ -131,7 +132,7 @@ class EveryLossLevel(SlackOracle):
         levels = multiples.round()
         if bool((wrong := ((multiples - levels).abs() > 1e-6 * levels).flatten(1).any(1)).any()):
             raise ValueError(
-                f"the token costs of rows {wrong.nonzero().flatten().tolist()[:8]} are not whole multiples of the "
+                f"the token costs of {row_names(wrong.nonzero().flatten().tolist())} are not whole multiples of the "
                 f"smallest one, as EveryLossLevel needs: use other weights, or another of\n{ORACLES}"
             )
         if (largest := int(levels.amax(2).sum(1).max())) > self.most:

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.extras import needs
+from torchssvm.core.naming import row_name
 from torchssvm.structures.torch_struct.conventions import convention_of
 
 SCORE_LIMIT = 2.0**14
@@ -179,7 +180,7 @@ class PaddedDistribution:
         if not bool(torch.isfinite(cropped).all()):
             row = int((~torch.isfinite(cropped)).nonzero()[0, 0])
             raise ValueError(
-                f"potentials of row {row} of the batch are not finite; a part that must not be chosen can "
+                f"potentials of {row_name(row)} are not finite; a part that must not be chosen can "
                 f"have a large negative number, such as -1e6"
             )
         return box, cropped, real

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_number, check_tensor
+from torchssvm.core.naming import row_name
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Decoding, Marginals, Structure
 from torchssvm.structures.torch_struct.distribution import PaddedDistribution, per_row
@@ -175,21 +176,21 @@ class TorchStruct(Structure):
             row = int(wrong.nonzero()[0, 0])
             raise ValueError(
                 f"target must hold {'zeros and ones' if known else 'counts'}, "
-                f"got {target[wrong][0].item()} in row {row} of the batch"
+                f"got {target[wrong][0].item()} in {row_name(row)}"
             )
         outside = (target != 0) & ~self._padded.real(target, extents)
         if bool(outside.any()):
             row, *event = outside.nonzero()[0].tolist()
             raise ValueError(
-                f"target has a part at {event} in row {row} of the batch, which is padding: "
+                f"target has a part at {event} in {row_name(row)}, which is padding: "
                 f"lengths[{row}] is {int(extents[row]) - self._padded.convention.offset}"
             )
         if known and bool((empty := ~target.flatten(1).any(1)).any()):
-            raise ValueError(f"target has no part at all in row {int(empty.nonzero()[0, 0])} of the batch")
+            raise ValueError(f"target has no part at all in {row_name(int(empty.nonzero()[0, 0]))}")
         target = target.to(scores.dtype)
         if self.verify_targets and not bool((valid := self.is_output(target, potentials.lengths)).all()):
             raise ValueError(
-                f"target is not an output of {self} in row {int((~valid).nonzero()[0, 0])} of the batch: "
+                f"target is not an output of {self} in {row_name(int((~valid).nonzero()[0, 0]))}: "
                 f"no event of the distribution has exactly these parts"
             )
         return target

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchssvm.core.arguments import check_int64, check_tensor, check_whole
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.structure import Decoding, Structure, fit
 from torchssvm.structures.arguments import check_structure
+from torchssvm.structures.linear_head import Head, weight
 from torchssvm.structures.tree.oracle import max_sum_tree
 
 
@@ -136,7 +137,7 @@ class Forest(Structure):
         return real if self.class_weight is None else real * self.class_weight[target.labels.clamp(min=0)]
 
 
-class LinearForest(nn.Module):
+class LinearForest(Head):
     """Potentials of forests, ``node = W x + bias`` and ``edge = sum_g z_g E_g``; all weights are zero at the start.
 
     Args:
@@ -159,9 +160,9 @@ class LinearForest(nn.Module):
         self.structure = check_structure(structure, "Forest(num_states)", "num_states") or Forest(num_states)
         if self.structure.num_states != num_states:
             raise ValueError(f"structure={self.structure} does not have num_states={num_states}")
-        self.node = nn.Parameter(torch.zeros(num_states, node_features))
-        self.edge = nn.Parameter(torch.zeros(edge_features, num_states, num_states))
-        self.bias = nn.Parameter(torch.zeros(num_states))
+        self.node = weight(torch.zeros(num_states, node_features))
+        self.edge = weight(torch.zeros(edge_features, num_states, num_states))
+        self.bias = weight(torch.zeros(num_states))
 
     def constructor_arguments(self) -> dict[str, Any]:
         """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.precision import full_precision, product
 from torchssvm.core.token_products import respond
 from torchssvm.structures.arguments import check_lengths, check_structure
-from torchssvm.structures.linear_head import LinearHead
+from torchssvm.structures.linear_head import LinearHead, weight
 from torchssvm.structures.tree.structure import Tree
 
 
@@ -67,10 +67,10 @@ class LinearTree(LinearHead):
                 f"shared={shared}"
             )
         self.in_features = in_features
-        self.node = nn.Parameter(torch.zeros(num_states, in_features))
+        self.node = weight(torch.zeros(num_states, in_features))
         pairs = (num_states, num_states) if shared else (own.num_nodes, num_states, num_states)
-        self.edge = nn.Parameter(torch.zeros(pairs))
-        self.bias = nn.Parameter(torch.zeros(num_states)) if bias else None
+        self.edge = weight(torch.zeros(pairs))
+        self.bias = weight(torch.zeros(num_states)) if bias else None
 
     def constructor_arguments(self) -> dict[str, Any]:
         """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""

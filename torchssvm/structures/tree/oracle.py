@@ -10,6 +10,7 @@ from torchssvm.core import tuning
 from torchssvm.core.arguments import check_scores
 from torchssvm.core.jit import triton_available
 from torchssvm.core.launch import by_example, compiles, launch
+from torchssvm.core.naming import row_name
 from torchssvm.core.operators import define
 from torchssvm.structures.tree.numba import decode
 
@@ -126,17 +127,17 @@ def node_depths(node: Tensor, parent: Tensor, lengths: Tensor | None) -> Tensor:
         if bool(wrong_length.any()):
             row = int(wrong_length.nonzero()[0])
             raise ValueError(
-                f"lengths must lie between 1 and the padded length {longest}, got {int(size[row])} in row {row}"
+                f"lengths must lie between 1 and the padded length {longest}, got {int(size[row])} in {row_name(row)}"
             )
         if bool(out.any()):
             row, v = out.nonzero()[0].tolist()
             raise ValueError(
                 f"parent must hold nodes 0 to length - 1 = {int(size[row]) - 1}, or -1 at a root; "
-                f"got {int(parent[row, v])} for node {v} in row {row}"
+                f"got {int(parent[row, v])} for node {v} in {row_name(row)}"
             )
         row, v = (ancestor >= 0).nonzero()[0].tolist()
         raise ValueError(
-            f"parent must describe trees, and node {v} in row {row} has no root above it: there is a cycle"
+            f"parent must describe trees, and node {v} in {row_name(row)} has no root above it: there is a cycle"
         )
     return depth.masked_fill(~real, -1)
 

@@ -1,0 +1,171 @@
+"""What is checked where it enters: masks, missing labels, scores, datasets; and masks packed by ``select_tokens``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import examples
+
+from torchssvm import (
+    Batch,
+    Graphs,
+    LinearChain,
+    LinearGraph,
+    LinearMulticlass,
+    LinearRanking,
+    LinearTree,
+    Potentials,
+    SoftmaxMargin,
+    SparseFeatures,
+    SparseLinearChain,
+    StructuredHinge,
+    evaluate,
+    in_order,
+    select_tokens,
+    solve,
+)
+from torchssvm.datasets import PaddedDataset, PrecomputedFeatures
+from torchssvm.steps import ByLength
+
+MASK = torch.tensor([[False, True, True, False, True], [True, True, False, False, False]])
+X = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+
+
+@examples(20)
+@given(
+    rows=st.integers(1, 4).flatmap(
+        lambda n: st.lists(st.lists(st.booleans(), min_size=n, max_size=n).filter(any), min_size=1, max_size=4)
+    )
+)
+def test_selected_tokens_come_first_in_their_order(rows):
+    mask = torch.tensor(rows)
+    x = torch.randn(*mask.shape, 2, requires_grad=True)
+    y = torch.arange(mask.numel()).view(mask.shape)
+    packed, labels, lengths = select_tokens(mask, x, y)
+    assert packed.shape[:2] == labels.shape == (len(mask), max(map(sum, rows)))
+    for row, length in enumerate(lengths.tolist()):
+        assert torch.equal(packed[row, :length], x[row][mask[row]])
+        assert torch.equal(labels[row, :length], y[row][mask[row]])
+        assert not packed[row, length:].any()
+        assert bool((labels[row, length:] == -1).all())
+    packed.sum().backward()
+    assert torch.equal(x.grad, mask.unsqueeze(2).expand(x.shape).float())
+    whole = torch.full_like(y, -1)
+    whole[mask] = labels[labels >= 0]
+    assert torch.equal(whole, y.masked_fill(~mask, -1))
+
+
+@pytest.mark.parametrize(
+    ("mask", "tensors", "words"),
+    [
+        (MASK.long(), (X,), "mask must be bool"),
+        (MASK[0], (X,), "mask must be bool"),
+        (MASK, (X[:, :3],), r"tensors\[0\] has shape \[2, 3, 4\]"),
+        (MASK & torch.tensor([[True], [False]]), (X,), "no True in row 1"),
+    ],
+)
+def test_wrong_masks_are_refused(mask, tensors, words):
+    with pytest.raises(ValueError, match=words):
+        select_tokens(mask, *tensors)
+
+
+def _precomputed(mask):
+    class Masked(list):
+        @staticmethod
+        def collate(_):
+            return Batch(X, torch.zeros(2, 5, dtype=torch.int64), torch.arange(2), mask)
+
+    return PrecomputedFeatures(Masked([0, 1]), torch.nn.Linear(4, 3))
+
+
+ENTRIES = {
+    "chain": lambda mask: LinearChain(4, 3)(X, mask),
+    "sparse chain": lambda mask: SparseLinearChain(4, 3)(SparseFeatures(X.argsort(2)), mask),
+    "tree": lambda mask: LinearTree(4, 3, [-1, 0, 1, 2, 3])(X, mask),
+    "ranking": lambda mask: LinearRanking(4)(X, mask),
+    "graph": lambda mask: LinearGraph(4, 1)(Graphs(X, torch.zeros(2, 0, 1), torch.zeros(2, 0, 2).long()), mask),
+    "potentials": lambda mask: Potentials({"a": X}, mask),
+    "dataset": lambda mask: PaddedDataset(X, torch.zeros(2, 5, dtype=torch.int64), mask),
+    "precomputed": _precomputed,
+    "order": ByLength,
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+@pytest.mark.parametrize("mask", [MASK, MASK.long(), MASK.float()], ids=["bool", "int64", "float32"])
+def test_a_mask_is_not_taken_for_lengths(entry, mask):
+    with pytest.raises(ValueError, match=r"got a mask.*mask\.sum\(1\).*select_tokens"):
+        entry(mask)
+
+
+@pytest.mark.parametrize("missing", [-1, -100])
+def test_labels_that_are_missing_are_refused_with_their_place(missing):
+    y = torch.tensor([[0, 1, 2, 0, 1], [2, 1, missing, -1, -1]])
+    lengths = torch.tensor([5, 3])
+    head = LinearChain(4, 3)
+    for loss in (StructuredHinge(head.structure), SoftmaxMargin(head.structure)):
+        with pytest.raises(ValueError, match=f"label {missing} at position 2 of row 1 of the batch.*select_tokens"):
+            loss(head(X, lengths), y)
+
+
+def test_errors_of_a_run_name_the_example_not_the_row_of_a_sorted_batch():
+    x, lengths = torch.randn(40, 6, 4), torch.randint(2, 7, (40,))
+    y = torch.randint(0, 3, (40, 6))
+    y[23, 1] = 9
+    with pytest.raises(ValueError, match="label 9 at position 1 of example 23;"):
+        solve(LinearChain(4, 3), PaddedDataset(x, y, lengths), lam=0.1, progress=False)
+    classes = torch.randint(0, 3, (40,))
+    classes[23] = -100
+    with pytest.raises(ValueError, match="label -100 in example 23;"):
+        solve(LinearMulticlass(4, 3), _Classes(x[:, 0], classes), lam=0.1, progress=False)
+
+
+class _Classes:
+    """Examples in a batch of their own."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return i
+
+    def collate(self, items):
+        index = torch.tensor(items)
+        return Batch(self.x[index], self.y[index], index)
+
+
+def test_a_dataset_refuses_minus_100_within_the_lengths_alone():
+    y = torch.tensor([[0, 1, -100], [2, -100, -100]])
+    with pytest.raises(ValueError, match=r"y\[0, 2\] is -100"):
+        PaddedDataset(X[:, :3], y, torch.tensor([3, 1]))
+    assert len(PaddedDataset(X[:, :3], y, torch.tensor([2, 1]))) == 2
+
+
+def test_a_dataset_that_gives_no_batch_later_is_refused():
+    data = _Classes(X[:, 0], torch.tensor([0, 1]))
+    batches = in_order(data)
+    assert len(list(batches)) == 1
+    data.collate = lambda items: None
+    with pytest.raises(TypeError, match=r"gave a NoneType.*torchssvm\.Batch"):
+        list(in_order(data))
+
+
+def test_a_loader_without_collate_fn_names_it():
+    data = PaddedDataset(X, torch.zeros(2, 5, dtype=torch.int64), torch.tensor([5, 3]))
+    with pytest.raises(TypeError, match=r"collate_fn=dataset\.collate"):
+        next(iter(torch.utils.data.DataLoader(data, batch_size=2)))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_examples_whose_scores_are_not_finite_are_not_evaluated(value):
+    x = torch.randn(9, 5, 4)
+    x[6, 1, 0] = value
+    head = LinearChain(4, 3)
+    torch.nn.init.ones_(head.emission)
+    with pytest.raises(ValueError, match=r"examples \[6\] are not finite"):
+        evaluate(head, head.structure, PaddedDataset(x, torch.zeros(9, 5, dtype=torch.int64)))

@@ -1,0 +1,111 @@
+"""What estimators must not take: other kinds of numbers, generators, missing labels, lists of sets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.preprocessing import MultiLabelBinarizer
+
+from torchssvm.datasets import NamedChains
+from torchssvm.estimators import ChainSVC, GraphSVC, MultilabelSVC, MultinomialSVC, PredictThenOptimize
+from torchssvm.structures import Selection
+
+chance = np.random.default_rng(0)
+ROWS = chance.normal(size=(12, 3))
+EDGES = np.array([[0, 1], [1, 2]])
+WORDS = [ROWS[:3], ROWS[3:5], ROWS[5:9], ROWS[9:]]
+TAGS = [(rows[:, 0] > 0).astype(int) for rows in WORDS]
+GRAPHS = [(ROWS[:3], EDGES), (ROWS[3:6], EDGES)]
+COLOURS = [[0, 1, 1], [1, 0, 1]]
+QUICK = {"tol": 0.5, "random_state": 0}
+
+
+def complex_ones(rows):
+    return rows + 1j
+
+
+def dates(rows):
+    return (1e3 * rows).astype("datetime64[D]")
+
+
+FITS = {
+    "chain": lambda kind: ChainSVC(**QUICK).fit(list(map(kind, WORDS)), TAGS),
+    "graph": lambda kind: GraphSVC(**QUICK).fit([(kind(x), edges) for x, edges in GRAPHS], COLOURS),
+    "edges": lambda kind: GraphSVC(**QUICK).fit([(x, edges, kind(x[:2])) for x, edges in GRAPHS], COLOURS),
+    "classes": lambda kind: MultinomialSVC(**QUICK).fit(kind(ROWS), np.arange(12) % 2),
+    "label sets": lambda kind: MultilabelSVC(**QUICK).fit(kind(ROWS), np.eye(2, dtype=int)[np.arange(12) % 2]),
+    "decisions": lambda kind: PredictThenOptimize(Selection(3, 1)).fit(kind(ROWS), ROWS),
+    "costs": lambda kind: PredictThenOptimize(Selection(3, 1)).fit(ROWS, kind(ROWS)),
+    "chain, to predict": lambda kind: ChainSVC(**QUICK).fit(WORDS, TAGS).predict(list(map(kind, WORDS))),
+    "graph, to predict": lambda kind: GraphSVC(**QUICK).fit(GRAPHS, COLOURS).predict([(kind(ROWS[:3]), EDGES)]),
+    "classes, to predict": lambda kind: MultinomialSVC(**QUICK).fit(ROWS, np.arange(12) % 2).predict(kind(ROWS)),
+}
+
+
+@pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
+@pytest.mark.parametrize(("kind", "words"), [(complex_ones, "Complex data not supported"), (dates, "datetime64")])
+def test_numbers_that_a_cast_would_take_in_silence(fit, kind, words):
+    with pytest.raises(ValueError, match=words):
+        fit(kind)
+
+
+def test_generators_are_refused():
+    chain, graph = ChainSVC(**QUICK).fit(WORDS, TAGS), GraphSVC(**QUICK).fit(GRAPHS, COLOURS)
+    for call in (chain.predict, chain.decision_function, graph.predict, lambda X: chain.score(X, TAGS)):
+        with pytest.raises(ValueError, match=r"X must be a list .*list\(X\)"):
+            call(x for x in WORDS)
+    assert chain.predict([]) == graph.predict([]) == []
+
+
+@pytest.mark.parametrize("missing", [-1, -100, -1.0])
+def test_missing_labels_are_refused_with_their_place(missing):
+    y = [[0, 1, 1], [1, missing, 1]]
+    with pytest.raises(ValueError, match=rf"y\[1\]\[1\]={missing} marks a token.*str\(label\)"):
+        ChainSVC(**QUICK).fit([ROWS[:3], ROWS[3:6]], y)
+    with pytest.raises(ValueError, match=rf"y\[1\]\[1\]={missing} marks a node"):
+        GraphSVC(**QUICK).fit(GRAPHS, y)
+    assert GraphSVC(**QUICK).fit(GRAPHS, [[str(label) for label in row] for row in y]).predict(GRAPHS)
+
+
+@pytest.mark.parametrize("kind", [MultinomialSVC, MultilabelSVC])
+def test_a_missing_class_is_refused_and_two_classes_may_be_minus_1_and_1(kind):
+    y = np.where(ROWS[:, 0] > 0, 1, -1)
+    assert set(kind(**QUICK).fit(ROWS, y).classes_) == {-1, 1}
+    y[7] = -100
+    with pytest.raises(ValueError, match=r"y\[7\]=-100 marks an example without a class"):
+        kind(**QUICK).fit(ROWS, y)
+
+
+@pytest.mark.parametrize(
+    ("y", "first"),
+    [
+        ([(0, 2), (1,), (), (0,)] * 3, r"y\[1\]=\(1,\)"),
+        ([{"red"}, {"blue", "red"}, set()] * 4, r"y\[0\]=\{'red'\}"),
+        ([["red"], ["blue"]] * 6, r"y\[0\]=\['red'\]"),
+    ],
+)
+def test_lists_of_label_sets_are_referred_to_the_binarizer(y, first):
+    with pytest.raises(ValueError, match=first + r".*MultiLabelBinarizer\(\)\.fit_transform\(y\)"):
+        MultilabelSVC(**QUICK).fit(ROWS, y)
+    MultilabelSVC(**QUICK).fit(ROWS, MultiLabelBinarizer().fit_transform(y))
+
+
+def test_negative_edge_features_are_refused_where_minimum_cuts_decode():
+    cycle = np.array([[0, 1], [1, 2], [2, 0]])
+    fitted = GraphSVC(**QUICK).fit([(ROWS[:3], cycle, np.ones((3, 2)))] * 2, [[0, 1, 1]] * 2)
+    fitted.edge_coef_[:] = 1.0
+    mixed = np.array([[2.0, -1.0]] * 3)  # their sum is positive
+    with pytest.raises(ValueError, match=r"X\[0\] has negative edge features"):
+        fitted.predict([(ROWS[:3], cycle, mixed)])
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("-inf"), 10**400, 1j])
+def test_a_wrong_feature_is_named_with_sentence_and_token(value):
+    x = [[{"word": "a"}, {"word": "b"}] for _ in range(30)]
+    y = [["A", "B"] for _ in x]
+    fitted = ChainSVC(**QUICK).fit(x, y)
+    x[23][1]["gazetteer"] = value
+    place = "token 1 of sequence 23 has the feature 'gazetteer'"
+    for call in (lambda: ChainSVC(**QUICK).fit(x, y), lambda: NamedChains(x, y), lambda: fitted.predict([[], *x[1:]])):
+        with pytest.raises((TypeError, ValueError), match=place):
+            call()

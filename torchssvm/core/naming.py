@@ -1,0 +1,57 @@
+"""How errors name the rows of a batch: by the numbers of their examples, where these are known."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+_here = threading.local()
+
+
+class naming:
+    """A context in which errors name row b of a batch as example ``index[b]`` of the dataset.
+
+    Args:
+        index: ``[B]`` int64; None leaves the names as they are.
+    """
+
+    def __init__(self, index: Tensor | None) -> None:
+        self.index = index
+
+    def __enter__(self) -> None:
+        self.before = getattr(_here, "index", None)
+        if self.index is not None:
+            _here.index = self.index
+
+    def __exit__(self, *_: Any) -> None:
+        _here.index = self.before
+
+
+def row_name(row: int) -> str:
+    """``example 17`` where the index of the batch is known, else ``row 3 of the batch``."""
+    numbers = _numbers([row])
+    return f"row {row} of the batch" if numbers is None else f"example {numbers[0]}"
+
+
+def number_of(row: int) -> int:
+    """The number of the example at ``row``, where the index is known, else ``row``."""
+    numbers = _numbers([row])
+    return row if numbers is None else numbers[0]
+
+
+def row_names(rows: Sequence[int]) -> str:
+    """``examples [17, 4]``, or ``rows [3, 5] of the batch``: the first eight, and how many more there are."""
+    first = list(rows[:8])
+    numbers = _numbers(first)
+    more = f" and {len(rows) - 8} more" if len(rows) > 8 else ""
+    return f"rows {first}{more} of the batch" if numbers is None else f"examples {numbers}{more}"
+
+
+def _numbers(rows: Sequence[int]) -> list[int] | None:
+    index = getattr(_here, "index", None)
+    if not isinstance(index, Tensor) or index.ndim != 1 or max(rows, default=0) >= len(index):
+        return None
+    return [int(index[row]) for row in rows]
