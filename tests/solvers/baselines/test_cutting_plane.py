@@ -285,7 +285,11 @@ def test_examples_that_change_are_noticed():
     problem = multiclass(0, lam=0.01)
     cutting = method(problem)
     cutting.solve(1e-4)
-    problem.head.structure.cost *= 0.01
+    structure, before = problem.head.structure, problem.head.structure.settings()
+    structure.cost *= 0.01
+    with pytest.raises(RuntimeError, match="the structure is Multiclass"):
+        cutting.solve(0.0, max_passes=50)
+    structure.settings = lambda: before
     with pytest.raises(RuntimeError, match="below the lower bound"):
         cutting.solve(0.0, max_passes=50)
 

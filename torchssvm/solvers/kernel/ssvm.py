@@ -20,6 +20,7 @@ from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Same, Schema, Stateful, version, with_seal
 from torchssvm.core.structure import Labeling, as_decoding, digest
 from torchssvm.core.undisturbed import undisturbed
+from torchssvm.dual.checks import check_targets
 from torchssvm.solvers.certificate import Certificate, crosses
 from torchssvm.solvers.kernel.blocks import KernelBlocks, psi_of
 from torchssvm.solvers.kernel.data import TrainingSet
@@ -175,9 +176,10 @@ class KernelSSVM(DualTrainer, Stateful):
 
         Raises:
             ValueError: The kernel did not return a matrix of finite numbers. Nothing changes then.
-            RuntimeError: The gap is negative by more than rounding. Nothing changes then.
+            RuntimeError: The gap is negative by more than rounding, or the structure has changed. Nothing changes then.
         """
         start = clock()
+        check_targets(self.dual, self.dual.targets)  # for the structure: the targets are kept here
         dual, n = self.dual, self.dual.num_examples
         gaps = torch.zeros_like(dual.gap_estimates)
         hinges = norm = 0.0
