@@ -39,12 +39,20 @@ def multilabel(random):
 
 
 def matching(random):
-    return Matching(), Potentials(torch.randn(8, 3, 3, generator=random)), torch.eye(3, dtype=torch.int64).repeat(8, 1, 1)
+    return (
+        Matching(),
+        Potentials(torch.randn(8, 3, 3, generator=random)),
+        torch.eye(3, dtype=torch.int64).repeat(8, 1, 1),
+    )
 
 
 def decisions(random):
     structure = Decisions(Selection(5, 2))
-    return structure, Potentials(torch.randn(8, 5, generator=random)), structure.target(torch.rand(8, 5, generator=random))
+    return (
+        structure,
+        Potentials(torch.randn(8, 5, generator=random)),
+        structure.target(torch.rand(8, 5, generator=random)),
+    )
 
 
 KINDS = {
@@ -54,7 +62,11 @@ KINDS = {
     "graph cut": graph_cut,
     "label sets": multilabel,
     "matching": matching,
-    "trees": lambda random: (Arborescence(), Potentials(torch.randn(8, 3, 4, generator=random)), torch.zeros(8, 3).long()),
+    "trees": lambda random: (
+        Arborescence(),
+        Potentials(torch.randn(8, 3, 4, generator=random)),
+        torch.zeros(8, 3).long(),
+    ),
 }
 
 
@@ -79,4 +91,3 @@ def test_their_losses_are_those_of_their_outputs(kind, dtype):
     told, size = structure.mean_loss(psi, target, potentials)
     rounding = 20 * torch.finfo(dtype).eps
     assert bool(((told - 1e-9 * loss).abs() <= rounding * (size + 1e-9 * loss)).all())
-

@@ -67,7 +67,9 @@ class Labelings(LabelingBlocks):
         sets = self.sets
         count, held, mixed = read_together(sets.count[index], sets.length[index], self.mixed[index])
         if not self.rest.nbytes() and bool((count == self.capacity).any()):
-            self.rest.check_memory(potentials, target, "a larger capacity of Labelings() needs no room for merged labelings")
+            self.rest.check_memory(
+                potentials, target, "a larger capacity of Labelings() needs no room for merged labelings"
+            )
         if potentials.lengths is not None:
             lengths = on_host(potentials.lengths)
             if bool((wrong := (held != lengths) & (held > 0)).any()):

@@ -47,7 +47,9 @@ class MeanParts(Storage):
         """The blocks of a batch."""
         if not self.buffers:
             self.check_memory(
-                potentials, target, "storage=Weights() takes num_examples times the number of weights, which may be less"
+                potentials,
+                target,
+                "storage=Weights() takes num_examples times the number of weights, which may be less",
             )
             return _Fresh(self, index, potentials, target)
         if self.buffers.keys() != potentials.tensors.keys():

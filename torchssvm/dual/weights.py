@@ -53,7 +53,9 @@ class Weights(Storage):
     def gather(self, index: Tensor, potentials: Potentials, target: Labeling = None) -> Stored:
         """The blocks of a batch."""
         if self._blocks is None:
-            self.check_memory(potentials, target, "storage=MeanParts() takes as much as the potentials, which may be less")
+            self.check_memory(
+                potentials, target, "storage=MeanParts() takes as much as the potentials, which may be less"
+            )
             blocks = [p.new_zeros(len(index), *p.shape).detach() for p in self.parameters]
         else:
             blocks = [block[index] for block in self._blocks]

@@ -93,7 +93,12 @@ def test_what_is_no_matrix_of_finite_numbers_is_refused(oracle):
 def test_numbers_of_every_kind_give_the_same_decisions(oracle):
     costs = np.random.default_rng(0).integers(-9, 10, (5, 4)).astype(np.float64)
     y, value, _ = oracle.solve(costs)
-    several = [costs.tolist(), torch.from_numpy(costs).requires_grad_(), np.asfortranarray(costs), costs[:, ::-1][:, ::-1]]
+    several = [
+        costs.tolist(),
+        torch.from_numpy(costs).requires_grad_(),
+        np.asfortranarray(costs),
+        costs[:, ::-1][:, ::-1],
+    ]
     for same in (*several, *(costs.astype(kind) for kind in (np.float16, np.float32, np.int8, np.longdouble))):
         found = oracle.solve(same)
         np.testing.assert_array_equal(found[0], y)
