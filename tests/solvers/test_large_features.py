@@ -6,10 +6,10 @@ import pytest
 import torch
 from problems import chain, multiclass
 
-from torchssvm import BoxQP, CommonStep, Solver, guess_lam, make_trainer
+from torchssvm import BoxQP, Solver, guess_lam, make_trainer
 from torchssvm.steps.box_qp import solve_box_qp
 
-SIZES = {torch.float32: (1e15, 1e17), torch.float64: (1e150, 1e152)}
+SIZES = {torch.float32: (1e15, 1e21), torch.float64: (1e150, 1e156)}
 COMPILED = [Solver(compiled=True)]
 LOOPS = [*COMPILED, Solver(compiled=False), Solver(compiled=False, block_steps=BoxQP())]
 
@@ -39,7 +39,7 @@ def test_every_loop_refuses_them(make, solver, dtype):
     few, many = (Scaled(problem, factor) for factor in SIZES[dtype])
     make_trainer(problem.head, few, lam=1.0, solver=solver).step()
     problem = make(0, n=4, dtype=dtype)
-    with pytest.raises(ValueError, match="overflow|range"):
+    with pytest.raises(ValueError, match="overflow"):
         make_trainer(problem.head, many, lam=1.0, solver=solver).step()
 
 
