@@ -49,7 +49,8 @@ def check_finite(x: Tensor | SparseFeatures, index: Tensor, dtype: torch.dtype) 
     finite = bool(torch.isfinite(numbers[tuple(place)].to(dtype)))
     fault = "overflow when squared" if finite else "are not finite"
     raise ValueError(
-        f"x of example {int(index[place[0]])} holds numbers that {fault} in {dtype}{padding}: {float(numbers[tuple(place)])} at {token}column {column}"
+        f"x of example {int(index[place[0]])} holds numbers that {fault} in {dtype}{padding}: "
+        f"{float(numbers[tuple(place)])} at {token}column {column}"
     )
 
 
