@@ -59,6 +59,15 @@ def test_a_large_lambda_stays_at_the_anchor():
     assert np.allclose(model.predict(x), one @ np.linalg.lstsq(one, costs, rcond=None)[0], atol=1e-3)
 
 
+def test_an_anchor_that_is_right_gets_a_lambda_all_the_same():
+    chance = np.random.default_rng(0)
+    x = chance.normal(size=(24, 3))
+    costs = 5.0 + x @ chance.normal(size=(3, 4))
+    model = PredictThenOptimize(SQUARE, anchor="least-squares", random_state=0).fit(x, costs)
+    assert model.regret(x, costs) == pytest.approx(0.0, abs=1e-9)
+    assert 0.0 < model.lam_ < np.inf
+
+
 def test_costs_decisions_and_regret():
     x, costs = draw(40)
     model = PredictThenOptimize(SQUARE, random_state=0, max_passes=50, tol=0.1)
@@ -185,6 +194,9 @@ def test_errors_of_data():
         model.fit(x, costs[:, :3])
     with pytest.raises(ValueError, match="not finite"):
         model.fit(x * np.nan, costs)
+    for large in (x * 1e200, (x * 1e30).astype(np.float32)):
+        with pytest.raises(ValueError, match=r"above .* in size, so that they overflow when squared"):
+            model.fit(large, costs)
     with pytest.raises(ValueError, match="one example only: give lam"):
         PredictThenOptimize(SQUARE).fit(x[:1], costs[:1])
     with pytest.raises(ValueError, match="X has 3 features, and fit had 2"):

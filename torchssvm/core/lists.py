@@ -50,9 +50,10 @@ def check_finite(x: Tensor | SparseFeatures, index: Tensor, dtype: torch.dtype) 
     column = place[-1] if columns is None else int(columns[tuple(place)])
     token, padding = (f"token {place[1]}, ", ", padding included") if len(place) > 2 else ("", "")
     finite = bool(torch.isfinite(numbers[tuple(place)].to(dtype)))
+    fault = "overflow when squared" if finite else "are not finite"
     raise ValueError(
-        f"x of example {int(index[place[0]])} holds numbers that {'overflow when squared' if finite else 'are not finite'} "
-        f"in {dtype}{padding}: {float(numbers[tuple(place)])} at {token}column {column}"
+        f"x of example {int(index[place[0]])} holds numbers that {fault} in {dtype}{padding}: "
+        f"{float(numbers[tuple(place)])} at {token}column {column}"
     )
 
 

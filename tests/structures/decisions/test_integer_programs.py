@@ -190,6 +190,8 @@ def test_trained_heads_go_through_a_file(oracle, tmp_path):
         (lambda: IntegerProgram(), "one of them or both"),
         (lambda: IntegerProgram(WEIGHTS), "A_ub and b_ub go together"),
         (lambda: IntegerProgram(WEIGHTS, [1]), r"A_ub must be \[M, D\] and b_ub \[M\]"),
+        (lambda: IntegerProgram([3, 2, 2], [4]), r"A_ub must be \[M, D\], a row for each constraint, got \[3\]"),
+        (lambda: IntegerProgram(None, None, 3.0, [4]), r"A_eq must be \[M, D\], .* got \[\]"),
         (lambda: IntegerProgram(WEIGHTS, [1, np.nan]), "A_ub must be"),
         (lambda: IntegerProgram(WEIGHTS, [1, 1], [[1, 1]], [1]), "A_ub and A_eq must be"),
         (lambda: IntegerProgram(WEIGHTS, [1, 1], bounds=(0, [1, 2])), r"bounds\[1\] must be a number, or 5 of them"),
@@ -265,6 +267,33 @@ if __name__ == "__main__":
     assert "backend=HiGHS() needs highspy, and ortools is loaded in this process already" in done.stdout
     found = fresh_python(BOTH + "assert compare(knapsack(backend=HiGHS())) <= 1e-8\nrefused(SCIP())")
     assert "backend=SCIP() needs ortools, and highspy is loaded in this process already" in found
+
+
+class Says:
+    """A backend whose solver ends with these words; without costs it finds a decision or not."""
+
+    def __init__(self, words, without_costs):
+        self.words, self.without_costs = words, without_costs
+
+    def load(self, program):
+        return lambda costs, *_: Answer(self.words) if costs.any() or self.without_costs is None else self.without_costs
+
+
+@pytest.mark.parametrize(
+    "words, feasible, said",
+    [
+        ("Infeasible", True, r"is infeasible \(Infeasible\)"),
+        ("infeasible", False, "is infeasible"),
+        ("Unbounded", False, r"is unbounded: .* \(Unbounded\)"),
+        ("Primal infeasible or unbounded", True, "is unbounded: "),
+        ("Primal infeasible or unbounded", False, "is infeasible"),
+        ("Solve error", True, "the solver gave up on the integer program of row 0 of the batch: Solve error"),
+    ],
+)
+def test_what_the_solver_says_is_what_the_error_says(words, feasible, said):
+    backend = Says(words, Answer("limit", np.zeros(5)) if feasible else None)
+    with pytest.raises(ValueError, match=said):
+        knapsack(backend=backend).solve(np.ones((1, 5)))
 
 
 def test_the_time_limit_is_that_of_each_linear_program():

@@ -13,7 +13,6 @@ from torchssvm.core.naming import row_name
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, Structure, fit, reject_rows
 from torchssvm.structures.decisions.oracle import DecisionOracle, FunctionOracle
-from torchssvm.structures.decisions.potentials import DecisionPotentials
 
 _ROUNDING = 1e-8  # of the costs at stake: what solvers and sums may err
 

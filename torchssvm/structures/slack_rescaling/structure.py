@@ -146,8 +146,8 @@ class SlackRescaling(Structure):
         """
         if self.structure.known_scores(potentials) is not None:
             raise ValueError(
-                f"{self.structure} has known scores in this batch, such as Situations(x, fixed=...), and SlackRescaling "
-                "multiplies by the loss, in which they are counted: train the structure itself, or without known scores"
+                f"{self.structure} has known scores in this batch, such as Situations(x, fixed=...), which are counted "
+                "with the loss, and SlackRescaling multiplies by it: train the structure itself, or without them"
             )
         return self.structure.check_target(target, potentials)
 

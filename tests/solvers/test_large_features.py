@@ -1,0 +1,55 @@
+"""Features that overflow when squared: blocks would never move, and compiled loops would not end."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from problems import chain, multiclass
+
+from torchssvm import BoxQP, Solver, guess_lam, make_trainer
+from torchssvm.steps.box_qp import solve_box_qp
+
+SIZES = {torch.float32: (1e15, 1e21), torch.float64: (1e150, 1e156)}
+COMPILED = [Solver(compiled=True)]
+LOOPS = [*COMPILED, Solver(compiled=False), Solver(compiled=False, block_steps=BoxQP())]
+
+
+class Scaled:
+    """Examples of a problem, with features times a factor."""
+
+    def __init__(self, problem, factor):
+        self.problem, self.factor = problem, factor
+
+    def __len__(self):
+        return self.problem.n
+
+    def __getitem__(self, i):
+        return i
+
+    def collate(self, items):
+        batch = self.problem.batch(items)
+        return batch.replace(x=batch.x * self.factor)
+
+
+@pytest.mark.parametrize("make", [multiclass, chain])
+@pytest.mark.parametrize("solver", LOOPS, ids=range(3))
+@pytest.mark.parametrize("dtype", SIZES)
+def test_every_loop_refuses_them(make, solver, dtype):
+    problem = make(0, n=4, dtype=dtype)
+    few, many = (Scaled(problem, factor) for factor in SIZES[dtype])
+    make_trainer(problem.head, few, lam=1.0, solver=solver).step()
+    problem = make(0, n=4, dtype=dtype)
+    with pytest.raises(ValueError, match="overflow"):
+        make_trainer(problem.head, many, lam=1.0, solver=solver).step()
+
+
+def test_a_lambda_of_them_is_not_guessed():
+    problem = multiclass(0, n=4)
+    with pytest.raises(ValueError, match="squares overflow: scale them"):
+        guess_lam(problem.head, Scaled(problem, 1e160))
+
+
+def test_a_gram_matrix_of_them_is_refused():
+    gram = torch.diag(torch.tensor([1.0, torch.inf, 2.0], dtype=torch.float64))
+    with pytest.raises(ValueError, match="features of 1 of 3 examples"):
+        solve_box_qp(gram, torch.ones(3), 5)

@@ -1,0 +1,153 @@
+"""Runs whose losses may be negative, as known costs are counted with them; and solvers that are short of time."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from problems import assert_same, rng
+
+from torchssvm import (
+    BCFW,
+    BlockGap,
+    Corrective,
+    DecisionOracle,
+    DecisionProblems,
+    Decisions,
+    DualState,
+    IntegerProgram,
+    Knapsack,
+    Labelings,
+    LinearDecisions,
+    LossScaleSearch,
+    MeanParts,
+    Relative,
+    ShortestPath,
+    Situations,
+    SlackRescaling,
+    Solver,
+    WeightedAverage,
+    Weights,
+    certify,
+    in_order,
+    solve,
+)
+from torchssvm.core.max_oracle import find_corner
+
+
+def roads(n=20):
+    random = rng(0)
+    structure, x = Decisions(ShortestPath.grid(3, 3)), torch.randn(n, 3, generator=random)
+    costs, known = (3.0 * torch.rand(n, 12, generator=random) for _ in range(2))
+    return DecisionProblems(Situations(x, fixed=known), costs, structure)
+
+
+@pytest.mark.parametrize("storage", [MeanParts, Weights, Labelings, lambda: Labelings(1)], ids=range(4))
+def test_a_run_with_known_costs_loads_its_own_checkpoint(storage):
+    problems = roads()
+    head = LinearDecisions(3, structure=problems.structure)
+    dual = DualState.for_head(head, len(problems), 0.03, storage=storage())
+    loss, optim = BlockGap(dual), BCFW(head.parameters(), dual)
+    average = WeightedAverage(head.parameters()).following(dual)
+    for k in range(30):
+        batch = problems.__getitems__([k % 20, (3 * k + 1) % 20])
+        optim.zero_grad()
+        loss(head(batch.x), batch.y, batch.index).backward()
+        optim.step()
+    assert float(dual.loss.min()) < 0.0
+    state = copy.deepcopy([optim.state_dict(), average.state_dict()])
+    optim.load_state_dict(state[0])
+    average.load_state_dict(state[1])
+    assert_same(optim.state_dict(), state[0])
+    assert certify(head, dual, in_order(problems)).exact
+
+
+def test_slack_rescaling_refuses_known_costs():
+    problems = roads()
+    head = LinearDecisions(3, structure=problems.structure)
+    loss = BlockGap(DualState.for_head(head, 20, 0.1, structure=SlackRescaling(head.structure, LossScaleSearch())))
+    batch = problems.__getitems__([0, 1, 2])
+    with pytest.raises(ValueError, match=r"has known scores in this batch, such as Situations\(x, fixed=...\)"):
+        loss(head(batch.x), batch.y, batch.index)
+
+
+# -- Oracles that are short of time ------------------------------------------------------------------------
+
+
+class Late(DecisionOracle):
+    """Finds nothing of its own, as a solver whose time is over; it knows a bound."""
+
+    def __init__(self, oracle):
+        self.oracle, self.num_costs, self.maximize = oracle, oracle.num_costs, oracle.maximize
+
+    def solve(self, costs, given=None, start=None):
+        if start is None:
+            raise ValueError("the time was over before any decision was found")
+        value = (costs * start).sum(1)
+        return start, value, self.oracle.solve(costs)[1]
+
+
+class Worst(Late):
+    """Finds the worst decision."""
+
+    def solve(self, costs, given=None, start=None):
+        y = self.oracle.solve(-costs)[0]
+        return y, (costs * y).sum(1), self.oracle.solve(costs)[1]
+
+
+@pytest.mark.parametrize(
+    "solver", [Solver(), Solver(storage=Labelings()), Solver(direction=Corrective())], ids=range(3)
+)
+def test_a_solver_that_finds_nothing_in_time_trains(solver):
+    plain, late = (Decisions(kind(Knapsack([2, 3, 1, 2], 4))) for kind in (lambda oracle: oracle, Late))
+    problems = DecisionProblems(torch.randn(5, 2, generator=rng(1)), torch.rand(5, 4, generator=rng(2)), plain)
+    problems.structure = late
+    head = LinearDecisions(2, structure=late)
+    with pytest.warns(UserWarning, match="max_passes=3"):
+        certificate = solve(head, problems, 1.0, solver=solver, tolerance=Relative(0.5), max_passes=3, progress=False)
+    assert not certificate.exact
+    assert certificate.dual == 0.0  # no corner but the targets
+    assert late.largest_gain(head(problems.x), late.check_target(problems.target, head(problems.x))).shape == (5,)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4])
+def test_a_search_that_finds_only_worse_decisions_falls_back_on_the_targets(batch):
+    plain = Decisions(Knapsack([2, 3, 1, 2], 4))
+    values = torch.rand(batch, 4, generator=rng(4), dtype=torch.float64)
+    structure = SlackRescaling(Decisions(Worst(plain.oracle)), LossScaleSearch())
+    potentials = (
+        LinearDecisions(1, structure=plain, bias=False)
+        .double()(torch.ones(batch, 1))
+        .replace({"potentials": 9.0 * values})
+    )
+    target = structure.check_target(plain.target(values), potentials)
+    corner = find_corner(structure, potentials, target)
+    assert torch.equal(corner.labeling, target.y)
+    assert corner.hinge.tolist() == [0.0] * batch
+
+
+# -- Continuous decisions ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("storage", [MeanParts, Labelings])
+def test_continuous_decisions_keep_their_digits(storage, dtype):
+    """Decisions that lie close to each other differ by what float32 would round away."""
+    random = np.random.RandomState(0)
+    program = IntegerProgram(random.rand(1, 3) + 0.1, [0.7], integrality=0, maximize=True)
+    structure, x = Decisions(program), torch.randn(6, 2, generator=rng(0), dtype=dtype)
+    problems = DecisionProblems(x, random.rand(6, 3), structure)
+    head = LinearDecisions(2, structure=structure).to(dtype)
+    assert structure.parts(problems.target).dtype == torch.float64
+    solver = Solver(storage=storage())
+    certificate = solve(head, problems, 0.1, solver=solver, tolerance=Relative(0.1), progress=False)
+    assert certificate.relative_gap <= 0.1
+    target, potentials = structure.check_target(problems.target, head(x)), head(x).detach()
+    close = problems.target.y + 1e-9
+    for found in (
+        structure.difference(close, target, potentials),
+        structure.mean_difference(close.unsqueeze(1), torch.ones(6, 1), target, potentials),
+    ):
+        torch.testing.assert_close(found["potentials"], torch.full((6, 3), 2e-9, dtype=dtype), rtol=1e-5, atol=0.0)
