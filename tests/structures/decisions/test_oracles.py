@@ -93,7 +93,10 @@ def test_oracles_know_each_other_by_their_numbers():
         (lambda: Selection(3, 4), "k=4 is more than num_items=3"),
         (lambda: Knapsack([1.5, 2.0], 3), "whole numbers"),
         (lambda: Knapsack([1, -2], 3), "whole numbers"),
-        (lambda: Knapsack([1, 2], 3).solve(np.zeros((2, 2)), np.array([1, -1])), "given: the capacity of row 1 of the batch is -1"),
+        (
+            lambda: Knapsack([1, 2], 3).solve(np.zeros((2, 2)), np.array([1, -1])),
+            "given: the capacity of row 1 of the batch is -1",
+        ),
         (lambda: Knapsack([1, 2], 3).solve(np.zeros((2, 2)), np.ones((2, 2))), r"given must be \[2\], the capacity"),
         (lambda: Selection(3, 1).solve(np.zeros((2, 3)), np.array([1, 4])), "items of row 1 of the batch is more than"),
         (lambda: Selection(3, 1).solve(np.zeros((1, 3)), np.array([1.5])), "items of row 0 of the batch is 1.5"),
