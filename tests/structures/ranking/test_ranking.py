@@ -120,7 +120,7 @@ class RankingCase(StructureTestCase):
     def bad_targets(self, potentials, target):
         wrong = target.grades.clone()
         wrong[1, 0] = -2
-        yield wrong, "target has grade -2 in row 1 of the batch"
+        yield wrong, "target has grade -2 at document 0 of row 1"
         yield target.grades[:, 1:], "target must be int64"
         yield target.grades[:2], "target must be int64"
         yield target.grades.double(), "float64"
