@@ -323,7 +323,7 @@ class StructureTestCase(LabelingsTestCase):
         for name in potentials.tensors:
             tensors = {key: tensor.clone() for key, tensor in potentials.tensors.items()}
             tensors[name][1] = value
-            with pytest.raises(ValueError, match=r"rows \[1\] of the batch are not finite"):
+            with pytest.raises(ValueError, match=r"rows \[1\] are not finite"):
                 find_corner(structure, potentials.replace(tensors), target)
 
     @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -66,7 +66,7 @@ def test_features_that_are_not_finite(kind, steps, value):
     batch = training.problem.batch([0, 2, 3])
     x = batch.x.clone()
     x[1, ..., 0] = value
-    with refused(training, ValueError, r"(?s)rows \[1\].*not finite"):
+    with refused(training, ValueError, r"(?s)examples \[2\].*not finite"):
         training.step(batch.replace(x=x))
 
 
@@ -86,7 +86,7 @@ def test_potentials_that_are_not_finite(value):
     batch = training.problem.batch([0, 2])
     scores = training.head(batch.x).single.clone()
     scores[1, 1] = value
-    with refused(training, ValueError, r"rows \[1\] are not finite"):
+    with refused(training, ValueError, r"examples \[2\] are not finite"):
         training.loss(scores, batch.y, batch.index)
 
 
@@ -133,7 +133,7 @@ def test_labels_outside_the_states(kind, wrong):
     batch = training.problem.batch([0, 2])
     y = batch.y.clone()
     y[(1,) if kind == "multiclass" else (1, 0)] = wrong
-    with refused(training, ValueError, f"label {wrong} in row 1"):
+    with refused(training, ValueError, f"label {wrong} .*example 2"):
         training.step(batch.replace(y=y))
 
 
@@ -272,8 +272,8 @@ class NoBound(LabelSets):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (CostlyTarget, r"target's own loss is not zero in rows \[0, 1\]"),
-        (NegativeLoss, r"negative in rows"),
+        (CostlyTarget, r"target's own loss is not zero in examples \[2, 4\]"),
+        (NegativeLoss, r"negative in examples"),
         (NotANumber, "loss|not finite"),
         (WrongShape, r"must have shape \[2\]"),
         (WrongParts, r"must be shaped like the potentials"),

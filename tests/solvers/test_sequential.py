@@ -173,6 +173,6 @@ def test_features_that_are_not_finite_are_named():
     training.step([0, 1])
     training.problem.x[1, 0, 0] = float("nan")
     before = training.snapshot()
-    with pytest.raises(ValueError, match=r"the potentials of rows \[1\] are not finite"):
+    with pytest.raises(ValueError, match=r"the potentials of examples \[1\] are not finite"):
         training.forward(training.problem.batch([0, 1]))
     assert_same(training.snapshot(), before)

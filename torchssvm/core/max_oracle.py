@@ -21,8 +21,12 @@ def find_corner(structure: Structure, potentials: Potentials, target: Labeling) 
         ValueError: Potentials are not finite; a loss is negative; the oracle returned an output that scores worse than
             the target, or one that scores more than its own bound.
     """
-    with full_precision(potentials.device), naming(potentials.index):
-        potentials = potentials.examining()  # not finite is what the result then is
+    with naming(potentials.index):
+        return _find_corner(structure, potentials.examining(), target)  # the scores found are not finite either
+
+
+def _find_corner(structure: Structure, potentials: Potentials, target: Labeling) -> OracleResult:
+    with full_precision(potentials.device):
         found = as_decoding(structure.augmented_argmax(potentials, target))
         corner = structure.examine(found.labeling, target, potentials)
         corner.loss = loss = per_example(corner.loss, potentials, "loss(labeling, target)")

@@ -43,11 +43,11 @@ def number_of(row: int) -> int:
 
 
 def row_names(rows: Sequence[int]) -> str:
-    """``examples [17, 4]``, or ``rows [3, 5] of the batch``: the first eight, and how many more there are."""
+    """``examples [17, 4]``, or ``rows [3, 5]``: the first eight, and how many more there are."""
     first = list(rows[:8])
     numbers = _numbers(first)
     more = f" and {len(rows) - 8} more" if len(rows) > 8 else ""
-    return f"rows {first}{more} of the batch" if numbers is None else f"examples {numbers}{more}"
+    return f"rows {first}{more}" if numbers is None else f"examples {numbers}{more}"
 
 
 def _numbers(rows: Sequence[int]) -> list[int] | None:

@@ -200,7 +200,7 @@ def test_trained_heads_go_through_a_file(oracle, tmp_path):
         (lambda: knapsack(rel_gap=-1.0), "rel_gap=-1.0"),
         (lambda: knapsack(time_limit=0.0), "time_limit=0.0"),
         (lambda: knapsack(processes=0), "processes=0"),
-        (lambda: knapsack().solve(np.ones((1, 5)), np.array([[1.0, np.nan]])), "given: .* row 0 hold NaN"),
+        (lambda: knapsack().solve(np.ones((1, 5)), np.array([[1.0, np.nan]])), "given: .* row 0 of the batch hold NaN"),
         (lambda: knapsack().solve(np.ones((2, 5)), np.ones((2, 3))), r"given must be \[2, 2\]"),
         (lambda: knapsack(backend=CPSAT(), bounds=(0, np.inf)).solve(np.ones((1, 5))), "two finite bounds only"),
     ],

@@ -120,7 +120,7 @@ class RankingCase(StructureTestCase):
     def bad_targets(self, potentials, target):
         wrong = target.grades.clone()
         wrong[1, 0] = -2
-        yield wrong, "target has grade -2 in row 1 of the batch"
+        yield wrong, "target has grade -2 at document 0 of row 1"
         yield target.grades[:, 1:], "target must be int64"
         yield target.grades[:2], "target must be int64"
         yield target.grades.double(), "float64"
@@ -370,7 +370,7 @@ def test_check_takes_it(measure):
 @pytest.mark.parametrize("measure", [AveragePrecision(2), NDCG(), PrecisionAt(1, relevant=2)], ids=repr)
 def test_lists_without_a_relevant_document_are_refused(measure):
     target = torch.tensor([[2, 0], [0, 0]])
-    with pytest.raises(ValueError, match=r"in rows \[1\] of the batch.*leave these lists out"):
+    with pytest.raises(ValueError, match=r"in rows \[1\].*leave these lists out"):
         Ranking(measure).check_target(target, torch.zeros(2, 2))
 
 
@@ -465,5 +465,5 @@ def test_a_checkpoint_makes_the_head_again():
 
 def test_grades_whose_gains_overflow_are_refused():
     structure = Ranking(NDCG())
-    with pytest.raises(ValueError, match=r"grades in rows \[1\] of the batch too large for NDCG"):
+    with pytest.raises(ValueError, match=r"grades in rows \[1\] too large for NDCG"):
         structure.check_target(torch.tensor([[1000, 0], [2000, 1]]), torch.zeros(2, 2))
