@@ -37,7 +37,7 @@ def test_a_lambda_far_too_small_is_said_once_with_one_to_try(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("factor", [10.0, 1.0, 0.01, 1e-4])
+@pytest.mark.parametrize("factor", [10.0, 1.0, 0.1])
 def test_a_run_that_reaches_its_gap_with_weights_says_nothing(kind, factor):
     problem = PROBLEMS[kind](3)
     with warnings.catch_warnings():

@@ -10,9 +10,9 @@ from problems import rng
 from torchssvm import (
     CacheOracle,
     Chain,
-    Corrective,
     DualState,
     FrankWolfe,
+    Hybrid,
     Labelings,
     LinearChain,
     MaxOracle,
@@ -47,7 +47,7 @@ def examples(seed: int, dtype: torch.dtype, *, sparse: bool) -> Batch:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
     ("direction", "oracle", "storage"),
-    [(FrankWolfe(), MaxOracle(), MeanParts), (Corrective(), CacheOracle(), lambda: Labelings(2))],
+    [(FrankWolfe(), MaxOracle(), MeanParts), (Hybrid(), CacheOracle(), lambda: Labelings(2))],
 )
 def test_the_steps_are_those_with_stored_products(monkeypatch, sparse, bias, direction, oracle, storage):
     """The kernels run in Python, where the length can be set; a labeling that loses its slot goes to the rest."""
@@ -65,6 +65,7 @@ def test_the_steps_are_those_with_stored_products(monkeypatch, sparse, bias, dir
         assert (len(loop.examples.inner) > 6) == (stored == 256)
         assert not loop._scratch.sums_of_label.any()
         assert not loop._scratch.pairs.any()
+        assert storage is MeanParts or bool(dual.storage.mixed.any())
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-9)
 
 
