@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchssvm import Chain, Potentials, viterbi
+from torchssvm import Chain, Potentials
 from torchssvm.core import launch
-from torchssvm.structures import max_sum_tree
+from torchssvm.structures import max_sum_tree, viterbi
 from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
 from torchssvm.structures.arborescence.eisner import eisner
 
