@@ -33,6 +33,7 @@ def test_sets_and_decisions():
     assert estimator.certificate_.dual <= lists.certificate_.primal
 
 
+@pytest.mark.filterwarnings("ignore:the run ended at max_passes")
 def test_many_labels_name_the_solver_without_decoding():
     x, y = np.random.default_rng(0).normal(size=(6, 2)), np.eye(6, 31, dtype=int)
     with pytest.warns(UserWarning, match=r"31 labels have 465 pairs.*GDMM") as told:
