@@ -31,3 +31,11 @@ def test_sets_and_decisions():
     lists = MultilabelSVC(random_state=0, tol=0.1).fit(sparse.csr_matrix(X), y)
     assert lists.certificate_.dual <= estimator.certificate_.primal
     assert estimator.certificate_.dual <= lists.certificate_.primal
+
+
+@pytest.mark.filterwarnings("ignore:the run ended at max_passes")
+def test_many_labels_name_the_solver_without_decoding():
+    x, y = np.random.default_rng(0).normal(size=(6, 2)), np.eye(6, 31, dtype=int)
+    with pytest.warns(UserWarning, match=r"31 labels have 465 pairs.*GDMM") as told:
+        MultilabelSVC(tol=0.9, max_passes=1).fit(x, y)
+    assert sum("GDMM" in str(warning.message) for warning in told) == 1

@@ -50,8 +50,9 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
 
     A set scores the sum of its labels' ``coef_ @ x + intercept_`` and of the ``interactions_`` of its pairs, the model
     of [Yen et al. 2016, section 5]; the loss is the share of wrong labels. Sets are decoded by branch and bound. Where
-    that leaves an example open, its upper bound counts: ``certificate_`` holds, and says ``exact=False``. With more than
-    30 labels and their pairs that is usual, and a warning names :class:`torchssvm.GDMM`, which trains without decoding.
+    that leaves an example open, its upper bound counts: ``certificate_`` holds, and says ``exact=False``. With more
+    than 30 labels and their pairs that is usual: a warning names :class:`torchssvm.GDMM`, which trains without
+    decoding.
 
     ``y`` is an indicator matrix ``[n, K]``. A vector of classes stands for sets of one label, and ``predict`` then
     gives the label with the highest score.
@@ -147,10 +148,10 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
 
         if pairs and labels > _MANY:
             warn(
-                f"{labels} labels have {labels * (labels - 1) // 2} pairs: branch and bound, which ends after a limited "
-                "effort for each example, may leave their best sets open, so that upper bounds count, training is slow "
+                f"{labels} labels have {labels * (labels - 1) // 2} pairs: branch and bound has a limited effort for "
+                "each example, and may leave the best sets open, so that upper bounds count, training is slow "
                 f"and tol={self.tol:g} may be out of reach; verbose=True shows the gap. "
-                "torchssvm.GDMM(LinearMultilabel(...), ...) trains such models without decoding, and interactions=False "
+                "torchssvm.GDMM(LinearMultilabel(...), ...) trains such models without decoding; interactions=False "
                 "leaves the pairs out"
             )
         head = self._train(head, Examples(fetch, n=X.shape[0]), self._lam(X.shape[0]))
