@@ -112,7 +112,9 @@ def primal(
 
     call = in_full_precision(head, weights)
     with Rounding(head, structure, weights, lam, num_examples) as fine:
-        for batch, potentials, index in every_example(call, batches, weights[0].device, check, num_examples, grad=False):
+        for batch, potentials, index in every_example(
+            call, batches, weights[0].device, check, num_examples, grad=False
+        ):
             target = structure.check_target(batch.y, potentials)
             corner = fine(potentials, target, find_corner(structure, potentials, target))
             found += float(corner.hinge.sum())
