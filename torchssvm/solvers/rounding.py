@@ -8,7 +8,7 @@ decoded in both precisions; where the difference is not negligible beside the pr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -56,12 +56,12 @@ class Rounding:
     def __init__(
         self, head: Any, structure: Structure, weights: Iterable[Tensor], lam: float, num_examples: int | None
     ) -> None:
-        self._structure, self._weights = structure, [weight.detach() for weight in weights]
-        self._regularisation = lam / 2 * squared_norm(self._weights)
+        weights = list(weights)
+        self._structure, self._regularisation = structure, lam / 2 * squared_norm(weights)
         self._num_examples = 64 if num_examples is None else num_examples
         self._rounding, self._seen, self._due = 0.0, 0, 0
         self._inputs: Any = None
-        self._owner = _owner(head, self._weights) if self._weights[0].dtype is torch.float32 else None
+        self._owner = _owner(head, weights) if weights[0].dtype is torch.float32 else None
 
     def __enter__(self) -> Rounding:
         if self._owner is not None:
@@ -135,9 +135,7 @@ class Rounding:
         """The potentials in float64, where the head makes them, and they are those of ``like`` but for rounding."""
         owner, (args, kwargs) = self._owner, tree_map(_double, inputs)
         assert owner is not None
-        names = [name for name, _ in owner.named_parameters()]
-        held = {name: weight.double() for name, weight in zip(names, self._weights, strict=True)}
-        held |= {name: _double(buffer) for name, buffer in owner.named_buffers()}
+        held = {name: _double(t) for name, t in (*owner.named_parameters(), *owner.named_buffers())}
         try:
             with state_kept(owner):
                 found = as_potentials(functional_call(owner, held, args, kwargs))
@@ -157,7 +155,7 @@ def _double(tensor: Tensor) -> Tensor:
 
 
 def _owner(head: Any, weights: list[Tensor]) -> nn.Module | None:
-    """The module of ``head`` that has these weights, in this order, and no others."""
+    """The module of ``head`` that has these weights and no others."""
     if not isinstance(head, nn.Module):
         return None
     own = {weight.data_ptr() for weight in weights}
