@@ -26,7 +26,7 @@ from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.structure import Labeling, Structure
 
 _SAMPLE = 16  # examples of a batch that are compared
-_AGAIN = 8  # a sample is taken again when this many times as many examples have been seen
+_AGAIN = 16  # a sample is taken again when this many times as many examples have been seen
 
 
 def negligible(rounding: float, primal: float, num_examples: int) -> bool:
