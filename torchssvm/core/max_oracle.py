@@ -50,7 +50,8 @@ def _find_corner(structure: Structure, potentials: Potentials, target: Labeling)
         if structure.known_scores(potentials) is None:
             reject_rows(loss < 0, "loss(labeling, target) is negative in {rows}: a loss must be at least 0")
         # Without the target among its candidates an oracle would drive the dual down; rounding is forgiven.
-        largest = sum(t.abs().flatten(1).amax(1).to(torch.float64) for t in potentials.tensors.values())
+        filled = [t for t in potentials.tensors.values() if t.numel()]  # graphs may have no edges
+        largest = sum((t.abs().flatten(1).amax(1).to(torch.float64) for t in filled), torch.zeros_like(hinge))
         default = type(structure).augmented_argmax is Structure.augmented_argmax
         reject_rows(
             hinge < -_tolerance(potentials) * (1 + loss.abs() + largest),
@@ -63,6 +64,7 @@ def _find_corner(structure: Structure, potentials: Potentials, target: Labeling)
                 "approximate one returns the target where it finds nothing better"
             ),
         )
+        corner.hinge = hinge = hinge.clamp(min=0.0)
     if bound is not None:
         reject_rows(bound < hinge - slack, "the oracle's bound is below the score of its own output in {rows}")
         corner.upper = torch.maximum(bound, hinge)

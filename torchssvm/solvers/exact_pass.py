@@ -21,6 +21,7 @@ from torchssvm.core.probe import check_depends
 from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.objective import every_example
+from torchssvm.solvers.rounding import Rounding
 
 
 class ExactPass(NamedTuple):
@@ -65,23 +66,25 @@ def exact_pass(
     targets = torch.zeros_like(dual.targets)
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
     keep: list[Callable[[], None]] = []
-    for batch, potentials, index in every_block(head, dual, batches):
-        target = dual.structure.check_target(batch.y, potentials)
-        targets[on_host(index)] = digest_examples(target, potentials)
-        corner = find_corner(dual.structure, potentials, target)
-        with torch.no_grad(), full_precision(potentials.device):
-            stored = dual.storage.gather(index, potentials, target)
-            dual.storage.check_features(stored, potentials)
-            hinges += float(corner.bound.sum())
-            exact &= corner.exact
-            relaxed |= corner.relaxed
-            gaps[index] = corner.hinge / dual.num_examples + stored.inner(potentials) - dual.loss[index]
-            if (known := stored.mean_loss(potentials)) is not None:
-                losses[:, index] = torch.stack(known)
-            for total, part in zip(weights, dual.storage.contribution(stored, potentials), strict=True):
-                total += part
-            if remember and (insert := dual.storage.remember(stored, corner)) is not None:
-                keep.append(insert)
+    with Rounding(head, dual.structure, dual.parameters, dual.lam, dual.num_examples) as fine:
+        for batch, potentials, index in every_block(head, dual, batches):
+            target = dual.structure.check_target(batch.y, potentials)
+            targets[on_host(index)] = digest_examples(target, potentials)
+            corner = find_corner(dual.structure, potentials, target)
+            finer = fine(potentials, target, corner)
+            with torch.no_grad(), full_precision(potentials.device):
+                stored = dual.storage.gather(index, potentials, target)
+                dual.storage.check_features(stored, potentials)
+                hinges += float(finer.bound.sum())
+                exact &= finer.exact
+                relaxed |= finer.relaxed
+                gaps[index] = finer.hinge / dual.num_examples + stored.inner(potentials) - dual.loss[index]
+                if (known := stored.mean_loss(potentials)) is not None:
+                    losses[:, index] = torch.stack(known)
+                for total, part in zip(weights, dual.storage.contribution(stored, potentials), strict=True):
+                    total += part
+                if remember and (insert := dual.storage.remember(stored, corner)) is not None:
+                    keep.append(insert)
 
     def insert_all() -> None:
         for insert in keep:

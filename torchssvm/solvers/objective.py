@@ -19,6 +19,7 @@ from torchssvm.core.precision import in_full_precision
 from torchssvm.core.problem import check_lam
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.structure import Structure
+from torchssvm.solvers.rounding import Rounding
 
 
 @dataclass(frozen=True)
@@ -109,13 +110,17 @@ def primal(
     def check(index: Tensor, potentials: Potentials) -> Tensor:
         return _check_batch(index, potentials, weights[0], num_examples)
 
-    head = in_full_precision(head, weights)
-    for batch, potentials, index in every_example(head, batches, weights[0].device, check, num_examples, grad=False):
-        corner = find_corner(structure, potentials, structure.check_target(batch.y, potentials))
-        found += float(corner.hinge.sum())
-        bounds += float(corner.bound.sum())
-        exact &= corner.exact
-        count += len(index)
+    call = in_full_precision(head, weights)
+    with Rounding(head, structure, weights, lam, num_examples) as fine:
+        for batch, potentials, index in every_example(
+            call, batches, weights[0].device, check, num_examples, grad=False
+        ):
+            target = structure.check_target(batch.y, potentials)
+            corner = fine(potentials, target, find_corner(structure, potentials, target))
+            found += float(corner.hinge.sum())
+            bounds += float(corner.bound.sum())
+            exact &= corner.exact
+            count += len(index)
     regularisation = lam / 2 * squared_norm(weights)
     return Objective(
         value=regularisation + found / count,

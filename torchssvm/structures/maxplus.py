@@ -90,6 +90,20 @@ def send_forward(scores, messages, matrices, length, states):
 
 
 @njit
+def send_forward_far(scores, messages, matrices, length, states):
+    """:func:`send_forward` for long chains: the best prefix so far is subtracted at every position.
+
+    Sums of thousands of scores would round by more than the scores differ. The score of the chain is lost.
+    """
+    for t in range(1, length):
+        highest = scores[t - 1, first_of_largest(scores[t - 1], states)]
+        for k in range(states):
+            scores[t - 1, k] -= highest
+        matrix = matrices[t - 1 if matrices.shape[0] > 1 else 0]
+        max_rows(messages[t - 1], scores[t - 1], matrix, states, True, scores[t], True)
+
+
+@njit
 def backtrack(scores, messages, matrices, length, states, labels):
     """Write the best states of a chain, from the last to the first, after :func:`send_forward`; returns their score.
 

@@ -22,6 +22,7 @@ from torchssvm.dual.state import DualState
 from torchssvm.solvers.baselines.slack import Slack
 from torchssvm.solvers.certificate import crosses
 from torchssvm.solvers.exact_pass import every_training_example
+from torchssvm.solvers.rounding import Rounding
 
 
 class Pass(NamedTuple):
@@ -63,17 +64,19 @@ def make_pass(
     hinges, exact, relaxed = 0.0, True, False
     targets = torch.zeros(problem.num_examples, dtype=torch.int64)
     found = torch.zeros(slack.size, dtype=torch.float64)
-    for batch, potentials, index in every_training_example(head, problem, batches):
-        target = problem.structure.check_target(batch.y, potentials)
-        targets[on_host(index)] = digest_examples(target, potentials)
-        corner = find_corner(problem.structure, potentials, target)
-        with full_precision(potentials.device):
-            parts = scale(probe(potentials, problem.structure), (1.7 * index.double() + 0.3).cos())
-            found += flat(adjoint(potentials, parts, problem.parameters)).cpu()
-            slack.collect(index, potentials, corner)
-        hinges += float(corner.bound.sum())
-        exact &= corner.exact
-        relaxed |= corner.relaxed
+    with Rounding(head, problem.structure, problem.parameters, problem.lam, problem.num_examples) as fine:
+        for batch, potentials, index in every_training_example(head, problem, batches):
+            target = problem.structure.check_target(batch.y, potentials)
+            targets[on_host(index)] = digest_examples(target, potentials)
+            corner = find_corner(problem.structure, potentials, target)
+            finer = fine(potentials, target, corner)
+            with full_precision(potentials.device):
+                parts = scale(probe(potentials, problem.structure), (1.7 * index.double() + 0.3).cos())
+                found += flat(adjoint(potentials, parts, problem.parameters)).cpu()
+                slack.collect(index, potentials, corner)
+            hinges += float(finer.bound.sum())
+            exact &= finer.exact
+            relaxed |= finer.relaxed
     check_targets(problem, targets)
     known = features if len(features) else found
     if float((found - known).norm()) > TOLERANCE * float(known.norm()):

@@ -3,7 +3,8 @@
 A multiclass example is a chain of one token. Where ``examples.arcs`` is not None, examples are arborescences, see
 :mod:`.arcs`; it is an argument of its own, so that Numba compiles only the branch that is taken. Loops take four rows
 at a time, which reduces memory traffic and helps vectorisation. Sums of products may be contracted and reordered;
-decoding is in the written order, so that its ties are those of ``torchssvm.structures.chain.oracle``.
+decoding is in the written order, so that its ties are those of ``torchssvm.structures.chain.oracle``, but for very long
+sequences.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ from torchssvm.solvers.compiled.long import (
     respond_long,
     respond_to_long_parts,
 )
-from torchssvm.structures.maxplus import backtrack, send_forward
+from torchssvm.structures.maxplus import backtrack, send_forward, send_forward_far
+
+_FAR = 256  # tokens of a sequence whose scores are summed without rounding that grows with the length
 
 
 @njit_fastmath
@@ -104,7 +107,10 @@ def decode(examples, arcs, i, length, scratch, transition, labels):
         forbid(allowed, transition, scratch.transition, prefixes[0], prefixes[length - 1])
         transition = scratch.transition
     matrices = transition.reshape(1, *transition.shape)
-    send_forward(prefixes, into, matrices, length, states)
+    if length > _FAR:
+        send_forward_far(prefixes, into, matrices, length, states)
+    else:
+        send_forward(prefixes, into, matrices, length, states)
     backtrack(prefixes, into, matrices, length, states, labels)
     return loss_of(examples, start, length, labels)
 

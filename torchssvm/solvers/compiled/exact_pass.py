@@ -10,12 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.threads import run_in_chunks, split
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.compiled.exact import exact_ranges, remember_range
+from torchssvm.solvers.compiled.exact import exact_ranges, hinges_of, remember_range
 from torchssvm.solvers.compiled.memory import BlockMemory
+from torchssvm.solvers.compiled.rounding import HingeRounding, widen
 from torchssvm.solvers.compiled.state import BlockArrays, Examples, Model, Options, Scalars, Scratch
 from torchssvm.solvers.exact_pass import ExactPass
+from torchssvm.solvers.rounding import negligible
 
 _RANGES = 16  # sums are made range by range, so that they do not depend on the number of threads
 _NUMBERS = 1 << 22  # most float64 numbers of all ranges together: large models get fewer ranges
@@ -35,6 +38,7 @@ class ExactPasses:
     def __init__(self, examples: Examples, targets: Tensor, make_scratch: Callable[[], Scratch]) -> None:
         self._examples, self._targets = examples, targets
         self._work = np.diff(examples.start)
+        self._rounding = HingeRounding(examples)
         self._make_scratch = make_scratch
         self._local = threading.local()
 
@@ -80,6 +84,11 @@ class ExactPasses:
         run_in_chunks(decode, sizes)
         if not np.isfinite(hinges).all():
             raise RuntimeError("the hinges are not finite: the weights must have overflowed")
+        if model.emission.dtype == np.float32:
+            primal = dual.lam / 2 * squared_norm(dual.parameters) + float(hinges.mean())
+            if not negligible(self._rounding(model), primal, dual.num_examples):
+                narrow, hinges = hinges, self._in_float64(model)
+                gaps += (hinges - narrow) / dual.num_examples
 
         def remember() -> None:
             self._remember(blocks, dual, options, memory, corners)
@@ -99,6 +108,17 @@ class ExactPasses:
             losses=torch.from_numpy(losses),
             remember=remember,
         )
+
+    def _in_float64(self, model: Model) -> np.ndarray:
+        """The hinges in float64."""
+        hinges = np.zeros(len(self._work))
+        examples, model = widen(self._examples._replace(inner=self._examples.inner[:0])), widen(model)
+
+        def decode(begin: int, end: int, thread: int) -> None:
+            hinges_of(begin, end, examples, model, widen(self._scratch()), hinges)
+
+        run_in_chunks(decode, self._work)
+        return hinges
 
     def _remember(
         self, blocks: BlockArrays, dual: DualState, options: Options, memory: BlockMemory, corners: np.ndarray

@@ -1,0 +1,94 @@
+"""Certificates of float32 weights are those of float64 where scores are large beside the primal."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from problems import rng
+from torch import nn
+
+from torchssvm import (
+    Chain,
+    Graphs,
+    Labelings,
+    LinearChain,
+    LinearMulticlass,
+    LinearPairwiseGraph,
+    MeanParts,
+    PairwiseGraph,
+    Relative,
+    Solver,
+    in_order,
+    make_trainer,
+    primal,
+)
+from torchssvm.core.batch import tree_map
+from torchssvm.core.max_oracle import find_corner
+from torchssvm.datasets import PaddedDataset
+
+
+def in_float64(head, data, lam, structure=None):
+    wide = copy.deepcopy(head).double()
+    batches = [tree_map(lambda t: t.double() if t.is_floating_point() else t, b) for b in in_order(data)]
+    return primal(wide, structure or head.structure, batches, lam).value
+
+
+def separable(seed, kind, n):
+    """Examples without errors, with features far from zero."""
+    x = torch.randn(n, *([6] if kind == "chains" else []), 3, generator=rng(seed))
+    y = (x @ torch.randn(3, 3, generator=rng(seed + 1))).argmax(-1)
+    head = LinearChain(3, 3, bias=False) if kind == "chains" else LinearMulticlass(3, 3, bias=False)
+    return head, PaddedDataset(x + 30.0, y)
+
+
+@pytest.mark.parametrize("kind", ["classes", "chains"])
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("n", [8, 50])
+def test_the_primal_of_a_small_lambda(kind, compiled, n):
+    for seed, storage in enumerate((MeanParts(), Labelings())):
+        head, data = separable(seed, kind, n)
+        lam = 1e-8
+        trainer = make_trainer(head, data, lam, solver=Solver(compiled=compiled, storage=storage), progress=False)
+        found = trainer.solve(Relative(1e-3), max_passes=40, progress=False)
+        assert found.primal == pytest.approx(in_float64(head, data, lam), rel=1e-6)
+        assert found.primal - found.dual == found.gap >= 0.0
+
+
+def test_a_frozen_network_below_the_head():
+    head, data = separable(3, "classes", 10)
+    model = nn.Sequential(nn.Linear(3, 3), head).requires_grad_(False)
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(3) * 100.0)
+        head.weight.normal_(generator=rng(0))
+    features = PaddedDataset(model[0](data.x), data.y)
+    found = primal(model, head.structure, in_order(data), 1e-8, parameters=head.parameters()).value
+    assert found == pytest.approx(in_float64(head, features, 1e-8), rel=1e-12)
+
+
+def test_a_long_chain():
+    x = 30.0 * torch.randn(1, 6000, 3, generator=rng(1))
+    y = torch.where(torch.rand(1, 6000, generator=rng(2)) < 0.5, (x[..., 0] > 0).long(), 2)
+    head, lam = LinearChain(3, 3, structure=Chain(3, normalize=False)), 1e7
+    data = PaddedDataset(x, y)
+    trainer = make_trainer(head, data, lam, solver=Solver(compiled=True, storage=MeanParts()), progress=False)
+    trainer.step(3)
+    assert trainer.certify(refresh=False).primal == pytest.approx(in_float64(head, data, lam), rel=3e-7)
+
+
+class Rounded(PairwiseGraph):
+    def examine(self, labeling, target, potentials):
+        found = super().examine(labeling, target, potentials)
+        found.score = torch.full_like(found.score, -1e-17)
+        found.loss = torch.zeros_like(found.loss)
+        return found
+
+
+def test_a_hinge_that_rounding_makes_negative_is_zero():
+    head = LinearPairwiseGraph(2, 0, 3).double()
+    x = Graphs(torch.randn(2, 2, 2).double(), torch.zeros(2, 0, 0).double(), torch.zeros(2, 0, 2, dtype=torch.int64))
+    potentials = head(x)
+    structure = Rounded(3)
+    target = structure.check_target(torch.zeros(2, 2, dtype=torch.int64), potentials)
+    assert find_corner(structure, potentials, target).hinge.tolist() == [0.0, 0.0]

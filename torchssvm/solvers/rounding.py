@@ -1,0 +1,166 @@
+"""Hinges of float32 weights, made again in float64 where rounding would show in the primal.
+
+A hinge is a difference of scores: in float32 it is wrong by 1e-7 of the scores, which may be many times the primal (a
+small lambda on separable examples, features far from zero, long sequences). A sample of the examples is scored and
+decoded in both precisions; where the difference is not negligible beside the primal, the float64 results count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from torchssvm.core.batch import tree_map
+from torchssvm.core.head_call import state_kept
+from torchssvm.core.max_oracle import find_corner
+from torchssvm.core.on_host import pick
+from torchssvm.core.oracle_result import OracleResult
+from torchssvm.core.potentials import Potentials, as_potentials, conform, inner
+from torchssvm.core.precision import full_precision
+from torchssvm.core.row_sparse import squared_norm
+from torchssvm.core.structure import Labeling, Structure
+
+_SAMPLE = 16  # examples of a batch that are compared
+_AGAIN = 16  # a sample is taken again when this many times as many examples have been seen
+
+
+def negligible(rounding: float, primal: float, num_examples: int) -> bool:
+    """Whether errors of hinges leave the primal right to a few 1e-7 of itself.
+
+    Args:
+        rounding: The typical error of a hinge. Errors of many examples have either sign and average out; no more than
+            64 are trusted to, as examples may be alike.
+        primal: The primal.
+        num_examples: n.
+    """
+    return rounding <= 5e-7 * primal * math.sqrt(min(num_examples, 64))
+
+
+class Rounding:
+    """Makes the hinges of one pass; a context, within which it sees how the head is called.
+
+    Args:
+        head: What makes the potentials; its hinges stay as they are where it is not a module, or where the module with
+            the weights does not run in float64.
+        structure: What an output is.
+        weights: The regularised weights, at the values of the pass.
+        lam: Regularisation.
+        num_examples: n; None is many.
+    """
+
+    def __init__(
+        self, head: Any, structure: Structure, weights: Iterable[Tensor], lam: float, num_examples: int | None
+    ) -> None:
+        weights = list(weights)
+        self._structure, self._regularisation = structure, lam / 2 * squared_norm(weights)
+        self._num_examples = 64 if num_examples is None else num_examples
+        self._rounding, self._seen, self._due = 0.0, 0, 0
+        self._inputs: Any = None
+        self._owner = _owner(head, weights) if weights[0].dtype is torch.float32 else None
+
+    def __enter__(self) -> Rounding:
+        if self._owner is not None:
+            self._hook = self._owner.register_forward_pre_hook(self._note, with_kwargs=True)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._inputs = None
+        if self._owner is not None:
+            self._hook.remove()
+
+    def _note(self, head: nn.Module, args: Any, kwargs: Any) -> None:
+        self._inputs = args, kwargs
+
+    @torch.no_grad()
+    def __call__(self, potentials: Potentials, target: Labeling, corner: OracleResult) -> OracleResult:
+        """``corner``, or what float64 finds in its place.
+
+        Args:
+            potentials: What the head has just returned.
+            target: From ``check_target``.
+            corner: From ``find_corner``.
+        """
+        if self._owner is None or self._inputs is None:
+            return corner
+        inputs, self._inputs = self._inputs, None
+        size = potentials.batch_size
+        with full_precision(potentials.device):
+            if self._seen >= self._due:
+                if size <= _SAMPLE:
+                    return self._decode(inputs, potentials, target) or corner
+                self._compare(inputs, potentials, target, corner)
+                self._due = _AGAIN * (self._seen + size)
+            self._seen += size
+            primal = self._regularisation + float(corner.bound.mean())
+            if negligible(self._rounding, primal, self._num_examples):
+                return corner
+            return self._decode(inputs, potentials, target) or corner
+
+    def _decode(self, inputs: Any, potentials: Potentials, target: Labeling) -> OracleResult | None:
+        wide = self._widen(inputs, potentials)
+        return None if wide is None else find_corner(self._structure, wide, target)
+
+    def _compare(self, inputs: Any, potentials: Potentials, target: Labeling, corner: OracleResult) -> None:
+        """Compare some examples of a batch: those with the largest potentials, and some others."""
+        size = potentials.batch_size
+        largest = torch.stack([t.abs().flatten(1).sum(1) for t in potentials.tensors.values() if t.numel()]).amax(0)
+        others = torch.arange(0, size, -(-2 * size // _SAMPLE), device=potentials.device)
+        rows = torch.cat([largest.topk(_SAMPLE // 2).indices, others]).unique()
+
+        def choose(tensor: Tensor) -> Tensor:
+            return pick(tensor, rows) if tensor.ndim and len(tensor) == size else tensor
+
+        narrow, target = potentials.detach().select(rows), tree_map(choose, target)
+        wide = self._widen(tree_map(choose, inputs), narrow)
+        if wide is None:  # the inputs are not chosen that easily
+            wide = self._widen(inputs, potentials)
+            if wide is None:
+                return
+            wide = wide.select(rows)
+        error = 0.0
+        for name, tensor in wide.tensors.items():
+            count = max(int(tensor.count_nonzero()), 1)
+            error = max(error, float((tensor - narrow[name]).square().sum()) / count)
+        parts = conform(self._structure.parts(target), wide, "parts(target)")
+        error *= 2.0 * max(1.0, float(inner(parts, parts).mean()))
+        moved = find_corner(self._structure, wide, target).bound - corner.bound[rows]
+        self._rounding = max(self._rounding, math.sqrt(max(error, float(moved.square().mean()))))
+
+    def _widen(self, inputs: Any, like: Potentials) -> Potentials | None:
+        """The potentials in float64, where the head makes them, and they are those of ``like`` but for rounding."""
+        owner, (args, kwargs) = self._owner, tree_map(_double, inputs)
+        assert owner is not None
+        held = {name: _double(t) for name, t in (*owner.named_parameters(), *owner.named_buffers())}
+        try:
+            with state_kept(owner):
+                found = as_potentials(functional_call(owner, held, args, kwargs))
+        except (RuntimeError, TypeError, ValueError, IndexError):  # a head of one's own may know float32 alone
+            return None
+        for name, tensor in like.tensors.items():
+            other = found.tensors.get(name)
+            if other is None or other.shape != tensor.shape or other.dtype is not torch.float64:
+                return None
+            if float((other - tensor).abs().sum()) > 1e-2 * float(other.abs().sum()) + 1e-30:
+                return None
+        return found.detach()
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.detach().double() if tensor.is_floating_point() else tensor
+
+
+def _owner(head: Any, weights: list[Tensor]) -> nn.Module | None:
+    """The module of ``head`` that has these weights and no others."""
+    if not isinstance(head, nn.Module):
+        return None
+    own = {weight.data_ptr() for weight in weights}
+    for module in head.modules():
+        held = list(module.parameters())
+        if len(held) == len(weights) and {weight.data_ptr() for weight in held} == own:
+            return module
+    return None
