@@ -280,7 +280,9 @@ class Decisions(Structure):
         self, costs: Tensor, given: Tensor | None, start: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """What the oracle says, as tensors; costs that are not finite count as 0 and are refused by the caller."""
-        found = self.oracle.solve(torch.nan_to_num(costs, nan=0.0, posinf=0.0, neginf=0.0), given, start)
+        known = torch.nan_to_num(costs, nan=0.0, posinf=0.0, neginf=0.0).cpu().numpy()
+        arrays = [None if tensor is None else tensor.detach().cpu().numpy() for tensor in (given, start)]
+        found = self.oracle.solve(known, *arrays)
         if not isinstance(found, tuple | list) or len(found) != 3:
             raise TypeError(f"the oracle must return (y, value, bound), got a {type(found).__name__}")
         y, value, bound = (None if each is None else torch.as_tensor(each).to(costs.device) for each in found)
