@@ -114,7 +114,7 @@ class TestPairwiseGraph(StructureTestCase):
         for number in (self.states, -1):
             wrong = labels.clone()
             wrong[1, 0] = number
-            yield wrong, f"label {number} in row 1"
+            yield wrong, f"label {number} .*row 1"
         yield labels[:, 1:], "target must be int64"
         yield labels[:2], "target must be int64"
         yield labels.double(), "float64"
