@@ -87,6 +87,8 @@ class Rounded(PairwiseGraph):
 
 def test_a_hinge_that_rounding_makes_negative_is_zero():
     head = LinearPairwiseGraph(2, 0, 3).double()
+    with torch.no_grad():
+        next(head.parameters()).fill_(1.0)
     x = Graphs(torch.randn(2, 2, 2).double(), torch.zeros(2, 0, 0).double(), torch.zeros(2, 0, 2, dtype=torch.int64))
     potentials = head(x)
     structure = Rounded(3)

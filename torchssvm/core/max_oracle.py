@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from torchssvm.core.naming import naming
 from torchssvm.core.oracle_result import OracleResult
@@ -39,7 +40,6 @@ def _find_corner(structure: Structure, potentials: Potentials, target: Labeling)
             target_parts = conform(structure.parts(target), potentials, "parts(target)")
             score = inner(target_parts, potentials.tensors)
             bound = found.bound.to(torch.float64) - score
-            slack = _tolerance(potentials) * (1 + found.bound.abs().to(torch.float64) + score.abs())
     low, high = torch.stack(torch.cat([hinge, loss]).aminmax()).tolist()
     if not (low >= 0.0 and high < torch.inf):  # then the details
         where = " (in the padding)" if _finite_within_lengths(potentials) else ""
@@ -50,11 +50,9 @@ def _find_corner(structure: Structure, potentials: Potentials, target: Labeling)
         if structure.known_scores(potentials) is None:
             reject_rows(loss < 0, "loss(labeling, target) is negative in {rows}: a loss must be at least 0")
         # Without the target among its candidates an oracle would drive the dual down; rounding is forgiven.
-        filled = [t for t in potentials.tensors.values() if t.numel()]  # graphs may have no edges
-        largest = sum((t.abs().flatten(1).amax(1).to(torch.float64) for t in filled), torch.zeros_like(hinge))
         default = type(structure).augmented_argmax is Structure.augmented_argmax
         reject_rows(
-            hinge < -_tolerance(potentials) * (1 + loss.abs() + largest),
+            hinge < -_rounding(potentials, loss),
             "the oracle returned outputs that score worse than the target in {rows}: "
             + (
                 "loss and loss_potentials disagree, or argmax does not find the best output; run torchssvm.check(head, "
@@ -66,7 +64,9 @@ def _find_corner(structure: Structure, potentials: Potentials, target: Labeling)
         )
         corner.hinge = hinge = hinge.clamp(min=0.0)
     if bound is not None:
-        reject_rows(bound < hinge - slack, "the oracle's bound is below the score of its own output in {rows}")
+        if bool((bound < hinge).any()):
+            wrong = bound < hinge - _rounding(potentials, loss)
+            reject_rows(wrong, "the oracle's bound is below the score of its own output in {rows}")
         corner.upper = torch.maximum(bound, hinge)
     corner.exact, corner.relaxed = found.exact and not found.relaxed, found.relaxed
     corner.make = partial(structure.difference, found.labeling, target, potentials)
@@ -85,5 +85,8 @@ def _finite_within_lengths(potentials: Potentials) -> bool:
     return True
 
 
-def _tolerance(potentials: Potentials) -> float:
-    return 1e3 * torch.finfo(potentials.dtype).eps
+def _rounding(potentials: Potentials, loss: Tensor) -> Tensor:
+    """What rounding may do to hinges, ``[B]`` float64: it is relative to the scores and losses that were summed."""
+    filled = [t for t in potentials.tensors.values() if t.numel()]  # graphs may have no edges
+    largest = sum((t.abs().flatten(1).amax(1).to(torch.float64) for t in filled), loss.abs())
+    return 1e3 * torch.finfo(potentials.dtype).eps * largest

@@ -272,9 +272,9 @@ def crosses(primal: float, dual: float, dtype: torch.dtype, size: float = 0.0) -
         primal: The primal, or an upper bound of it.
         dual: The dual.
         dtype: The dtype of the weights.
-        size: Size of the term that the dual subtracts; the rounding of the dual is relative to it.
+        size: Size of the term that the dual subtracts. Rounding is relative to it, to the primal and to the dual.
     """
-    return not primal - dual >= -1e3 * torch.finfo(dtype).eps * (1.0 + abs(primal) + size)
+    return not primal - dual >= -1e3 * torch.finfo(dtype).eps * (abs(primal) + abs(dual) + size)
 
 
 def check_pass(dual: DualState, found: ExactPass) -> None:
@@ -287,7 +287,7 @@ def check_pass(dual: DualState, found: ExactPass) -> None:
     held, (told, sizes) = dual.num_examples * dual.loss, found.losses
     # Rounding adds up over the moves of a block.
     rounding = (1e3 + 0.1 * dual.moved / dual.num_examples) * torch.finfo(dual.parameters[0].dtype).eps
-    wrong = (held - told).abs() > rounding * (sizes + held.abs().max()) + 1e-12  # False where NaN
+    wrong = (held - told).abs() > rounding * (sizes + held.abs().max())  # False where NaN
     if bool(wrong.any()):
         examples = (wrong.nonzero().flatten() + dual.own.start).tolist()
         raise RuntimeError(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from torchssvm.core.batch import tree_map
+from torchssvm.core.batch import tree_map, tree_tensors
 from torchssvm.core.head_call import state_kept
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.on_host import pick
@@ -59,7 +59,7 @@ class Rounding:
         weights = list(weights)
         self._structure, self._regularisation = structure, lam / 2 * squared_norm(weights)
         self._num_examples = 64 if num_examples is None else num_examples
-        self._rounding, self._seen, self._due = 0.0, 0, 0
+        self._rounding, self._seen, self._due, self._largest = 0.0, 0, 0, 0.0
         self._inputs: Any = None
         self._owner = _owner(head, weights) if weights[0].dtype is torch.float32 else None
 
@@ -90,11 +90,12 @@ class Rounding:
         inputs, self._inputs = self._inputs, None
         size = potentials.batch_size
         with full_precision(potentials.device):
-            if self._seen >= self._due:
+            largest = _largest(inputs)
+            if self._seen >= self._due or largest > 2.0 * self._largest:
                 if size <= _SAMPLE:
                     return self._decode(inputs, potentials, target) or corner
                 self._compare(inputs, potentials, target, corner)
-                self._due = _AGAIN * (self._seen + size)
+                self._due, self._largest = _AGAIN * (self._seen + size), max(largest, self._largest)
             self._seen += size
             primal = self._regularisation + float(corner.bound.mean())
             if negligible(self._rounding, primal, self._num_examples):
@@ -154,13 +155,26 @@ def _double(tensor: Tensor) -> Tensor:
     return tensor.detach().double() if tensor.is_floating_point() else tensor
 
 
+def _largest(numbers: Any) -> float:
+    """The largest absolute value of all floating-point numbers; 0 where there are none."""
+    found = [t.detach() for t in tree_tensors(numbers) if t.is_floating_point() and t.numel()]
+    bounds = [bound.abs().double() for t in found for bound in t.aminmax()]
+    return float(torch.stack(bounds).amax()) if bounds else 0.0
+
+
 def _owner(head: Any, weights: list[Tensor]) -> nn.Module | None:
-    """The module of ``head`` that has these weights and no others."""
+    """The module of ``head`` that has these weights, or copies of them, and no others."""
     if not isinstance(head, nn.Module):
         return None
     own = {weight.data_ptr() for weight in weights}
     for module in head.modules():
         held = list(module.parameters())
-        if len(held) == len(weights) and {weight.data_ptr() for weight in held} == own:
+        if len(held) != len(weights):
+            continue
+        if {weight.data_ptr() for weight in held} == own or all(map(_equal, held, weights)):
             return module
     return None
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a, b.to(a.device))
