@@ -54,7 +54,7 @@ class HingeRounding:
         terms = self._sizes @ np.abs(rows)
         others = (model.transition, model.bias, model.first, model.last)
         largest = sum(float(np.abs(array).max(initial=0.0)) for array in others)
-        share = _SHARE * np.finfo(np.float32).eps / 2
+        share = _SHARE * float(np.finfo(np.float32).eps) / 2
         return share * self._differing * (float(np.sqrt(np.square(terms).mean())) + largest)
 
 
