@@ -40,6 +40,7 @@ from torchssvm.lightning import (  # noqa: E402
     StructuredSVM,
     joint_run,
 )
+from torchssvm.lightning.refusals import check_start  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -553,3 +554,10 @@ def test_weights_of_memory_that_was_never_written_to_are_refused(words, part, va
         list(getattr(model, part).parameters())[-1].view(-1)[0] = value
     with pytest.raises(ValueError, match=rf"{part}\..* starts at weights up to .*reset_parameters"):
         trainer(max_epochs=3).fit(model, loader(words))
+
+
+def test_frozen_numbers_of_any_size_are_no_weights(words):
+    """Such as masks: nothing trains from them."""
+    model = together()
+    model.features.mask = torch.nn.Parameter(torch.tensor([0.0, -math.inf]), requires_grad=False)
+    check_start(model.features, model.head)

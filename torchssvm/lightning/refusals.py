@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from torchssvm.core.caller import warn
 
@@ -119,7 +120,8 @@ def check_start(features: nn.Module, head: nn.Module | None = None) -> None:
     """
     for part, module in (("features", features), ("head", head)):
         for name, weights in () if module is None else module.named_parameters():
-            if weights.numel() and not float(largest := weights.detach().abs().amax()) < _ABSURD:
+            trained = weights.requires_grad and not is_lazy(weights) and weights.numel()
+            if trained and not float(largest := weights.detach().abs().amax()) < _ABSURD:
                 raise ValueError(
                     f"{part}.{name} starts at weights up to {float(largest):.3g}, from which nothing can be trained: "
                     "they were read from a damaged file, or made on the meta device and never initialised "
