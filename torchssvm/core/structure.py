@@ -257,10 +257,10 @@ class Structure(ABC):
     def settings(self) -> str:
         """What the blocks of a dual depend on: exact passes refuse a structure in which it has changed.
 
-        The default is the ``repr`` that a class writes itself: that of this class also shows what counts or caches.
-        Structures leave out how the best output is found, which may change.
+        The default is the name of a class of one's own, whose attributes may count or cache, and the ``repr`` of one of
+        this package. Structures leave out how the best output is found, which may change.
         """
-        return type(self).__name__ if type(self).__repr__ is Structure.__repr__ else repr(self)
+        return repr(self) if type(self).__module__.startswith("torchssvm.") else type(self).__name__
 
     @torch.no_grad()
     def decode(self, potentials: Potentials | Tensor | Mapping[str, Tensor]) -> Labeling:

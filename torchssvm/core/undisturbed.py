@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGUSR1", "SIGUSR2", "SIGBREAK")
@@ -43,6 +43,8 @@ def undisturbed() -> Iterator[None]:
     finally:
         _inside = waiting = False
         for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number, frame in arrived:
-            handlers[number](number, frame)
+            if signal.getsignal(number) is note:  # else another one has been set inside
+                signal.signal(number, handler)
+        with ExitStack() as after:  # all handlers run, whatever one of them raises
+            for number, frame in reversed(arrived):
+                after.callback(handlers[number], number, frame)

@@ -102,7 +102,7 @@ def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None)
         RuntimeError: Some differ; or, of all examples, the structure is not what it was.
     """
     if index is None:
-        _check_structure(dual)
+        check_structure(dual)
     held = dual.targets if index is None else dual.targets[on_host(index)]
     if torch.equal(held, targets):
         return
@@ -118,7 +118,7 @@ def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None)
     )
 
 
-def _check_structure(dual: DualState) -> None:
+def check_structure(dual: DualState) -> None:
     """Raise RuntimeError if an attribute of the structure has changed since the dual was made."""
     if (now := dual.structure.settings()) != dual.made_for:
         raise RuntimeError(

@@ -141,4 +141,5 @@ def _error(a: HeldOutPoint, b: HeldOutPoint) -> float:
     """The standard error of the mean difference of two points' losses; 0 where it is unknown."""
     if a.losses is None or b.losses is None or len(a.losses) < 2:
         return 0.0
-    return float((a.losses - b.losses).std()) / len(a.losses) ** 0.5
+    error = float((a.losses - b.losses).std()) / len(a.losses) ** 0.5
+    return error * (1.0 + 1e-9)  # one error more among n examples is exactly one standard error

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from torchssvm.core.batch import Collate, pass_over
 from torchssvm.core.caller import warn
@@ -19,15 +19,18 @@ from torchssvm.solvers.objective import primal
 FAR_BELOW = 100.0
 """A lambda is far too small where the guess is more than so many times larger, and the run did not reach its gap."""
 
+FAR_ABOVE = 10.0
+"""A lambda is far too large only where it is more than so many times larger than the guess."""
+
 LITTLE = 0.02
 """Weights are practically zero where the primal is less than this share below that of zero weights."""
 
 
 def guess_or_none(head: nn.Module, dataset: Any, structure: Structure, collate_fn: Collate | None) -> float | None:
-    """What :func:`torchssvm.guess_lam` gives; None where it has no answer."""
+    """What :func:`torchssvm.guess_lam` gives; None where it has no answer: an advice never ends a run that is done."""
     try:
         return guess_lam(head, dataset, structure=structure, collate_fn=collate_fn)
-    except ValueError:
+    except Exception:
         return None
 
 
@@ -66,13 +69,18 @@ def warn_if_zero(
     if 0.5 * certificate.lam * dual.held_norm**2 > LITTLE * certificate.primal or dual.ranks:
         return
     guess = guess_or_none(head, dataset, dual.structure, collate_fn)
-    if guess is None or certificate.lam <= guess:
+    if guess is None or certificate.lam <= FAR_ABOVE * guess:
         return
-    zero = copy.deepcopy(head)
-    with torch.no_grad():
-        for parameter in zero.parameters():
-            nn.init.zeros_(parameter)
-    nothing = primal(zero, dual.structure, pass_over(dataset, collate_fn), certificate.lam).value
+    zeros = {name: torch.zeros_like(parameter) for name, parameter in head.named_parameters()}
+
+    def without_weights(*inputs: Any) -> Any:
+        return functional_call(head, zeros, inputs)
+
+    batches, lam = pass_over(dataset, collate_fn), certificate.lam
+    try:
+        nothing = primal(without_weights, dual.structure, batches, lam, parameters=zeros.values()).value
+    except Exception:
+        return
     if certificate.primal >= (1.0 - LITTLE) * nothing > 0.0:
         warn(
             f"lam={certificate.lam:.3g} leaves the weights practically zero: the primal, {certificate.primal:.4g}, is "

@@ -8,6 +8,7 @@ decoded in both precisions; where the difference is not negligible beside the pr
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,6 +27,7 @@ from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.structure import Labeling, Structure
 
 _SAMPLE = 16  # examples of a batch that are compared
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _AGAIN = 16  # a sample is taken again when this many times as many examples have been seen
 
 
@@ -44,9 +46,11 @@ def negligible(rounding: float, primal: float, num_examples: int) -> bool:
 class Rounding:
     """Makes the hinges of one pass; a context, within which it sees how the head is called.
 
+    Hinges stay as they are where no module makes the potentials from these weights alone, and where it, or the
+    structure, does not run in float64.
+
     Args:
-        head: What makes the potentials; its hinges stay as they are where it is not a module, or where the module with
-            the weights does not run in float64.
+        head: What makes the potentials.
         structure: What an output is.
         weights: The regularised weights, at the values of the pass.
         lam: Regularisation.
@@ -60,21 +64,21 @@ class Rounding:
         self._structure, self._regularisation = structure, lam / 2 * squared_norm(weights)
         self._num_examples = 64 if num_examples is None else num_examples
         self._rounding, self._seen, self._due, self._largest = 0.0, 0, 0, 0.0
-        self._inputs: Any = None
+        self._call: Any = None
         self._owner = _owner(head, weights) if weights[0].dtype is torch.float32 else None
 
     def __enter__(self) -> Rounding:
         if self._owner is not None:
-            self._hook = self._owner.register_forward_pre_hook(self._note, with_kwargs=True)
+            self._hook = self._owner.register_forward_hook(self._note, with_kwargs=True)
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._inputs = None
+        self._call = None
         if self._owner is not None:
             self._hook.remove()
 
-    def _note(self, head: nn.Module, args: Any, kwargs: Any) -> None:
-        self._inputs = args, kwargs
+    def _note(self, head: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self._call = (args, kwargs), output
 
     @torch.no_grad()
     def __call__(self, potentials: Potentials, target: Labeling, corner: OracleResult) -> OracleResult:
@@ -85,70 +89,92 @@ class Rounding:
             target: From ``check_target``.
             corner: From ``find_corner``.
         """
-        if self._owner is None or self._inputs is None:
+        call, self._call = self._call, None
+        if self._owner is None or call is None or not _made(potentials, call[1]):
             return corner
-        inputs, self._inputs = self._inputs, None
-        size = potentials.batch_size
+        inputs, size = call[0], potentials.batch_size
         with full_precision(potentials.device):
-            largest = _largest(inputs)
+            largest, wide = _largest(inputs), None
             if self._seen >= self._due or largest > 2.0 * self._largest:
-                if size <= _SAMPLE:
-                    return self._decode(inputs, potentials, target) or corner
-                self._compare(inputs, potentials, target, corner)
-                self._due, self._largest = _AGAIN * (self._seen + size), max(largest, self._largest)
+                wide = self._widen(inputs, potentials)
+                self._compare(potentials, wide, target, corner)
+                self._largest = max(largest, self._largest)
+                self._due = _AGAIN * (self._seen + size) if self._seen + size >= _SAMPLE else 0
             self._seen += size
             primal = self._regularisation + float(corner.bound.mean())
             if negligible(self._rounding, primal, self._num_examples):
                 return corner
-            return self._decode(inputs, potentials, target) or corner
+            return self._decode(wide or self._widen(inputs, potentials), target) or corner
 
-    def _decode(self, inputs: Any, potentials: Potentials, target: Labeling) -> OracleResult | None:
-        wide = self._widen(inputs, potentials)
-        return None if wide is None else find_corner(self._structure, wide, target)
+    def _decode(self, wide: Potentials | None, target: Labeling) -> OracleResult | None:
+        if wide is None or self._owner is None:
+            return None
+        try:
+            return find_corner(self._structure, wide, target)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # a structure of one's own may know float32 alone
+            self._leave()
+            return None
 
-    def _compare(self, inputs: Any, potentials: Potentials, target: Labeling, corner: OracleResult) -> None:
+    def _leave(self) -> None:
+        """The rest of the pass stays in float32."""
+        self._hook.remove()
+        self._owner = None
+
+    def _compare(self, potentials: Potentials, wide: Potentials | None, target: Labeling, corner: OracleResult) -> None:
         """Compare some examples of a batch: those with the largest potentials, and some others."""
+        if wide is None:
+            return
         size = potentials.batch_size
-        largest = torch.stack([t.abs().flatten(1).sum(1) for t in potentials.tensors.values() if t.numel()]).amax(0)
+        largest = torch.stack([t.abs().flatten(1).sum(1) for t in wide.tensors.values() if t.numel()]).amax(0)
         others = torch.arange(0, size, -(-2 * size // _SAMPLE), device=potentials.device)
-        rows = torch.cat([largest.topk(_SAMPLE // 2).indices, others]).unique()
-
-        def choose(tensor: Tensor) -> Tensor:
-            return pick(tensor, rows) if tensor.ndim and len(tensor) == size else tensor
-
-        narrow, target = potentials.detach().select(rows), tree_map(choose, target)
-        wide = self._widen(tree_map(choose, inputs), narrow)
-        if wide is None:  # the inputs are not chosen that easily
-            wide = self._widen(inputs, potentials)
-            if wide is None:
-                return
-            wide = wide.select(rows)
+        rows = torch.cat([largest.topk(min(_SAMPLE // 2, size)).indices, others]).unique()
+        narrow, wide = potentials.detach().select(rows), wide.select(rows)
+        target = tree_map(lambda t: pick(t, rows), target)
         error = 0.0
         for name, tensor in wide.tensors.items():
             count = max(int(tensor.count_nonzero()), 1)
             error = max(error, float((tensor - narrow[name]).square().sum()) / count)
         parts = conform(self._structure.parts(target), wide, "parts(target)")
         error *= 2.0 * max(1.0, float(inner(parts, parts).mean()))
-        moved = find_corner(self._structure, wide, target).bound - corner.bound[rows]
-        self._rounding = max(self._rounding, math.sqrt(max(error, float(moved.square().mean()))))
+        if (fine := self._decode(wide, target)) is not None:
+            moved = float((fine.bound - corner.bound[rows]).square().mean())
+            self._rounding = max(self._rounding, math.sqrt(max(error, moved)))
 
     def _widen(self, inputs: Any, like: Potentials) -> Potentials | None:
-        """The potentials in float64, where the head makes them, and they are those of ``like`` but for rounding."""
+        """The potentials in float64, where the head makes them so, and they are those of ``like`` but for rounding."""
         owner, (args, kwargs) = self._owner, tree_map(_double, inputs)
-        assert owner is not None
+        if owner is None:
+            return None
         held = {name: _double(t) for name, t in (*owner.named_parameters(), *owner.named_buffers())}
         try:
             with state_kept(owner):
-                found = as_potentials(functional_call(owner, held, args, kwargs))
-        except (RuntimeError, TypeError, ValueError, IndexError):  # a head of one's own may know float32 alone
+                for name in _HOOKS:  # the inputs have been through them
+                    setattr(owner, name, OrderedDict())
+                found = as_potentials(functional_call(owner, held, args, kwargs)).detach()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # a head of one's own may know float32 alone
+            self._leave()
             return None
         for name, tensor in like.tensors.items():
             other = found.tensors.get(name)
-            if other is None or other.shape != tensor.shape or other.dtype is not torch.float64:
+            same = other is not None and other.shape == tensor.shape and other.dtype is torch.float64
+            if not same or float((other - tensor).abs().sum()) > 1e-2 * float(other.abs().sum()) + 1e-30:
+                self._leave()
                 return None
-            if float((other - tensor).abs().sum()) > 1e-2 * float(other.abs().sum()) + 1e-30:
-                return None
-        return found.detach()
+        found.index = like.index
+        return found
+
+
+def _made(potentials: Potentials, output: Any) -> bool:
+    """Whether the potentials are what the head has returned, as it returned them."""
+    if output is potentials:
+        return True
+    if isinstance(output, Tensor):
+        return all(tensor is output for tensor in potentials.tensors.values())
+    return isinstance(output, dict) and all(output.get(name) is t for name, t in potentials.tensors.items())
 
 
 def _double(tensor: Tensor) -> Tensor:
@@ -163,12 +189,12 @@ def _largest(numbers: Any) -> float:
 
 
 def _owner(head: Any, weights: list[Tensor]) -> nn.Module | None:
-    """The module of ``head`` that has these weights, or copies of them, and no others."""
+    """The module of ``head`` that trains these weights, or copies of them, and no others."""
     if not isinstance(head, nn.Module):
         return None
     own = {weight.data_ptr() for weight in weights}
     for module in head.modules():
-        held = list(module.parameters())
+        held = [weight for weight in module.parameters() if weight.requires_grad]
         if len(held) != len(weights):
             continue
         if {weight.data_ptr() for weight in held} == own or all(map(_equal, held, weights)):

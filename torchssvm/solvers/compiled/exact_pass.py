@@ -38,7 +38,7 @@ class ExactPasses:
     def __init__(self, examples: Examples, targets: Tensor, make_scratch: Callable[[], Scratch]) -> None:
         self._examples, self._targets = examples, targets
         self._work = np.diff(examples.start)
-        self._rounding = HingeRounding(examples)
+        self._rounding: HingeRounding | None = None
         self._make_scratch = make_scratch
         self._local = threading.local()
 
@@ -85,6 +85,7 @@ class ExactPasses:
         if not np.isfinite(hinges).all():
             raise RuntimeError("the hinges are not finite: the weights must have overflowed")
         if model.emission.dtype == np.float32:
+            self._rounding = self._rounding or HingeRounding(examples)
             primal = dual.lam / 2 * squared_norm(dual.parameters) + float(hinges.mean())
             if not negligible(self._rounding(model), primal, dual.num_examples):
                 narrow, hinges = hinges, self._in_float64(model)

@@ -20,7 +20,7 @@ from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Same, Schema, Stateful, version, with_seal
 from torchssvm.core.structure import Labeling, as_decoding, digest
 from torchssvm.core.undisturbed import undisturbed
-from torchssvm.dual.checks import check_targets
+from torchssvm.dual.checks import check_structure
 from torchssvm.solvers.certificate import Certificate, crosses
 from torchssvm.solvers.kernel.blocks import KernelBlocks, psi_of
 from torchssvm.solvers.kernel.data import TrainingSet
@@ -179,7 +179,7 @@ class KernelSSVM(DualTrainer, Stateful):
             RuntimeError: The gap is negative by more than rounding, or the structure has changed. Nothing changes then.
         """
         start = clock()
-        check_targets(self.dual, self.dual.targets)  # for the structure: the targets are kept here
+        check_structure(self.dual)
         dual, n = self.dual, self.dual.num_examples
         gaps = torch.zeros_like(dual.gap_estimates)
         hinges = norm = 0.0

@@ -177,6 +177,10 @@ class HiddenStates(Structure):
             )
         return (shows != observed.unsqueeze(-1)).to(torch.float64)
 
+    def settings(self) -> str:
+        """Those of the structure, and what its states show."""
+        return f"HiddenStates({self.structure.settings()}, shows={self.shows.tolist()})"
+
     def __repr__(self) -> str:
         return f"HiddenStates({self.structure!r}, shows={self.shows.tolist()})"
 
