@@ -175,7 +175,7 @@ class TrainerTestCase(ABC):
         assert f"gap {self.gap(shown[4]):.3g} (" in text
         assert f"passes {shown[4].passes:.4g}" in text
         assert all(len(line) < 80 for line in shown[3].split("\r"))
-        assert logged[3].count("\n") == len(figures)
+        assert logged[3].count("\n") >= len(figures)  # estimates too, since it may write at any time here
         assert "\r" not in logged[3]
         with pytest.raises(TypeError, match="progress='bar' must be True"):
             self.make().solve(self.tolerance, progress="bar")

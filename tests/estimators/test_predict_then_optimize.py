@@ -147,7 +147,7 @@ def test_a_model_of_pyepo_maximises_and_is_checked():
     assert bound is None
     model = OptModel(own)
     own.solve = lambda: (np.full(4, 0.5), 0.0)
-    with pytest.raises(ValueError, match=r"row 0 is not whole: give OptModel\(model, whole=False\)"):
+    with pytest.raises(ValueError, match=r"row 0 of the batch is not whole: give OptModel\(model, whole=False\)"):
         model.solve(np.ones((1, 4)))
     assert OptModel(own, whole=False).solve(np.ones((1, 4)))[0].tolist() == [[0.5] * 4]
     own.solve = lambda: (np.zeros(3), 0.0)

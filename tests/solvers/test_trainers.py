@@ -7,6 +7,7 @@ import re
 import types
 
 import pytest
+import torch
 from items import Items
 from kernel_problems import kernel_svm
 from problems import chain, multiclass
@@ -16,6 +17,7 @@ import torchssvm
 from torchssvm import (
     GDMM,
     RBF,
+    Batch,
     BlockGap,
     CompiledBCFW,
     CuttingPlane,
@@ -121,6 +123,7 @@ def test_options_are_checked_where_they_are_made():
 
 
 def test_the_batches_of_a_pass_can_be_read_again():
-    every = in_order(range(5), batch_size=2, collate_fn=list)
+    every = in_order(range(5), batch_size=2, collate_fn=lambda items: Batch(*[torch.tensor(items)] * 3))
     assert len(every) == 3
-    assert list(every) == list(every) == [[0, 1], [2, 3], [4]]
+    for _ in range(2):
+        assert [batch.index.tolist() for batch in every] == [[0, 1], [2, 3], [4]]

@@ -491,7 +491,7 @@ def test_potentials_that_are_not_finite_or_not_floating_are_refused():
     for wrong in (float("nan"), float("inf"), -float("inf")):
         scores = potentials.single.clone()
         scores[1, 1, 0, 0] = wrong
-        with pytest.raises(ValueError, match="row 1 of the batch are not finite"):
+        with pytest.raises(ValueError, match=r"(rows \[1\]|row 1 of the batch) are not finite"):
             decode(structure, Potentials(scores, potentials.lengths))
     with pytest.raises(ValueError, match="float16"):
         decode(structure, Potentials(potentials.single.half()))

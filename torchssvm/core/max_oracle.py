@@ -52,7 +52,7 @@ def _find_corner(structure: Structure, potentials: Potentials, target: Labeling)
         # Without the target among its candidates an oracle would drive the dual down; rounding is forgiven.
         default = type(structure).augmented_argmax is Structure.augmented_argmax
         reject_rows(
-            hinge < -_rounding(potentials, loss),
+            hinge < -_rounding(structure, potentials, loss),
             "the oracle returned outputs that score worse than the target in {rows}: "
             + (
                 "loss and loss_potentials disagree, or argmax does not find the best output; run torchssvm.check(head, "
@@ -65,7 +65,7 @@ def _find_corner(structure: Structure, potentials: Potentials, target: Labeling)
         corner.hinge = hinge = hinge.clamp(min=0.0)
     if bound is not None:
         if bool((bound < hinge).any()):
-            wrong = bound < hinge - _rounding(potentials, loss)
+            wrong = bound < hinge - _rounding(structure, potentials, loss)
             reject_rows(wrong, "the oracle's bound is below the score of its own output in {rows}")
         corner.upper = torch.maximum(bound, hinge)
     corner.exact, corner.relaxed = found.exact and not found.relaxed, found.relaxed
@@ -85,8 +85,9 @@ def _finite_within_lengths(potentials: Potentials) -> bool:
     return True
 
 
-def _rounding(potentials: Potentials, loss: Tensor) -> Tensor:
+def _rounding(structure: Structure, potentials: Potentials, loss: Tensor) -> Tensor:
     """What rounding may do to hinges, ``[B]`` float64: it is relative to the scores and losses that were summed."""
-    filled = [t for t in potentials.tensors.values() if t.numel()]  # graphs may have no edges
+    scores = [*potentials.tensors.values(), *(structure.known_scores(potentials) or {}).values()]
+    filled = [t for t in scores if t.numel()]  # graphs may have no edges
     largest = sum((t.abs().flatten(1).amax(1).to(torch.float64) for t in filled), loss.abs())
     return 1e3 * torch.finfo(potentials.dtype).eps * largest

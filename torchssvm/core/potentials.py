@@ -200,7 +200,9 @@ class Potentials:
     def select(self, rows: Tensor) -> Potentials:
         """The examples ``rows`` ([R] int64 or [B] bool) of the batch, without the head's adjoint."""
         other = self.replace({name: tensor[rows] for name, tensor in self.tensors.items()})
-        for name in ("lengths", "index", *self.carried):
+        if self.index is not None:
+            other.index = self.index[rows] if self.index.device == rows.device else None  # a name is not worth a wait
+        for name in ("lengths", *self.carried):
             held = getattr(self, name)
             setattr(other, name, None if held is None else pick(held, rows))
         other._read_lengths()

@@ -116,9 +116,10 @@ def _difference(trial: Trial, ours: Parts, truth: Parts) -> str | None:
     return None
 
 
-def _size(potentials: Potentials) -> Tensor:
-    """The largest absolute value of each tensor that is finite, added up: ``[B]`` float64."""
-    finite = [torch.nan_to_num(t.detach(), nan=0.0, posinf=0.0, neginf=0.0) for t in potentials.tensors.values()]
+def _size(structure: Structure, potentials: Potentials) -> Tensor:
+    """The largest absolute value of each tensor that is finite, added up; known scores too. ``[B]`` float64."""
+    scores = [*potentials.tensors.values(), *(structure.known_scores(potentials) or {}).values()]
+    finite = [torch.nan_to_num(t.detach(), nan=0.0, posinf=0.0, neginf=0.0) for t in scores]
     sizes = [t.abs().flatten(1).amax(1).to(torch.float64) for t in finite if t[0].numel()]
     return sum(sizes, torch.zeros(potentials.batch_size, dtype=torch.float64, device=potentials.device))
 
@@ -185,7 +186,7 @@ def relative_scores_error(trial: Trial) -> str | None:
     truth = Structure.relative_scores(structure, cached, trial.target, potentials)
     if ours.shape != truth.shape or ours.dtype != torch.float64:
         return f"it returned {ours.dtype} {list(ours.shape)}, it should return float64 {list(truth.shape)}"
-    wrong = ~((ours - truth).abs() <= 1e-4 * (_size(potentials).unsqueeze(1) + truth.abs()))
+    wrong = ~((ours - truth).abs() <= 1e-4 * (_size(structure, potentials).unsqueeze(1) + truth.abs()))
     if bool(wrong.any()):
         row, column = (int(place) for place in wrong.nonzero()[0])
         return f"row {row}: it says {float(ours[row, column]):.6g}, the parts {float(truth[row, column]):.6g}"
@@ -235,7 +236,7 @@ def _better_output(trial: Trial, potentials: Potentials, target: Any) -> str | N
         structure.argmax(potentials) if target is None else structure.augmented_argmax(potentials, target)
     )
     best = value(found.labeling)
-    slack = 1e-4 * (_size(potentials) + best.abs())
+    slack = 1e-4 * (_size(structure, potentials) + best.abs())
     if found.value is not None and bool(((found.value - best).abs() > slack).any()):
         return f"it says value {found.value.tolist()}, its output has {best.tolist()}"
     ceiling = best if found.exact or found.bound is None else found.bound
@@ -287,7 +288,9 @@ def padding_error(trial: Trial) -> str | None:
         for name, mask in padding.items():
             noisy[name][mask] = 100 * trial.noise(noisy[name])[mask]
         again = find_corner(structure, potentials.replace(noisy), target)
-        if bool(((again.hinge - corner.hinge).abs() > 1e-4 * (_size(potentials) + corner.hinge.abs())).any()):
+        if bool(
+            ((again.hinge - corner.hinge).abs() > 1e-4 * (_size(structure, potentials) + corner.hinge.abs())).any()
+        ):
             other = again.hinge.tolist()
             return f"with other numbers in the padding the maximum is {other}, not {corner.hinge.tolist()}"
     if not padding:

@@ -194,11 +194,12 @@ def _owner(head: Any, weights: list[Tensor]) -> nn.Module | None:
         return None
     own = {weight.data_ptr() for weight in weights}
     for module in head.modules():
-        held = [weight for weight in module.parameters() if weight.requires_grad]
-        if len(held) != len(weights):
-            continue
-        if {weight.data_ptr() for weight in held} == own or all(map(_equal, held, weights)):
-            return module
+        every = list(module.parameters())
+        for held in (every, [weight for weight in every if weight.requires_grad]):
+            if len(held) == len(weights) and (
+                {weight.data_ptr() for weight in held} == own or all(map(_equal, held, weights))
+            ):
+                return module
     return None
 
 
