@@ -335,7 +335,9 @@ class StructureTestCase(LabelingsTestCase):
             oracles.append(structure.marginals)
         places = structure.places(potentials)
         for name in potentials.tensors:
-            if name in places and not places[name][1].any():  # the example has none, such as no edges
+            rows = 1 if name not in potentials.ragged else int(potentials.lengths[1]) + potentials.ragged[name]
+            if rows < 1 or (name in places and not places[name].expand_as(potentials[name])[1].any()):
+                # the example has none, such as no edges
                 continue
             tensors = {key: tensor.clone() for key, tensor in potentials.tensors.items()}
             tensors[name][1] = value

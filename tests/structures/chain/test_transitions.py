@@ -5,6 +5,9 @@ The oracles are compared with enumeration where the other chains are: ``ChainTra
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from compiled_kinds import TRANSITIONS
@@ -134,6 +137,15 @@ def test_lengths_without_a_sequence_are_refused_when_they_come():
     assert bool(structure.transitions.allows(found.labeling))
     with pytest.raises(ValueError, match="no sequence of length 2310 is allowed"):
         structure.argmax(Potentials({"emission": emission, "transition": transition}))
+
+
+def test_rules_pickled_by_an_older_version_are_read():
+    rules = copy.copy(TRANSITIONS)
+    for name in ("_checked", "_reached", "_landmark"):
+        delattr(rules, name)
+    scores = {"emission": torch.zeros(1, 4, 3), "transition": torch.zeros(1, 3, 3)}
+    found = Chain(3, transitions=pickle.loads(pickle.dumps(rules))).decode(Potentials(scores))
+    assert bool(TRANSITIONS.allows(found))
 
 
 def test_factorwise_training_refuses_them():

@@ -279,6 +279,15 @@ class Chain(Structure):
             raise ValueError(f"weights must be finite, non-negative and shaped like the labels {list(labels.shape)}")
         return WeightedLabels(labels, target.weights.masked_fill(~real, 0.0))
 
+    def places(self, potentials: Potentials) -> dict[str, Tensor]:
+        """The positions and pairs of each example, where ``ragged`` does not say it."""
+        if potentials.lengths is None or potentials.ragged:
+            return {}
+        longest = potentials["emission"].shape[1]
+        real = torch.arange(longest, device=potentials.device) < potentials.lengths.unsqueeze(1)
+        own = {"emission": real.unsqueeze(2)}
+        return own if self.shared else {**own, "transition": real[:, 1:, None, None]}
+
     def _token_costs(self, target: Tensor | WeightedLabels) -> Tensor:
         """``costs(target)`` for the kernels; empty if all tokens of an example cost the same."""
         uniform = self.class_weight is None and not isinstance(target, WeightedLabels)

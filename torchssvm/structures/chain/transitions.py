@@ -40,13 +40,16 @@ class Transitions:
         tensor([[0, 0, 1]])
     """
 
+    # There are sequences of all lengths up to this one; pickles that do not have it were made after a look at all.
+    _checked: float = math.inf
+
     def __init__(self, pairs: Tensor, *, first: Tensor | None = None, last: Tensor | None = None) -> None:
         states = check_tensor(pairs, "pairs").shape[0] if pairs.ndim else 0
         self.pairs = _checked("pairs", pairs, (states, states))
         every = torch.ones(states, dtype=torch.bool, device=self.pairs.device)
         self.first = every if first is None else _checked("first", first, (states,))
         self.last = every if last is None else _checked("last", last, (states,))
-        self._checked: float = 0  # there are sequences of all lengths up to this one
+        self._checked = 0
         self._reached = self._landmark = self.first.cpu().numpy()
         self._check_lengths(_FIRST)
 

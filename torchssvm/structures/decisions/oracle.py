@@ -21,21 +21,29 @@ def _checked(solve: Callable[..., Solved]) -> Callable[..., Solved]:
     """``solve`` behind the checks of its arguments: kernels do not look whether an index is within its array."""
 
     @functools.wraps(solve)
-    def call(self: DecisionOracle, costs: Any, given: Any = None, start: Any = None) -> Solved:
+    def call(self: DecisionOracle, costs: Any, *args: Any, **kwargs: Any) -> Solved:
         costs = as_numbers(costs, "costs")
         if costs.ndim != 2 or costs.shape[1] != self.num_costs:
             raise ValueError(f"costs must be [B, {self.num_costs}], got {[*costs.shape]}")
         if not (finite := np.isfinite(costs).all(1)).all():
             raise ValueError(f"costs of row {int(finite.argmin())} are not finite")
-        given = None if given is None else as_numbers(given, "given")
-        if given is not None and given.shape[:1] != costs.shape[:1]:
-            raise ValueError(f"given has shape {[*given.shape]}; its first axis must be that of costs, {len(costs)}")
-        start = None if start is None else as_numbers(start, "start")
-        if start is not None and start.shape != costs.shape:
-            raise ValueError(f"start must be {[*costs.shape]}, as costs, got {[*start.shape]}")
-        return solve(self, np.ascontiguousarray(costs, dtype=np.float64), given, start)
+        fit = [_fitting(value, name, costs) for value, name in zip(args, ("given", "start"), strict=False)]
+        named = {name: _fitting(value, name, costs) for name, value in kwargs.items()}
+        return solve(self, np.ascontiguousarray(costs, dtype=np.float64), *fit, *args[2:], **named)
 
     return call
+
+
+def _fitting(value: Any, name: str, costs: Array) -> Any:
+    """``given`` or ``start`` as an array that fits the costs; what an oracle of one's own takes besides, as it is."""
+    if value is None or name not in ("given", "start"):
+        return value
+    value = as_numbers(value, name)
+    if name == "given" and value.shape[:1] != costs.shape[:1]:
+        raise ValueError(f"given has shape {[*value.shape]}; its first axis must be that of costs, {len(costs)}")
+    if name == "start" and value.shape != costs.shape:
+        raise ValueError(f"start must be {[*costs.shape]}, as costs, got {[*value.shape]}")
+    return value
 
 
 class DecisionOracle(ABC):

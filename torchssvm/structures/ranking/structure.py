@@ -11,7 +11,7 @@ from torch import Tensor
 from torchssvm.core.arguments import NO_LABEL, check_int64
 from torchssvm.core.naming import row_name
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
-from torchssvm.core.structure import Decoding, Structure, fit
+from torchssvm.core.structure import Decoding, Structure, fit, gated
 from torchssvm.structures.arguments import check_lengths
 from torchssvm.structures.ranking.measure import MEASURES, RankingMeasure
 from torchssvm.structures.ranking.pairs import PairSwaps
@@ -71,6 +71,7 @@ class Ranking(Structure):
         labeling = self.measure.output(place_of(scores, real))
         return Decoding(labeling, (self.measure.parts(labeling) * scores.masked_fill(~real, 0.0)).sum(1))
 
+    @gated
     @torch.no_grad()
     def decode(self, potentials: Any) -> Tensor:
         """The place of each document by descending score, int64 ``[B, N]``, 0 on top; -1 in the padding."""
@@ -128,6 +129,10 @@ class Ranking(Structure):
         grades = grades.masked_fill(~real, -1)
         self.measure.check(grades)
         return Graded(grades)
+
+    def places(self, potentials: Potentials) -> dict[str, Tensor]:
+        """The documents of each list."""
+        return {next(iter(potentials.tensors)): _real(potentials)}
 
     def resize(self, labelings: Tensor, target: Graded) -> Tensor:
         """Stored labelings ``[B, C, N, ...]`` with as many documents as this batch has."""

@@ -9,6 +9,7 @@ from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import tree_replace, tree_tensors
 from torchssvm.core.potentials import Potentials, conform, inner
 from torchssvm.core.structure import Decoding, Labeling, Structure, as_decoding
+from torchssvm.structures.hidden_states.structure import Completed
 from torchssvm.structures.slack_rescaling.oracles import SlackOracle, better_of, choose, loss_and_factor
 
 
@@ -68,7 +69,8 @@ class LossScaleSearch(SlackOracle):
         labeling, value = search.labeling, search.value
         if bool((worse := value < 0).any()):  # an approximate oracle may find only outputs worse than the target
             held = tree_tensors(labeling)
-            own = tree_replace(labeling, tree_tensors(target)[: len(held)])  # a target begins with its labeling
+            own = target.states if isinstance(target, Completed) else target  # others begin with their labeling
+            own = tree_replace(labeling, tree_tensors(own)[: len(held)])
             labeling, value = choose(worse, own, labeling), value.clamp(min=0.0)
         exact = bool(_reached(value, ceiling).all())
         return Decoding(labeling, value, torch.maximum(ceiling, value), exact, search.relaxed)

@@ -122,6 +122,14 @@ class Forest(Structure):
             raise ValueError(f"target has the state {int(target.max())}; states are 0 to {self.num_states - 1}")
         return self._with_pairs(target, potentials.parent)  # type: ignore[attr-defined]
 
+    def places(self, potentials: Potentials) -> dict[str, Tensor]:
+        """The nodes of each example, as ``ragged`` says, and the edges of those that have a parent."""
+        parent = potentials.parent  # type: ignore[attr-defined]
+        longest = parent.shape[1]
+        limit = longest if potentials.lengths is None else potentials.lengths.unsqueeze(1)
+        there = (parent >= 0) & (torch.arange(longest, device=parent.device) < limit)
+        return {"edge": there[..., None, None]}
+
     def resize(self, labelings: ForestLabeling, target: ForestLabeling) -> ForestLabeling:
         """Stored labelings ``[B, C, N]``, cropped or padded to the nodes of this batch."""
         pairs = zip(labelings, target, strict=True)

@@ -134,6 +134,14 @@ class Tree(Structure):
         check_labels(target, states, real)
         return target.masked_fill(~real, -1)
 
+    def places(self, potentials: Potentials) -> dict[str, Tensor]:
+        """The nodes of each example, and the edges of those that have a parent."""
+        longest = potentials["node"].shape[1]
+        limit = longest if potentials.lengths is None else potentials.lengths.unsqueeze(1)
+        real = torch.arange(longest, device=potentials.device) < limit
+        own = {"node": real[..., None]}
+        return own if self.shared else {**own, "edge": (real & (self._on(real.device)[:longest] >= 0))[..., None, None]}
+
     def check_sizes(self, sizes: Iterable[int]) -> None:
         """Raise ValueError if the parent of a node is missing in an example of one of these numbers of nodes."""
         for size in sizes:
