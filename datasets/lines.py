@@ -7,7 +7,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,12 +21,11 @@ BLANKS = " \t\v\f"
 
 _GZIP = b"\x1f\x8b"
 _BOM = "\ufeff"
-_END = re.compile("\r*\n|\r")  # LF, CRLF, CR, and CRCRLF, which CRLF becomes where a text is converted twice
 _WORD = re.compile(f"[^{BLANKS}]+")
 
 
 def read_lines(path: str | os.PathLike[str], limit: int = UNPACKED_LIMIT) -> list[str]:
-    """The lines of a UTF-8 file, unpacked where it is a gzip file, without byte order marks.
+    """The lines of a UTF-8 file, unpacked where it is a gzip file, without byte order marks where files begin.
 
     LF, CRLF or a lone CR ends a line; after the last end there is one more, empty line.
 
@@ -42,19 +41,28 @@ def read_lines(path: str | os.PathLike[str], limit: int = UNPACKED_LIMIT) -> lis
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        line = len(_END.findall(content[: error.start].decode())) + 1
+        number = _with_lf(content[: error.start].decode()).count("\n") + 1
         raise ValueError(
-            f"{path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8 ({error.reason}); "
+            f"{path}, line {number}: byte 0x{content[error.start]:02x} is not UTF-8 ({error.reason}); "
             "convert the file, e.g. with iconv -f LATIN1 -t UTF-8"
         ) from error
     if (place := text.find("\0")) >= 0:
+        number = _with_lf(text[:place]).count("\n") + 1
         raise ValueError(
-            f"{path}, line {len(_END.findall(text[:place])) + 1}: a NUL byte; this is no text in UTF-8 (UTF-16 has "
+            f"{path}, line {number}: a NUL byte; this is no text in UTF-8 (UTF-16 has "
             "such bytes: convert the file, e.g. with iconv)"
         )
-    lines = _END.split(text)
-    # Files that were joined have a mark at each beginning.
-    return [line.removeprefix(_BOM) for line in lines] if _BOM in text else lines
+    lines = _with_lf(text.removeprefix(_BOM)).split("\n")
+    # Files that were joined have a mark at each beginning; a token may be this character, or begin with it.
+    for at, line in enumerate(lines):
+        if line.startswith(_BOM) and at and is_blank(lines[at - 1]) and not is_blank(line[1:2]):
+            lines[at] = line[1:]
+    return lines
+
+
+def _with_lf(text: str) -> str:
+    """The text with LF for CRLF, a lone CR, and CRCRLF, which CRLF becomes where a text is converted twice."""
+    return text.replace("\r\r\n", "\n").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_content(path: Path, limit: int = UNPACKED_LIMIT) -> bytes:
@@ -96,25 +104,30 @@ def words_of(line: str) -> list[str]:
 
 
 class Fields(NamedTuple):
-    """The columns of some lines.
+    """How some lines are split into columns.
 
     Attributes:
-        rows: The columns of each line.
-        width: How many the most lines have.
+        split: The columns of a line.
+        sizes: How many each line has.
         separator: What separates them, for messages.
     """
 
-    rows: list[list[str]]
-    width: int
+    split: Callable[[str], list[str]]
+    sizes: list[int]
     separator: str
+
+    @property
+    def width(self) -> int:
+        """How many columns the most lines have."""
+        return _usual(self.sizes)
 
     @property
     def agree(self) -> int:
         """How many lines have ``width`` columns."""
-        return sum(len(row) == self.width for row in self.rows)
+        return self.sizes.count(self.width)
 
 
-def split_columns(lines: Sequence[str]) -> Fields:
+def split_columns(lines: Sequence[str], widths: Sequence[int] = ()) -> Fields:
     """The columns of lines, separated by single tabs or by any number of blanks and tabs, the same for all of them.
 
     Of the two, that by which more lines have the same number of columns; tabs, if both do equally well. Tabs that end
@@ -122,22 +135,32 @@ def split_columns(lines: Sequence[str]) -> Fields:
 
     Args:
         lines: At least one, none of them blank.
+        widths: The numbers of columns that are expected, if known: what has one of them goes first, then blanks.
     """
-    blanks = [words_of(line) for line in lines]
-    by_blanks = Fields(blanks, _usual(blanks), "blanks")
-    if not any("\t" in line for line in lines):
+    by_tabs = _at_tabs(lines) if any("\t" in line for line in lines) else None
+    if by_tabs and not widths and by_tabs.width > 1 and by_tabs.agree == len(lines):
+        return by_tabs
+    by_blanks = Fields(words_of, [len(words_of(line)) for line in lines], "blanks")
+    if by_tabs is None or by_tabs.width == 1:
         return by_blanks
-    by_tabs = _at_tabs(lines)
-    return by_tabs if by_tabs.width > 1 and by_tabs.agree >= by_blanks.agree else by_blanks
+    same = by_tabs.sizes == by_blanks.sizes and all(words_of(line) == line.split("\t") for line in lines)
+    order = (by_tabs, by_blanks) if same or not widths else (by_blanks, by_tabs)
+    return max(order, key=lambda fields: (fields.width in widths, fields.agree))  # the first, if they are equal
 
 
 def _at_tabs(lines: Sequence[str]) -> Fields:
-    rows = [[field.strip(BLANKS) for field in line.split("\t")] for line in lines]
-    sizes = [max(place for place, field in enumerate(row, 1) if field) for row in rows]
-    width = max(sizes) if len(set(map(len, rows))) == 1 else Counter(sizes).most_common(1)[0][0]
-    rows = [row[: max(width, size)] for row, size in zip(rows, sizes, strict=True)]
-    return Fields(rows, _usual(rows), "tabs")
+    every = [line.count("\t") + 1 for line in lines]
+    used = [line.rstrip(BLANKS).count("\t") + 1 for line in lines]  # up to the last column that is not empty
+    width = max(used) if len(set(every)) == 1 else _usual(used)
+
+    def split(line: str) -> list[str]:
+        fields = [field.strip(BLANKS) for field in line.split("\t")]
+        while len(fields) > width and not fields[-1]:
+            del fields[-1]
+        return fields
+
+    return Fields(split, [min(a, max(b, width)) for a, b in zip(every, used, strict=True)], "tabs")
 
 
-def _usual(rows: Sequence[Sequence[str]]) -> int:
-    return Counter(map(len, rows)).most_common(1)[0][0]  # of several, that of the first line
+def _usual(sizes: Sequence[int]) -> int:
+    return Counter(sizes).most_common(1)[0][0]  # of several, that of the first line

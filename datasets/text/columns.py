@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -87,8 +87,8 @@ def read_columns(
     One or more blank lines end a sentence. UTF-8, plain or gzipped (by its first bytes, not its name); lines end with
     LF, CRLF or CR. Columns are separated by single tabs, or by any number of blanks and tabs: by that which gives more
     lines of the file the same number of columns, and by tabs where both do. Without ``columns``, lines are ``word pos
-    tag``, and tags are O, B-X or I-X. With them, a file is taken as it is: sentences of the word -DOCSTART- alone are
-    left out; tags of IOB1, BIOES and BILOU become BIO.
+    tag``, by blanks and tabs wherever that gives three columns, and tags are O, B-X or I-X. With them, a file is taken
+    as it is: sentences of the word -DOCSTART- alone are left out; tags of IOB1, BIOES and BILOU become BIO.
 
     Args:
         path: The file.
@@ -116,26 +116,31 @@ def read_columns(
     tokens = _tokens(lines, layout)
     if not tokens.lines:
         raise ValueError(f"{source} holds no sentence: {len(lines)} lines, and none of them has a token")
-    fields = split_columns(tokens.lines)
-    places = _places(source, layout, tokens, fields, tags_optional)
-    rows, offsets = fields.rows, [0]
+    fields = split_columns(tokens.lines, () if layout else (2, 3) if tags_optional else (3,))
+    word, tag, part = _places(source, layout, tokens, fields, tags_optional)
+    offsets = [0]
     kept: list[int] = []
     for start, stop in itertools.pairwise(tokens.offsets):
-        if layout is None or stop - start > 1 or rows[start][places[0]] != DOCUMENT:
+        if layout is None or stop - start > 1 or fields.split(tokens.lines[start])[word] != DOCUMENT:
             kept.extend(range(start, stop))
             offsets.append(len(kept))
-    words, tags, pos = (None if place is None else [rows[token][place] for token in kept] for place in places)
+    words, tags, pos = list[str](), list[str](), list[str]()
+    for token in kept:
+        row = fields.split(tokens.lines[token])
+        words.append(row[word])
+        tags.append("" if tag is None else row[tag])
+        pos.append("_" if part is None else row[part])
     found = TaggedSentences(
-        words=words or [],
-        pos=["_"] * len(kept) if pos is None else pos,
-        tags=tags,
+        words=words,
+        pos=pos,
+        tags=None if tag is None else tags,
         offsets=np.array(offsets, np.int64),
         lines=np.array(tokens.numbers, np.int64)[kept],
         source=source,
         scheme=scheme,
         separator=fields.separator,
     )
-    for what, values in (("word", found.words), ("tag", tags or ())):
+    for what, values in (("word", words), ("tag", found.tags or ())):
         if "" in set(values):
             raise ValueError(f"{found.where(values.index(''))}: the {what} is empty")
     if scheme is None:
@@ -180,18 +185,18 @@ def _places(
     source: str, layout: Columns | None, tokens: _Tokens, fields: Fields, tags_optional: bool
 ) -> tuple[int, int | None, int | None]:
     """The columns of words, tags and parts of speech, if all lines have the same number of columns."""
-    sizes = [len(row) for row in fields.rows]
+    sizes = fields.sizes
 
-    def first(wrong: Callable[[int], bool]) -> tuple[str, str] | None:
-        """Place and columns of the first line with a wrong number of columns."""
-        for number, size in zip(tokens.numbers, sizes, strict=True):
-            if wrong(size):
-                return f"{source}, line {number}", f"{size} column{'s' * (size > 1)}"
-        return None
+    def first(allowed: Sequence[int]) -> tuple[str, str] | None:
+        """Place and columns of the first line with another number of columns."""
+        if set(sizes) <= set(allowed):
+            return None
+        at = next(at for at, size in enumerate(sizes) if size not in allowed)
+        return f"{source}, line {tokens.numbers[at]}", f"{sizes[at]} column{'s' * (sizes[at] > 1)}"
 
     if layout is None:
         allowed = (2, 3) if tags_optional else (3,)
-        if found := first(lambda size: size not in allowed):
+        if found := first(allowed):
             wanted = "word and pos, or word, pos and tag" if tags_optional else "word, pos and tag"
             raise ValueError(f"{found[0]}: {found[1]}, must be {wanted}, separated by {fields.separator}")
         layout = Columns(word=0, pos=1, tag=2)
@@ -202,7 +207,7 @@ def _places(
         if not tags_optional:
             raise
         places = layout._replace(tag=None).places(fields.width, tokens.names, where)
-    if found := first(lambda size: size != fields.width):
+    if found := first([fields.width]):
         raise ValueError(
             f"{found[0]}: {found[1]}, but {fields.agree} of the {len(sizes)} lines have {fields.width}, separated by "
             f"{fields.separator}; comments between sentences are left out if columns names how they begin "

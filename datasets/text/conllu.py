@@ -108,12 +108,11 @@ def read_conllu(
     if not blocks:
         raise ValueError(f"{path}, line 1: the file has no sentences")
     fields = split_columns([line for block in blocks for _, line in block])
-    rows = iter(fields.rows)
     sentences: list[Sentence] = []
     for block in blocks:
         words: list[_Word] = []
-        for (number, _), row in zip(block, rows, strict=False):
-            where = f"{path}, line {number}"
+        for number, line in block:
+            where, row = f"{path}, line {number}", fields.split(line)
             if len(row) != len(_COLUMNS):
                 raise ValueError(
                     f"{where}: {len(row)} column{'s' * (len(row) > 1)}, separated by {fields.separator}, and CoNLL-U "

@@ -1,8 +1,8 @@
 """Calls of everything public that reaches a kernel, with each tensor a little and much too short and too long.
 
-Run as a program, with ``NUMBA_DISABLE_JIT=1``: kernels are then Python, which raises IndexError where compiled code
-would read or write memory that is not its own. Every call has to answer or to raise an error of its own; its name is
-printed before, so that a crash of other compiled code has one too.
+Run where kernels are Python, which raises IndexError where compiled code would read or write memory that is not its
+own: as a program with ``NUMBA_DISABLE_JIT=1``, or by ``tests/project/test_sizes.py``. Every call has to answer or to
+raise an error of its own; its name is printed before, so that a crash of other compiled code has one too.
 """
 
 from __future__ import annotations
@@ -454,7 +454,6 @@ def _in_kernel(error: Exception) -> bool:
 
 def main(names: list[str]) -> int:
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     failed = 0
     for group in names or GROUPS:
         for name, call, tensors in GROUPS[group]():
@@ -472,4 +471,5 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     sys.exit(min(main(sys.argv[1:]), 1))

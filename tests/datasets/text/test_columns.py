@@ -4,6 +4,7 @@ import codecs
 import gzip
 import re
 import string
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -157,6 +158,35 @@ def test_the_separator_is_that_of_the_file(lines, words, tags, tmp_path):
     found = read_columns(write(tmp_path, "\n".join(lines)), Columns(word=0, tag=-1))
     assert (found.words, found.tags) == (words, tags)
     assert found.separator == ("tabs" if "\t" in lines[0] and "longer\tO" not in lines else "blanks")
+
+
+@pytest.mark.parametrize("line", ["a\t\tNN\tO", "a NN\tO", "a\tNN O", "\ta\tNN\tO", "\ta NN\tO", "a\tNN\tO"])
+@pytest.mark.parametrize("optional", [False, True])
+@pytest.mark.parametrize("count", [1, 3])
+def test_without_columns_the_separator_is_that_which_gives_three(line, optional, count, tmp_path):
+    found = read_columns(write(tmp_path, f"{line}\n" * count), tags_optional=optional)
+    assert (found.words, found.pos, found.tags) == (["a"] * count, ["NN"] * count, ["O"] * count)
+    assert found.separator == ("tabs" if line == "a\tNN\tO" else "blanks")
+    with pytest.raises(ValueError, match="line 2: 1 column, "):
+        read_columns(write(tmp_path, f"{line}\nb\n{line}\n"), tags_optional=optional)
+
+
+def test_without_columns_a_word_may_hold_blanks(tmp_path):
+    found = read_columns(write(tmp_path, "New York\tNNP\tB-LOC\nis\tVBZ\tO\n"))
+    assert (found.words, found.separator) == (["New York", "is"], "tabs")
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_byte_order_mark_within_a_sentence_is_a_character_of_a_word(mark, tmp_path):
+    words = ["a", "\ufeff", "\ufeffhttp", "\ufeff", "b"]
+    text = f"{mark}a\tO\n\ufeff\tO\n\ufeffhttp\tO\n\n\ufeff\tO\nb\tO\n"
+    assert read_columns(write(tmp_path, text), Columns(word=0, tag=1)).words == words
+
+
+def test_many_carriage_returns_are_read_in_linear_time(tmp_path):
+    before = time.perf_counter()
+    assert read_columns(write(tmp_path, "\r" * 200_000 + "a A O\r\r\n")).lines.tolist() == [200_001]
+    assert time.perf_counter() - before < 5.0  # a run that is tried from each of its places takes longer
 
 
 @pytest.mark.parametrize("values", ["BIO", ["PERSON", "O"], ["NOUN", "VERB", "PRON"], ["PER", "0"], "BMES"])
