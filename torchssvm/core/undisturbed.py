@@ -9,7 +9,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGUSR1", "SIGUSR2", "SIGBREAK")
-_SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
+_SIGNALS = [int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name)]
+
+# The C functions below those of Python, which make enums of numbers: a step comes here several times.
+_handler_of = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+_set_handler = getattr(signal.signal, "__wrapped__", signal.signal)
 
 _inside = False  # of the main thread: Python runs the handlers of signals in no other
 
@@ -21,7 +25,7 @@ def undisturbed() -> Iterator[None]:
     Blocks may lie in one another; the outermost one counts. As a decorator, the whole call is such a block.
     """
     global _inside
-    if _inside or threading.current_thread() is not threading.main_thread():
+    if _inside or threading.get_ident() != threading.main_thread().ident:
         yield
         return
     waiting, arrived = True, list[tuple[int, Any]]()
@@ -35,16 +39,17 @@ def undisturbed() -> Iterator[None]:
 
     try:
         for number in _SIGNALS:
-            if callable(handler := signal.getsignal(number)):
+            if callable(handler := _handler_of(number)):
                 handlers[number] = handler
-                signal.signal(number, note)
+                _set_handler(number, note)
         _inside = True
         yield
     finally:
         _inside = waiting = False
         for number, handler in handlers.items():
-            if signal.getsignal(number) is note:  # else another one has been set inside
-                signal.signal(number, handler)
-        with ExitStack() as after:  # all handlers run, whatever one of them raises
-            for number, frame in reversed(arrived):
-                after.callback(handlers[number], number, frame)
+            if _handler_of(number) is note:  # else another one has been set inside
+                _set_handler(number, handler)
+        if arrived:
+            with ExitStack() as after:  # all handlers run, whatever one of them raises
+                for number, frame in reversed(arrived):
+                    after.callback(handlers[number], number, frame)
