@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,9 +12,9 @@ from typing import Any
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGUSR1", "SIGUSR2", "SIGBREAK")
 _SIGNALS = [int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name)]
 
-# The C functions below those of Python, which make enums of numbers: a step comes here several times.
-_handler_of = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
-_set_handler = getattr(signal.signal, "__wrapped__", signal.signal)
+# The C functions below those of `signal`, which make enums of numbers: a step comes here several times.
+_c = sys.modules.get("_signal", signal)
+_handler_of, _set_handler = _c.getsignal, _c.signal
 
 _inside = False  # of the main thread: Python runs the handlers of signals in no other
 

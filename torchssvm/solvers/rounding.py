@@ -160,8 +160,11 @@ class Rounding:
             return None
         for name, tensor in like.tensors.items():
             other = found.tensors.get(name)
-            same = other is not None and other.shape == tensor.shape and other.dtype is torch.float64
-            if not same or float((other - tensor).abs().sum()) > 1e-2 * float(other.abs().sum()) + 1e-30:
+            if other is None or other.shape != tensor.shape or other.dtype is not torch.float64:
+                same = False
+            else:
+                same = float((other - tensor).abs().sum()) <= 1e-2 * float(other.abs().sum()) + 1e-30
+            if not same:
                 self._leave()
                 return None
         found.index = like.index
