@@ -186,9 +186,12 @@ def _double(tensor: Tensor) -> Tensor:
 
 def _largest(numbers: Any) -> float:
     """The largest absolute value of all floating-point numbers; 0 where there are none."""
-    found = [t.detach() for t in tree_tensors(numbers) if t.is_floating_point() and t.numel()]
-    bounds = [bound.abs().double() for t in found for bound in t.aminmax()]
-    return float(torch.stack(bounds).amax()) if bounds else 0.0
+    largest = 0.0
+    for tensor in tree_tensors(numbers):
+        if tensor.is_floating_point() and tensor.numel():
+            low, high = tensor.detach().aminmax()
+            largest = max(largest, -float(low), float(high))
+    return largest
 
 
 def _owner(head: Any, weights: list[Tensor]) -> nn.Module | None:
