@@ -22,16 +22,19 @@ def check_scores_finite(potentials: Potentials, places: Callable[[Potentials], P
         potentials: The batch.
         places: ``structure.places``, where the potentials can matter.
     """
-    tensors = {name: once(tensor) for name, tensor in potentials.tensors.items() if tensor.numel()}
-    if any(isinstance(tensor, FakeTensor) for tensor in tensors.values()):
+    highest = [once(tensor).amax() for tensor in potentials.tensors.values() if tensor.numel()]
+    if not highest or isinstance(highest[0], FakeTensor):
         return
-    highest = [tensor.amax() for tensor in tensors.values()]
     if len(highest) > 1 and not highest[0].is_cpu:
         highest = [torch.stack(highest).amax()]
-    if all(number.item() < torch.inf for number in highest):
-        return  # NaN is the largest number of all to amax, and is not below inf
+    for number in highest:
+        if not number.item() < torch.inf:  # NaN is the largest number of all to amax, and is not below inf
+            break
+    else:
+        return
     there = places(potentials)
-    rows = sorted({row for name in tensors for row in _wrong_rows(name, potentials, there.get(name))})
+    wrong = (_wrong_rows(name, potentials, there.get(name)) for name, t in potentials.tensors.items() if t.numel())
+    rows = sorted({row for several in wrong for row in several})
     if rows:
         raise ValueError(
             f"the potentials of {row_names(rows)} are not finite, they hold NaN or inf: check features and weights "

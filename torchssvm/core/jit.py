@@ -114,11 +114,12 @@ def fits_numba(*tensors: Tensor) -> bool:
 
 
 def arrays(*tensors: Tensor) -> tuple[Any, ...]:
-    """The tensors as numpy arrays, cut from any graph: scores of the same memory, whole numbers of their own.
+    """The tensors as numpy arrays of the same memory, cut from any graph.
 
-    Whole numbers say where kernels read and write, and no other thread may change them after they have been checked.
+    Whole numbers that say where kernels read and write are in memory of their own since they were checked: lengths in
+    :class:`.Potentials`, targets in ``check_target``, so that no other thread changes them.
     """
-    return tuple(t.detach().numpy() if t.is_floating_point() else t.numpy().copy() for t in tensors)
+    return tuple(t.detach().numpy() if t.requires_grad else t.numpy() for t in tensors)
 
 
 def fits_triton(*tensors: Tensor) -> bool:

@@ -43,7 +43,7 @@ def own(numbers: Any) -> Any:
 
 def once(tensor: Tensor) -> Tensor:
     """One row of a tensor that is one row seen B times, ``[1, ...]``; any other as it is."""
-    return tensor[:1] if tensor.stride(0) == 0 and tensor.shape[0] else tensor
+    return tensor[:1] if tensor.shape[0] > 1 and tensor.stride(0) == 0 else tensor
 
 
 def by_example(matrices: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def mask(labels: Any, lengths: Any, states: int, masked: Any) -> bool:
     for b in range(labels.shape[0]):
         for t in range(labels.shape[1]):
             masked[b, t] = labels[b, t] if t < lengths[b] else -1
-            if t < lengths[b] and not 0 <= labels[b, t] < states:
+            if t < lengths[b] and not 0 <= masked[b, t] < states:
                 return False
     return True
 

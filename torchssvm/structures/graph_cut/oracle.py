@@ -81,6 +81,12 @@ def min_cut(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None = 
         .. [1] Y. Boykov and V. Kolmogorov. An experimental comparison of min-cut/max-flow algorithms for energy
            minimization in vision. TPAMI 2004.
     """
+    edges, lengths = _checked(node, edge, edges, lengths)
+    return cut_graphs(node, edge, edges, lengths)
+
+
+def cut_graphs(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None) -> Tensor:
+    """:func:`min_cut` of graphs that are checked."""
     graphs = without_padding(node, edge, edges, lengths)
     if bool((graphs.c < 0.0).any()):
         row, place = ((edge < 0) & (edge > -torch.inf) & (edges[..., 0] >= 0)).nonzero()[0].tolist()
@@ -121,6 +127,12 @@ def roof_dual(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None 
            optimization. Mathematical Programming 1984.
         .. [2] V. Kolmogorov and C. Rother. Minimizing nonsubmodular functions with graph cuts - a review. TPAMI 2007.
     """
+    edges, lengths = _checked(node, edge, edges, lengths)
+    return round_graphs(node, edge, edges, lengths)
+
+
+def round_graphs(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    """:func:`roof_dual` of graphs that are checked."""
     labels, bound = _in_threads(_round_roof, without_padding(node, edge, edges, lengths))
     return _padded(labels, node, lengths), torch.from_numpy(bound).to(node.device)
 
@@ -201,16 +213,8 @@ def _in_threads(solve: Callable[[Graphs], tuple[np.ndarray, ...]], graphs: Graph
 
 
 def without_padding(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None = None) -> Graphs:
-    """The graphs of a batch, from the arguments of :func:`min_cut`, which are checked: what reads them is compiled.
-
-    Raises:
-        ValueError: A shape, a length or an edge does not fit.
-    """
-    if node.ndim != 2 or edge.ndim != 2 or len(edge) != len(node):
-        raise ValueError(f"node must be [B, N] and edge [B, E], got {list(node.shape)} and {list(edge.shape)}")
+    """The graphs of a batch, from the arguments of :func:`min_cut`, which are checked."""
     batch, longest = node.shape
-    lengths = own_lengths(lengths, batch, longest)
-    edges = check_edges(edges, edge.shape[1], node.shape, lengths)
     theta, c = (t.detach().to("cpu", torch.float64).numpy() for t in (node, edge))
     ends = edges.cpu().numpy()
     nodes = np.full(batch, longest) if lengths is None else lengths.cpu().numpy()
@@ -221,6 +225,14 @@ def without_padding(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor |
     # The caller reports infinite scores as an error; here they must not stop the other examples.
     theta, c = (np.where(np.isfinite(scores), scores, 0.0) for scores in (theta, c))
     return Graphs(theta, first, second, c, nodes, joined.sum(1))
+
+
+def _checked(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Edges and lengths in memory of their own, as :class:`GraphPotentials` has them: what reads them is compiled."""
+    if node.ndim != 2 or edge.ndim != 2 or len(edge) != len(node):
+        raise ValueError(f"node must be [B, N] and edge [B, E], got {list(node.shape)} and {list(edge.shape)}")
+    lengths = own_lengths(lengths, *node.shape)
+    return check_edges(edges, edge.shape[1], node.shape, lengths), lengths
 
 
 def _padded(labels: np.ndarray, node: Tensor, lengths: Tensor | None) -> Tensor:

@@ -15,7 +15,7 @@ from torchssvm.core.naming import row_name
 from torchssvm.core.potentials import Parts, Potentials, inner
 from torchssvm.core.structure import Decoding, Structure, as_decoding, fit
 from torchssvm.structures.arguments import WeightedLabels, check_edges, check_lengths
-from torchssvm.structures.graph_cut.oracle import min_cut, roof_dual
+from torchssvm.structures.graph_cut.oracle import cut_graphs, round_graphs
 
 
 class GraphPotentials(Potentials):
@@ -114,7 +114,7 @@ class MinCut:
             ValueError: An edge has a negative potential.
         """
         try:
-            return min_cut(potentials["node"], potentials["edge"], potentials.edges, potentials.lengths), None
+            return cut_graphs(potentials["node"], potentials["edge"], potentials.edges, potentials.lengths), None
         except ValueError as error:
             raise ValueError(
                 f"{error}. With non-negative features of the edges, bound their weights at 0: "
@@ -141,8 +141,8 @@ class RoofDual:
         """The roof dual, or a minimum cut if all edges are attractive."""
         args = potentials["node"], potentials["edge"], potentials.edges, potentials.lengths
         if bool(((potentials["edge"] < 0) & (potentials.edges[..., 0] >= 0)).any()):
-            return roof_dual(*args)
-        return min_cut(*args), None
+            return round_graphs(*args)
+        return cut_graphs(*args), None
 
 
 class GraphCut(Structure):

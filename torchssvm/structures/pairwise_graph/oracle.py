@@ -106,9 +106,15 @@ def best_labels(
     """
     if node.ndim != 3 or edge.ndim != 4 or edge.shape != (len(node), edge.shape[1], node.shape[2], node.shape[2]):
         raise ValueError(f"node must be [B, N, K], edge [B, E, K, K]; got {list(node.shape)}, {list(edge.shape)}")
-    batch, longest, _ = node.shape
-    lengths = own_lengths(lengths, batch, longest)
+    lengths = own_lengths(lengths, *node.shape[:2])
     edges = check_edges(edges, edge.shape[1], node.shape, lengths)
+    return _best_labels(node, edge, edges, lengths, rounds, cycle_rounds, branches)
+
+
+def _best_labels(
+    node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None, rounds: int, cycle_rounds: int, branches: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, longest, _ = node.shape
     nodes, tables = (t.detach().cpu().to(torch.float64).numpy() for t in (node, edge))
     ends = edges.cpu().numpy()
     sizes = np.full(batch, longest) if lengths is None else lengths.cpu().numpy()
@@ -165,13 +171,5 @@ class TreeReweighted:
             object.__setattr__(self, name, check_whole(getattr(self, name), name, least))
 
     def solve(self, node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Labels, scores and bounds."""
-        return best_labels(
-            node,
-            edge,
-            edges,
-            lengths,
-            rounds=self.max_rounds,
-            cycle_rounds=self.cycle_rounds,
-            branches=self.branches,
-        )
+        """Labels, scores and bounds, of graphs that :class:`PairwisePotentials` has checked."""
+        return _best_labels(node, edge, edges, lengths, self.max_rounds, self.cycle_rounds, self.branches)
