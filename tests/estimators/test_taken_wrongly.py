@@ -136,7 +136,7 @@ def test_columns_of_classes_and_tables_are_taken(y, same):
 @pytest.mark.parametrize("kind", [complex_ones, dates])
 @pytest.mark.parametrize("shape", [(12, 3), (36,)])
 def test_tables_of_other_numbers_are_refused(kind, shape):
-    with pytest.raises(ValueError, match="X holds|Complex data"):
+    with pytest.raises(ValueError, match=r"X holds|Complex data"):
         check_matrix(Table(kind(ROWS).reshape(shape)))
 
 
