@@ -121,9 +121,11 @@ def stack(examples: Sequence[Example]) -> Batch:
 
 
 def _check_labelled(y: Tensor, lengths: Tensor | None) -> None:
-    """Raise ValueError for -100, which other libraries leave out of their losses, within an example's length."""
+    """Raise ValueError for the label -100, which other libraries leave out of their losses, at a token."""
+    if y.is_floating_point() or y.ndim < 2:  # values, or classes
+        return
     missing = y == -100
-    if lengths is not None and y.ndim > 1:
+    if lengths is not None:
         inside = torch.arange(y.shape[1], device=y.device) < lengths.to(y.device).unsqueeze(1)
         missing &= inside.view(*inside.shape, *[1] * (y.ndim - 2))
     if bool(missing.any()):

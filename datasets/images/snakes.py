@@ -82,7 +82,8 @@ class Snakes(Dataset[Snake]):
         self.split, self.edges = split, edges
         file = find(_FILE, _PAGE, root)
         sizes, pixels, labels = read_arrays(file, *(f"{name}_{split}" for name in ("sizes", "pixels", "labels")))
-        if sizes.ndim != 2 or not len(pixels) == len(labels) == sizes.astype(np.int64).prod(1).sum():
+        shapes_fit = sizes.shape[1:] == (2,) and pixels.shape[1:] == (3,) and labels.ndim == 1
+        if not (shapes_fit and len(pixels) == len(labels) == sizes.astype(np.int64).prod(1).sum()):
             raise RuntimeError(f"{file} is corrupt: its sizes, pixels and labels do not fit each other")
         self.sizes = torch.from_numpy(sizes.astype(np.int64))
         ends = np.cumsum(self.sizes.prod(1).numpy())[:-1]

@@ -153,6 +153,8 @@ def test_a_dataset_refuses_minus_100_within_the_lengths_alone():
     with pytest.raises(ValueError, match=r"y\[0, 2\] is -100"):
         PaddedDataset(X[:, :3], y, torch.tensor([3, 1]))
     assert len(PaddedDataset(X[:, :3], y, torch.tensor([2, 1]))) == 2
+    for values in (y[:, 2], y.double(), y[:, 2].float()):  # of an example, and values: -100 is a number as any other
+        assert PaddedDataset(X[:, :3], values)[0].y.tolist() == values[0].tolist()
 
 
 def test_a_dataset_that_gives_no_batch_later_is_refused():

@@ -8,6 +8,7 @@ from sklearn.preprocessing import MultiLabelBinarizer
 
 from torchssvm.datasets import NamedChains
 from torchssvm.estimators import ChainSVC, GraphSVC, MultilabelSVC, MultinomialSVC, PredictThenOptimize
+from torchssvm.estimators.examples import check_matrix
 from torchssvm.structures import Selection
 
 chance = np.random.default_rng(0)
@@ -72,8 +73,9 @@ def test_a_missing_class_is_refused_and_two_classes_may_be_minus_1_and_1(kind):
     y = np.where(ROWS[:, 0] > 0, 1, -1)
     assert set(kind(**QUICK).fit(ROWS, y).classes_) == {-1, 1}
     y[7] = -100
-    with pytest.raises(ValueError, match=r"y\[7\]=-100 marks an example without a class"):
+    with pytest.raises(ValueError, match=r"y\[7\]=-100 marks an example without a class.*y\.astype\(str\)"):
         kind(**QUICK).fit(ROWS, y)
+    assert set(kind(**QUICK).fit(ROWS, y.astype(str)).classes_) == {"-1", "1", "-100"}
 
 
 @pytest.mark.parametrize(
@@ -81,13 +83,61 @@ def test_a_missing_class_is_refused_and_two_classes_may_be_minus_1_and_1(kind):
     [
         ([(0, 2), (1,), (), (0,)] * 3, r"y\[1\]=\(1,\)"),
         ([{"red"}, {"blue", "red"}, set()] * 4, r"y\[0\]=\{'red'\}"),
-        ([["red"], ["blue"]] * 6, r"y\[0\]=\['red'\]"),
+        ([["red", "blue"], ["blue", "green"]] * 6, r"y\[0\]=\['red', 'blue'\]"),
     ],
 )
 def test_lists_of_label_sets_are_referred_to_the_binarizer(y, first):
     with pytest.raises(ValueError, match=first + r".*MultiLabelBinarizer\(\)\.fit_transform\(y\)"):
         MultilabelSVC(**QUICK).fit(ROWS, y)
     MultilabelSVC(**QUICK).fit(ROWS, MultiLabelBinarizer().fit_transform(y))
+
+
+class Table:
+    """What estimators see of a table, and of a column of it, of pandas."""
+
+    def __init__(self, values):
+        self.values, self.ndim, self.shape = values, values.ndim, values.shape
+        if self.ndim == 2:
+            self.columns, self.dtypes = list("abc")[: values.shape[1]], [values.dtype] * values.shape[1]
+        else:
+            self.dtypes = self.dtype = values.dtype
+
+    def __len__(self):
+        return len(self.values)
+
+    def __iter__(self):
+        return iter(self.columns if self.ndim == 2 else self.values)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values, dtype)
+
+
+NAMES = np.array(["red", "blue"] * 6)
+ONES = np.eye(2, dtype=int)[np.arange(12) % 2]
+
+
+@pytest.mark.parametrize(
+    ("y", "same"),
+    [
+        ([(name,) for name in NAMES], NAMES),
+        ([[name] for name in NAMES], NAMES),
+        (Table(NAMES.astype(object)), NAMES),
+        (Table(np.arange(12) % 2), np.arange(12) % 2),
+        (Table(ONES), ONES),
+    ],
+)
+def test_columns_of_classes_and_tables_are_taken(y, same):
+    found = MultilabelSVC(**QUICK).fit(ROWS, y)
+    assert np.array_equal(found.predict(ROWS), MultilabelSVC(**QUICK).fit(ROWS, same).predict(ROWS))
+    if same.ndim == 1 and isinstance(y, Table):
+        assert MultinomialSVC(**QUICK).fit(Table(ROWS), y).score(ROWS, same) > 0.0
+
+
+@pytest.mark.parametrize("kind", [complex_ones, dates])
+@pytest.mark.parametrize("shape", [(12, 3), (36,)])
+def test_tables_of_other_numbers_are_refused(kind, shape):
+    with pytest.raises(ValueError, match=r"X holds|Complex data"):
+        check_matrix(Table(kind(ROWS).reshape(shape)))
 
 
 def test_negative_edge_features_are_refused_where_minimum_cuts_decode():

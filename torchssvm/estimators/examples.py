@@ -76,8 +76,10 @@ def check_matrix(X: Any, name: str = "X") -> None:
 def _check_real(value: Any, name: str) -> None:
     """Raise ValueError for complex numbers, dates and times, which a cast to floating point takes in silence."""
     try:
-        given = getattr(value, "dtypes", None)  # a table has a list of them
-        kinds = list(given) if given is not None else [getattr(value, "dtype", None) or np.asarray(value).dtype]
+        if hasattr(value, "dtypes") and getattr(value, "ndim", None) == 2:
+            kinds = list(value.dtypes)  # of each column of a table
+        else:
+            kinds = [getattr(value, "dtype", None) or np.asarray(value).dtype]
     except ValueError:  # lists of several lengths, which are refused later
         return
     for dtype in kinds:

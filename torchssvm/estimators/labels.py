@@ -64,7 +64,8 @@ def check_no_missing(y: np.ndarray) -> None:
     missing = y == -100 if y.dtype.kind in "if" else np.zeros(len(y), bool)
     if missing.any():
         raise ValueError(
-            f"y[{int(missing.argmax())}]=-100 marks an example without a class: leave such examples out of X and y"
+            f"y[{int(missing.argmax())}]=-100 marks an example without a class: leave such examples out of X and y; "
+            "where it is a class of its own, give texts, as y.astype(str)"
         )
 
 

@@ -34,12 +34,15 @@ _FORM = (
 
 def _check_sets(y: Any) -> None:
     """Raise ValueError, naming the first, for examples that are lists or sets of labels."""
-    if getattr(getattr(y, "dtype", None), "kind", "O") != "O" or sparse.issparse(y) or not hasattr(y, "__iter__"):
+    table = sparse.issparse(y) or hasattr(y, "columns")
+    if table or getattr(getattr(y, "dtype", None), "kind", "O") != "O" or not hasattr(y, "__iter__"):
         return
     rows = list(y)
     for place, row in enumerate(rows):
         listed = isinstance(row, list | tuple) and (
-            not isinstance(rows[0], list | tuple) or len(row) != len(rows[0]) or any(isinstance(k, str) for k in row)
+            not isinstance(rows[0], list | tuple)
+            or len(row) != len(rows[0])
+            or (len(row) > 1 and any(isinstance(k, str) for k in row))  # one each is a column of classes
         )
         if isinstance(row, set | frozenset) or listed:
             raise ValueError(f"y[{place}]={row!r} is not a row of numbers: {_FORM}")
