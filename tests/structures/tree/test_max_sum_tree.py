@@ -135,7 +135,7 @@ def test_depths_count_the_steps_to_the_root(seed, longest):
 def test_trees_that_are_none_are_refused(decode):
     node, edge, _, _ = trees(1)
     for parents, words in [
-        ([1, 2, 0, -1, 3], "node 0 in row 0 has no root above it: there is a cycle"),
+        ([1, 2, 0, -1, 3], "node 0 in row 0 of the batch has no root above it: there is a cycle"),
         ([-1, 1, 0, 0, 0], "node 1 in row 0"),
         ([-1, 0, 1, 2, 5], "got 5 for node 4 in row 0"),
         ([-1, -2, 1, 2, 3], "got -2 for node 1 in row 0"),
