@@ -97,7 +97,7 @@ def poses(names: dict, printed: str) -> None:
 
 
 def matchings(names: dict, printed: str) -> None:
-    assert names["certificate"].gap <= 0.01
+    assert names["certificate"].relative_gap <= 0.01
 
 
 def rankings(names: dict, printed: str) -> None:

@@ -23,6 +23,9 @@ from torchssvm.dual.state import DualState
 from torchssvm.solvers.exact_pass import ExactPass, every_block, exact_pass
 
 
+_MASSES = 1e-12  # rounding of masses, which were of size 1 before they became small, times a loss of that size
+
+
 @dataclass(frozen=True)
 class Certificate:
     """What one pass over all examples proves about the weights: ``primal - optimum <= gap``.
@@ -274,7 +277,7 @@ def crosses(primal: float, dual: float, dtype: torch.dtype, size: float = 0.0) -
         dtype: The dtype of the weights.
         size: Size of the term that the dual subtracts. Rounding is relative to it, to the primal and to the dual.
     """
-    return not primal - dual >= -1e3 * torch.finfo(dtype).eps * (abs(primal) + abs(dual) + size)
+    return not primal - dual >= -1e3 * torch.finfo(dtype).eps * (abs(primal) + abs(dual) + size) - 0.1 * _MASSES
 
 
 def check_pass(dual: DualState, found: ExactPass) -> None:
@@ -287,7 +290,7 @@ def check_pass(dual: DualState, found: ExactPass) -> None:
     held, (told, sizes) = dual.num_examples * dual.loss, found.losses
     # Rounding adds up over the moves of a block.
     rounding = (1e3 + 0.1 * dual.moved / dual.num_examples) * torch.finfo(dual.parameters[0].dtype).eps
-    wrong = (held - told).abs() > rounding * (sizes + held.abs().max())  # False where NaN
+    wrong = (held - told).abs() > rounding * (sizes + held.abs().max()) + _MASSES  # False where NaN
     if bool(wrong.any()):
         examples = (wrong.nonzero().flatten() + dual.own.start).tolist()
         raise RuntimeError(
