@@ -22,7 +22,6 @@ from torchssvm.dual.checks import check_dual, check_targets
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.exact_pass import ExactPass, every_block, exact_pass
 
-
 _MASSES = 1e-12  # rounding of masses, which were of size 1 before they became small, times a loss of that size
 
 
