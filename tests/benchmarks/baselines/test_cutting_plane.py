@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import qpsolvers
 import torch
+from baselines import CuttingPlane, NSlack, OneSlack
+from baselines.block_qp import PlaneBlocks, _ascend, ascend_simplex
 from custom import Approximate, label_sets
 from hypothesis import example, given, reject
 from hypothesis import strategies as st
 from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference
 
-from torchssvm import CuttingPlane, NSlack, OneSlack, SlackRescaling, certify
-from torchssvm.solvers.baselines.block_qp import PlaneBlocks, _ascend, ascend_simplex
+from torchssvm import SlackRescaling, certify
 
 pytest.importorskip("clarabel")
 
@@ -427,3 +428,15 @@ def test_blocks_reach_the_optimum_of_the_restricted_qp(seed, n, dtype):
         hinges, [max([0.0, *(costs - planes @ weights)[owner == i]]) for i in range(n)], atol=1e-5
     )
     assert -1e-9 <= primal - dual <= 1e-4
+
+
+def test_planes_of_paired_examples_and_of_zero_mean_noise_are_refused():
+    problem = multiclass(3, n=30)
+    batch = problem.batch(range(30))
+    cutting = CuttingPlane(problem.head, [batch], num_examples=30, lam=0.1)
+    cutting.step()
+    noise = torch.randn_like(batch.x)
+    for x in (batch.x.flip(0), batch.x + 0.02 * (noise - noise.mean(0))):
+        cutting.batches = [batch.replace(x=x)]
+        with pytest.raises(RuntimeError, match="features have moved"):
+            cutting.step()

@@ -9,9 +9,10 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from baselines import Subgradient
 from problems import PROBLEMS, assert_same, chain, flat, multiclass, reference, rng
 
-from torchssvm import StructuredHinge, Subgradient, SuffixAverage, UniformAverage, WeightedAverage, primal
+from torchssvm import StructuredHinge, SuffixAverage, UniformAverage, WeightedAverage, primal
 from torchssvm.core.batch import apply_head
 
 AVERAGES = [WeightedAverage, SuffixAverage, UniformAverage]

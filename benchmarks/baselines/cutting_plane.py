@@ -19,14 +19,15 @@ from torchssvm.core.schema import Entry, Same, Schema, Stateful, damaged, versio
 from torchssvm.core.structure import Structure
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.baselines.cutting_pass import Pass, make_pass
-from torchssvm.solvers.baselines.one_slack import OneSlack
-from torchssvm.solvers.baselines.slack import Restricted, Slack
 from torchssvm.solvers.certificate import Certificate, crosses
 from torchssvm.solvers.progress_line import ProgressLine
 from torchssvm.solvers.schedules import EveryPasses, counting_from
 from torchssvm.solvers.tolerance import Tolerance
 from torchssvm.solvers.trainer import run_until
+
+from .cutting_pass import Pass, make_pass
+from .one_slack import OneSlack
+from .slack import Restricted, Slack
 
 _FORMAT = 3
 

@@ -23,11 +23,12 @@ from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checks import check_batch, check_targets
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.baselines.exponentiated_search import Search, loss_potentials, mean_parts
 from torchssvm.solvers.certificate import Certificate, certify
 from torchssvm.solvers.exact_pass import every_training_example
 from torchssvm.solvers.trainer import DualTrainer
 from torchssvm.steps.sampler import GapBatchSampler
+
+from .exponentiated_search import Search, loss_potentials, mean_parts
 
 _FORMAT = 2
 _RANGE = (1e-12, 1e6)

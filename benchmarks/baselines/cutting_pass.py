@@ -19,10 +19,11 @@ from torchssvm.core.probe import TOLERANCE, probe
 from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.dual.checks import check_targets
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.baselines.slack import Slack
 from torchssvm.solvers.certificate import crosses
 from torchssvm.solvers.exact_pass import every_training_example
 from torchssvm.solvers.rounding import Rounding
+
+from .slack import Slack
 
 
 class Pass(NamedTuple):

@@ -14,8 +14,9 @@ from torchssvm.core.memory import check_memory
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.schema import Entry, Same, Schema, damaged
-from torchssvm.solvers.baselines.block_qp import PlaneBlocks
-from torchssvm.solvers.baselines.slack import Restricted, Slack, check_keep, flat_rows
+
+from .block_qp import PlaneBlocks
+from .slack import Restricted, Slack, check_keep, flat_rows
 
 
 class NSlack(Slack):

@@ -17,7 +17,8 @@ from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.row_sparse import flat
 from torchssvm.core.schema import Entry, Same, Schema, damaged
-from torchssvm.solvers.baselines.slack import Restricted, Slack, check_keep
+
+from .slack import Restricted, Slack, check_keep
 
 _INACTIVE = 1e-8  # share of the largest mass: an interior-point solver leaves some mass on every constraint
 

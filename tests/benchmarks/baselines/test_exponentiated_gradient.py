@@ -8,23 +8,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from average_cases import schedule
+from baselines import CuttingPlane, ExponentiatedGradient, NSlack
 from custom import label_sets
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import PROBLEMS, Reference, assert_same, chain, examples, flat, multiclass, reference
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler
 
-from torchssvm import (
-    Batch,
-    CuttingPlane,
-    ExponentiatedGradient,
-    GapBatchSampler,
-    Multiclass,
-    NSlack,
-    Potentials,
-    TorchStruct,
-    certify,
-)
+from torchssvm import Batch, GapBatchSampler, Multiclass, Potentials, TorchStruct, WeightedAverage, certify
 
 SEEDS = st.integers(0, 2**31 - 1)
 
@@ -341,3 +333,39 @@ def test_runs_on_the_device(device):
         assert a.visit(here.batch(rows)) == pytest.approx(b.visit(there.batch(rows)), abs=1e-9)
     torch.testing.assert_close(flat(here.head.parameters()), flat(there.head.parameters()).cpu())
     assert b.certify().gap == pytest.approx(a.certify().gap, abs=1e-9)
+
+
+def test_exponentiated_gradient_knows_its_targets():
+    problem = chain(3, n=6)
+    head = copy.deepcopy(problem.head)
+    gradient, batch = ExponentiatedGradient(head, problem.everything(3), num_examples=6, lam=0.1), problem.batch([1])
+    with pytest.raises(RuntimeError, match="other targets"):
+        gradient.visit(batch.replace(y=torch.where(batch.y >= 0, 1 - batch.y, batch.y)))
+    gradient.visit(batch)
+    gradient.certify()
+
+
+def test_a_refused_step_of_exponentiated_gradient_keeps_the_recomputed_weights():
+    problem = chain(3, n=6)
+    gradient = ExponentiatedGradient(copy.deepcopy(problem.head), problem.everything(3), num_examples=6, lam=0.1)
+    gradient.visit(problem.batch([1]))
+    gradient.certify()
+    batch = problem.batch([2])
+    with pytest.raises(ValueError, match="not finite"):
+        gradient.visit(batch.replace(x=batch.x * torch.nan))
+    assert gradient.dual.recomputed is not None
+
+
+def test_exponentiated_gradient_is_averaged_by_update():
+    problem = chain(2)
+    solver = ExponentiatedGradient(problem.head, problem.everything(), num_examples=problem.n, lam=problem.lam)
+    dual = solver.dual
+    average = WeightedAverage(dual.parameters, dual)
+    for rows in schedule(problem, 1, 15):
+        solver.visit(problem.batch(rows))
+        average.update()
+    found, optimum = average.certify(problem.head, dual, problem.everything()), reference(problem).optimum()
+    assert average.count == 15
+    assert found.dual - 1e-9 <= optimum <= found.primal + 1e-9
+    last = certify(problem.head, dual, problem.everything())
+    assert last.dual - 1e-9 <= optimum
