@@ -63,7 +63,7 @@ class CuttingPlane(Stateful):
     Raises:
         ValueError: As ``DualState.for_head``; or ``slack`` belongs to another CuttingPlane.
         TypeError: ``slack`` is not a Slack, or ``batches`` can be read only once.
-        ImportError: ``OneSlack`` needs the extra ``torchssvm[qp]``.
+        ImportError: ``OneSlack`` needs the extra ``torchssvm[bench]``.
 
     Example:
         >>> trainer = CuttingPlane(LinearMulticlass(4, 3), in_order(data), num_examples=30, lam=0.1, slack=NSlack())

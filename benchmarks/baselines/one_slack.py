@@ -39,7 +39,7 @@ class OneSlack(Slack):
 
     Raises:
         ValueError: ``keep`` is less than 1, or ``solver`` is not installed.
-        ImportError: The extra ``torchssvm[qp]`` is not installed.
+        ImportError: The extra ``torchssvm[bench]`` is not installed.
 
     Example:
         >>> trainer = CuttingPlane(LinearMulticlass(4, 3), in_order(data), num_examples=30, lam=0.1, slack=OneSlack())
@@ -51,7 +51,7 @@ class OneSlack(Slack):
         self.keep = check_keep(keep)
         available = _qpsolvers().available_solvers
         if not isinstance(solver, str) or solver not in available:
-            advice = " (clarabel comes with the extra torchssvm[qp])" if solver == "clarabel" else ""
+            advice = " (clarabel comes with the extra torchssvm[bench])" if solver == "clarabel" else ""
             raise ValueError(f"solver={solver!r} is not installed{advice}; qpsolvers finds {available}")
         self.solver = solver
         self.memory_limit = check_limit(memory_limit)
@@ -170,6 +170,6 @@ def _value(alpha: Tensor, gram: Tensor, costs: Tensor, lam: float) -> float:
 
 
 def _qpsolvers() -> Any:
-    with needs("OneSlack needs a QP solver: pip install 'torchssvm[qp]'", "qpsolvers"):
+    with needs("OneSlack needs a QP solver: pip install 'torchssvm[bench]'", "qpsolvers"):
         import qpsolvers
     return qpsolvers

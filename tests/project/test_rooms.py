@@ -31,7 +31,6 @@ MAY_IMPORT = {
 """From the ground up. A structure knows nothing of duals; only ``lightning`` and the data modules import Lightning."""
 
 OPTIONAL = {
-    "clarabel",
     "conllu",
     "highspy",
     "jsonargparse",
@@ -42,7 +41,6 @@ OPTIONAL = {
     "onnxruntime",
     "onnxscript",
     "ortools",
-    "qpsolvers",
     "rich",
     "safetensors",
     "scipy",

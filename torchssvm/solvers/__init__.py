@@ -1,4 +1,4 @@
-"""Solvers: BCFW and its losses, compiled loops, GDMM, kernel models, baselines and certificates."""
+"""Solvers: BCFW and its losses, compiled loops, GDMM, kernel models and certificates."""
 
 from torchssvm.solvers.averages import SuffixAverage, UniformAverage, WeightedAverage
 from torchssvm.solvers.bcfw import BCFW

@@ -59,7 +59,7 @@ class Average(Stateful):
 
     Example:
         >>> head = LinearMulticlass(4, 3)
-        >>> optimizer = Subgradient(head.parameters(), lam=0.1)
+        >>> optimizer = torch.optim.SGD(head.parameters(), lr=0.5, weight_decay=0.1)
         >>> average = WeightedAverage(head.parameters())
         >>> for _ in range(20):
         ...     optimizer.zero_grad()
@@ -98,8 +98,7 @@ class Average(Stateful):
         """An average of the weights and losses of ``dual``; the dual updates it after every step.
 
         The dual holds only a weak reference: keep the average alive. A solver that takes many steps in one call reports
-        the last one only. For ``ExponentiatedGradient``, which reports none, use ``cls(params, dual)`` and
-        ``update()``.
+        the last one only. For one that reports none, use ``cls(params, dual)`` and ``update()``.
         """
         check_dual(dual)
         average = cls(dual.parameters, dual)
