@@ -16,7 +16,6 @@ from torchssvm.core.memory import check_memory
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.row_sparse import flat
-from torchssvm.core.schema import Entry, Same, Schema, damaged
 
 from .slack import Restricted, Slack, check_keep
 
@@ -137,32 +136,6 @@ class OneSlack(Slack):
         alpha = torch.from_numpy(np.array(found, dtype=np.float64)) * unit
         alpha = torch.where(alpha > _INACTIVE * float(alpha.max()), alpha, 0.0)
         return alpha / max(1.0, float(alpha.sum()))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The working set."""
-        names = ("planes", "costs", "alpha", "idle", "gram")
-        return {"kind": "one_slack", "keep": self.keep, **{name: getattr(self, name).clone() for name in names}}
-
-    def _schema(self) -> Schema:
-        return {
-            "kind": Same("one_slack"),
-            "keep": int,
-            "planes": Entry(torch.float64, ("planes", self.size)),
-            "costs": Entry(torch.float64, ("planes",)),
-            "alpha": Entry(torch.float64, ("planes",), low=0.0),
-            "idle": Entry(torch.int64, ("planes",)),
-            "gram": Entry(torch.float64, ("planes", "planes")),
-        }
-
-    def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        if float(state["alpha"].sum()) > 1.0 + 1e-9:
-            raise damaged(f"{where}['alpha'] is no distribution")
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the working set bit for bit."""
-        for name in ("planes", "costs", "alpha", "idle", "gram"):
-            setattr(self, name, state[name].to("cpu", copy=True))
-        self.discard()
 
 
 def _value(alpha: Tensor, gram: Tensor, costs: Tensor, lam: float) -> float:

@@ -71,13 +71,12 @@ def classes_with_state() -> list[type]:
 
     Parts of a dual are in its state, and the callbacks of Lightning only carry what is followed already.
     """
-    ours = ("torchssvm.", "baselines.")
-    modules = [m for name, m in sys.modules.items() if name.startswith(ours) and ".lightning" not in name]
+    modules = [m for name, m in sys.modules.items() if name.startswith("torchssvm.") and ".lightning" not in name]
     found = {
         value: None
         for module in modules
         for value in vars(module).values()
-        if isinstance(value, type) and value.__module__.startswith(ours) and _says_its_state(value)
+        if isinstance(value, type) and value.__module__.startswith("torchssvm.") and _says_its_state(value)
     }
     return sorted(found, key=lambda kind: len(kind.__mro__))
 
