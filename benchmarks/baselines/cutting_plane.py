@@ -16,7 +16,7 @@ from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.core.structure import Structure
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.certificate import Certificate, crosses
+from torchssvm.solvers.certificate import Certificate, dual_exceeds_primal
 from torchssvm.solvers.progress_line import ProgressLine
 from torchssvm.solvers.schedules import EveryPasses, counting_from
 from torchssvm.solvers.tolerance import Tolerance
@@ -147,7 +147,7 @@ class CuttingPlane:
                 self.slack.discard()
                 self._hold(self._best)
             raise
-        if crosses(best, restricted.dual, self._problem.parameters[0].dtype):
+        if dual_exceeds_primal(best, restricted.dual, self._problem.parameters[0].dtype):
             self._hold(self._best)
             raise RuntimeError(
                 f"the lower bound, {restricted.dual:.6g}, is above the best primal, {best:.6g}: costs or features have "
