@@ -30,8 +30,10 @@ def test_a_name_that_moves_is_found_in_both_ways(monkeypatch):
         found = torchssvm.OracleResult
     assert found is torchssvm.structures.OracleResult
     assert seen[0].filename == __file__
-    with pytest.warns(DeprecationWarning, match="OracleResult"):
-        exec("from torchssvm import OracleResult", {})
+    with pytest.warns(DeprecationWarning, match="OracleResult") as seen:
+        from torchssvm import OracleResult
+    assert OracleResult is found
+    assert {warning.filename for warning in seen} == {__file__}
 
 
 def test_other_names_are_not_there():

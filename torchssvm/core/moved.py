@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import Any
+
+from torchssvm.core.caller import warn
 
 MOVED: dict[str, str] = {}
 """The modules that have names which still exist. They are found by ``torchssvm.NAME`` too, with a warning."""
@@ -33,5 +34,5 @@ def find(name: str) -> Any:
     if name not in MOVED:
         raise AttributeError(f"module 'torchssvm' has no attribute {name!r}")
     place = MOVED[name]
-    warnings.warn(f"torchssvm.{name} is {place}.{name} now", DeprecationWarning, stacklevel=3)
+    warn(f"torchssvm.{name} is {place}.{name} now", DeprecationWarning)
     return getattr(importlib.import_module(place), name)
