@@ -58,14 +58,6 @@ from torchssvm.structures import min_cut
 node = torch.tensor([[-3.0, 1.0, 2.0]])
 assert min_cut(node, torch.tensor([[5.0, 0.0]]), torch.tensor([[[0, 1], [1, 2]]])).tolist() == [[0, 0, 1]]
 """,
-    "qp": """
-from torchssvm import CuttingPlane, LinearChain, OneSlack, in_order
-from torchssvm.datasets import OCR
-
-words = OCR(split="train", size="small")
-planes = CuttingPlane(LinearChain(128, 26), in_order(words), num_examples=len(words), lam=1.0, slack=OneSlack())
-assert planes.step().gap >= 0.0
-""",
     "scipy": """
 import torch
 from torchssvm.structures import best_matching
@@ -166,12 +158,15 @@ Path("index.md").write_text("# One page\\n")
 assert main(["-W", "-q", "-b", "html", ".", "site"]) == 0
 """,
     "bench": """
+import clarabel
 import pycrfsuite
+import qpsolvers
 import seqeval.metrics
 import sklearn_crfsuite
 import torch
 import torchcrf
 
+assert "clarabel" in qpsolvers.available_solvers
 assert torchcrf.CRF(3, batch_first=True).decode(torch.zeros(1, 2, 3))
 features, tags = [[{"a": 1.0}, {"b": 1.0}]], [["X", "Y"]]
 assert sklearn_crfsuite.CRF().fit(features, tags).predict(features) is not None

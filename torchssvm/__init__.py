@@ -28,8 +28,7 @@ What is used by its name in this package, by purpose:
   ``WhenEstimated``.
 * Trainers, with the verbs of ``Trainer``: ``CompiledBCFW``, ``TorchLoop``; ``GDMM`` with ``AwayStep``, ``BlockGreedy``,
   ``FullyCorrective``, ``Penalty``, ``ResidualBalancing``, ``BruteForce``, ``SortedOracle``, ``PassReport``;
-  ``KernelSSVM`` with ``KernelChain``, ``KernelMulticlass``, ``RBF``, ``Polynomial``; ``CuttingPlane`` with
-  ``OneSlack``, ``NSlack``; ``ExponentiatedGradient``; ``Subgradient``.
+  ``KernelSSVM`` with ``KernelChain``, ``KernelMulticlass``, ``RBF``, ``Polynomial``.
 * Choosing lambda: ``choose_lam``, ``LamChoice``, ``guess_lam``; paths: ``regularization_path``, ``RegularizationPath``,
   ``PathRun``, ``grid_search``, ``Recipe``, ``Certified``, ``Heuristic``, ``KeepWeights``, ``KeepDual``.
 * Checking and reporting: ``check``, ``CheckReport``, ``certify``, ``Certificate``, ``FactorwiseCertificate``,
@@ -39,6 +38,9 @@ What is used by its name in this package, by purpose:
 have complete models and data sets.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from torchssvm.core import moved
 from torchssvm.core.batch import Batch, in_order
 from torchssvm.core.check import CheckReport, check
 from torchssvm.core.potentials import Potentials
@@ -67,16 +69,11 @@ from torchssvm.solvers import (
     BlockGap,
     Certificate,
     CompiledBCFW,
-    CuttingPlane,
-    ExponentiatedGradient,
-    NSlack,
-    OneSlack,
     Relative,
     RunOptions,
     SoftmaxMargin,
     Solver,
     StructuredHinge,
-    Subgradient,
     SuffixAverage,
     TorchLoop,
     Trainer,
@@ -228,7 +225,6 @@ __all__ = [
     "CommonStep",
     "CompiledBCFW",
     "Corrective",
-    "CuttingPlane",
     "Decision",
     "DecisionOracle",
     "DecisionPotentials",
@@ -243,7 +239,6 @@ __all__ = [
     "EveryLossLevel",
     "EveryPasses",
     "ExactSearch",
-    "ExponentiatedGradient",
     "FactorwiseCertificate",
     "FrankWolfe",
     "FullyCorrective",
@@ -288,10 +283,8 @@ __all__ = [
     "MinCut",
     "Multiclass",
     "Multilabel",
-    "NSlack",
     "NonProjective",
     "Objective",
-    "OneSlack",
     "OptModel",
     "PairSwaps",
     "Pairwise",
@@ -337,7 +330,6 @@ __all__ = [
     "SparseLinearMultilabel",
     "Structure",
     "StructuredHinge",
-    "Subgradient",
     "SuffixAverage",
     "TorchLoop",
     "TorchStruct",
@@ -369,3 +361,8 @@ __all__ = [
     "select_tokens",
     "solve",
 ]
+
+if not TYPE_CHECKING:  # a checker would take every name for one that is there
+
+    def __getattr__(name: str) -> Any:
+        return moved.find(name)

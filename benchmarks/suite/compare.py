@@ -15,21 +15,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from baselines import CuttingPlane, ExponentiatedGradient, NSlack, OneSlack, Subgradient
 
 from torchssvm import (
     CacheOracle,
     CompiledBCFW,
-    CuttingPlane,
     DualState,
-    ExponentiatedGradient,
     Labelings,
     LinearChain,
     MaxOracle,
-    NSlack,
-    OneSlack,
     Permutation,
     StructuredHinge,
-    Subgradient,
     WeightedAverage,
     primal,
 )

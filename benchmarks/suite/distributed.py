@@ -104,7 +104,7 @@ def solve(
     loop = make(data, lam, visits, seed)
     counted = Counted.into(loop)
     cpu = time.process_time if threading.current_thread() is threading.main_thread() else time.thread_time
-    loop.dual.ranks.agree(lambda: None)  # all begin together
+    loop.dual.ranks.run_on_all(lambda: None)  # all begin together
     start, checks = (time.perf_counter(), cpu()), list[dict[str, float]]()
 
     def log(certificate: Any) -> None:

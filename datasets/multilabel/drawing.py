@@ -49,7 +49,7 @@ def draw_heat_map(axes: Any, interactions: Tensor, names: Sequence[str], *, most
     """The heat map, in which labels that attract each other are adjacent; arguments as in :func:`draw_interactions`."""
     values = _checked(interactions, names)
     kept = values.abs().sum(1).topk(min(most, len(values))).indices.sort().values
-    kept = kept[together(values[kept][:, kept])]
+    kept = kept[order_of_labels(values[kept][:, kept])]
     shown = values[kept][:, kept]
     limit = float(shown.abs().max()) or 1.0
     image = axes.imshow(shown.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
@@ -77,7 +77,7 @@ def draw_pairs(axes: Any, interactions: Tensor, names: Sequence[str], *, stronge
     if not pairs:
         return
     labels = torch.tensor(sorted({label for pair in pairs for label in pair[:2]}))
-    labels = labels[together(values[labels][:, labels])]
+    labels = labels[order_of_labels(values[labels][:, labels])]
     turn = {label: 2 * math.pi * place / len(labels) for place, label in enumerate(labels.tolist())}
     limit = max(abs(pair.value) for pair in pairs)
     for first, second, value in reversed(sorted(pairs, key=lambda pair: abs(pair.value))):
@@ -115,7 +115,7 @@ def strongest_pairs(interactions: Tensor, number: int) -> tuple[list[Pair], list
     return found[0], found[1]
 
 
-def together(interactions: Tensor) -> Tensor:
+def order_of_labels(interactions: Tensor) -> Tensor:
     """An order of labels, int64 ``[K]``, in which those that attract each other stand close together.
 
     By the second eigenvector of the Laplacian of the positive interactions (Atkins, Boman and Hendrickson, A spectral

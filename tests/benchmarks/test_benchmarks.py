@@ -8,21 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import run as program
+import size
 import torch
 from benchmark_parts import measured, part_of
+from suite import baselines, descent, exact, growth, measuring, memory, oracles, roofline, solvers, work
+from suite.measuring import Kept, Limit, Settings, Summary, Table, asker, exponent, interpolate
+from suite.synthetic import Chains
 
 from torchssvm.datasets import OCR, PaddedDataset
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-sys.path.insert(0, str(FOLDER))  # as it is where a script of this folder runs
 pytest.importorskip("matplotlib")
-try:
-    import run as program
-    from suite import baselines, descent, exact, growth, measuring, memory, oracles, roofline, solvers, work
-    from suite.measuring import Kept, Limit, Settings, Summary, Table, asker, exponent, interpolate
-    from suite.synthetic import Chains
-finally:
-    sys.path.remove(str(FOLDER))
 
 PARTS = {name: importlib.import_module(f"suite.{name}") for name in program.PARTS}
 
@@ -607,3 +604,26 @@ def test_simulated_ranks_stand_for_processes(monkeypatch, tmp_path):
     tables = part.summarise(found).tables
     assert [len(table.rows) for table in tables] == [1, 2, 4, 2]
     assert part.draw(found, tmp_path)[0].stat().st_size > 5_000
+
+
+def test_the_size_of_a_file(tmp_path):
+    (tmp_path / "one.py").write_text(
+        '''"""A docstring
+of two lines."""
+
+def half(x):
+    """Another."""
+    if x < 0:  # a comment
+        for _ in range(2):
+            raise ValueError(
+                "too small"
+            )
+    # a line of comment
+    if x > 9:
+        x = 9
+    return """a
+b""", x / 2
+'''
+    )
+    assert size.measure(tmp_path / "one.py") == (1, 15, 10, 5, 1)
+    assert size.total(tmp_path) == (1, 15, 10, 5, 1)

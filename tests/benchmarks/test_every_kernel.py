@@ -21,7 +21,6 @@ PACKAGE = Path(torchssvm.__file__).parent
 def test_the_script_launches_every_kernel(cuda, monkeypatch):
     from pretended_device import counted
 
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     chains = importlib.import_module("torchssvm.structures.chain.triton")
     monkeypatch.setattr(chains, "_IN_REGISTERS", 2)
     monkeypatch.setattr(chains, "_MANY", 4)

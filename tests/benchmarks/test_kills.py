@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,12 +13,7 @@ if not hasattr(os, "fork"):
     pytest.skip("processes are forked", allow_module_level=True)
 pytest.importorskip("lightning")
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-sys.path.insert(0, str(FOLDER))  # as it is where a script of this folder runs
-try:
-    import kills
-finally:
-    sys.path.remove(str(FOLDER))
+import kills  # after what it needs
 
 
 @pytest.mark.slow

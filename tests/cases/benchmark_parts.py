@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-
 
 def part_of(name: str) -> ModuleType:
     """The module of a part."""
-    sys.path.insert(0, str(FOLDER))  # as it is where a script of this folder runs
-    try:
-        return importlib.import_module(f"suite.{name}")
-    finally:
-        sys.path.remove(str(FOLDER))
+    return importlib.import_module(f"suite.{name}")
 
 
 def measured(name: str, options: dict[str, Any], quick: bool = False, repeats: int = 1) -> tuple[ModuleType, Any]:

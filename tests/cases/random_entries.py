@@ -9,11 +9,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchssvm.core.jit import njit
-from torchssvm.solvers.gdmm.brute_force import brute_force_fmo
-from torchssvm.solvers.gdmm.entry_heaps import COUNT, POOL_END, add, change, column_list, find, room, value_of
+from torchssvm.solvers.gdmm.entry_heaps import COUNT, POOL_END, add, change, column_list, find, room, row_list, value_of
 from torchssvm.solvers.gdmm.sorted_entries import SortedEntries, grown, make_entries
+from torchssvm.solvers.gdmm.walks import walk
 
 STAMP = 5
+
+
+def dense(entries: SortedEntries) -> np.ndarray:
+    """v, ``[rows, cols]`` float64; of a symmetric matrix both halves."""
+    count = entries.counters[COUNT]
+    row, col, value = entries.row[:count], entries.col[:count], entries.value[:count]
+    values = np.zeros((entries.rows, entries.cols))
+    values[row, col] = value
+    if entries.symmetric:
+        values[col, row] = value
+    return values
+
+
+def brute_force_fmo(
+    values: np.ndarray, left_force: np.ndarray, right_force: np.ndarray, allowed: np.ndarray | None = None
+) -> tuple[float, int, int]:
+    """Maximise v[a, b] - F_left(a) - F_right(b): ``(value, a, b)``, the first of equal maxima.
+
+    Args:
+        values: ``[A, B]`` float64.
+        left_force: ``[A]`` float64.
+        right_force: ``[B]`` float64.
+        allowed: ``[A, B]`` bool, the pairs to consider; None for all. Without any, returns ``(-inf, -1, -1)``.
+    """
+    total = values - left_force[:, None] - right_force[None, :]
+    if allowed is not None:
+        if not allowed.any():
+            return -np.inf, -1, -1
+        total = np.where(allowed, total, -np.inf)
+    a, b = np.unravel_index(total.argmax(), total.shape)
+    return float(total[a, b]), int(a), int(b)
 
 
 def numbers(rng: np.random.Generator, count: int, mean: float = 0.0) -> np.ndarray:
@@ -148,3 +179,21 @@ def large(rng: np.random.Generator, size: int, count: int, mean: float = 0.0) ->
     while (at := touch_all(entries, row, col, value, at)) < count:
         entries = grown(entries, 2 * len(entries.value))
     return entries
+
+
+@njit
+def best_unmarked(entries, marked_row, marked_col, stamp):
+    """The largest v[a, b] with neither a nor b marked: ``(value, a, b)``, or ``(-inf, -1, -1)`` if there is none."""
+    return walk(entries, 0, marked_row, marked_col, stamp, marked_row[:0], 0.0, -np.inf)
+
+
+@njit
+def best_in_row(entries, a, marked_col, stamp):
+    """The largest v[a, b] with b not marked, likewise; in a symmetric matrix the result has a < b."""
+    return walk(entries, row_list(a), marked_col, marked_col, stamp, marked_col[:0], 0.0, -np.inf)
+
+
+@njit
+def best_in_column(entries, b, marked_row, stamp):
+    """The largest v[a, b] with a not marked, likewise."""
+    return walk(entries, column_list(entries, b), marked_row, marked_row, stamp, marked_row[:0], 0.0, -np.inf)

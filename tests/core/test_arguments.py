@@ -22,12 +22,10 @@ from torchssvm import (
     Chain,
     CompiledBCFW,
     Corrective,
-    CuttingPlane,
     DualState,
     EdgePotentials,
     EveryLossLevel,
     EveryPasses,
-    ExponentiatedGradient,
     GapBatchSampler,
     GraphCut,
     Labelings,
@@ -44,8 +42,6 @@ from torchssvm import (
     MessagePassing,
     Multiclass,
     Multilabel,
-    NSlack,
-    OneSlack,
     Penalty,
     Permutation,
     Pose,
@@ -54,7 +50,6 @@ from torchssvm import (
     SparseLinearChain,
     SparseLinearMultilabel,
     StructuredHinge,
-    Subgradient,
     TorchStruct,
     Tree,
     WeightedAverage,
@@ -148,18 +143,6 @@ def test_whole_numbers_of_numpy_are_taken_everywhere():
     assert type(state["num_examples"]) is int  # NumPy's are no numbers to weights_only=True
     assert certify(problem.head, dual, problem.everything()).num_examples == 6
     assert primal(problem.head, problem.structure, problem.everything(), 0.5, num_examples=six).oracle_calls == 6
-    assert (
-        ExponentiatedGradient(
-            problem.head, problem.everything(), num_examples=six, lam=0.1, halvings=np.int64(1)
-        ).halvings
-        == 1
-    )
-    assert (
-        CuttingPlane(
-            problem.head, [], num_examples=six, lam=0.1, slack=NSlack(np.int64(3), max_sweeps=np.int64(5))
-        ).iterations
-        == 0
-    )
     assert Corrective(np.int64(3)).steps == 3
 
 
@@ -214,9 +197,6 @@ SIZED: list[tuple[str, Any]] = [
     ("calls", LossScaleSearch),
     ("capacity", Labelings),
     ("steps", Corrective),
-    ("keep", NSlack),
-    ("max_sweeps", lambda n: NSlack(max_sweeps=n)),
-    ("keep", OneSlack),
     ("degree", Polynomial),
     ("batch_size", lambda n: GapBatchSampler(num_examples=5, batch_size=n)),
     ("num_examples", lambda n: GapBatchSampler(num_examples=n, batch_size=2)),
@@ -267,22 +247,16 @@ NUMBERS: list[tuple[str, Any]] = [
     ("at_least", lambda x: WhenEstimated(at_least=x)),
     ("kappa", Certified),
     ("kappa", Heuristic),
-    ("accuracy", lambda x: NSlack(accuracy=x)),
     ("gamma", RBF),
     ("scale", lambda x: Polynomial(scale=x)),
     ("constant", lambda x: Polynomial(constant=x)),
     ("precision_cost", lambda x: Matching(precision_cost=x)),
     ("weight", lambda x: TorchStruct(_crf(), weight=x)),
-    ("step_size", lambda x: ExponentiatedGradient(LinearMulticlass(3, 3), [], num_examples=6, lam=0.1, step_size=x)),
-    ("growth", lambda x: ExponentiatedGradient(LinearMulticlass(3, 3), [], num_examples=6, lam=0.1, growth=x)),
-    ("lam", lambda x: Subgradient(LinearMulticlass(3, 3).parameters(), x)),
-    ("max_loss", lambda x: Subgradient(LinearMulticlass(3, 3).parameters(), 0.1, max_loss=x)),
     ("epsilon", lambda x: regularization_path(LinearMulticlass(3, 3), [1], epsilon=x, lam_min=0.1)),
     ("lam_min", lambda x: regularization_path(LinearMulticlass(3, 3), [1], epsilon=0.1, lam_min=x)),
     (r"lams\[0\]", lambda x: grid_search(LinearMulticlass(3, 3), [1], [x], tolerance=0.1)),
     ("max_passes", lambda x: grid_search(LinearMulticlass(3, 3), [1], [0.1], tolerance=0.1, max_passes=x)),
     ("tolerance", lambda x: CompiledBCFW(*_compiled()).solve(x)),
-    ("tolerance", lambda x: CuttingPlane(LinearMulticlass(3, 3), [], num_examples=6, lam=0.1).solve(x)),
     ("compactness", lambda x: GraphSettings(compactness=x)),
     ("noise", lambda x: LargeChains(noise=x)),
 ]
@@ -307,10 +281,7 @@ def test_memory_limits(limit):
     kernel = KernelMulticlass(RBF(), 3, 3)
     for make in (
         lambda: DualState.for_head(problem.head, 6, 0.1, memory_limit=limit),
-        lambda: NSlack(memory_limit=limit),
-        lambda: OneSlack(memory_limit=limit),
         lambda: KernelSSVM(kernel, problem.x, problem.y, lam=0.1, memory_limit=limit),
-        lambda: ExponentiatedGradient(problem.head, [], num_examples=6, lam=0.1, memory_limit=limit),
     ):
         with pytest.raises((TypeError, ValueError), match=r"memory_limit=.* must be a whole number.*bytes, or None"):
             make()
@@ -348,7 +319,6 @@ def test_memory_limits(limit):
         (lambda: StructuredHinge(Multiclass), "structure=<class .* must be a torchssvm.Structure"),
         (lambda: BCFW(LinearChain(3, 3), multiclass(1).train().dual), r"params is a LinearChain.*head.parameters\(\)"),
         (lambda: BCFW(multiclass(1).head.parameters(), None), "dual is a NoneType"),
-        (lambda: Subgradient(LinearChain(3, 3), 0.1), r"params is a LinearChain.*head.parameters\(\)"),
         (lambda: WeightedAverage(LinearChain(3, 3)), r"params is a LinearChain.*head.parameters\(\)"),
         (lambda: WeightedAverage(LinearChain(3, 3).parameters(), 3), "dual is a int"),
         (lambda: DualState(6, 0.1, Multiclass(3), None), r"parameters is a NoneType: pass head.parameters\(\)"),

@@ -26,7 +26,7 @@ class Opposite:
         other[1] = 0.0
         return torch.stack([message, other])
 
-    def hear(self, refused):
+    def raise_if_refused(self, refused):
         pass
 
 

@@ -17,9 +17,7 @@ from torchssvm import (
     BlockGap,
     CacheOracle,
     CompiledBCFW,
-    CuttingPlane,
     DualState,
-    ExponentiatedGradient,
     KernelSSVM,
     Labelings,
     Pairwise,
@@ -241,8 +239,6 @@ def test_what_runs_in_one_process_says_so():
         return [
             refused(lambda: GDMM(head, batches, **options)),
             refused(lambda: KernelSSVM(head, problem.x, problem.y, lam=0.1)),
-            refused(lambda: CuttingPlane(head, batches, **options)),
-            refused(lambda: ExponentiatedGradient(head, batches, **options)),
         ]
 
     for found in in_processes(2, make):

@@ -28,7 +28,7 @@ from torchssvm import (
 from torchssvm.core.part import Part
 from torchssvm.path import HeldOutPoint
 from torchssvm.path.lam_choice import chosen_of
-from torchssvm.solvers.evaluation import together
+from torchssvm.solvers.evaluation import merge_evaluations
 
 LAMS = [1.0, 0.1, 0.3]
 KINDS = ["chain", "multiclass"]
@@ -230,7 +230,7 @@ class TestStandardError:
         whole = evaluate(problem.head, problem.structure, in_order(held_out))
         rows = torch.arange(len(held_out)).chunk(3)
         parts = [evaluate(problem.head, problem.structure, in_order(Part(held_out, own))) for own in rows]
-        found = together(parts)
+        found = merge_evaluations(parts)
         assert found.loss == pytest.approx(whole.loss)
         torch.testing.assert_close(found.losses.sort().values, whole.losses.sort().values)
         assert (found.num_examples, found.num_tokens) == (whole.num_examples, whole.num_tokens)

@@ -33,7 +33,6 @@ GRAPHS_OF_IMAGES = (
 # Modules that an example needs beyond those of its package.
 EXTRAS = {
     "torchssvm.TorchStruct": ("torch_struct",),
-    "torchssvm.OneSlack": ("qpsolvers", "clarabel"),
     **{f"torchssvm.{name}": ("scipy",) for name in ("Assignment", "CPSAT", "IntegerProgram", "SCIP", "SciPyMilp")},
     "torchssvm.HiGHS": ("highspy", "scipy"),
     "torchssvm.lightning.Report": ("matplotlib",),

@@ -10,20 +10,11 @@ import pytest
 import refusals
 import torch
 from kernel_problems import kernel_svm
-from problems import Problem, Training, chain, multiclass
+from problems import Training, chain
 from refusals import changes_state
 
 import torchssvm
-from torchssvm import (
-    GDMM,
-    CompiledBCFW,
-    DualState,
-    ExponentiatedGradient,
-    GapBatchSampler,
-    Labelings,
-    WeightedAverage,
-    Weights,
-)
+from torchssvm import GDMM, CompiledBCFW, DualState, GapBatchSampler, Labelings, WeightedAverage, Weights
 from torchssvm.solvers.kernel import RBF
 
 
@@ -90,12 +81,6 @@ def of_a_kernel_model():
     return lambda: svm.support.mass.add_(1e-12)
 
 
-def of_exponentiated_gradient():
-    problem: Problem = multiclass(0)
-    solver = ExponentiatedGradient(problem.head, problem.everything(), num_examples=problem.n, lam=problem.lam)
-    return lambda: solver.step_sizes.mul_(2.0)
-
-
 def of_a_copy():
     training = copy.deepcopy(trained())
     return lambda: change_a_weight(training.head)
@@ -124,7 +109,6 @@ CHANGES = {
     "a compiled loop's draws": of_a_compiled_loop,
     "GDMM": of_gdmm,
     "a kernel model": of_a_kernel_model,
-    "exponentiated gradient": of_exponentiated_gradient,
     "a copy": of_a_copy,
 }
 

@@ -31,7 +31,6 @@ MAY_IMPORT = {
 """From the ground up. A structure knows nothing of duals; only ``lightning`` and the data modules import Lightning."""
 
 OPTIONAL = {
-    "clarabel",
     "conllu",
     "highspy",
     "jsonargparse",
@@ -42,7 +41,6 @@ OPTIONAL = {
     "onnxruntime",
     "onnxscript",
     "ortools",
-    "qpsolvers",
     "rich",
     "safetensors",
     "scipy",
@@ -75,6 +73,13 @@ def test_the_table_for_contributors_says_the_same():
     rows = re.findall(r"^\| `([^`]*)` \| .* \| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
     said = {Path(place).stem: set(imports.split(", ")) - {"nothing"} for place, imports in rows}
     assert said == MAY_IMPORT
+
+
+def test_the_page_on_the_architecture_lists_every_room_above_those_that_import_it():
+    page = (ROOT / "docs/architecture.md").read_text().split("```")[1]
+    listed = [Path(place).stem for place in re.findall(r"^ *([\w/]+/|\w+\.py)  ", page, re.MULTILINE)]
+    assert sorted(listed) == sorted(MAY_IMPORT)
+    assert all(MAY_IMPORT[place] <= set(listed[:row]) for row, place in enumerate(listed))
 
 
 def is_face(name: str) -> bool:

@@ -16,7 +16,7 @@ from items import Items
 from problems import Problem, chain, multiclass
 from torch.utils.data import DataLoader
 
-from torchssvm import BCFW, GDMM, BlockGap, CompiledBCFW, CuttingPlane, DualState, TorchLoop, certify
+from torchssvm import BCFW, GDMM, BlockGap, CompiledBCFW, DualState, TorchLoop, certify
 from torchssvm.core.caller import warn
 from torchssvm.lightning import DualityGap, StructuredSVM
 from torchssvm.solvers.kernel import RBF, KernelMulticlass, KernelSSVM
@@ -49,8 +49,6 @@ def test_in_a_plain_loop():
     dual = DualState.for_head(problem.head, problem.n, problem.lam)
     with warned_here("BCFW starts from those of its dual"):
         BCFW(problem.head.parameters(), dual)
-    with warned_here("cutting planes start from zero"):
-        CuttingPlane(not_zero(multiclass(1)).head, [], num_examples=6, lam=0.1)
 
 
 def edited() -> tuple[Problem, DualState, BlockGap, BCFW]:

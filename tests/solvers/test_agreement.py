@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from baselines import CuttingPlane, ExponentiatedGradient, NSlack, OneSlack, Subgradient
 from hypothesis import given, reject
 from hypothesis import strategies as st
 from items import Items
@@ -22,23 +23,18 @@ from torchssvm import (
     Certificate,
     CompiledBCFW,
     Corrective,
-    CuttingPlane,
     DualState,
     ExactSearch,
-    ExponentiatedGradient,
     FrankWolfe,
     Hybrid,
     Labelings,
     LinearChain,
     MaxOracle,
     MeanParts,
-    NSlack,
-    OneSlack,
     Pairwise,
     PredefinedStep,
     RunOptions,
     StructuredHinge,
-    Subgradient,
     SuffixAverage,
     WeightedAverage,
     Weights,

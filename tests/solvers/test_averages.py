@@ -15,7 +15,6 @@ from torchssvm import (
     BlockGap,
     CompiledBCFW,
     DualState,
-    ExponentiatedGradient,
     Labelings,
     MeanParts,
     SuffixAverage,
@@ -203,18 +202,3 @@ def test_the_compiled_loop_tells_of_its_last_step():
     torch.testing.assert_close(flat(average.weights), sum(iterates) / 5)
     found, optimum = average.certify(problem.head, dual, problem.everything()), reference(problem).optimum()
     assert found.dual - 1e-9 <= optimum <= found.primal + 1e-9
-
-
-def test_exponentiated_gradient_is_averaged_by_update():
-    problem = chain(2)
-    solver = ExponentiatedGradient(problem.head, problem.everything(), num_examples=problem.n, lam=problem.lam)
-    dual = solver.dual
-    average = WeightedAverage(dual.parameters, dual)
-    for rows in schedule(problem, 1, 15):
-        solver.visit(problem.batch(rows))
-        average.update()
-    found, optimum = average.certify(problem.head, dual, problem.everything()), reference(problem).optimum()
-    assert average.count == 15
-    assert found.dual - 1e-9 <= optimum <= found.primal + 1e-9
-    last = certify(problem.head, dual, problem.everything())
-    assert last.dual - 1e-9 <= optimum

@@ -23,13 +23,9 @@ from torch.utils.data import DataLoader
 from torchssvm import (
     GDMM,
     CompiledBCFW,
-    CuttingPlane,
-    ExponentiatedGradient,
     GapBatchSampler,
     Labelings,
-    NSlack,
     RunOptions,
-    Subgradient,
     WeightedAverage,
     certify,
     load_checkpoint,
@@ -83,38 +79,6 @@ def kernel() -> tuple[dict[str, Any], Callable[[], Any]]:
     return {"svm": svm, "sampler": sampler}, lambda: [svm.visit(rows) for rows in sampler]
 
 
-def exponentiated_gradient() -> tuple[dict[str, Any], Callable[[], Any]]:
-    problem = chain(5)
-    optim = ExponentiatedGradient(problem.head, problem.everything(2), num_examples=problem.n, lam=problem.lam)
-
-    def go_on() -> None:
-        for _ in range(2):
-            optim.step()
-
-    return {"optim": optim}, go_on
-
-
-def cutting_plane() -> tuple[dict[str, Any], Callable[[], Any]]:
-    problem = multiclass(6)
-    every = problem.everything()
-    solver = CuttingPlane(problem.head, every, num_examples=problem.n, lam=problem.lam, slack=NSlack())
-    return {"solver": solver}, solver.step
-
-
-def subgradient() -> tuple[dict[str, Any], Callable[[], Any]]:
-    problem = multiclass(7)
-    optim = Subgradient(problem.head.parameters(), lam=0.5)
-    average = WeightedAverage(problem.head.parameters())
-
-    def go_on() -> None:
-        optim.zero_grad()
-        problem.head.weight.square().sum().backward()
-        optim.step()
-        average.update()
-
-    return {"head": problem.head, "optim": optim, "average": average}, go_on
-
-
 def path() -> tuple[dict[str, Any], Callable[[], Any]]:
     problem = multiclass(4)
 
@@ -136,9 +100,6 @@ EVERYTHING = [
     compiled,
     gdmm,
     kernel,
-    exponentiated_gradient,
-    cutting_plane,
-    subgradient,
     path,
 ]
 
@@ -207,7 +168,7 @@ def test_what_can_be_checked_is_checked_before_anything_is_loaded(tmp_path):
     assert len(average.weights) > 1
 
 
-@pytest.mark.parametrize("make", [loop_of_torch, compiled, gdmm, kernel, exponentiated_gradient, cutting_plane])
+@pytest.mark.parametrize("make", [loop_of_torch, compiled, gdmm, kernel])
 def test_a_head_that_is_saved_too_does_not_stop_its_training(make, tmp_path):
     """Its weights are loaded before the duals that they belong to, whatever the order of the names."""
 

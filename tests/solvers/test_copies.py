@@ -10,13 +10,10 @@ from typing import Any
 import pytest
 import torch
 from kernel_problems import kernel_svm
-from problems import assert_same, chain, flat, multiclass
-from torch import Tensor
+from problems import assert_same, chain, multiclass
 
 from torchssvm import (
     GDMM,
-    CuttingPlane,
-    ExponentiatedGradient,
     GapBatchSampler,
     HiddenStates,
     Labelings,
@@ -28,7 +25,6 @@ from torchssvm import (
     PathRun,
     Relative,
     Solver,
-    Subgradient,
     WeightedAverage,
     Weights,
     in_order,
@@ -68,8 +64,6 @@ TRAINERS = {
     "weights": lambda: trainer(compiled=False, storage=Weights()),
     "gdmm of chains": lambda: GDMM(LinearChain(4, 3), in_order(WORDS), num_examples=12, lam=0.1),
     "gdmm of label sets": lambda: GDMM(LinearMultilabel(4, 3), in_order(SETS), num_examples=12, lam=0.1),
-    "cutting planes": lambda: CuttingPlane(LinearChain(4, 3), in_order(WORDS), num_examples=12, lam=0.1),
-    "exponentiated": lambda: ExponentiatedGradient(LinearChain(4, 3), in_order(WORDS), num_examples=12, lam=0.1),
     "kernel": lambda: kernel_svm(chain(4), RBF(0.3)),
     "latent": latent,
     "path": lambda: PathRun(LinearMulticlass(4, 3), POINTS, epsilon=0.5, lam_min=0.05),
@@ -125,22 +119,8 @@ def one_epoch(parts: Any) -> Any:
     return training.optim.state_dict(), average.state_dict(), sampler.state_dict()
 
 
-def subgradient() -> Any:
-    head = LinearMulticlass(4, 3)
-    return head, Subgradient(head.parameters(), lam=0.5)
-
-
-def descend(parts: Any) -> Tensor:
-    head, optim = parts
-    optim.zero_grad()
-    head(POINTS.x).single.sum().backward()
-    optim.step()
-    return flat(list(head.parameters())).detach()
-
-
 OTHERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "a loop of one's own": (loop, one_epoch),
-    "subgradient": (subgradient, descend),
     "decoder": (lambda: Decoder(multiclass(0).head), lambda decoder: decoder(multiclass(0).x)),
     "potentials": (
         lambda: LinearChain(4, 3)(WORDS.x, WORDS.lengths),

@@ -21,22 +21,18 @@ from torchssvm import (
     Chain,
     CompiledBCFW,
     Corrective,
-    CuttingPlane,
     DualState,
-    ExponentiatedGradient,
     HiddenStates,
     Hybrid,
     Labelings,
     LatentTrainer,
     LinearChain,
     MeanParts,
-    NSlack,
     Pairwise,
     Permutation,
     Relative,
     RunOptions,
     Sequential,
-    Subgradient,
     TorchLoop,
     WeightedAverage,
     Weights,
@@ -124,12 +120,6 @@ def test_loops_go_on(name):
 OTHERS = {
     "GDMM": lambda one: GDMM(one.head, one.everything(3), num_examples=one.n, lam=one.lam, seed=4),
     "kernel": lambda one: kernel_svm(one, RBF(0.3), batch_size=3, seed=4),
-    "cutting plane": lambda one: CuttingPlane(
-        one.head, one.everything(3), num_examples=one.n, lam=one.lam, slack=NSlack()
-    ),
-    "exponentiated gradient": lambda one: ExponentiatedGradient(
-        one.head, one.everything(3), num_examples=one.n, lam=one.lam
-    ),
 }
 
 
@@ -184,17 +174,6 @@ def test_averages_leave_the_weights():
 
     for _, weight in interrupted(make, apply, times=20):
         assert weight.tolist() == [2.0] * 3
-
-
-def test_a_subgradient_step_counts_as_a_whole():
-    def make():
-        weight = torch.nn.Parameter(torch.ones(3))
-        weight.grad = torch.ones(3)
-        return weight, Subgradient([weight], lam=0.5)
-
-    for weight, optimizer in interrupted(make, lambda made: made[1].step(), times=20):
-        taken = optimizer.param_groups[0]["steps"]
-        assert weight.tolist() == [1.0 if taken == 0 else -2.0] * 3
 
 
 def test_signals_wait_for_the_end_of_the_outermost_block():

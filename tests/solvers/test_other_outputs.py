@@ -17,7 +17,6 @@ from torchssvm import (
     BlockGap,
     Chain,
     CompiledBCFW,
-    CuttingPlane,
     DecisionPotentials,
     Decisions,
     DualState,
@@ -140,16 +139,6 @@ def test_other_outputs_are_refused_at_every_visit_and_exact_pass(kind, storage):
         with pytest.raises(RuntimeError, match=WORDS):
             attempt()
     assert certify(head, dual, [own]).drift < 1e-3
-
-
-def test_a_cutting_plane_refuses_other_outputs():
-    head, own, other = pairwise_graphs()
-    batches = [own]
-    planes = CuttingPlane(head, batches, num_examples=N, lam=0.1)
-    planes.step()
-    batches[0] = other
-    with pytest.raises(RuntimeError, match="4 of 4 examples have other targets"):
-        planes.step()
 
 
 def test_padding_does_not_count_and_the_node_0_does():

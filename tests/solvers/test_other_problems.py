@@ -19,10 +19,8 @@ from torchssvm import (
     BlockGap,
     CommonStep,
     CompiledBCFW,
-    CuttingPlane,
     Decoding,
     DualState,
-    ExponentiatedGradient,
     GraphCut,
     Labelings,
     LinearMulticlass,
@@ -99,16 +97,6 @@ def test_a_compiled_loop_refuses_a_dual_that_went_on_elsewhere_on_other_targets(
         loop.step(3)
     with pytest.raises(RuntimeError, match="other targets"):
         loop.certify()
-
-
-def test_exponentiated_gradient_knows_its_targets():
-    problem = chain(3, n=6)
-    head = copy.deepcopy(problem.head)
-    gradient = ExponentiatedGradient(head, problem.everything(3), num_examples=6, lam=0.1)
-    with pytest.raises(RuntimeError, match="other targets"):
-        gradient.visit(relabelled(problem, [1]))
-    gradient.visit(problem.batch([1]))
-    gradient.certify()
 
 
 # -- Losses ---------------------------------------------------------------------------------------------------
@@ -423,18 +411,6 @@ def test_check_finds_a_relaxation_that_does_not_say_so():
 # -- What once went unseen, or was refused without a reason ------------------------------------------------------
 
 
-def test_planes_of_paired_examples_and_of_zero_mean_noise_are_refused():
-    problem = multiclass(3, n=30)
-    batch = problem.batch(range(30))
-    cutting = CuttingPlane(problem.head, [batch], num_examples=30, lam=0.1)
-    cutting.step()
-    noise = torch.randn_like(batch.x)
-    for x in (batch.x.flip(0), batch.x + 0.02 * (noise - noise.mean(0))):
-        cutting.batches = [batch.replace(x=x)]
-        with pytest.raises(RuntimeError, match="features have moved"):
-            cutting.step()
-
-
 def test_an_average_of_features_that_have_moved_a_little_is_refused():
     problem = multiclass(3, n=12, dtype=torch.float32)
     training = problem.train()
@@ -506,17 +482,6 @@ def test_the_losses_of_blocks_may_round_at_every_move():
         certify(training.head, training.dual, everything)
     training.dual.moved = 6 * 200_000
     certify(training.head, training.dual, everything)
-
-
-def test_a_refused_step_of_exponentiated_gradient_keeps_the_recomputed_weights():
-    problem = chain(3, n=6)
-    gradient = ExponentiatedGradient(copy.deepcopy(problem.head), problem.everything(3), num_examples=6, lam=0.1)
-    gradient.visit(problem.batch([1]))
-    gradient.certify()
-    batch = problem.batch([2])
-    with pytest.raises(ValueError, match="not finite"):
-        gradient.visit(batch.replace(x=batch.x * torch.nan))
-    assert gradient.dual.recomputed is not None
 
 
 def test_states_whose_bounds_were_edited_are_refused():

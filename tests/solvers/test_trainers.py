@@ -14,22 +14,7 @@ from problems import chain, multiclass
 from trainer_cases import TrainerTestCase
 
 import torchssvm
-from torchssvm import (
-    GDMM,
-    RBF,
-    Batch,
-    BlockGap,
-    CompiledBCFW,
-    CuttingPlane,
-    DualState,
-    ExponentiatedGradient,
-    NSlack,
-    OneSlack,
-    Recipe,
-    RunOptions,
-    TorchLoop,
-    in_order,
-)
+from torchssvm import GDMM, RBF, Batch, BlockGap, CompiledBCFW, DualState, Recipe, RunOptions, TorchLoop, in_order
 
 
 class TestCompiledBCFW(TrainerTestCase):
@@ -59,35 +44,11 @@ class TestKernelSSVM(TrainerTestCase):
         return kernel_svm(chain(1, n=8, lam=0.3), RBF(0.3), batch_size=3, seed=4)
 
 
-class TestCuttingPlaneNSlack(TrainerTestCase):
-    slack = NSlack
-
-    def make(self):
-        problem = multiclass(1, n=8, lam=0.3)
-        every = problem.everything(3)
-        return CuttingPlane(problem.head, every, num_examples=problem.n, lam=problem.lam, slack=self.slack())
-
-
-class TestCuttingPlaneOneSlack(TestCuttingPlaneNSlack):
-    @staticmethod
-    def slack():
-        pytest.importorskip("clarabel")
-        return OneSlack()
-
-
 class TestTorchLoop(TrainerTestCase):
     def make(self):
         problem = chain(1, n=8, lam=1.0)
         dual = DualState.for_head(problem.head, problem.n, problem.lam)
         return TorchLoop(problem.head, BlockGap(dual), Items(problem), RunOptions(batch_size=3))
-
-
-class TestExponentiatedGradient(TrainerTestCase):
-    tolerance = 0.2
-
-    def make(self):
-        problem = chain(1, n=8, lam=1.0)
-        return ExponentiatedGradient(problem.head, problem.everything(3), num_examples=problem.n, lam=problem.lam)
 
 
 def test_no_name_is_a_module_too():

@@ -22,7 +22,6 @@ from torchssvm import (
     BruteForceSearch,
     CacheOracle,
     Corrective,
-    CuttingPlane,
     Decoding,
     DualState,
     EveryClass,
@@ -35,7 +34,6 @@ from torchssvm import (
     MaxOracle,
     MeanParts,
     Multiclass,
-    NSlack,
     Pairwise,
     Permutation,
     SlackRescaling,
@@ -147,13 +145,6 @@ def test_labelings_are_scored_and_averaged_as_one_after_another(seed, kind):
     gain = structure.largest_gain(potentials, target)
     assert bool((gain >= best - 1e-9).all())
     assert bool((gain <= best + 1e-3).all())  # a loss of at most 4, divided by 10 000
-
-
-def test_cutting_planes_come_to_the_same_optimum():
-    problem, truth = rescaled(uneven(3, n=4, lam=1.0))
-    planes = CuttingPlane(problem.head, problem.everything(), num_examples=4, lam=1.0, slack=NSlack())
-    found = planes.solve(tolerance=1e-5)
-    assert found.primal == pytest.approx(truth.optimum(), abs=1e-4)
 
 
 def test_a_path_begins_where_its_gap_is_small():

@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 import warnings
 
-_BETWEEN = ("torchssvm", "torch", "lightning", "lightning_fabric", "pytorch_lightning", "jsonargparse", "contextlib")
+_BETWEEN = (
+    *("torchssvm", "torch", "lightning", "lightning_fabric", "pytorch_lightning", "jsonargparse"),
+    *("contextlib", "importlib"),
+)
 """Packages whose frames may lie between the user's line and the line that warns."""
 
 

@@ -152,7 +152,7 @@ class Ranks:
         files = (io.BytesIO(part.cpu().numpy().tobytes()) for part in found.split(sizes))
         return [torch.load(part, map_location="cpu", weights_only=True) for part in files]
 
-    def agree(self, action: Callable[[], T]) -> T:
+    def run_on_all(self, action: Callable[[], T]) -> T:
         """What ``action`` returns, once no rank has raised an error.
 
         Raises:
@@ -189,21 +189,21 @@ class Ranks:
             message[0] = 1.0
             self.refuse(error, message)
         every = self.gather(message)
-        self.hear(every[:, 0])
+        self.raise_if_refused(every[:, 0])
         return result, every[:, 1:]
 
     def refuse(self, error: Exception, message: Tensor | None = None) -> NoReturn:
-        """Tell the others, who call :meth:`hear`, that this rank refuses, and raise ``error``.
+        """Tell the others, who call :meth:`raise_if_refused`, that this rank refuses, and raise ``error``.
 
         Args:
             error: The reason.
             message: What they gather at this moment, with 1 in its first number; None is that number alone.
         """
         with suppress(RankError):
-            self.hear(self.gather(torch.ones(1) if message is None else message).flatten(1)[:, 0], error)
+            self.raise_if_refused(self.gather(torch.ones(1) if message is None else message).flatten(1)[:, 0], error)
         raise error
 
-    def hear(self, refused: Tensor, error: Exception | None = None) -> None:
+    def raise_if_refused(self, refused: Tensor, error: Exception | None = None) -> None:
         """Raise RankError if some rank has refused, with its reason.
 
         Args:

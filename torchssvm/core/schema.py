@@ -27,7 +27,7 @@ its storage                              ``dual/mean_parts.py`` with ``rows.py``
                                          ``active_sets.py``
 BCFW, averages, GDMM                     ``solvers/bcfw.py``, ``averages.py``, ``gdmm/state.py``, ``gdmm/chains.py``,
                                          ``gdmm/label_sets.py``
-kernel models, cutting planes, EG        ``solvers/kernel/ssvm.py``, ``solvers/baselines/``
+kernel models                            ``solvers/kernel/ssvm.py``
 samplers, compiled draws, random state   ``steps/orders.py``, ``solvers/compiled/draws.py``, ``core/random_state.py``
 a Lightning run, a path                  ``lightning/resume.py``, ``path/result.py``
 =======================================  ==============================================================================

@@ -274,7 +274,7 @@ class Structure(ABC):
         return as_decoding(self.argmax(as_potentials(potentials))).labeling
 
     def marginals(self, potentials: Potentials) -> Marginals:
-        """The mean parts under ``P(y) = exp(score(y)) / Z``: the expectation oracle of exponentiated gradient.
+        """The mean parts under ``P(y) = exp(score(y)) / Z``: the expectation oracle of ``SoftmaxMargin``.
 
         Optional; nothing else needs it.
 
@@ -283,7 +283,7 @@ class Structure(ABC):
         """
         raise NotImplementedError(
             f"{type(self).__name__} has no expectation oracle: define marginals(potentials) -> Marginals, or train "
-            "with BCFW or CuttingPlane, which need a max oracle only"
+            "with BCFW, which needs a max oracle only"
         )
 
     def difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:

@@ -101,13 +101,13 @@ class Exchange:
         """
         ranks, length = self.ranks, 1 + len(Figures._fields)
         small = _is_small(ranks, self._like)
-        with telling(ranks, self._like):
+        with refusing_on_all(ranks, self._like):
             gradients, figures = make()
             message = _message(ranks, self._like)
             message[1:length] = torch.tensor(figures, dtype=torch.float64)
             message[length:] = torch.cat([dense(g).reshape(-1) if small else self._counts(g) for g in gradients])
         table = self._gather(message)
-        ranks.hear(table[:, 0])
+        ranks.raise_if_refused(table[:, 0])
         combine = self._in_one_message if small else self._in_slices
         combined, beta, products = combine(
             gradients, table[:, length:], lambda gram: solve_box_qp(gram / lam, table[:, 1], _SWEEPS)
@@ -115,7 +115,7 @@ class Exchange:
         separate = float(products.diagonal().sum())
         rho = max(float(products.sum()), 0.0) / separate if separate > 0.0 else 1.0
         squared = max(float(beta @ products @ beta), 0.0)  # directions that cancel leave rounding of either sign
-        figures = _together(table[:, 1:length], beta, farthest)
+        figures = _combined(table[:, 1:length], beta, farthest)
         return Round(combined, float(beta[ranks.rank]), figures, squared, rho)
 
     def _in_one_message(
@@ -225,7 +225,7 @@ class Exchange:
 
 
 @contextmanager
-def telling(ranks: Ranks, parameters: Sequence[Tensor]) -> Iterator[None]:
+def refusing_on_all(ranks: Ranks, parameters: Sequence[Tensor]) -> Iterator[None]:
     """Tell an error in the block to the other ranks, who come to their next round: all of them refuse it.
 
     Args:
@@ -262,7 +262,7 @@ def add_products(columns: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> No
                 out[p, q] += columns[i, p] * columns[i, q]
 
 
-def _together(every: Tensor, beta: Tensor, farthest: bool) -> Figures:
+def _combined(every: Tensor, beta: Tensor, farthest: bool) -> Figures:
     """The figures of all directions combined; ``every`` ``[P, figures]`` are those of each rank."""
     value, largest, loss, change, gap, *counts = every.unbind(1)
     if farthest:

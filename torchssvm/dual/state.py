@@ -100,7 +100,7 @@ class DualState(SavedDual):
                 raise TypeError(f"storage={storage!r} must be an object such as Labelings()")
             return found
 
-        parameters, memory_limit = self.ranks.agree(check)
+        parameters, memory_limit = self.ranks.run_on_all(check)
         super().__init__(parameters)
         self.num_examples = num_examples = int(num_examples)
         self._lam = float(lam)
@@ -131,7 +131,7 @@ class DualState(SavedDual):
         self.relaxed = False
         self.restarts = 0
         self.rho = 1.0
-        self._agreed = 0.0, math.inf  # the loss and the gap estimate of all ranks, at their last exchange
+        self._sums = 0.0, math.inf  # the loss and the gap estimate of all ranks, at their last exchange
 
     @classmethod
     def for_head(
@@ -181,12 +181,12 @@ class DualState(SavedDual):
     @property
     def gap_estimate(self) -> float:
         """Sum of ``gap_estimates``, over all ranks: for progress bars; not a certificate."""
-        return self._agreed[1] if self.ranks else float(self.gap_estimates.sum())
+        return self._sums[1] if self.ranks else float(self.gap_estimates.sum())
 
     @property
     def total_loss(self) -> float:
         """``sum_i l_i`` over all n examples."""
-        return self._agreed[0] if self.ranks else float(self.loss.sum())
+        return self._sums[0] if self.ranks else float(self.loss.sum())
 
     def count(self, calls: int, hits: int, moved: int) -> None:
         """Count a step of all ranks: examples decoded, labelings taken from the cache, and blocks moved."""
@@ -195,16 +195,16 @@ class DualState(SavedDual):
         self.moved += moved
         self.steps += 1
 
-    def agree(self, loss: float, gap: float) -> None:
+    def keep_sums(self, loss: float, gap: float) -> None:
         """Keep the loss and the gap estimate of all ranks together, as they have told each other."""
-        self._agreed = loss, gap
+        self._sums = loss, gap
 
-    def tell(self) -> None:
+    def sum_over_ranks(self) -> None:
         """Tell the other ranks the losses and the gap estimates of the own blocks; all ranks call it."""
         if self.ranks:
             sums = torch.stack([self.loss.sum(), self.gap_estimates.sum()]).cpu()
             loss, gap = sum_in_order(self.ranks.gather(sums)).tolist()
-            self.agree(loss, gap)
+            self.keep_sums(loss, gap)
 
     @torch.no_grad()
     def value(self) -> float:
@@ -255,7 +255,7 @@ class DualState(SavedDual):
         self.certified_gap = math.inf
         self.storage.rescale(factor)
         self.loss = self.loss * factor
-        self.tell()
+        self.sum_over_ranks()
         self._set_lam(self.lam * factor)
 
     @undisturbed()
@@ -278,7 +278,7 @@ class DualState(SavedDual):
         self.gap_estimates = torch.full_like(self.gap_estimates, math.inf)
         self.oracle_gaps = self.gap_estimates.clone()
         self.certified_gap = math.inf
-        self.tell()
+        self.sum_over_ranks()
         self.storage.change_lam(lam)
         self._set_lam(lam)
 
@@ -345,7 +345,7 @@ class DualState(SavedDual):
         self.mailbox.take()
         self.restarts += 1
         self.remember_weights()
-        self.tell()
+        self.sum_over_ranks()
 
     def __repr__(self) -> str:
         return (

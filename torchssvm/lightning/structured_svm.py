@@ -42,7 +42,7 @@ from torchssvm.solvers.choice import Rules, Solver
 from torchssvm.solvers.compiled.proposal import ProposedVisits
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.parameter_groups import check_bounds, groups
-from torchssvm.solvers.training import move, tell, warn_if_estimated_far
+from torchssvm.solvers.training import move, print_choice, warn_if_estimated_far
 from torchssvm.steps.block_steps import BlockSteps
 from torchssvm.steps.cache import OracleRule
 from torchssvm.steps.line_search import LineSearch
@@ -281,7 +281,7 @@ class StructuredSVM(JointModel):
         if not isinstance(self.joint, Alternate) or self.joint.envelope:
             choice = choose_solver(self, self.training_loader)
             if not Ranks.here().rank:
-                tell(choice)
+                print_choice(choice)
             self._use(choice.rules)
             run.compiled = choice.compiled
         dual = DualState.for_head(

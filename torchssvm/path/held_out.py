@@ -17,7 +17,7 @@ from torchssvm.core.part import Part
 from torchssvm.core.structure import Structure
 from torchssvm.path.grid import KeepDual, KeepWeights
 from torchssvm.path.lam_choice import HeldOutPoint
-from torchssvm.solvers.evaluation import evaluate, together
+from torchssvm.solvers.evaluation import evaluate, merge_evaluations
 from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.tolerance import Tolerance, is_within
 from torchssvm.solvers.training import on_device, warn_if_short
@@ -64,7 +64,7 @@ def advance(
         if math.isnan(value):
             raise ValueError(f"score(head) is nan at lam={lam:g}: it must be a number, the larger the better")
         values.append(value)
-    held = found[0] if len(found) == 1 else together(found)
+    held = found[0] if len(found) == 1 else merge_evaluations(found)
     if score is None:
         mean, losses = -held.loss, held.losses
     else:

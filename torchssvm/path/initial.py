@@ -106,7 +106,7 @@ def start_at_largest_lam(
                 thetas[index] = dual.structure.largest_gain(potentials, target)
                 products[index] = dual.storage.gather(index, potentials, target).inner(potentials)
 
-    dual.ranks.agree(decode)
+    dual.ranks.run_on_all(decode)
     dual.oracle_calls += n
     square = squared_norm(dual.parameters)
     scale = square + float(sum_in_order(dual.ranks.gather(thetas.sum()))) / n
@@ -120,7 +120,7 @@ def start_at_largest_lam(
     dual.change_lam(lam)
     # Line 14. lam <w_i, w> equals <psi_i, theta_i>/n at the weights psi~, divided by lam.
     dual.gap_estimates = ((thetas / n + products) / lam).clamp(min=0.0)
-    dual.tell()
+    dual.sum_over_ranks()
     return scale / lam
 
 
@@ -149,8 +149,8 @@ def _to_largest_losses(
         return torch.tensor([float(value.detach()), squared, len(batch.index)], dtype=torch.float64)
 
     for step in range(steps):
-        batch = ranks.agree(partial(batch_of, step))
-        values, squared, decoded = ranks.gather(ranks.agree(partial(propose, batch))).unbind(1)
+        batch = ranks.run_on_all(partial(batch_of, step))
+        values, squared, decoded = ranks.gather(ranks.run_on_all(partial(propose, batch))).unbind(1)
         if not bool((values > 0.0).any()):  # no output of these examples has a loss: they stay at their targets
             optimizer.zero_grad()
             dual.oracle_calls += int(decoded.sum())
@@ -160,7 +160,7 @@ def _to_largest_losses(
         if needed > dual.lam:
             optimizer.zero_grad()
             dual.change_lam(needed)
-            ranks.agree(partial(propose, batch))
+            ranks.run_on_all(partial(propose, batch))
         optimizer.step()
         dual.recomputed = [v.detach().clone() for v in dual.unclipped]
         for parameter in dual.parameters:

@@ -1,11 +1,6 @@
-"""Solvers: BCFW and its losses, compiled loops, GDMM, kernel models, baselines and certificates."""
+"""Solvers: BCFW and its losses, compiled loops, GDMM, kernel models and certificates."""
 
 from torchssvm.solvers.averages import SuffixAverage, UniformAverage, WeightedAverage
-from torchssvm.solvers.baselines.cutting_plane import CuttingPlane
-from torchssvm.solvers.baselines.exponentiated_gradient import ExponentiatedGradient
-from torchssvm.solvers.baselines.n_slack import NSlack
-from torchssvm.solvers.baselines.one_slack import OneSlack
-from torchssvm.solvers.baselines.subgradient import Subgradient
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, certify, recompute_weights
@@ -28,16 +23,11 @@ __all__ = [
     "BlockGap",
     "Certificate",
     "CompiledBCFW",
-    "CuttingPlane",
-    "ExponentiatedGradient",
-    "NSlack",
-    "OneSlack",
     "Relative",
     "RunOptions",
     "SoftmaxMargin",
     "Solver",
     "StructuredHinge",
-    "Subgradient",
     "SuffixAverage",
     "TorchLoop",
     "Trainer",

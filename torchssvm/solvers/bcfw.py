@@ -14,10 +14,10 @@ from torchssvm.core.caller import warn
 from torchssvm.core.precision import full_precision
 from torchssvm.core.schema import Declaration, Entry, Open, Stateful, damaged, groups_like
 from torchssvm.core.undisturbed import undisturbed
-from torchssvm.distributed.exchange import Exchange, Figures, telling
+from torchssvm.distributed.exchange import Exchange, Figures, refusing_on_all
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.gradient_check import Seen
+from torchssvm.solvers.gradient_check import GradientProducts
 from torchssvm.solvers.move import Move, check_move, record
 from torchssvm.solvers.parameter_groups import ALLOWED, OPTIONS, bounds_of, check_unchanged, make_box
 from torchssvm.steps.line_search import ExactSearch, Line, LineSearch
@@ -136,7 +136,7 @@ class BCFW(Stateful, Optimizer):
             with torch.enable_grad():
                 result = closure()
         steps = self.dual.mailbox.take()
-        with telling(self.dual.ranks, self.dual.parameters):
+        with refusing_on_all(self.dual.ranks, self.dual.parameters):
             if not steps:
                 raise RuntimeError(
                     "step() has no proposal: call BlockGap(dual)(head(x), y, index).backward() before every step "
@@ -191,7 +191,7 @@ class BCFW(Stateful, Optimizer):
         value: float,
         gradients: list[Tensor],
         largest: float,
-        seen: Seen | None = None,
+        seen: GradientProducts | None = None,
         squared_norm: float | None = None,
     ) -> float:
         """``v -= (gamma/lam) d`` and ``w = clip(v)``, starting from ``dual.recomputed`` if that is not None.

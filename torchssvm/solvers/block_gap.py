@@ -20,7 +20,7 @@ from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import dense, select_examples, squared_norm
-from torchssvm.distributed.exchange import telling
+from torchssvm.distributed.exchange import refusing_on_all
 from torchssvm.dual.checks import check_dual, check_rows, check_targets
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Stored
@@ -104,7 +104,7 @@ class BlockGap(nn.Module):
         """
         potentials, dual = as_potentials(potentials), self.dual
         step = torch.is_grad_enabled() and potentials.requires_grad  # for which the other processes wait
-        with telling(dual.ranks, dual.parameters) if step else nullcontext():
+        with refusing_on_all(dual.ranks, dual.parameters) if step else nullcontext():
             return self.propose(potentials, target, index)
 
     def propose(self, potentials: Potentials | Tensor | Mapping[str, Tensor], target: Any, index: Tensor) -> Tensor:

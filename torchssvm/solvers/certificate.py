@@ -141,7 +141,7 @@ def certify(
     return conclude(dual, lambda: exact_pass(head, dual, batches, remember=True), refresh=refresh)
 
 
-def together(dual: DualState, make_pass: Callable[[], ExactPass]) -> ExactPass:
+def pass_of_all_ranks(dual: DualState, make_pass: Callable[[], ExactPass]) -> ExactPass:
     """The pass of all ranks: each makes its own, of its own examples, and hinges, losses and weights are added up.
 
     Gaps, targets and ``remember`` are those of the own examples.
@@ -167,7 +167,7 @@ def together(dual: DualState, make_pass: Callable[[], ExactPass]) -> ExactPass:
 
     found, table = ranks.share(make, 5 + (sum(sizes) if small else 0))
     hinges, loss, gap = sum_in_order(table[:, :3]).tolist()
-    dual.agree(loss, dual.gap_estimate)
+    dual.keep_sums(loss, dual.gap_estimate)
     total = sum_in_order(table[:, 5:]).to(found.weights[0]) if small else ranks.sum(flat(found.weights))
     return found._replace(
         hinges=hinges,
@@ -197,7 +197,7 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
             )
         return make_pass()
 
-    found = together(dual, within_bounds)
+    found = pass_of_all_ranks(dual, within_bounds)
     weights = found.weights
     primal = dual.lam / 2 * squared_norm(dual.parameters) + found.hinges / dual.num_examples
     length = squared_norm(weights)
@@ -206,7 +206,7 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
     if dual.box.has_bounds:
         difference = max(difference, _squared_distance(dual.parameters, dual.box.clip(weights)))
     drift = (difference / length) ** 0.5 if length > 0.0 else difference**0.5
-    if crosses(primal, value, dual.parameters[0].dtype, dual.lam * length):
+    if dual_exceeds_primal(primal, value, dual.parameters[0].dtype, dual.lam * length):
         raise RuntimeError(
             f"the gap is negative, {primal - value:.6g}: the dual is not one of these examples. Was an index used for "
             "several examples, or did targets or lengths change? Or, with a structure of your own, augmented_argmax "
@@ -238,7 +238,7 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
         dual.relaxed |= found.relaxed
         dual.gap_estimates = found.gaps.clamp(min=0.0)
         dual.oracle_gaps = dual.gap_estimates.clone()
-        dual.agree(dual.total_loss, found.gap_estimate)
+        dual.keep_sums(dual.total_loss, found.gap_estimate)
         dual.certified_gap = primal - value
         dual.oracle_calls += dual.num_examples
         if refresh:
@@ -246,10 +246,12 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
             if features_moved(dual, weights):
                 dual.restarts += 1  # the next step starts elsewhere
                 dual.storage.forget_features()
-    return issue(dual, found, primal, value, drift, start)
+    return make_certificate(dual, found, primal, value, drift, start)
 
 
-def issue(dual: DualState, found: ExactPass, primal: float, value: float, drift: float, start: float) -> Certificate:
+def make_certificate(
+    dual: DualState, found: ExactPass, primal: float, value: float, drift: float, start: float
+) -> Certificate:
     """The certificate of an exact pass that began at ``start`` and whose calls have been counted."""
     relaxed = dual.relaxed or found.relaxed
     return Certificate(
@@ -267,7 +269,7 @@ def issue(dual: DualState, found: ExactPass, primal: float, value: float, drift:
     )
 
 
-def crosses(primal: float, dual: float, dtype: torch.dtype, size: float = 0.0) -> bool:
+def dual_exceeds_primal(primal: float, dual: float, dtype: torch.dtype, size: float = 0.0) -> bool:
     """Whether the dual exceeds the primal by more than rounding, so that one of them is wrong; true for NaN.
 
     Args:
@@ -356,7 +358,7 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
             for total, part in zip(weights, parts, strict=True):
                 total += part
 
-    dual.ranks.agree(add_up)
+    dual.ranks.run_on_all(add_up)
     weights = [dual.ranks.sum(total) for total in weights]
     before = squared_norm(dual.unclipped)
     change = _squared_distance(dual.unclipped, weights)
@@ -367,7 +369,7 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
         dual.gap_estimates.fill_(torch.inf)
         dual.oracle_gaps.fill_(torch.inf)
         dual.certified_gap = torch.inf
-    dual.tell()
+    dual.sum_over_ranks()
     return (change / before) ** 0.5 if before > 0.0 else change**0.5
 
 

@@ -67,9 +67,9 @@ def save_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
     for name, value in objects.items():  # one after another: two of them may hold the same dual
         if ranks and hasattr(value, "consolidate_state_dict"):
             value.consolidate_state_dict()
-        states[name] = ranks.agree((lambda: None) if ranks.rank else value.state_dict)
+        states[name] = ranks.run_on_all((lambda: None) if ranks.rank else value.state_dict)
     random = ranks.collect(RandomState().state_dict()) if random_state else None
-    ranks.agree(lambda: None if ranks.rank else _write(path, contents, objects, states, random))
+    ranks.run_on_all(lambda: None if ranks.rank else _write(path, contents, objects, states, random))
 
 
 def _write(
@@ -133,7 +133,7 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
         {}
     """
     ranks = Ranks.here()
-    found, content = ranks.agree(lambda: _read_checked(path, objects))
+    found, content = ranks.run_on_all(lambda: _read_checked(path, objects))
     states, values = content["objects"], content["values"]
     if ranks:
         ranks.check_same(path=(found.name, zlib.crc32(found.read_bytes())))
@@ -149,7 +149,7 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
             except ValueError as error:
                 raise _refused(found, name, error) from error
 
-    ranks.agree(check)
+    ranks.run_on_all(check)
     before = {name: _kept(objects[name]) for name in names}
     duals = [dual for name in names if isinstance(dual := getattr(objects[name], "dual", None), DualState)]
     restarts = [dual.restarts for dual in duals]
@@ -158,7 +158,7 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
             if name in checked:
                 objects[name].restore(states[name])
             else:
-                ranks.agree(partial(objects[name].load_state_dict, states[name]))
+                ranks.run_on_all(partial(objects[name].load_state_dict, states[name]))
         except BaseException as error:
             for again in names:
                 objects[again].load_state_dict(before[again])

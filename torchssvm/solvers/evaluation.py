@@ -143,7 +143,7 @@ def evaluate(
     )
 
 
-def together(parts: Sequence[Evaluation]) -> Evaluation:
+def merge_evaluations(parts: Sequence[Evaluation]) -> Evaluation:
     """The evaluation of all examples of several, each by a head of its own."""
     n, tokens = sum(part.num_examples for part in parts), [part.num_tokens or 0 for part in parts]
     counted = parts[0].num_tokens is not None

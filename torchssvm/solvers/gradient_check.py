@@ -23,7 +23,7 @@ ADVICE = (
 )
 
 
-class Seen(NamedTuple):
+class GradientProducts(NamedTuple):
     """Products of weights w and gradient d.
 
     Attributes:
@@ -45,7 +45,7 @@ class Seen(NamedTuple):
     same: bool = False
 
 
-def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[Tensor]) -> Seen:
+def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[Tensor]) -> GradientProducts:
     """Check that the gradients are those of the proposals, mainly by Euler's identity.
 
     A linear head has ``<w, d> = sum_i gamma_i <Delta_i, theta_i>/n``. If per-example gradients are known or some weight
@@ -114,7 +114,7 @@ def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[T
     return seen
 
 
-def _look(dual: DualState, proposals: list[Proposal], gradients: Sequence[Tensor]) -> Seen:
+def _look(dual: DualState, proposals: list[Proposal], gradients: Sequence[Tensor]) -> GradientProducts:
     first = proposals[0]
     if first.factor is not None and first.reference is not None and len(proposals) == 1:
         dense = not any(t.is_sparse for t in (*gradients, *first.reference))
@@ -126,16 +126,16 @@ def _look(dual: DualState, proposals: list[Proposal], gradients: Sequence[Tensor
             proposal.scale = float(factor)
     if any(gradient.is_sparse for gradient in gradients):
         size = math.sqrt(squared_norm(dual.parameters)) if dual.written_to() or not dual.is_large else dual.held_norm
-        return Seen(size, *products(dual.parameters, gradients), True)
+        return GradientProducts(size, *products(dual.parameters, gradients), True)
     both = flat([*dual.parameters, *gradients]).view(2, -1)
     inner_products, all_count = read_together(both @ both.t(), both[0].all())
     (squared_size, inner), (_, squared) = inner_products.tolist()
-    return Seen(math.sqrt(squared_size), inner, squared, not bool(all_count))
+    return GradientProducts(math.sqrt(squared_size), inner, squared, not bool(all_count))
 
 
 def _read(
     dual: DualState, proposal: Proposal, factor: Tensor, gradients: Sequence[Tensor], reference: Sequence[Tensor]
-) -> Seen:
+) -> GradientProducts:
     """As ``_look``, on a device: everything that a step asks of one batch, in one copy to the host."""
     every = flat([*dual.parameters, *gradients, *reference]).view(3, -1)
     along = torch.stack([proposal.slopes, proposal.values]) @ proposal.gammas
@@ -144,7 +144,7 @@ def _read(
     proposal.scale = scale
     difference = math.sqrt(max(squared - 2 * scale * shared + scale**2 * told, 0.0))
     same = difference <= 1e-4 * max(scale * math.sqrt(told), math.sqrt(squared))
-    return Seen(math.sqrt(squared_size), inner, squared, True, scale * slope, scale * value, same)
+    return GradientProducts(math.sqrt(squared_size), inner, squared, True, scale * slope, scale * value, same)
 
 
 def _compare(dual: DualState, proposals: list[Proposal], gradients: list[Tensor], length: float) -> None:

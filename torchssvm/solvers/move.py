@@ -12,7 +12,7 @@ from torchssvm.core.row_sparse import dense, inner_product
 from torchssvm.distributed.exchange import Figures, Round
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.accumulation import farthest_step, largest_step, merge
-from torchssvm.solvers.gradient_check import Seen, check_gradient
+from torchssvm.solvers.gradient_check import GradientProducts, check_gradient
 from torchssvm.steps.proposal import Proposal
 
 
@@ -33,7 +33,7 @@ class Move(NamedTuple):
     gradients: list[Tensor]
     value: float
     largest: float
-    seen: Seen | None
+    seen: GradientProducts | None
     coefficients: list[Tensor]
     rows: list[Tensor]
 
@@ -83,7 +83,7 @@ def check_move(dual: DualState, proposals: list[Proposal]) -> Move:
         )
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
     gradients = [g.coalesce() if g.is_sparse else g for g in gradients]
-    seen: Seen | None = check_gradient(dual, proposals, gradients)
+    seen: GradientProducts | None = check_gradient(dual, proposals, gradients)
     if len(proposals) > 1 and all(p.gradients is not None and p.block_steps.needs_gradients for p in proposals):
         coefficients, gradients, rows = merge(proposals, dual)
         largest, seen = 1.0, None
@@ -110,7 +110,7 @@ def record(dual: DualState, found: Round, step: float) -> None:
     """Count a step of all ranks, and keep what it says of their losses and gaps together."""
     own = found.figures
     dual.count(own.calls, own.hits, own.moved)
-    dual.agree(own.loss + step * own.loss_change, own.gap)
+    dual.keep_sums(own.loss + step * own.loss_change, own.gap)
     dual.rho = found.rho
 
 

@@ -68,8 +68,8 @@ def primal(
 ) -> Objective:
     """The structured SVM objective of the weights that the head holds; nothing changes.
 
-    Needs no dual, so it also measures baselines and averages. A bound of the distance to the optimum needs a dual: see
-    :func:`torchssvm.certify`.
+    Needs no dual, so it also measures averages and other optimizers. A bound of the distance to the optimum needs a
+    dual: see :func:`torchssvm.certify`.
 
     Args:
         head: The head, or any callable ``(x)`` or ``(x, lengths)`` -> potentials, such as a model of frozen features

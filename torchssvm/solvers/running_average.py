@@ -18,7 +18,13 @@ from torchssvm.core.schema import Entry, Maybe, Same, Schema, Stateful, damaged,
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.certificate import Certificate, crosses, features_moved, issue, together
+from torchssvm.solvers.certificate import (
+    Certificate,
+    dual_exceeds_primal,
+    features_moved,
+    make_certificate,
+    pass_of_all_ranks,
+)
 from torchssvm.solvers.exact_pass import exact_pass
 
 if TYPE_CHECKING:
@@ -59,7 +65,7 @@ class Average(Stateful):
 
     Example:
         >>> head = LinearMulticlass(4, 3)
-        >>> optimizer = Subgradient(head.parameters(), lam=0.1)
+        >>> optimizer = torch.optim.SGD(head.parameters(), lr=0.5, weight_decay=0.1)
         >>> average = WeightedAverage(head.parameters())
         >>> for _ in range(20):
         ...     optimizer.zero_grad()
@@ -98,8 +104,7 @@ class Average(Stateful):
         """An average of the weights and losses of ``dual``; the dual updates it after every step.
 
         The dual holds only a weak reference: keep the average alive. A solver that takes many steps in one call reports
-        the last one only. For ``ExponentiatedGradient``, which reports none, use ``cls(params, dual)`` and
-        ``update()``.
+        the last one only. For one that reports none, use ``cls(params, dual)`` and ``update()``.
         """
         check_dual(dual)
         average = cls(dual.parameters, dual)
@@ -240,13 +245,13 @@ class Average(Stateful):
             raise ValueError("dual is not the DualState that this average was made with")
         means = self.weights
         with self.apply():
-            found = together(dual, lambda: exact_pass(head, dual, batches))
+            found = pass_of_all_ranks(dual, lambda: exact_pass(head, dual, batches))
             primal = dual.lam / 2 * squared_norm(self.parameters) + found.hinges / dual.num_examples
             rounding = squared_norm(p - mean for p, mean in zip(self.parameters, means, strict=True))
         assert self.loss is not None
         length = squared_norm(means)
         value = dual.objective(self.loss, [mean.to(p.device) for mean, p in zip(self._means, means, strict=True)])
-        wrong = crosses(primal, value, self.parameters[0].dtype, dual.lam * length)
+        wrong = dual_exceeds_primal(primal, value, self.parameters[0].dtype, dual.lam * length)
         if wrong or features_moved(dual, found.weights):
             raise RuntimeError(
                 "the weights that were averaged are not those of the dual for these examples: if the features have "
@@ -255,7 +260,7 @@ class Average(Stateful):
         value = min(value, primal)  # a dual above the primal is rounding
         dual.oracle_calls += dual.num_examples
         drift = (rounding / length) ** 0.5 if length > 0.0 else rounding**0.5
-        return issue(dual, found, primal, value, drift, start)
+        return make_certificate(dual, found, primal, value, drift, start)
 
     def _remember(self) -> None:
         """Note the step and restart counters of the dual."""

@@ -11,7 +11,7 @@ from torch import nn
 from torchssvm.core.arguments import check_dataset, or_default
 from torchssvm.core.batch import apply_head, fetcher, pass_over, to_device
 from torchssvm.core.schema import Schema, Stateful
-from torchssvm.distributed.exchange import telling
+from torchssvm.distributed.exchange import refusing_on_all
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, certify
@@ -82,7 +82,7 @@ class TorchLoop(DualTrainer, Stateful):
         """
         dual = self.dual
         device = dual.parameters[0].device
-        with telling(dual.ranks, dual.parameters):
+        with refusing_on_all(dual.ranks, dual.parameters):
             index = self._next_index()
             batch = to_device(self._fetch(index), device)
             self.optimizer.zero_grad()

@@ -24,14 +24,11 @@ Proof = TypeVar("Proof", bound=Certificate)
 class Trainer(Protocol):
     """Trains a head on its own training set: ``step``, ``certify``, ``solve`` and a state.
 
-    :class:`torchssvm.CompiledBCFW`, :class:`torchssvm.TorchLoop`, :class:`torchssvm.GDMM`,
-    :class:`torchssvm.KernelSSVM`, :class:`torchssvm.CuttingPlane` and :class:`torchssvm.ExponentiatedGradient` are
-    trainers; :func:`torchssvm.solve` chooses one and runs it.
+    :class:`torchssvm.CompiledBCFW`, :class:`torchssvm.TorchLoop`, :class:`torchssvm.GDMM` and
+    :class:`torchssvm.KernelSSVM` are trainers; :func:`torchssvm.solve` chooses one and runs it.
 
-    :class:`torchssvm.BCFW` and :class:`torchssvm.Subgradient` are optimizers of the user's own loop: they see gradients
-    but no examples, so they share only ``step``, ``state_dict`` and ``load_state_dict`` with trainers. For BCFW use
-    :class:`torchssvm.TorchLoop` and :func:`torchssvm.certify`. The subgradient method has no dual: only
-    :func:`torchssvm.primal` applies.
+    :class:`torchssvm.BCFW` is an optimizer of the user's own loop: it sees gradients but no examples, so it shares only
+    ``step``, ``state_dict`` and ``load_state_dict`` with trainers. As a trainer it is :class:`torchssvm.TorchLoop`.
 
     Example:
         >>> trainer = make_trainer(LinearMulticlass(4, 3), data, lam=0.1)

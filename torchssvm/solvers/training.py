@@ -183,14 +183,14 @@ def make_trainer(
         head=head,
         structure=structure,
         num_examples=n,
-        sample=ranks.agree(lambda: _first(head, dataset, given)),
+        sample=ranks.run_on_all(lambda: _first(head, dataset, given)),
         bounds=bool(bounds),
         memory_limit=memory_limit,
         obstacle=None if given.order is None or can_draw(given.order) else f"order={given.order} is not compiled",
     )
-    choice = of_all_ranks(ranks.agree(lambda: chosen(solver)), solver, chosen, ranks)
+    choice = of_all_ranks(ranks.run_on_all(lambda: chosen(solver)), solver, chosen, ranks)
     if progress and not ranks.rank:
-        tell(choice)
+        print_choice(choice)
     rules = choice.rules
     new_dual = partial(
         DualState.for_head,
@@ -266,7 +266,7 @@ def move(head: nn.Module, device: torch.device) -> None:
         head.to(device)
 
 
-def tell(choice: Choice) -> None:
+def print_choice(choice: Choice) -> None:
     """Say on stderr which solver was chosen, once in a process for each text."""
     text = f"torchssvm: {choice}"
     if text not in _told:

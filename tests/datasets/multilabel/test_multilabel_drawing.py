@@ -7,8 +7,8 @@ from torchssvm.datasets.multilabel.drawing import (
     draw_heat_map,
     draw_interactions,
     draw_pairs,
+    order_of_labels,
     strongest_pairs,
-    together,
 )
 
 
@@ -48,16 +48,16 @@ def test_groups_stand_together(seed):
     generator = torch.Generator().manual_seed(seed)
     group = torch.randint(3, (12,), generator=generator)
     w = torch.where(group[:, None] == group, 1.0, -1.0)
-    order = together(w)
+    order = order_of_labels(w)
     assert sorted(order.tolist()) == list(range(12))
     found = group[order]
     assert int((found[1:] != found[:-1]).sum()) == len(group.unique()) - 1
-    assert torch.equal(order, together(w))
+    assert torch.equal(order, order_of_labels(w))
 
 
 def test_degenerate_orders():
     for w in (torch.zeros(4, 4), -torch.ones(4, 4), torch.ones(1, 1), torch.ones(2, 2)):
-        assert sorted(together(w).tolist()) == list(range(len(w)))
+        assert sorted(order_of_labels(w).tolist()) == list(range(len(w)))
 
 
 @pytest.mark.parametrize("size", [2, 12, 70])
@@ -74,7 +74,7 @@ def test_the_picture(size, figure):
         order = [NAMES.index(text.get_text()) for text in heat.get_yticklabels()]
         wanted = w.double()[order][:, order].fill_diagonal_(0)
         assert torch.equal(shown, wanted)
-        assert order == together(w).tolist()
+        assert order == order_of_labels(w).tolist()
     assert len(heat.get_yticklabels()) == (size if size <= 60 else 0)
     edges = [line for line in graph.lines if len(line.get_xdata()) > 1]
     pairs = [pair for side in strongest_pairs(w, 6) for pair in side]

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import settings
 from random_entries import (
     STAMP,
+    best_unmarked,
     check_found,
     check_heaps,
     count_wrong,
+    dense,
     filled,
     large,
     marks,
@@ -20,11 +22,9 @@ from random_entries import (
     zipf,
 )
 
-from torchssvm.solvers.gdmm.brute_force import dense
 from torchssvm.solvers.gdmm.entry_heaps import COUNT, VISITED, add
 from torchssvm.solvers.gdmm.maximisation import indicator_fmo, interaction_fmo
 from torchssvm.solvers.gdmm.sorted_entries import make_entries
-from torchssvm.solvers.gdmm.walks import best_unmarked
 
 
 @settings(max_examples=120, deadline=None)

@@ -6,12 +6,23 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from random_entries import STAMP, check_found, check_heaps, filled, marks, random_entries, some, touch
+from random_entries import (
+    STAMP,
+    best_in_column,
+    best_in_row,
+    best_unmarked,
+    check_found,
+    check_heaps,
+    dense,
+    filled,
+    marks,
+    random_entries,
+    some,
+    touch,
+)
 
-from torchssvm.solvers.gdmm.brute_force import dense
 from torchssvm.solvers.gdmm.entry_heaps import VISITED, add, change, room, value_of
 from torchssvm.solvers.gdmm.sorted_entries import check_entries, from_state, grown, make_entries, state
-from torchssvm.solvers.gdmm.walks import best_in_column, best_in_row, best_unmarked
 
 
 @settings(max_examples=60, deadline=None)

@@ -109,7 +109,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         self._seen: tuple[Any, int] | None = None  # the storage's contents and the version that were validated
         check_rules(self.direction, self.oracle, dual.storage)
         self.head, self.dual = head, dual
-        dual.ranks.agree(lambda: self._read(batches))
+        dual.ranks.run_on_all(lambda: self._read(batches))
         dual.ranks.check_same(round_visits=size)
         dtype = self.examples.added.dtype
         sizes = (
@@ -342,7 +342,7 @@ class CompiledBCFW(DualTrainer, Stateful):
     def begin(self) -> None:
         """Check that visits can be made, and set the weights that they start from."""
         dual = self.dual
-        dual.ranks.agree(self._validate)
+        dual.ranks.run_on_all(self._validate)
         dual.targets = self._targets
         if dual.recomputed is not None:
             dual.set_weights(dual.recomputed)

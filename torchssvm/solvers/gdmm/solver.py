@@ -21,7 +21,7 @@ from torchssvm.dual.checks import check_visits
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Storage
-from torchssvm.solvers.certificate import crosses
+from torchssvm.solvers.certificate import dual_exceeds_primal
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate, PassReport
 from torchssvm.solvers.gdmm.handover import hand_over
 from torchssvm.solvers.gdmm.kinds import check_head, make_problem
@@ -227,7 +227,7 @@ class GDMM(SavedGDMM):
         dual = max(self.best_dual, mean)
         relaxed_dual = max(self.best_relaxed_dual, relaxed, dual)  # a mean of outputs is in the local polytope
         for above, below in ((primal, dual), (relaxed_primal, relaxed_dual)):
-            if crosses(above, below, parameters[0].dtype):
+            if dual_exceeds_primal(above, below, parameters[0].dtype):
                 raise RuntimeError(f"the gap is negative, {above - below:.6g}: this is a defect, please report it")
         self.best_dual, self.best_relaxed_dual = dual, relaxed_dual
         self.oracle_calls += n

@@ -10,25 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit
-from torchssvm.solvers.gdmm.entry_heaps import VISITED, column_list, find, row_list
-
-
-@njit
-def best_unmarked(entries, marked_row, marked_col, stamp):
-    """The largest v[a, b] with neither a nor b marked: ``(value, a, b)``, or ``(-inf, -1, -1)`` if there is none."""
-    return walk(entries, 0, marked_row, marked_col, stamp, marked_row[:0], 0.0, -np.inf)
-
-
-@njit
-def best_in_row(entries, a, marked_col, stamp):
-    """The largest v[a, b] with b not marked, likewise; in a symmetric matrix the result has a < b."""
-    return walk(entries, row_list(a), marked_col, marked_col, stamp, marked_col[:0], 0.0, -np.inf)
-
-
-@njit
-def best_in_column(entries, b, marked_row, stamp):
-    """The largest v[a, b] with a not marked, likewise."""
-    return walk(entries, column_list(entries, b), marked_row, marked_row, stamp, marked_row[:0], 0.0, -np.inf)
+from torchssvm.solvers.gdmm.entry_heaps import VISITED, find, row_list
 
 
 @njit

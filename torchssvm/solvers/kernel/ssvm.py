@@ -21,7 +21,7 @@ from torchssvm.core.schema import Same, Schema, Stateful, version, with_seal
 from torchssvm.core.structure import Labeling, as_decoding, digest
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checks import check_structure
-from torchssvm.solvers.certificate import Certificate, crosses
+from torchssvm.solvers.certificate import Certificate, dual_exceeds_primal
 from torchssvm.solvers.kernel.blocks import KernelBlocks, psi_of
 from torchssvm.solvers.kernel.data import TrainingSet
 from torchssvm.solvers.kernel.directions import FrankWolfe, KernelDirection
@@ -199,7 +199,7 @@ class KernelSSVM(DualTrainer, Stateful):
             norm = implicit + explicit
             primal = dual.lam / 2 * norm + hinges / n
             value = float(dual.loss.sum()) - dual.lam / 2 * explicit - dual.lam / 2 * implicit
-            if crosses(primal, value, self.head.dtype, dual.lam * norm):
+            if dual_exceeds_primal(primal, value, self.head.dtype, dual.lam * norm):
                 raise RuntimeError(f"the gap is negative, {primal - value:.6g}: does the kernel change between calls?")
         if drift > 1e5 * torch.finfo(self.head.dtype).eps:
             warn(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.schema import Stateful
 
 
 class Restricted(NamedTuple):
@@ -27,13 +26,11 @@ class Restricted(NamedTuple):
     dual: float
 
 
-class Slack(Stateful):
+class Slack(ABC):
     """The working set of constraints of a cutting-plane method; ``CuttingPlane`` binds it to a problem.
 
     The results of a pass are collected batch by batch and added by ``solve``, so a failed pass changes nothing.
     """
-
-    state_name = "slack"
 
     num_examples: int
     lam: float
@@ -74,10 +71,6 @@ class Slack(Stateful):
         Args:
             gap: The current duality gap; the restricted problem need not be solved much more accurately.
         """
-
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """The whole state, in tensors, numbers and strings."""
 
 
 def check_keep(keep: int) -> int:

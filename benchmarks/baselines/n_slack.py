@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +12,9 @@ from torchssvm.core.gradients import per_example_adjoint
 from torchssvm.core.memory import check_memory
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.schema import Entry, Same, Schema, damaged
-from torchssvm.solvers.baselines.block_qp import PlaneBlocks
-from torchssvm.solvers.baselines.slack import Restricted, Slack, check_keep, flat_rows
+
+from .block_qp import PlaneBlocks
+from .slack import Restricted, Slack, check_keep, flat_rows
 
 
 class NSlack(Slack):
@@ -116,33 +115,3 @@ class NSlack(Slack):
         self.planes, self.costs, self.owner, self.alpha, self.idle = planes, costs, owner, alpha, idle
         self.discard()
         return Restricted(torch.from_numpy(weights), dual)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The working set."""
-        names = ("planes", "costs", "owner", "alpha", "idle", "hinges")
-        return {"kind": "n_slack", "keep": self.keep, **{name: getattr(self, name).clone() for name in names}}
-
-    def _schema(self) -> Schema:
-        return {
-            "kind": Same("n_slack"),
-            "keep": int,
-            "planes": Entry(self.parameters[0].dtype, ("planes", self.size)),
-            "costs": Entry(torch.float64, ("planes",)),
-            "owner": Entry(torch.int64, ("planes",), low=0, high=self.num_examples - 1),
-            "alpha": Entry(torch.float64, ("planes",), low=0.0),
-            "idle": Entry(torch.int64, ("planes",)),
-            "hinges": Entry(torch.float64, (self.num_examples,)),
-        }
-
-    def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        owner, alpha = state["owner"], state["alpha"]
-        if bool((owner[1:] < owner[:-1]).any()):
-            raise damaged(f"{where}['owner'] does not name examples in rising order")
-        if bool((alpha.new_zeros(self.num_examples).index_add_(0, owner, alpha) > 1.0 + 1e-9).any()):
-            raise damaged(f"{where}['alpha'] is no distribution for each example")
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the working set bit for bit."""
-        for name in ("planes", "costs", "owner", "alpha", "idle", "hinges"):
-            setattr(self, name, state[name].to("cpu", copy=True))
-        self.discard()

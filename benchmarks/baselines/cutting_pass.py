@@ -19,10 +19,11 @@ from torchssvm.core.probe import TOLERANCE, probe
 from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.dual.checks import check_targets
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.baselines.slack import Slack
-from torchssvm.solvers.certificate import crosses
+from torchssvm.solvers.certificate import dual_exceeds_primal
 from torchssvm.solvers.exact_pass import every_training_example
 from torchssvm.solvers.rounding import Rounding
+
+from .slack import Slack
 
 
 class Pass(NamedTuple):
@@ -87,7 +88,7 @@ def make_pass(
         )
     regulariser = problem.lam / 2 * squared_norm(problem.parameters)
     primal = regulariser + hinges / problem.num_examples
-    if crosses(primal, dual, problem.parameters[0].dtype, 2 * regulariser):
+    if dual_exceeds_primal(primal, dual, problem.parameters[0].dtype, 2 * regulariser):
         raise RuntimeError(
             f"the primal, {primal:.6g}, is below the lower bound, {dual:.6g}: did examples, targets, lengths "
             "or the features below the head change between the passes?"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from torchssvm.core.arguments import check_number, check_whole
 from torchssvm.core.batch import Batch, apply_head, check_batches, first_occurrences, to_device
@@ -17,24 +14,22 @@ from torchssvm.core.on_host import on_host
 from torchssvm.core.potentials import conform, inner, subtract
 from torchssvm.core.precision import full_precision
 from torchssvm.core.ranks import Ranks
-from torchssvm.core.schema import Entry, Schema, Stateful, damaged, version
 from torchssvm.core.structure import Structure
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checks import check_batch, check_targets
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.baselines.exponentiated_search import Search, loss_potentials, mean_parts
 from torchssvm.solvers.certificate import Certificate, certify
 from torchssvm.solvers.exact_pass import every_training_example
 from torchssvm.solvers.trainer import DualTrainer
-from torchssvm.steps.sampler import GapBatchSampler
 
-_FORMAT = 2
+from .exponentiated_search import Search, loss_potentials, mean_parts
+
 _RANGE = (1e-12, 1e6)
 """Range of step sizes: a block that is solved to rounding would halve or grow its step size at every visit."""
 
 
-class ExponentiatedGradient(DualTrainer, Stateful):
+class ExponentiatedGradient(DualTrainer):
     """Online exponentiated gradient (Collins, Globerson, Koo, Carreras, Bartlett 2008; online-EG in [B13] section 6).
 
     The dual distribution of an example is log-linear in its parts, ``alpha_i(y) ~ exp <p(y), u_i>``, with one array of
@@ -55,9 +50,8 @@ class ExponentiatedGradient(DualTrainer, Stateful):
 
     Args:
         head: An ``nn.Module`` linear in all its weights; its weights are set, never read.
-        batches: Every training example exactly once, in the same order in every pass: a list, a DataLoader without
-            shuffling, or ``in_order(dataset)``. :meth:`step` takes the batches in turn, and a run that is resumed in
-            the middle of a pass skips those that were taken.
+        batches: Every training example exactly once, in any order: a list, a DataLoader, or ``in_order(dataset)``.
+            :meth:`step` takes the batches in turn.
         num_examples: n, the size of the training set.
         lam: Regularisation; positive.
         structure: What an output is, with ``marginals``; None is ``head.structure``.
@@ -72,8 +66,8 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         step_sizes: ``[n]`` float64, eta_i.
 
     Raises:
-        ValueError: A number is out of its range, an example is missing or duplicated, a batch is not valid, a
-            DataLoader shuffles, or as ``DualState.for_head``.
+        ValueError: A number is out of its range, an example is missing or duplicated, a batch is not valid, or
+            as ``DualState.for_head``.
         TypeError: ``batches`` can be read only once.
 
     Example:
@@ -81,8 +75,6 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         >>> trainer.solve(tolerance=0.05).gap <= 0.05
         True
     """
-
-    state_name = "exponentiated gradient"
 
     def __init__(
         self,
@@ -102,7 +94,7 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         step_size, growth = check_number(step_size, "step_size", above=0.0), check_number(growth, "growth", 1.0)
         halvings = check_whole(halvings, "halvings", 0)
         first_halvings = check_whole(first_halvings, "first_halvings", 0)
-        self.head, self.batches = head, _in_one_order(check_batches(batches, reread=True))
+        self.head, self.batches = head, check_batches(batches, reread=True)
         self.dual = DualState.for_head(head, num_examples, lam, structure=structure, memory_limit=memory_limit)
         if type(self.dual.structure).marginals is Structure.marginals:
             raise ValueError(
@@ -113,9 +105,7 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         self.step_sizes = torch.full((self.dual.num_examples,), step_size, dtype=torch.float64)
         self._visited = torch.zeros(self.dual.num_examples, dtype=torch.bool)
         self._logs = self._empty()  # u_i, in the shapes of the potentials
-        self._count = 0  # batches of a pass
-        self._taken = 0  # those taken of the current pass
-        self._left: Iterator[Batch] | None = None  # the rest of the current pass
+        self._left: Iterator[Batch] = iter(())  # the rest of the current pass
         self._start()
 
     def _empty(self) -> MeanParts:
@@ -131,7 +121,6 @@ class ExponentiatedGradient(DualTrainer, Stateful):
         storage, losses, targets = self._empty(), torch.zeros_like(dual.loss), dual.targets.clone()
         weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
         for batch, potentials, index in every_training_example(self.head, dual, self.batches):
-            self._count += 1
             target = dual.structure.check_target(batch.y, potentials)
             targets[on_host(index)] = digest_examples(target, potentials)
             with torch.no_grad(), full_precision(potentials.device):
@@ -154,19 +143,11 @@ class ExponentiatedGradient(DualTrainer, Stateful):
 
     def step(self) -> float:
         """One step of every block of the next batch; see :meth:`visit`."""
-        if self._left is None:
-            self._left = itertools.islice(iter(self.batches), self._taken, None)
         batch = next(self._left, None)
         if batch is None:
-            self._left, self._taken = iter(self.batches), 0
+            self._left = iter(self.batches)
             batch = next(self._left)
-        try:
-            increase = self.visit(batch)
-        except BaseException:
-            self._left = None  # it is read again
-            raise
-        self._taken += 1
-        return increase
+        return self.visit(batch)
 
     def visit(self, batch: Batch) -> float:
         """One step of every block of ``batch``; a repeated example counts once.
@@ -236,55 +217,3 @@ class ExponentiatedGradient(DualTrainer, Stateful):
 
     def __repr__(self) -> str:
         return f"ExponentiatedGradient({self.dual})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies continue from the same batch."""
-        return {**vars(self), "_left": None}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The whole state, exactly, in tensors, numbers and strings."""
-        return {
-            "format": _FORMAT,
-            "dual": self.dual.state_dict(),
-            "logs": self._logs.state_dict(),
-            "step_sizes": self.step_sizes.clone(),
-            "visited": self._visited.clone(),
-            "taken": self._taken,
-        }
-
-    def _schema(self) -> Schema:
-        n = self.dual.num_examples
-        return {
-            "format": version(_FORMAT),
-            "dual": self.dual.check_state,
-            "logs": self._logs.check_state,
-            "step_sizes": Entry(torch.float64, (n,), above=0.0),
-            "visited": Entry(torch.bool, (n,)),
-            "taken": Entry(int, low=0, high=self._count),
-        }
-
-    def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        blocks, logs = state["dual"]["storage"]["buffers"], state["logs"]["buffers"]
-        if not blocks or bool(state["visited"].any()) != bool(logs):
-            raise damaged("the blocks of a run are missing")
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue bit for bit from a state that :meth:`check_state` accepted."""
-        self.dual.restore(state["dual"])
-        self._logs.restore(state["logs"])
-        self.step_sizes = state["step_sizes"].to("cpu", copy=True)
-        self._visited = state["visited"].to("cpu", copy=True)
-        self._left, self._taken = None, state["taken"]
-
-
-def _in_one_order(batches: Iterable[Batch]) -> Iterable[Batch]:
-    """``batches``, unless it is a DataLoader whose sampler draws another order in every pass."""
-    of_batches = getattr(batches, "batch_sampler", None)
-    for sampler in (getattr(batches, "sampler", None), of_batches, getattr(of_batches, "sampler", None)):
-        if isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler | GapBatchSampler):
-            raise ValueError(
-                f"batches come from a {type(sampler).__name__}, in another order in every pass, and they must come in "
-                "the same order, since a resumed run skips those that it took: give a DataLoader with shuffle=False, "
-                "a list, or torchssvm.in_order(dataset)"
-            )
-    return batches

@@ -8,23 +8,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from average_cases import schedule
+from baselines import CuttingPlane, ExponentiatedGradient, NSlack
 from custom import label_sets
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import PROBLEMS, Reference, assert_same, chain, examples, flat, multiclass, reference
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler
 
-from torchssvm import (
-    Batch,
-    CuttingPlane,
-    ExponentiatedGradient,
-    GapBatchSampler,
-    Multiclass,
-    NSlack,
-    Potentials,
-    TorchStruct,
-    certify,
-)
+from torchssvm import Batch, Multiclass, Potentials, TorchStruct, WeightedAverage, certify
 
 SEEDS = st.integers(0, 2**31 - 1)
 
@@ -33,6 +24,13 @@ def method(problem, **options):
     return ExponentiatedGradient(
         problem.head, problem.everything(2), num_examples=problem.n, lam=problem.lam, **options
     )
+
+
+def state(gradient):
+    """What a step changes."""
+    names = ("step_sizes", "_visited")
+    held = [gradient.dual.state_dict(), gradient._logs.state_dict(), *(getattr(gradient, name) for name in names)]
+    return copy.deepcopy(held)
 
 
 class Explicit:
@@ -210,50 +208,6 @@ def test_certificates_are_those_of_any_dual():
     assert certify(problem.head, gradient.dual, problem.everything()).drift < 1e-12
 
 
-def test_resumes_to_the_bit(tmp_path):
-    problem = chain(6, dtype=torch.float32)
-    whole = method(problem)
-    for batch in problem.everything(2):
-        whole.visit(batch)
-    whole.certify()  # weights to start from are pending in the state
-    torch.save(whole.state_dict(), tmp_path / "run.pt")
-    other = problem.copy()
-    resumed = method(other)
-    resumed.load_state_dict(torch.load(tmp_path / "run.pt", weights_only=True))
-    assert_same(resumed.state_dict(), whole.state_dict())
-    for size in (1, 2, 3):
-        for a, b in zip(problem.everything(size), other.everything(size), strict=True):
-            assert whole.visit(a) == resumed.visit(b)
-    assert_same(resumed.state_dict(), whole.state_dict())
-
-
-def test_damaged_and_foreign_states_are_refused():
-    problem = multiclass(0)
-    gradient = method(problem)
-    gradient.visit(problem.batch([0, 1]))
-    good = gradient.state_dict()
-    fresh = method(multiclass(0))
-    before = fresh.state_dict()
-    bad = [
-        ("format", 99, "format 99"),
-        ("dual", {**good["dual"], "lam": 0.25}, r"\['lam'\] is 0.25 there"),
-        ("dual", {**good["dual"], "storage": {"kind": "mean_parts", "buffers": {}}}, "damaged"),
-        ("logs", {"kind": "mean_parts", "buffers": {}}, "missing"),
-        ("logs", "gone", "should be a dict"),
-        ("step_sizes", good["step_sizes"][1:], "step_sizes"),
-        ("step_sizes", good["step_sizes"] * 0.0, "step_sizes"),
-        ("step_sizes", good["step_sizes"] * math.nan, "step_sizes"),
-        ("visited", good["visited"].float(), "visited"),
-        ("taken", -1, "should be an int, at least 0, at most 3, it is -1"),
-        ("taken", True, "at least 0, at most 3, it is a bool"),
-        ("taken", 4, "at most 3, it is 4"),
-    ]
-    for name, value, words in bad:
-        with pytest.raises(ValueError, match=words):
-            fresh.load_state_dict({**copy.deepcopy(good), name: value})
-        assert_same(fresh.state_dict(), before)
-
-
 def test_bad_arguments_are_refused():
     problem = multiclass(0)
     for options, words in [
@@ -285,33 +239,11 @@ def test_batches_that_are_not_the_training_set_are_refused():
         assert not flat(problem.head.parameters()).any()
 
 
-def test_batches_in_another_order_in_every_pass_are_refused():
-    """A resumed run skips the batches that were taken: of another permutation, these are other examples."""
-    problem = multiclass(0)
-
-    def loader(**options):
-        return DataLoader(range(problem.n), collate_fn=problem.batch, **options)
-
-    def make(batches):
-        return ExponentiatedGradient(problem.head, batches, num_examples=problem.n, lam=problem.lam)
-
-    everyone = range(problem.n)
-    for batches, name in (
-        (loader(batch_size=2, shuffle=True), "RandomSampler"),
-        (loader(batch_sampler=BatchSampler(RandomSampler(everyone), 2, drop_last=False)), "RandomSampler"),
-        (loader(batch_size=2, sampler=SubsetRandomSampler(everyone)), "SubsetRandomSampler"),
-        (loader(batch_sampler=GapBatchSampler(problem.train().dual, batch_size=2)), "GapBatchSampler"),
-    ):
-        with pytest.raises(ValueError, match=rf"batches come from a {name}.*shuffle=False"):
-            make(batches)
-    make(loader(batch_size=2)).step()
-
-
 def test_a_bad_batch_changes_nothing():
     problem = multiclass(0)
     gradient = method(problem)
     gradient.visit(problem.batch([0, 1, 2]))
-    before = gradient.state_dict()
+    before = state(gradient)
     batch = problem.batch([1, 2])
     nan = batch.x.clone()
     nan[1, 0] = math.nan
@@ -322,7 +254,7 @@ def test_a_bad_batch_changes_nothing():
     ]:
         with pytest.raises(ValueError, match=words):
             gradient.visit(wrong)
-        assert_same(gradient.state_dict(), before)
+        assert_same(state(gradient), before)
 
 
 def test_one_class_has_nothing_to_learn():
@@ -341,3 +273,39 @@ def test_runs_on_the_device(device):
         assert a.visit(here.batch(rows)) == pytest.approx(b.visit(there.batch(rows)), abs=1e-9)
     torch.testing.assert_close(flat(here.head.parameters()), flat(there.head.parameters()).cpu())
     assert b.certify().gap == pytest.approx(a.certify().gap, abs=1e-9)
+
+
+def test_exponentiated_gradient_knows_its_targets():
+    problem = chain(3, n=6)
+    head = copy.deepcopy(problem.head)
+    gradient, batch = ExponentiatedGradient(head, problem.everything(3), num_examples=6, lam=0.1), problem.batch([1])
+    with pytest.raises(RuntimeError, match="other targets"):
+        gradient.visit(batch.replace(y=torch.where(batch.y >= 0, 1 - batch.y, batch.y)))
+    gradient.visit(batch)
+    gradient.certify()
+
+
+def test_a_refused_step_of_exponentiated_gradient_keeps_the_recomputed_weights():
+    problem = chain(3, n=6)
+    gradient = ExponentiatedGradient(copy.deepcopy(problem.head), problem.everything(3), num_examples=6, lam=0.1)
+    gradient.visit(problem.batch([1]))
+    gradient.certify()
+    batch = problem.batch([2])
+    with pytest.raises(ValueError, match="not finite"):
+        gradient.visit(batch.replace(x=batch.x * torch.nan))
+    assert gradient.dual.recomputed is not None
+
+
+def test_exponentiated_gradient_is_averaged_by_update():
+    problem = chain(2)
+    solver = ExponentiatedGradient(problem.head, problem.everything(), num_examples=problem.n, lam=problem.lam)
+    dual = solver.dual
+    average = WeightedAverage(dual.parameters, dual)
+    for rows in schedule(problem, 1, 15):
+        solver.visit(problem.batch(rows))
+        average.update()
+    found, optimum = average.certify(problem.head, dual, problem.everything()), reference(problem).optimum()
+    assert average.count == 15
+    assert found.dual - 1e-9 <= optimum <= found.primal + 1e-9
+    last = certify(problem.head, dual, problem.everything())
+    assert last.dual - 1e-9 <= optimum

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,23 +13,21 @@ from torchssvm.core.caller import warn
 from torchssvm.core.compiling import clock
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import flat, squared_norm
-from torchssvm.core.schema import Entry, Same, Schema, Stateful, damaged, version, with_seal
 from torchssvm.core.structure import Structure
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.baselines.cutting_pass import Pass, make_pass
-from torchssvm.solvers.baselines.one_slack import OneSlack
-from torchssvm.solvers.baselines.slack import Restricted, Slack
-from torchssvm.solvers.certificate import Certificate, crosses
+from torchssvm.solvers.certificate import Certificate, dual_exceeds_primal
 from torchssvm.solvers.progress_line import ProgressLine
 from torchssvm.solvers.schedules import EveryPasses, counting_from
 from torchssvm.solvers.tolerance import Tolerance
 from torchssvm.solvers.trainer import run_until
 
-_FORMAT = 3
+from .cutting_pass import Pass, make_pass
+from .one_slack import OneSlack
+from .slack import Restricted, Slack
 
 
-class CuttingPlane(Stateful):
+class CuttingPlane:
     """Cutting planes for ``lam/2 |w|^2 + (1/n) sum_i H_i(w)`` (Joachims, Finley, Yu 2009; [B13] section 6).
 
     An iteration is one pass of the max oracle over all examples and one restricted problem. The pass gives new
@@ -62,15 +58,13 @@ class CuttingPlane(Stateful):
     Raises:
         ValueError: As ``DualState.for_head``; or ``slack`` belongs to another CuttingPlane.
         TypeError: ``slack`` is not a Slack, or ``batches`` can be read only once.
-        ImportError: ``OneSlack`` needs the extra ``torchssvm[qp]``.
+        ImportError: ``OneSlack`` needs the extra ``torchssvm[bench]``.
 
     Example:
         >>> trainer = CuttingPlane(LinearMulticlass(4, 3), in_order(data), num_examples=30, lam=0.1, slack=NSlack())
         >>> trainer.solve(tolerance=0.01).gap <= 0.01
         True
     """
-
-    state_name = "cutting plane"
 
     def __init__(
         self,
@@ -153,7 +147,7 @@ class CuttingPlane(Stateful):
                 self.slack.discard()
                 self._hold(self._best)
             raise
-        if crosses(best, restricted.dual, self._problem.parameters[0].dtype):
+        if dual_exceeds_primal(best, restricted.dual, self._problem.parameters[0].dtype):
             self._hold(self._best)
             raise RuntimeError(
                 f"the lower bound, {restricted.dual:.6g}, is above the best primal, {best:.6g}: costs or features have "
@@ -248,61 +242,3 @@ class CuttingPlane(Stateful):
     def __repr__(self) -> str:
         problem, slack = self._problem, type(self.slack).__name__
         return f"CuttingPlane(num_examples={problem.num_examples}, lam={problem.lam:g}, slack={slack}())"
-
-    def state_dict(self) -> dict[str, Any]:
-        """The whole state, exactly, in tensors, numbers and strings."""
-        problem = self._problem
-        state = {
-            "format": _FORMAT,
-            "num_examples": problem.num_examples,
-            "lam": problem.lam,
-            "structure": repr(problem.structure),
-            "primal": self.primal,
-            "dual": self.dual,
-            "exact": self.exact,
-            "iterations": self.iterations,
-            "oracle_calls": problem.oracle_calls,
-            "next": self._next.clone(),
-            "best": self._best.clone(),
-            "targets": problem.targets.clone(),
-            "features": self._features.clone(),
-            "relaxed": problem.relaxed,
-            "slack": self.slack.state_dict(),
-        }
-        return with_seal(state)
-
-    def _schema(self) -> Schema:
-        problem, weights, count = self._problem, Entry(torch.float64, (self.slack.size,)), Entry(int, low=0)
-        return {
-            "format": version(_FORMAT),
-            "num_examples": Same(problem.num_examples),
-            "lam": Same(problem.lam),
-            "structure": Same(repr(problem.structure)),
-            "primal": Entry(float, infinite=True),
-            "dual": Entry(float, high=sys.float_info.max, infinite=True),
-            "exact": bool,
-            "iterations": count,
-            "oracle_calls": count,
-            "next": weights,
-            "best": weights,
-            "targets": Entry(torch.int64, (problem.num_examples,)),
-            "features": Entry(torch.float64, (None,), infinite=True),
-            "relaxed": bool,
-            "slack": self.slack.check_state,
-            "seal": int,
-        }
-
-    def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        if len(state["features"]) not in (0, self.slack.size):
-            raise damaged(f"{where}['features'] should be [{self.slack.size}], it is {list(state['features'].shape)}")
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue bit for bit from a state that :meth:`check_state` accepted."""
-        problem = self._problem
-        self.slack.restore(state["slack"])
-        self._features = state["features"].to("cpu", copy=True)
-        problem.targets, problem.relaxed = state["targets"].to("cpu", copy=True), state["relaxed"]
-        self.primal, self.dual, self.exact = state["primal"], state["dual"], state["exact"]
-        self.iterations, problem.oracle_calls = state["iterations"], state["oracle_calls"]
-        self._next, self._best = state["next"].to("cpu", copy=True), state["best"].to("cpu", copy=True)
-        self._hold(self._best)

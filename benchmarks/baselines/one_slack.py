@@ -16,8 +16,8 @@ from torchssvm.core.memory import check_memory
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.row_sparse import flat
-from torchssvm.core.schema import Entry, Same, Schema, damaged
-from torchssvm.solvers.baselines.slack import Restricted, Slack, check_keep
+
+from .slack import Restricted, Slack, check_keep
 
 _INACTIVE = 1e-8  # share of the largest mass: an interior-point solver leaves some mass on every constraint
 
@@ -38,7 +38,7 @@ class OneSlack(Slack):
 
     Raises:
         ValueError: ``keep`` is less than 1, or ``solver`` is not installed.
-        ImportError: The extra ``torchssvm[qp]`` is not installed.
+        ImportError: The extra ``torchssvm[bench]`` is not installed.
 
     Example:
         >>> trainer = CuttingPlane(LinearMulticlass(4, 3), in_order(data), num_examples=30, lam=0.1, slack=OneSlack())
@@ -50,7 +50,7 @@ class OneSlack(Slack):
         self.keep = check_keep(keep)
         available = _qpsolvers().available_solvers
         if not isinstance(solver, str) or solver not in available:
-            advice = " (clarabel comes with the extra torchssvm[qp])" if solver == "clarabel" else ""
+            advice = " (clarabel comes with the extra torchssvm[bench])" if solver == "clarabel" else ""
             raise ValueError(f"solver={solver!r} is not installed{advice}; qpsolvers finds {available}")
         self.solver = solver
         self.memory_limit = check_limit(memory_limit)
@@ -137,38 +137,12 @@ class OneSlack(Slack):
         alpha = torch.where(alpha > _INACTIVE * float(alpha.max()), alpha, 0.0)
         return alpha / max(1.0, float(alpha.sum()))
 
-    def state_dict(self) -> dict[str, Any]:
-        """The working set."""
-        names = ("planes", "costs", "alpha", "idle", "gram")
-        return {"kind": "one_slack", "keep": self.keep, **{name: getattr(self, name).clone() for name in names}}
-
-    def _schema(self) -> Schema:
-        return {
-            "kind": Same("one_slack"),
-            "keep": int,
-            "planes": Entry(torch.float64, ("planes", self.size)),
-            "costs": Entry(torch.float64, ("planes",)),
-            "alpha": Entry(torch.float64, ("planes",), low=0.0),
-            "idle": Entry(torch.int64, ("planes",)),
-            "gram": Entry(torch.float64, ("planes", "planes")),
-        }
-
-    def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        if float(state["alpha"].sum()) > 1.0 + 1e-9:
-            raise damaged(f"{where}['alpha'] is no distribution")
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the working set bit for bit."""
-        for name in ("planes", "costs", "alpha", "idle", "gram"):
-            setattr(self, name, state[name].to("cpu", copy=True))
-        self.discard()
-
 
 def _value(alpha: Tensor, gram: Tensor, costs: Tensor, lam: float) -> float:
     return float(costs @ alpha - alpha @ gram @ alpha / (2 * lam))
 
 
 def _qpsolvers() -> Any:
-    with needs("OneSlack needs a QP solver: pip install 'torchssvm[qp]'", "qpsolvers"):
+    with needs("OneSlack needs a QP solver: pip install 'torchssvm[bench]'", "qpsolvers"):
         import qpsolvers
     return qpsolvers

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import qpsolvers
 import torch
+from baselines import CuttingPlane, NSlack, OneSlack
+from baselines.block_qp import PlaneBlocks, _ascend, ascend_simplex
 from custom import Approximate, label_sets
 from hypothesis import example, given, reject
 from hypothesis import strategies as st
 from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference
 
-from torchssvm import CuttingPlane, NSlack, OneSlack, SlackRescaling, certify
-from torchssvm.solvers.baselines.block_qp import PlaneBlocks, _ascend, ascend_simplex
+from torchssvm import SlackRescaling, certify
 
 pytest.importorskip("clarabel")
 
@@ -28,6 +29,12 @@ both = pytest.mark.parametrize("slack", SLACKS.values(), ids=SLACKS.keys())
 def method(problem, slack=None, batches=None, **options):
     slack, batches = slack if slack is not None else NSlack(), batches if batches is not None else problem.everything()
     return CuttingPlane(problem.head, batches, num_examples=problem.n, lam=problem.lam, slack=slack, **options)
+
+
+def state(cutting):
+    """What a step changes."""
+    slack = {name: value for name, value in vars(cutting.slack).items() if name != "parameters"}
+    return copy.deepcopy([cutting.certify(), cutting.iterations, cutting._features, cutting._problem.targets, slack])
 
 
 def step_on(cutting, batches):
@@ -188,84 +195,12 @@ def test_inactive_constraints_are_dropped_and_the_optimum_is_reached_all_the_sam
 
 
 @both
-def test_resumes_to_the_bit(slack, tmp_path):
-    problem = chain(6, lam=0.05)
-    whole = method(problem, slack(), problem.everything(2))
-    for _ in range(3):
-        whole.step()
-    torch.save(whole.state_dict(), tmp_path / "run.pt")
-    other = problem.copy()
-    with pytest.warns(UserWarning, match="were not zero"):
-        resumed = method(other, slack(), other.everything(2))
-    resumed.load_state_dict(torch.load(tmp_path / "run.pt", weights_only=True))
-    assert_same(resumed.state_dict(), whole.state_dict())
-    for _ in range(4):
-        a, b = whole.step(), resumed.step()
-        assert (a.primal, a.dual, a.oracle_calls) == (b.primal, b.dual, b.oracle_calls)
-    assert_same(resumed.state_dict(), whole.state_dict())
-    assert torch.equal(flat(problem.head.parameters()), flat(other.head.parameters()))
-
-
-def damage(state, path, value):
-    state = copy.deepcopy(state)
-    place = state
-    for name in path[:-1]:
-        place = place[name]
-    place[path[-1]] = value
-    return state
-
-
-@both
-def test_damaged_and_foreign_states_are_refused(slack):
-    problem = chain(6)
-    cutting = method(problem, slack())
-    for _ in range(2):
-        cutting.step()
-    good, size = cutting.state_dict(), cutting.slack.num_constraints
-    bad = [
-        (("format",), 99, "format 99"),
-        (("lam",), 0.25, r"\['lam'\] is 0.25 there"),
-        (("num_examples",), 7, r"\['num_examples'\] is 7 there"),
-        (("structure",), "Chain(9)", r"\['structure'\] is"),
-        (("next",), good["next"][1:], r"\['next'\] should be finite float64"),
-        (("best",), good["best"] * math.nan, r"\['best'\] should be .*it has nan"),
-        (("dual",), math.nan, "it is nan"),
-        (("iterations",), -1, r"\['iterations'\] should be .*it is -1"),
-        (("exact",), "yes", "exact"),
-        (("slack", "kind"), "other", r"\['kind'\] is other there"),
-        (("slack", "planes"), good["slack"]["planes"][:, 1:], r"\['planes'\] should be"),
-        (("slack", "costs"), good["slack"]["costs"] * math.inf, r"\['costs'\] should be .*it has"),
-        (("slack", "alpha"), torch.full((size,), 2.0, dtype=torch.float64), "no distribution"),
-        (("slack", "idle"), good["slack"]["idle"].float(), r"\['idle'\] should be"),
-    ]
-    fresh = chain(6)
-    target = method(fresh, slack())
-    before = target.state_dict()
-    for path, value, words in bad:
-        with pytest.raises(ValueError, match=words):
-            target.load_state_dict(damage(good, path, value))
-        assert_same(target.state_dict(), before)
-    missing = {name: value for name, value in good.items() if name != "slack"}
-    with pytest.raises(ValueError, match=r"\['slack'\] is missing"):
-        target.load_state_dict(missing)
-
-
-def test_owners_out_of_order_are_refused():
-    problem = multiclass(1)
-    cutting = method(problem)
-    cutting.step()
-    state = damage(cutting.state_dict(), ("slack", "owner"), cutting.slack.owner.flip(0))
-    with pytest.raises(ValueError, match="rising order"):
-        cutting.load_state_dict(state)
-
-
-@both
 def test_a_failed_pass_changes_nothing(slack):
     problem = chain(7, lam=0.1)
     cutting = method(problem, slack())
     for _ in range(2):
         cutting.step()
-    before, weights = cutting.state_dict(), flat(problem.head.parameters())
+    before, weights = state(cutting), flat(problem.head.parameters())
     nan = problem.batch([0])
     nan.x[0, 0, 0] = math.nan
     wrong = [
@@ -277,7 +212,7 @@ def test_a_failed_pass_changes_nothing(slack):
     for batches, words in wrong:
         with pytest.raises(ValueError, match=words):
             step_on(cutting, batches)
-        assert_same(cutting.state_dict(), before)
+        assert_same(state(cutting), before)
         assert torch.equal(flat(problem.head.parameters()), weights)
 
 
@@ -301,16 +236,10 @@ def test_other_features_and_targets_are_refused(slack):
     cutting.step()
     moved = [batch.replace(x=batch.x + 0.01) for batch in problem.everything()]
     others = [batch.replace(y=torch.where(batch.y > 0, batch.y - 1, batch.y)) for batch in problem.everything()]
-    again = method(problem.copy(), slack())
-    again.load_state_dict(cutting.state_dict())
     for batches, words in ((moved, "features have moved"), (others, "other targets")):
-        for one in (cutting, again):
-            with pytest.raises(RuntimeError, match=words):
-                step_on(one, batches)
+        with pytest.raises(RuntimeError, match=words):
+            step_on(cutting, batches)
     assert step_on(cutting, problem.everything(2)).gap > 0.0  # in other batches
-    state = cutting.state_dict()
-    with pytest.raises(ValueError, match="numbers are not those that were saved"):
-        again.load_state_dict({**state, "dual": state["dual"] + 0.1})
 
 
 def test_bad_arguments_are_refused():
@@ -347,15 +276,15 @@ def test_bad_arguments_are_refused():
 def test_too_little_memory_is_told_before_it_is_used(slack):
     problem = multiclass(0)
     cutting = method(problem, slack(memory_limit=50))
-    before = cutting.state_dict()
+    before = state(cutting)
     with pytest.raises(MemoryError, match=r"slack=(One|N)Slack\(\) would take"):
         cutting.step()
-    assert_same(cutting.state_dict(), before)
+    assert_same(state(cutting), before)
 
 
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "qpsolvers", None)
-    with pytest.raises(ImportError, match=r"torchssvm\[qp\]"):
+    with pytest.raises(ImportError, match=r"torchssvm\[bench\]"):
         OneSlack()
     NSlack()  # needs nothing
 
@@ -364,11 +293,11 @@ def test_a_solver_that_finds_nothing_changes_nothing(monkeypatch):
     problem = multiclass(0)
     cutting = method(problem, OneSlack())
     cutting.step()
-    before = cutting.state_dict()
+    before = state(cutting)
     monkeypatch.setattr(qpsolvers, "solve_qp", lambda *a, **k: None)
     with pytest.raises(RuntimeError, match="found no solution"):
         cutting.step()
-    assert_same(cutting.state_dict(), before)
+    assert_same(state(cutting), before)
 
 
 @pytest.mark.parametrize("solver", [s for s in ("quadprog", "piqp") if s in qpsolvers.available_solvers])
@@ -427,3 +356,15 @@ def test_blocks_reach_the_optimum_of_the_restricted_qp(seed, n, dtype):
         hinges, [max([0.0, *(costs - planes @ weights)[owner == i]]) for i in range(n)], atol=1e-5
     )
     assert -1e-9 <= primal - dual <= 1e-4
+
+
+def test_planes_of_paired_examples_and_of_zero_mean_noise_are_refused():
+    problem = multiclass(3, n=30)
+    batch = problem.batch(range(30))
+    cutting = CuttingPlane(problem.head, [batch], num_examples=30, lam=0.1)
+    cutting.step()
+    noise = torch.randn_like(batch.x)
+    for x in (batch.x.flip(0), batch.x + 0.02 * (noise - noise.mean(0))):
+        cutting.batches = [batch.replace(x=x)]
+        with pytest.raises(RuntimeError, match="features have moved"):
+            cutting.step()

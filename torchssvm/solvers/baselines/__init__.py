@@ -1,1 +1,0 @@
-"""The baselines of the papers: subgradient, cutting planes and exponentiated gradient."""
