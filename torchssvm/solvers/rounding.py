@@ -80,7 +80,6 @@ class Rounding:
     def _note(self, head: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self._call = (args, kwargs), output
 
-    @torch.no_grad()
     def __call__(self, potentials: Potentials, target: Labeling, corner: OracleResult) -> OracleResult:
         """``corner``, or what float64 finds in its place.
 
