@@ -92,18 +92,17 @@ class Rounding:
         if self._owner is None or call is None or not _made(potentials, call[1]):
             return corner
         inputs, size = call[0], potentials.batch_size
-        with full_precision(potentials.device):
-            largest, wide = _largest(inputs), None
-            if self._seen >= self._due or largest > 2.0 * self._largest:
-                wide = self._widen(inputs, potentials)
-                self._compare(potentials, wide, target, corner)
-                self._largest = max(largest, self._largest)
-                self._due = _AGAIN * (self._seen + size) if self._seen + size >= _SAMPLE else 0
-            self._seen += size
-            primal = self._regularisation + float(corner.bound.mean())
-            if negligible(self._rounding, primal, self._num_examples):
-                return corner
-            return self._decode(wide or self._widen(inputs, potentials), target) or corner
+        largest, wide = _largest(inputs), None
+        if self._seen >= self._due or largest > 2.0 * self._largest:
+            wide = self._widen(inputs, potentials)
+            self._compare(potentials, wide, target, corner)
+            self._largest = max(largest, self._largest)
+            self._due = _AGAIN * (self._seen + size) if self._seen + size >= _SAMPLE else 0
+        self._seen += size
+        primal = self._regularisation + float(corner.bound.sum()) / size
+        if negligible(self._rounding, primal, self._num_examples):
+            return corner
+        return self._decode(wide or self._widen(inputs, potentials), target) or corner
 
     def _decode(self, wide: Potentials | None, target: Labeling) -> OracleResult | None:
         if wide is None or self._owner is None:
@@ -148,7 +147,7 @@ class Rounding:
             return None
         held = {name: _double(t) for name, t in (*owner.named_parameters(), *owner.named_buffers())}
         try:
-            with state_kept(owner):
+            with state_kept(owner), full_precision(like.device):
                 for name in _HOOKS:  # the inputs have been through them
                     setattr(owner, name, OrderedDict())
                 found = as_potentials(functional_call(owner, held, args, kwargs)).detach()
