@@ -53,7 +53,7 @@ class Potentials:
             the backward pass through the head.
         called_with: Optional. The head and its features, where these do not require gradients: ``Sequential()`` decodes
             again at the weights that its steps leave.
-        min_length: Optional. The smallest length, if the head has read it already, from memory that nobody else changes:
+        min_length: Optional. The smallest length, if the head has read it already, in memory that nobody else changes:
             reading lengths from another device waits for it.
         max_length: Optional. The largest length; given together with ``min_length``.
 
