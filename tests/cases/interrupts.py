@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import torchssvm
 
 _ROOT = str(Path(torchssvm.__file__).parent)
@@ -40,6 +42,7 @@ class _Lines:
         finally:
             sys.settrace(before)
             signal.signal(signal.SIGINT, handler)
+            torch.set_grad_enabled(True)  # raised by a trace at the end of a block, it skips no_grad's exit
         return False
 
 

@@ -87,9 +87,13 @@ def tree_map(function: Any, tree: Any) -> Any:
 
 def tree_tensors(tree: Any) -> list[Tensor]:
     """The tensors of nested tuples, lists and dicts, in order."""
-    found: list[Tensor] = []
-    tree_map(found.append, tree)
-    return found
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (Batch, tuple, list)):
+        return []
+    return [tensor for item in tree for tensor in tree_tensors(item)]
 
 
 def tree_replace(tree: Any, tensors: Sequence[Tensor]) -> Any:
@@ -302,15 +306,10 @@ def as_batch(batch: Any) -> Batch:
     return batch
 
 
-def first_occurrences(index: Tensor, numbers: Sequence[int] | None = None) -> Tensor:
-    """Rows with the first occurrence of each number, in ascending order: ``[R]`` int64.
-
-    Args:
-        index: ``[B]`` int64.
-        numbers: The same numbers as a list, if already read.
-    """
+def first_occurrences(index: Tensor) -> Tensor:
+    """Rows with the first occurrence of each number of ``index``, ``[B]`` int64, in ascending order: ``[R]`` int64."""
     size = index.shape[0]
-    if len(set(index.tolist() if numbers is None else numbers)) == size:
+    if len(set(on_host(index).tolist())) == size:
         return known(torch.arange(size, device=index.device), torch.arange(size))
     ordered, rows = on_host(index).sort(stable=True)
     first = torch.ones_like(ordered, dtype=torch.bool)

@@ -43,11 +43,8 @@ def digest_targets(target: Any, lengths: Tensor | None = None) -> Tensor:
     if lengths is not None and lengths.shape != leaves[0].shape[:1]:
         raise ValueError(f"lengths must be [{len(leaves[0])}], one for each target, got {list(lengths.shape)}")
     own = None if lengths is None else on_host(lengths)
-    total = torch.zeros(len(leaves[0]), dtype=torch.int64)
-    for place, leaf in enumerate(leaves):
-        signed = not leaf.is_floating_point() and leaf.dtype != torch.bool
-        total += _digest(on_host(leaf), place, own, signed)
-    return total
+    found = [_digest(on_host(leaf), place, own, leaf.dtype != torch.bool) for place, leaf in enumerate(leaves)]
+    return sum(found[1:], found[0])
 
 
 def digest_examples(target: Any, potentials: Potentials) -> Tensor:
@@ -70,8 +67,10 @@ def digest_examples(target: Any, potentials: Potentials) -> Tensor:
 
 
 def _digest(leaf: Tensor, place: int, lengths: Tensor | None, signed: bool) -> Tensor:
-    numbers = leaf.to(torch.float64).view(torch.int64) if leaf.is_floating_point() else leaf.to(torch.int64)
-    return _sum(numbers.contiguous(), _places(place, tuple(leaf.shape[1:]), leaf.device), lengths, signed)
+    floating = leaf.is_floating_point()
+    numbers = leaf.to(torch.float64).view(torch.int64) if floating else leaf.to(torch.int64)
+    where = _places(place, leaf.shape[1:], leaf.device)
+    return _sum(numbers.contiguous(), where, lengths, signed and not floating)
 
 
 def _sum(numbers: Tensor, where: Tensor, lengths: Tensor | None, signed: bool) -> Tensor:

@@ -32,15 +32,6 @@ def as_array(tensor: Tensor) -> np.ndarray:
     return (tensor.detach() if tensor.requires_grad else tensor).contiguous().numpy()
 
 
-def own(numbers: Any) -> Any:
-    """Whole numbers in memory of their own, anything else as it is.
-
-    They say where kernels read and write: no other thread may change them after they have been checked.
-    """
-    whole = isinstance(numbers, np.ndarray) and numbers.dtype.kind in "iu"
-    return numbers.copy() if whole else numbers
-
-
 def once(tensor: Tensor) -> Tensor:
     """One row of a tensor that is one row seen B times, ``[1, ...]``; any other as it is."""
     return tensor[:1] if tensor.shape[0] > 1 and tensor.stride(0) == 0 else tensor
@@ -69,7 +60,8 @@ def launch(
 
     Args:
         kernel: Handles the examples ``begin`` to ``end - 1``.
-        inputs: Tensors, given as contiguous arrays; anything else is given as it is.
+        inputs: Tensors, given as contiguous arrays; anything else is given as it is. Whole numbers say where kernels
+            read and write: they lie in memory of their own, which no other thread changes.
         outputs: Contiguous tensors, given as arrays of the same memory; or such arrays.
         work: ``[B]``, of each example, in any unit.
         memory: What a thread needs of its own, of any content: numbers and dtype of an array, one for each dtype, or a
@@ -79,7 +71,7 @@ def launch(
     Returns:
         What the kernel returned for each range; nothing for an empty batch.
     """
-    given = [own(as_array(x) if isinstance(x, Tensor) else x) for x in inputs]
+    given = [as_array(x) if isinstance(x, Tensor) else x for x in inputs]
     filled = [as_array(x) if isinstance(x, Tensor) else x for x in outputs]
     call = kernel.dispatcher
 

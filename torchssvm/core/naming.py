@@ -8,7 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-_here = threading.local()
+
+class _Here(threading.local):
+    index: Tensor | None = None
+
+
+_here = _Here()
 
 
 class naming:
@@ -22,8 +27,7 @@ class naming:
         self.index = index
 
     def __enter__(self) -> None:
-        self.before = getattr(_here, "index", None)
-        _here.index = self.index
+        self.before, _here.index = _here.index, self.index
 
     def __exit__(self, *_: Any) -> None:
         _here.index = self.before
@@ -50,7 +54,7 @@ def row_names(rows: Sequence[int]) -> str:
 
 
 def _numbers(rows: Sequence[int]) -> list[int] | None:
-    index = getattr(_here, "index", None)
+    index = _here.index
     if not isinstance(index, Tensor) or index.ndim != 1 or max(rows, default=0) >= len(index):
         return None
     return [int(index[row]) for row in rows]

@@ -53,8 +53,8 @@ class Potentials:
             the backward pass through the head.
         called_with: Optional. The head and its features, where these do not require gradients: ``Sequential()`` decodes
             again at the weights that its steps leave.
-        min_length: Optional. The smallest length, if the head has read it already: reading lengths from another device
-            waits for it.
+        min_length: Optional. The smallest length, if the head has read it already, in memory that nobody else changes:
+            reading lengths from another device waits for it.
         max_length: Optional. The largest length; given together with ``min_length``.
 
     Attributes:
@@ -115,7 +115,7 @@ class Potentials:
         max_length: int | None = None,
     ) -> None:
         self.tensors: Parts = as_parts(tensors, "tensors")
-        self.lengths = lengths = apart(lengths)
+        self.lengths = lengths = apart(lengths) if min_length is None else lengths
         self.ragged = dict(ragged or {})
         self.adjoint = adjoint
         self.gram_product = gram_product
@@ -278,10 +278,10 @@ def inner(a: Parts, b: Parts) -> Tensor:
     if not a:
         raise ValueError("parts are empty")
     others = [b[name] for name in a]
-    others = [other[:1] if other.stride(0) == 0 else other for other in others]  # one tensor seen B times
     for one, other in zip(a.values(), others, strict=True):
-        if one.shape[1:] != other.shape[1:] or len(other) not in (1, len(one)):
+        if one.shape != other.shape and (1, *one.shape[1:]) != other.shape:
             raise ValueError(f"parts must be shaped alike, got {list(one.shape)} and {list(other.shape)}")
+    others = [other[:1] if other.stride(0) == 0 else other for other in others]  # one tensor seen B times
     fit = [fits_numba(tensor, other) for tensor, other in zip(a.values(), others, strict=True)]
     values = [_row_products(*pair) for pair in zip(a.values(), others, fit, strict=True)]
     return sum(values[1:], values[0])

@@ -74,14 +74,15 @@ def gated(oracle: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(oracle)
     def call(self: Structure, potentials: Any, *args: Any, **kwargs: Any) -> Any:
         potentials = as_potentials(potentials)
-        if plain() or transformed():
+        if potentials.examined or plain() or transformed():
             return oracle(self, potentials, *args, **kwargs)
         with naming(potentials.index):
-            if not potentials.examined:
-                check_scores_finite(potentials, self.places)
-                potentials = potentials.replace(potentials.tensors)
-                potentials.examined = True
-            return oracle(self, potentials, *args, **kwargs)
+            check_scores_finite(potentials, self.places)
+            potentials.examined = True
+            try:
+                return oracle(self, potentials, *args, **kwargs)
+            finally:
+                potentials.examined = False
 
     return call
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_int64
-from torchssvm.core.batch import first_occurrences
 from torchssvm.core.digest import UNKNOWN
 from torchssvm.core.on_host import known, on_host
 from torchssvm.core.potentials import Potentials
@@ -26,12 +25,7 @@ def check_dual(dual: Any) -> DualState:
 
 
 def check_batch(dual: DualState, index: Tensor, potentials: Potentials) -> Tensor:
-    """The blocks of the examples, on the device of the weights; raises as :func:`check_rows`."""
-    return check_rows(dual, index, potentials)[0]
-
-
-def check_rows(dual: DualState, index: Tensor, potentials: Potentials) -> tuple[Tensor, Tensor]:
-    """The blocks of the examples, and the rows of each example's first occurrence, ``[R]`` int64.
+    """The blocks of the examples, on the device of the weights.
 
     The number of a block is that of its example, less the first example that this process holds.
 
@@ -58,8 +52,7 @@ def check_rows(dual: DualState, index: Tensor, potentials: Potentials) -> tuple[
             "dtype of its weights, with autocast off"
         )
     dual.to(weights.device)
-    blocks = known(index.to(weights.device) - dual.own.start, held - dual.own.start)
-    return blocks, first_occurrences(blocks, numbers)
+    return known(index.to(weights.device) - dual.own.start, held - dual.own.start)
 
 
 def check_visits(index: Tensor, num_examples: int, own: range | None = None) -> Tensor:

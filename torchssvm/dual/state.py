@@ -287,10 +287,11 @@ class DualState(SavedDual):
         self.restarts += 1
         self.remember_weights()
 
-    @undisturbed()
     def to(self, device: torch.device) -> None:
         """Move all tensors to the device."""
-        if self.loss.device != device:
+        if self.loss.device == device:
+            return
+        with undisturbed():
             self.loss, self.gap_estimates = self.loss.to(device), self.gap_estimates.to(device)
             self.oracle_gaps = self.oracle_gaps.to(device)
             self.storage.to(device)
@@ -331,12 +332,12 @@ class DualState(SavedDual):
             self.set_weights(zeros)
         return any(bool(p.any()) for p in changed)
 
-    @undisturbed()
     def discard(self) -> None:
         """Discard proposed steps; ``zero_grad`` calls this. Their batches count as visits."""
         if self.mailbox.waiting:
-            self.visits += len(self.mailbox.take())
-            self.mailbox.notify()
+            with undisturbed():
+                self.visits += len(self.mailbox.take())
+                self.mailbox.notify()
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -153,22 +154,20 @@ class BCFW(Stateful, Optimizer):
 
     def take_batches(self, proposals: list[Proposal]) -> None:
         """Check the gradient, and move weights and blocks as ``BlockGap`` proposed; ``step`` calls this."""
-        try:
-            if self._exchange is None:
-                self._take_alone(proposals)
-            else:
-                self._take_together(self._exchange, proposals)
-        finally:
-            self.dual.mailbox.notify()
-
-    @undisturbed()
-    def _take_alone(self, proposals: list[Proposal]) -> None:
         dual = self.dual
-        move = check_move(dual, proposals)
-        gamma = self._move_weights(move.value, move.gradients, move.largest, move.seen)
-        move.take(dual, gamma)
-        dual.count(move.calls, move.hits, move.moved)
-        dual.visits += len(proposals)
+        # An exchange with other processes may wait for long, and can be interrupted.
+        with undisturbed() if self._exchange is None else nullcontext():
+            try:
+                if self._exchange is None:
+                    move = check_move(dual, proposals)
+                    gamma = self._move_weights(move.value, move.gradients, move.largest, move.seen)
+                    move.take(dual, gamma)
+                    dual.count(move.calls, move.hits, move.moved)
+                    dual.visits += len(proposals)
+                else:
+                    self._take_together(self._exchange, proposals)
+            finally:
+                dual.mailbox.notify()
 
     def _take_together(self, exchange: Exchange, proposals: list[Proposal]) -> None:
         """The step of all ranks, along ``sum_p beta_p d_p``: the blocks of rank p move by gamma beta_p."""

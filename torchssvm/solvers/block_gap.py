@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.core.batch import first_occurrences, tree_map, tree_replace, tree_tensors
 from torchssvm.core.digest import digest_examples
 from torchssvm.core.gradients import adjoint, cheap_adjoint, combine, gram_product, per_example_adjoint
 from torchssvm.core.mailbox import Mailbox
@@ -21,7 +21,7 @@ from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import dense, select_examples, squared_norm
 from torchssvm.distributed.exchange import refusing_on_all
-from torchssvm.dual.checks import check_dual, check_rows, check_targets
+from torchssvm.dual.checks import check_batch, check_dual, check_targets
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Stored
 from torchssvm.steps.block_steps import BlockSteps, check_block_steps
@@ -115,9 +115,8 @@ class BlockGap(nn.Module):
 
     def _value(self, potentials: Potentials, target: Any, index: Tensor) -> Tensor:
         dual = self.dual
-        examples = index
-        index, rows = check_rows(dual, index, potentials)
-        potentials.index = examples
+        blocks = check_batch(dual, index, potentials)
+        potentials.index, index, rows = index, blocks, first_occurrences(blocks)
         target = dual.structure.check_target(target, potentials)
         detached = potentials.detach()
         training = torch.is_grad_enabled() and potentials.requires_grad

@@ -63,6 +63,8 @@ def exact_pass(
     exact, relaxed = True, False
     gaps = torch.zeros(len(dual.own), dtype=torch.float64, device=dual.parameters[0].device)
     losses = torch.stack([torch.full_like(gaps, torch.nan), gaps])
+    slopes: list[tuple[Tensor, Tensor]] = []
+    told: list[tuple[Tensor, ...]] = []
     targets = torch.zeros_like(dual.targets)
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
     keep: list[Callable[[], None]] = []
@@ -78,13 +80,19 @@ def exact_pass(
                 hinges += float(finer.bound.sum())
                 exact &= finer.exact
                 relaxed |= finer.relaxed
-                gaps[index] = finer.hinge / dual.num_examples + stored.inner(potentials) - dual.loss[index]
-                if (known := stored.mean_loss(potentials)) is not None:
-                    losses[:, index] = torch.stack(known)
+                slopes.append((index, finer.hinge / dual.num_examples + stored.inner(potentials)))
+                if (loss := stored.mean_loss(potentials)) is not None:
+                    told.append((index, *loss))
                 for total, part in zip(weights, dual.storage.contribution(stored, potentials), strict=True):
                     total += part
                 if remember and (insert := dual.storage.remember(stored, corner)) is not None:
                     keep.append(insert)
+
+    index, slope = map(torch.cat, zip(*slopes, strict=True))
+    gaps[index] = slope - dual.loss[index]
+    if told:
+        index, *terms = map(torch.cat, zip(*told, strict=True))
+        losses[:, index] = torch.stack(terms)
 
     def insert_all() -> None:
         for insert in keep:

@@ -14,6 +14,7 @@ from torchssvm.core.arguments import check_int64, check_whole
 from torchssvm.core.batch import Batch, apply_head, as_batch, check_batches, to_device
 from torchssvm.core.compiling import clock
 from torchssvm.core.max_oracle import find_corner
+from torchssvm.core.on_host import on_host
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import in_full_precision
 from torchssvm.core.problem import check_lam
@@ -161,10 +162,11 @@ def every_example(
         with torch.enable_grad() if grad else nullcontext():
             potentials = apply_head(head, batch)
         index = check(batch.index, potentials)
-        places = index.cpu()
-        if (more := int(places.max()) + 1 - len(seen)) > 0:
+        places = on_host(index)
+        numbers = places.tolist()
+        if (more := max(numbers) + 1 - len(seen)) > 0:
             seen = torch.cat([seen, torch.zeros(more, dtype=torch.bool)])
-        if bool(seen[places].any()) or len(places.unique()) < len(places):
+        if bool(seen[places].any()) or len(set(numbers)) < len(numbers):
             raise ValueError("batches gave an example twice: a pass needs every training example exactly once")
         seen[places] = True
         yield batch, potentials, index

@@ -28,7 +28,7 @@ from torchssvm.core.structure import Labeling, Structure
 
 _SAMPLE = 16  # examples of a batch that are compared
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_AGAIN = 16  # a sample is taken again when this many times as many examples have been seen
+_AGAIN = 64  # a sample is taken again when this many times as many examples have been seen
 
 
 def negligible(rounding: float, primal: float, num_examples: int) -> bool:
@@ -80,7 +80,6 @@ class Rounding:
     def _note(self, head: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self._call = (args, kwargs), output
 
-    @torch.no_grad()
     def __call__(self, potentials: Potentials, target: Labeling, corner: OracleResult) -> OracleResult:
         """``corner``, or what float64 finds in its place.
 
@@ -93,18 +92,17 @@ class Rounding:
         if self._owner is None or call is None or not _made(potentials, call[1]):
             return corner
         inputs, size = call[0], potentials.batch_size
-        with full_precision(potentials.device):
-            largest, wide = _largest(inputs), None
-            if self._seen >= self._due or largest > 2.0 * self._largest:
-                wide = self._widen(inputs, potentials)
-                self._compare(potentials, wide, target, corner)
-                self._largest = max(largest, self._largest)
-                self._due = _AGAIN * (self._seen + size) if self._seen + size >= _SAMPLE else 0
-            self._seen += size
-            primal = self._regularisation + float(corner.bound.mean())
-            if negligible(self._rounding, primal, self._num_examples):
-                return corner
-            return self._decode(wide or self._widen(inputs, potentials), target) or corner
+        largest, wide = _largest(inputs), None
+        if self._seen >= self._due or largest > 2.0 * self._largest:
+            wide = self._widen(inputs, potentials)
+            self._compare(potentials, wide, target, corner)
+            self._largest = max(largest, self._largest)
+            self._due = _AGAIN * (self._seen + size) if self._seen + size >= _SAMPLE else 0
+        self._seen += size
+        primal = self._regularisation + float(corner.bound.sum()) / size
+        if negligible(self._rounding, primal, self._num_examples):
+            return corner
+        return self._decode(wide or self._widen(inputs, potentials), target) or corner
 
     def _decode(self, wide: Potentials | None, target: Labeling) -> OracleResult | None:
         if wide is None or self._owner is None:
@@ -149,7 +147,7 @@ class Rounding:
             return None
         held = {name: _double(t) for name, t in (*owner.named_parameters(), *owner.named_buffers())}
         try:
-            with state_kept(owner):
+            with state_kept(owner), full_precision(like.device):
                 for name in _HOOKS:  # the inputs have been through them
                     setattr(owner, name, OrderedDict())
                 found = as_potentials(functional_call(owner, held, args, kwargs)).detach()

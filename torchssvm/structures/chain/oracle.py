@@ -56,7 +56,7 @@ def _on_cpu(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tup
     # Arrays from here on: making, viewing and converting a tensor takes microseconds, longer than decoding a chain.
     scores = as_array(emission)
     pairs = as_array(transition)[None, None] if transition.ndim == 2 else as_array(by_example(transition))
-    known = _NONE if lengths is None else as_array(lengths)
+    known = _NONE if lengths is None else as_array(lengths).copy()  # no other thread changes these
     run = known if len(known) else np.full(batch, longest)
     labels, value = np.empty((batch, longest), np.int64), np.empty(batch, scores.dtype)
     group, height = tuning.plan(batch, states, scores.itemsize, len(pairs) == 1, 2 * longest)

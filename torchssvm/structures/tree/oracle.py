@@ -11,6 +11,7 @@ from torchssvm.core.arguments import check_scores
 from torchssvm.core.jit import triton_available
 from torchssvm.core.launch import by_example, compiles, launch
 from torchssvm.core.naming import row_name
+from torchssvm.core.on_host import apart
 from torchssvm.core.operators import define
 from torchssvm.structures.tree.numba import decode
 
@@ -56,6 +57,7 @@ def _on_cpu(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) 
     if not compiles(node, edge):
         return max_sum_tree_torch(node, edge, parent, lengths)
     batch, longest, states = node.shape
+    parent, lengths = apart(parent), apart(lengths)
     edges = by_example(edge)
     if edges.shape[1] == 1:
         edges = edges.mT  # the child's state first; tables by position are not copied
