@@ -191,22 +191,27 @@ def check(kind: str, seed: int, *, steps: int = 6) -> list[str]:
         return faults(run(kind, seed, Path(folder) / "run.pt", steps), kind, seed)
 
 
-def check_processes(kind: str, count: int, *, steps: int = 6) -> dict[int, list[str]]:
-    """By seed, what runs of two processes claim wrongly, on so many problems with more than one example.
+def check_processes(count: int, *, steps: int = 3) -> dict[tuple[str, int], list[str]]:
+    """By kind and seed, what runs of two processes claim wrongly, on at least so many problems, as many of each kind.
 
-    One pair of processes runs them all, and the claims are checked here.
+    A problem has more than one example. One pair of processes runs them all, and the claims are checked here.
     """
-    seeds = list(itertools.islice((seed for seed in itertools.count(1) if len(make(kind, seed)) > 1), count))
+    problems = []
+    for kind in KINDS:
+        check(kind, 1, steps=1)  # kernels are compiled and loaded before processes are forked
+        seeds = (seed for seed in itertools.count(1) if len(make(kind, seed)) > 1)
+        problems += [(kind, seed) for seed in itertools.islice(seeds, -(-count // len(KINDS)))]
     with tempfile.TemporaryDirectory() as folder:
 
         def job(rank: int) -> list[Trace]:
-            return [run(kind, seed, Path(folder) / f"{seed}.pt", steps) for seed in seeds]
+            return [run(kind, seed, Path(folder) / f"{kind} {seed}.pt", steps) for kind, seed in problems]
 
-        first, second = in_processes(2, job, seconds=30.0 + 2.0 * len(seeds))
-    wrong = {seed: faults(trace, kind, seed) for seed, trace in zip(seeds, first, strict=True)}
-    for seed, one, other in zip(seeds, first, second, strict=True):
+        first, second = in_processes(2, job, seconds=30.0 + 2.0 * len(problems))
+    wrong = {}
+    for problem, one, other in zip(problems, first, second, strict=True):
+        wrong[problem] = faults(one, *problem)
         if not np.array_equal(one.certificates[-1][1], other.certificates[-1][1]):
-            wrong[seed].append("the processes hold different weights")
+            wrong[problem].append("the processes hold different weights")
     return wrong
 
 
