@@ -125,15 +125,23 @@ def classes(random: np.random.Generator, lam: float, dtype: torch.dtype, *, show
     return hidden(found, shows, [[(k,) for k in range(states)]] * n, labels[:, None].tolist())
 
 
-def chains(random: np.random.Generator, lam: float, dtype: torch.dtype, *, shows: np.ndarray | None = None) -> Listed:
-    """Chains, dense or with sparse features, some with forbidden states and pairs."""
+def chains(
+    random: np.random.Generator,
+    lam: float,
+    dtype: torch.dtype,
+    *,
+    shows: np.ndarray | None = None,
+    forbidding: float = 0.6,
+) -> Listed:
+    """Chains, dense or with sparse features, a share of them with forbidden states and pairs."""
     n, width = int(random.integers(1, 5)), 3
     states = int(random.integers(2, 4)) if shows is None else len(shows)
-    sparse, bias, boundary, forbids = (bool(random.random() < share) for share in (0.4, 0.5, 0.5, 0.6))
+    sparse, bias, boundary, forbids = (bool(random.random() < share) for share in (0.4, 0.5, 0.5, forbidding))
     lengths = random.integers(1, 5, n)
     rules = None
     if forbids:
         pairs, first, last = (torch.from_numpy(random.random(s) < 0.6) for s in ((states, states), states, states))
+        pairs[tuple(random.permutation(states)[:2])] = False
         pairs.fill_diagonal_(True)
         first[0] = last[0] = True  # state 0 all along is an output
         rules = Transitions(pairs, first=first, last=last)

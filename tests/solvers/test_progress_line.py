@@ -55,6 +55,7 @@ def test_estimates_are_marked_and_a_shorter_text_hides_the_longer_one(monkeypatc
     line.update(1.25, math.inf, lambda: 0.1)
     line.certified(proof(0.05))
     line.update(4.0, 0.0123456, lambda: 0.21)
+    line.update(5.0, 0.25, lambda: 0.001)
     line.certified(proof(0.01, 123456.0))
     line.close()
     first, *texts = stream.getvalue().split("\r")
@@ -63,6 +64,7 @@ def test_estimates_are_marked_and_a_shorter_text_hides_the_longer_one(monkeypatc
         "dual 0.1  passes 1.25  0 s",
         "gap 0.05 (20 %)  dual 0.2  passes 3  0 s",
         "gap ~0.0123 (5.6 %)  dual 0.21  passes 4  0 s",
+        "gap ~0.25 (100 %)  dual 0.001  passes 5  0 s",
         "gap 0.01 (4.8 %)  dual 0.2  passes 1.235e+05  0 s",
         "gap 0.01 (4.8 %)  dual 0.2  passes 1.235e+05  0 s",
     ]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchssvm.core.figures import new_figure
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.evaluation import Evaluation
+from torchssvm.solvers.tolerance import percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,7 +81,7 @@ class LamChoice:
         for point in self.points:
             own, errors = point.certificate, [getattr(point.held_out, f"{name}_error") for name in names]
             mark = "" if own.exact else "of a relaxation " if own.relaxed else "<"  # an upper bound
-            row = [f"{point.lam:.3g}", f"{point.lam * own.num_examples:.3g}", f"{mark}{100 * own.relative_gap:.2g} %"]
+            row = [f"{point.lam:.3g}", f"{point.lam * own.num_examples:.3g}", f"{mark}{percent(own.relative_gap)}"]
             row += [f"{point.passes:.0f}", f"{point.seconds:.1f}", f"{point.held_out.loss:.4g}"]
             row += ["" if error is None else f"{100 * error:.2f} %" for error in errors]
             row += [f"{point.score:.4g}"] if scored else []

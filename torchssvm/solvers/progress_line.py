@@ -13,6 +13,7 @@ from typing import Any
 from torchssvm.core.compiling import clock, compiling_seconds
 from torchssvm.core.ranks import Ranks
 from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.tolerance import percent
 
 WIDTH = 80
 """Most columns of the line."""
@@ -106,10 +107,10 @@ class ProgressLine:
         if math.isfinite(gap):
             parts.append(f"{relaxed}gap {sign}{gap:.3g}")
             if dual is not None and gap + dual > 0.0:
-                parts[-1] += f" ({100 * gap / (gap + dual):.2g} %)"
+                parts[-1] += f" ({percent(gap / (gap + dual))})"
         proof: Any = certificate
         if getattr(proof, "has_relaxation", False):  # of a FactorwiseCertificate
-            parts.append(f"relaxed gap {proof.relaxed_gap:.3g} ({100 * proof.relative_relaxed_gap:.2g} %)")
+            parts.append(f"relaxed gap {proof.relaxed_gap:.3g} ({percent(proof.relative_relaxed_gap)})")
         if self.rho is not None:
             parts.append(f"rho {self.rho:.2g}")
         if dual is not None and math.isfinite(dual):

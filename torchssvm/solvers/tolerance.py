@@ -52,6 +52,11 @@ def is_within(gap: float, tolerance: Tolerance, primal: float) -> bool:
     return gap <= largest_gap(tolerance, primal)
 
 
+def percent(share: float) -> str:
+    """A share to two digits, and 100 % as such."""
+    return f"{float(f'{100 * share:.2g}'):g} %"
+
+
 def times(tolerance: Tolerance, factor: float) -> Tolerance:
     """A tolerance that allows ``factor`` times the gap; ``factor`` is at most 1."""
     return Relative(factor * tolerance.share) if isinstance(tolerance, Relative) else factor * tolerance

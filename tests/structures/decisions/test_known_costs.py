@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -28,9 +29,12 @@ from torchssvm import (
     Situations,
     SlackRescaling,
     Solver,
+    StructuredHinge,
     WeightedAverage,
     Weights,
     certify,
+    check,
+    guess_lam,
     in_order,
     solve,
 )
@@ -67,10 +71,18 @@ def test_a_run_with_known_costs_loads_its_own_checkpoint(storage):
 def test_slack_rescaling_refuses_known_costs():
     problems = roads()
     head = LinearDecisions(3, structure=problems.structure)
-    loss = BlockGap(DualState.for_head(head, 20, 0.1, structure=SlackRescaling(head.structure, LossScaleSearch())))
-    batch = problems.__getitems__([0, 1, 2])
-    with pytest.raises(ValueError, match=r"has known scores in this batch, such as Situations\(x, fixed=...\)"):
-        loss(head(batch.x), batch.y, batch.index)
+    slack = SlackRescaling(head.structure, LossScaleSearch())
+    loss, batch = BlockGap(DualState.for_head(head, 20, 0.1, structure=slack)), problems.__getitems__([0, 1, 2])
+    told = r"known scores, such as Situations\(x, fixed=...\).* Leave SlackRescaling out, or the known scores"
+    for training in (
+        lambda: loss(head(batch.x), batch.y, batch.index),
+        lambda: StructuredHinge(slack)(head(batch.x), batch.y),
+        lambda: solve(head, problems, 0.1, structure=slack, progress=False),
+        lambda: guess_lam(head, problems, structure=slack),
+    ):
+        with pytest.raises(ValueError, match=told):
+            training()
+    assert re.search(told, str(check(head, slack, batch)))
 
 
 # -- Oracles that are short of time ------------------------------------------------------------------------

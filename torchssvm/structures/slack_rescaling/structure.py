@@ -146,8 +146,8 @@ class SlackRescaling(Structure):
         """
         if self.structure.known_scores(potentials) is not None:
             raise ValueError(
-                f"{self.structure} has known scores in this batch, such as Situations(x, fixed=...), which are counted "
-                "with the loss, and SlackRescaling multiplies by it: train the structure itself, or without them"
+                f"SlackRescaling does not train {self.structure} with known scores, such as Situations(x, fixed=...): "
+                "they are counted with the loss, by which it multiplies. Leave SlackRescaling out, or the known scores"
             )
         return self.structure.check_target(target, potentials)
 
