@@ -176,6 +176,15 @@ class RankingCase(StructureTestCase):
         assert structure.loss(structure.measure.output(best), target).tolist() == [0.0] * 3
 
 
+@pytest.mark.parametrize("measure", [NDCG(), PrecisionAt(2)])
+def test_scores_that_are_small_beside_gains_still_count(measure):
+    """Of documents with equal gains the better one stands above, though the difference of their scores rounds away."""
+    scores, grades = torch.tensor([[0.0, 4e-17, 2e-17]], dtype=torch.float64), torch.tensor([[1, 1, 0]])
+    places = measure.worst(scores, grades)
+    assert places[0, 1] < places[0, 0]
+    assert float((measure.difference(places, grades) * scores).sum() + measure.loss(places, grades)) >= 0.0
+
+
 class TestNDCG(RankingCase):
     def reference_loss(self, structure, labeling, target):
         def gain(order):

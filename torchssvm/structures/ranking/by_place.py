@@ -52,8 +52,10 @@ class ByPlace(RankingMeasure):
         return torch.where(found < _ROUNDING, 0.0, found)
 
     def worst(self, scores: Tensor, grades: Tensor) -> Tensor:
-        """By descending score less gain."""
-        return place_of(scores - self._relative_gain(grades), grades >= 0)
+        """By descending score less gain, and of equal ones by score: small scores are lost beside gains."""
+        order = scores.argsort(dim=1, descending=True, stable=True)
+        costs, real = (scores - self._relative_gain(grades)).gather(1, order), (grades >= 0).gather(1, order)
+        return torch.empty_like(order).scatter_(1, order, place_of(costs, real))
 
     def _relative_gain(self, grades: Tensor) -> Tensor:
         gain = self.gain(grades.clamp(min=0)).masked_fill(grades < 0, 0.0)
