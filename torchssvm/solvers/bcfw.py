@@ -18,11 +18,9 @@ from torchssvm.core.undisturbed import undisturbed
 from torchssvm.distributed.exchange import Exchange, Figures, refusing_on_all
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.gradient_check import GradientProducts
-from torchssvm.solvers.move import Move, check_move, record
 from torchssvm.solvers.parameter_groups import ALLOWED, OPTIONS, bounds_of, check_unchanged, make_box
+from torchssvm.solvers.proposal import GradientProducts, Move, Proposal, check_move, record
 from torchssvm.steps.line_search import ExactSearch, Line, LineSearch
-from torchssvm.steps.proposal import Proposal
 
 
 class BCFW(Stateful, Optimizer):
@@ -149,11 +147,15 @@ class BCFW(Stateful, Optimizer):
                 )
             check_unchanged(self.param_groups, self._bounds, self._rate)
         with full_precision(self.dual.parameters[0].device):
-            steps[0].take(self, steps)
+            batches: list[Proposal] = [step for step in steps if isinstance(step, Proposal)]
+            if batches:
+                self._take_batches(batches)
+            else:
+                steps[0].take(self, steps)
         return result
 
-    def take_batches(self, proposals: list[Proposal]) -> None:
-        """Check the gradient, and move weights and blocks as ``BlockGap`` proposed; ``step`` calls this."""
+    def _take_batches(self, proposals: list[Proposal]) -> None:
+        """Check the gradient, and move weights and blocks as ``BlockGap`` proposed."""
         dual = self.dual
         # An exchange with other processes may wait for long, and can be interrupted.
         with undisturbed() if self._exchange is None else nullcontext():

@@ -24,12 +24,12 @@ from torchssvm.distributed.exchange import refusing_on_all
 from torchssvm.dual.checks import check_batch, check_dual, check_targets
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Stored
+from torchssvm.solvers.proposal import Proposal
 from torchssvm.steps.block_steps import BlockSteps, check_block_steps
 from torchssvm.steps.box_qp import BoxQP
 from torchssvm.steps.cache import MaxOracle, OracleRule
 from torchssvm.steps.direction import Atoms, DirectionRule
 from torchssvm.steps.frank_wolfe import FrankWolfe
-from torchssvm.steps.proposal import Proposal
 from torchssvm.steps.rules import check_rules
 
 

@@ -12,7 +12,6 @@ from torchssvm.steps.hybrid import Hybrid
 from torchssvm.steps.line_search import ExactSearch, Line, LineSearch, PredefinedStep, ShortStep
 from torchssvm.steps.orders import LargestGap, Order, Permutation, Proportional, Uniform
 from torchssvm.steps.pairwise import Pairwise
-from torchssvm.steps.proposal import Proposal
 from torchssvm.steps.sampler import GapBatchSampler
 
 __all__ = [
@@ -39,7 +38,6 @@ __all__ = [
     "Permutation",
     "PredefinedStep",
     "Proportional",
-    "Proposal",
     "ShortStep",
     "Uniform",
     "solve_box_qp",

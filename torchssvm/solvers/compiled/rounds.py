@@ -18,7 +18,7 @@ from torchssvm.dual.state import DualState
 from torchssvm.solvers.compiled.blend import Kept
 from torchssvm.solvers.compiled.draws import Draws
 from torchssvm.solvers.compiled.state import Examples
-from torchssvm.solvers.move import record
+from torchssvm.solvers.proposal import record
 from torchssvm.steps.line_search import exact_step
 
 
