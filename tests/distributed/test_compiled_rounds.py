@@ -12,7 +12,7 @@ from problems import PROBLEMS, assert_same, flat
 from processes import in_processes
 
 from torchssvm import CacheOracle, CompiledBCFW, Corrective, DualState, FrankWolfe, Labelings, MaxOracle, Pairwise
-from torchssvm.dual import held_weights
+from torchssvm.dual import state as held_weights
 
 KINDS = {
     "chain": lambda: PROBLEMS["chain"](5, n=14, states=3, features=5, longest=4, lam=0.02),

@@ -27,7 +27,7 @@ from torchssvm import (
     certify,
 )
 from torchssvm.core.ranks import RankError
-from torchssvm.dual import held_weights
+from torchssvm.dual import state as held_weights
 
 
 def kept(dual):

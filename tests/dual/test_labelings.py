@@ -31,7 +31,7 @@ from torchssvm import (
 from torchssvm.core.batch import apply_head
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.dual.storage import Storage
-from torchssvm.dual.stored_labelings import StoredLabelings
+from torchssvm.dual.labelings import StoredLabelings
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))

@@ -104,8 +104,10 @@ class Box:
             for value, parameter, lower in zip(values, parameters, self.lower, strict=True)
         ]
 
-    def state_dict(self, unclipped: Sequence[Tensor]) -> dict[str, Any]:
-        """Bounds and v: a tensor for each parameter with bounds, None for the others."""
+    def state_dict(self, unclipped: Sequence[Tensor]) -> dict[str, Any] | None:
+        """Bounds and v: a tensor for each parameter with bounds, None for the others; None for no bounds at all."""
+        if not self.has_bounds:
+            return None
         held = [None if lower is None else v for v, lower in zip(unclipped, self.lower, strict=True)]
         return {
             name: [None if tensor is None else tensor.clone() for tensor in tensors]

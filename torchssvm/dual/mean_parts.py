@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +11,7 @@ from torchssvm.core.gradients import adjoint
 from torchssvm.core.on_host import on_host, pick
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
-from torchssvm.core.schema import Each, Same, Schema
+from torchssvm.core.schema import Each, New, Same, Schema
 from torchssvm.core.structure import Labeling, check_padding
 from torchssvm.dual.rows import RowBuffer
 from torchssvm.dual.storage import Storage, Stored
@@ -130,36 +128,11 @@ class MeanParts(Storage):
         for buffer in self.buffers.values():
             buffer.to(device)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The buffers by name."""
-        return {"kind": "mean_parts", "buffers": {name: b.state_dict() for name, b in self.buffers.items()}}
-
     def _schema(self) -> Schema:
-        rows = partial(RowBuffer.check_state, num_examples=len(self.own), dtype=self.parameters[0].dtype)
-        return {"kind": Same("mean_parts"), "buffers": Each(dict, rows)}
+        def rows() -> RowBuffer:
+            return RowBuffer(len(self.own), self.parameters[0].dtype, self._device)
 
-    def merged(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
-        """See :meth:`Storage.merged`."""
-        names = {name: entry["values"] for state in states for name, entry in state["buffers"].items()}
-        buffers = {
-            name: RowBuffer.merged(
-                [
-                    state["buffers"].get(name) or RowBuffer.empty(len(part), like)
-                    for state, part in zip(states, parts, strict=True)
-                ]
-            )
-            for name, like in names.items()
-        }
-        return {"kind": "mean_parts", "buffers": buffers}
-
-    def part(self, state: dict[str, Any], own: range) -> dict[str, Any]:
-        """See :meth:`Storage.part`."""
-        return {**state, "buffers": {name: RowBuffer.part(entry, own) for name, entry in state["buffers"].items()}}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the same bits."""
-        device = self.parameters[0].device
-        self.buffers = {name: RowBuffer.restored(entry, device) for name, entry in state["buffers"].items()}
+        return {"kind": Same("mean_parts"), "buffers": Each(dict, New(rows))}
 
 
 class StoredParts(Stored):

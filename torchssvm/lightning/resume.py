@@ -55,14 +55,7 @@ class ResumePoint:
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and numbers only."""
-        return {
-            "num_examples": self.num_examples,
-            "features_moved": self.features_moved,
-            "random": self.random,
-            "sampler": self.sampler,
-            "in_epoch": self.in_epoch,
-            "rules": self.rules,
-        }
+        return dict(vars(self))
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> ResumePoint:

@@ -8,16 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from torchssvm.core.arguments import check_parameters, check_positive
 from torchssvm.core.problem import check_lam
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.schema import Declaration, Entry, Open, Same, Stateful, damaged, groups_like
+from torchssvm.core.schema import Declaration, Entry, Same, StatefulOptimizer, damaged, groups_like
 from torchssvm.core.undisturbed import undisturbed
 
 
-class Subgradient(Stateful, Optimizer):
+class Subgradient(StatefulOptimizer):
     """Stochastic subgradient with the Pegasos step size ([B13] section 6 and appendix F, "SSG").
 
     ``w <- (1 - eta lam) w - eta grad`` with ``eta = 1/(lam (k+1))`` in step k = 0, 1, ..., for the loss
@@ -116,15 +115,10 @@ class Subgradient(Stateful, Optimizer):
                 group["lr"], group["steps"] = rate, k + 1
         return result
 
-    def _schema(self) -> Declaration:
+    def _groups(self) -> Declaration:
         problem = {name: Same(self.param_groups[0][name]) for name in ("lam", "max_loss")}
-        groups = groups_like(self.param_groups, **problem, steps=Entry(int, low=0), lr=Entry(float, low=0.0))
-        return Open({"state": dict, "param_groups": groups})
+        return groups_like(self.param_groups, **problem, steps=Entry(int, low=0), lr=Entry(float, low=0.0))
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
         if len({group["steps"] for group in state["param_groups"]}) != 1:
             raise damaged(f"{where}['param_groups'] have taken different steps")
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue the step sizes of a checkpoint, bit for bit; the weights are in the head's own state."""
-        Optimizer.load_state_dict(self, state)
