@@ -358,9 +358,11 @@ class Stateful(ABC):
 
     def part_of_state(self, state: dict[str, Any], own: range) -> dict[str, Any]:
         """The state of some consecutive examples, from that of all."""
-        schema = self._schema()
-        part = {name: _divided(schema.get(name), value, own) for name, value in state.items()}
-        return with_seal(part) if "seal" in schema else part
+        return self._made_of(
+            [state],
+            lambda tensors: tensors[0][own.start : own.stop],
+            lambda other, states: other.part_of_state(states[0], own),
+        )
 
     def merged_state(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
         """The state of all examples, from those of consecutive parts of them.
@@ -369,9 +371,12 @@ class Stateful(ABC):
             states: The state of every process.
             parts: The examples of each.
         """
+        return self._made_of(states, torch.cat, lambda other, several: other.merged_state(several, parts))
+
+    def _made_of(self, states: list[dict[str, Any]], rows: Any, of_other: Any) -> dict[str, Any]:
         schema = self._schema()
-        whole = {name: _merged(schema.get(name), [s[name] for s in states], parts) for name in states[0]}
-        return with_seal(whole) if "seal" in schema else whole
+        made = {name: _rebuilt(schema.get(name), [s[name] for s in states], rows, of_other) for name in states[0]}
+        return with_seal(made) if "seal" in schema else made
 
 
 class ByRank(Stateful):
@@ -616,48 +621,35 @@ def _loaded(value: Any, declaration: Declaration, held: Any, device: torch.devic
     return value.to(device, copy=True) if isinstance(value, Tensor) else value
 
 
-def _divided(declaration: Declaration, value: Any, own: range) -> Any:
-    """The part of some consecutive examples."""
+def _rebuilt(
+    declaration: Declaration,
+    values: list[Any],
+    rows: Callable[[list[Tensor]], Tensor],
+    state: Callable[[Stateful, list[Any]], Any],
+) -> Any:
+    """An entry of one or several states: ``rows`` makes divided tensors, ``state`` the states of other objects.
+
+    Whatever else there is, is the same in all processes; but a yes of one of them counts.
+    """
     match declaration:
         case Entry(is_divided=True):
-            return value[own.start : own.stop]
+            return rows(values)
         case Stateful():
-            return declaration.part_of_state(value, own)
+            return state(declaration, values)
         case New(make):
-            return make().part_of_state(value, own)
+            return state(make(), values)
         case Field(inner):
-            return _divided(inner, value, own)
+            return _rebuilt(inner, values, rows, state)
         case Maybe(inner, nothing):
-            return value if _is(value, nothing) else _divided(inner, value, own)
-        case Each(kind, inner) if kind is dict:
-            return {name: _divided(inner, item, own) for name, item in value.items()}
-        case Each(_, inner):
-            return [_divided(inner, item, own) for item in value]
-        case list():
-            return [_divided(inner, item, own) for inner, item in zip(declaration, value, strict=True)]
-        case _:
-            return value
-
-
-def _merged(declaration: Declaration, values: list[Any], parts: list[range]) -> Any:
-    """The whole, from the parts of all processes; what is not divided is the same in all, or yes where it is in any."""
-    match declaration:
-        case Entry(is_divided=True):
-            return torch.cat(values)
-        case Stateful():
-            return declaration.merged_state(values, parts)
-        case New(make):
-            return make().merged_state(values, parts)
-        case Field(inner):
-            return _merged(inner, values, parts)
-        case Maybe(inner, nothing):
-            return nothing if any(_is(value, nothing) for value in values) else _merged(inner, values, parts)
+            some = not any(_is(value, nothing) for value in values)
+            return _rebuilt(inner, values, rows, state) if some else nothing
         case Each(kind, inner) if kind is dict:
             names = {name: None for value in values for name in value}
-            return {name: _merged(inner, [value.get(name) for value in values], parts) for name in names}
-        case list():
-            several = zip(*values, strict=True)
-            return [_merged(inner, list(each), parts) for inner, each in zip(declaration, several, strict=True)]
+            return {name: _rebuilt(inner, [value.get(name) for value in values], rows, state) for name in names}
+        case Each() | list():
+            several = list(zip(*values, strict=True))
+            inner = declaration if isinstance(declaration, list) else [declaration.declaration] * len(several)
+            return [_rebuilt(one, list(each), rows, state) for one, each in zip(inner, several, strict=True)]
         case type() if declaration is bool:
             return any(values)
         case _:

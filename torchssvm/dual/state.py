@@ -474,12 +474,7 @@ class DualState(ByRank):
             "lam": Same(self._lam),
             "structure": Same(repr(self.structure)),
             "weights": Field(weights, at="parameters"),
-            "box": Field(
-                self.box.schema(self.parameters),
-                at="unclipped",
-                save=self.box.state_dict,
-                load=lambda state: self.box.restored(state, self.parameters),
-            ),
+            "box": self.box.field(self.parameters),
             "recomputed": Maybe(weights),
             "loss": Entry(torch.float64, (n,)),
             "gap_estimates": gaps,
