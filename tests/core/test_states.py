@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -152,7 +153,7 @@ def test_a_wrong_entry_is_named_and_nothing_changes(name, value, words):
 @examples(20)
 def test_a_state_is_the_whole_of_its_parts(cuts, seed):
     ends = [0, *sorted(cuts), 7]
-    parts = [range(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    parts = [range(a, b) for a, b in itertools.pairwise(ends)]
     whole = Everything(seed, 7)
     state = whole.state_dict()
     some = [whole.part_of_state(state, part) for part in parts]
@@ -226,8 +227,8 @@ def test_the_entries_of_checkpoints_are_those_of_format_4():
     )
     gdmm = GDMM(problem.copy().head, problem.everything(), num_examples=6, lam=0.1).state_dict()["gdmm"]
     assert " ".join(gdmm) == (
-        "format rho passes oracle_calls violation worst_violation best_dual best_relaxed_dual lam num_examples features "
-        "visits visited generator problem seal"
+        "format rho passes oracle_calls violation worst_violation best_dual best_relaxed_dual lam num_examples "
+        "features visits visited generator problem seal"
     )
     assert " ".join(gdmm["problem"]) == "kind targets weights dense entries variables factors sides"
     training = problem.copy().train(storage=MeanParts())
