@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, RandomSampler, Sampler
 
-from torchssvm.core.schema import Entry, Field, Same, Schema, Stateful
+from torchssvm.core.schema import Entry, Same, Schema, Stateful
 from torchssvm.lightning.loaders import count_examples
 from torchssvm.lightning.processes import OwnExamples, loaders_as_they_are
 from torchssvm.solvers.compiled.draws import can_draw
@@ -58,13 +58,22 @@ class EpochParts(Sampler[int], Stateful):
         first, self._first = self._first, 0
         return iter(range(first, len(self)))
 
+    def consolidate_state_dict(self) -> None:
+        """Collect the draws of all ranks for the next ``state_dict()`` of the first; all ranks call it."""
+        self._draws.consolidate_state_dict()
+
     def state_dict(self, used: int = 0) -> dict[str, Any]:
         """The draws, and how many parts of this epoch training has ``used``; all of them are none of the next epoch."""
-        return {**super().state_dict(), "used": used % len(self)}
+        return {"parts": len(self), "used": used % len(self), "draws": self._draws.state_dict()}
 
     def _schema(self) -> Schema:
         used = Entry(int, low=0, high=len(self) - 1)
-        return {"parts": Same(len(self)), "used": Field(used, at="_first"), "draws": self._draws}
+        return {"parts": Same(len(self)), "used": used, "draws": self._draws.check_state}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a state that :meth:`check_state` accepted."""
+        self._first = state["used"]
+        self._draws.restore(state["draws"])
 
 
 def own_draws(trainer: L.Trainer, loader: DataLoader) -> tuple[Order, int] | None:

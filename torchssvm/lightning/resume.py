@@ -55,7 +55,14 @@ class ResumePoint:
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and numbers only."""
-        return dict(vars(self))
+        return {
+            "num_examples": self.num_examples,
+            "features_moved": self.features_moved,
+            "random": self.random,
+            "sampler": self.sampler,
+            "in_epoch": self.in_epoch,
+            "rules": self.rules,
+        }
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> ResumePoint:
