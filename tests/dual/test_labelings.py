@@ -308,7 +308,7 @@ def test_an_example_whose_length_changes():
     batch = problem.batch([0])
     assert int(batch.lengths) == 3
     before = training.snapshot()
-    with pytest.raises(ValueError, match="example 0 came with length 2, and its labelings have 3: an index must"):
+    with pytest.raises(ValueError, match="example 0 came with length 2, .* made for length 3: an index must"):
         training.step(batch.replace(lengths=torch.tensor([2])))
     assert_same(training.snapshot(), before)
 

@@ -19,7 +19,7 @@ from torchssvm.core.schema import Entry, Own, Same, Schema, damaged
 from torchssvm.core.structure import Labeling, Structure, as_decoding, check_padding
 from torchssvm.dual.active_sets import ActiveSets
 from torchssvm.dual.mean_parts import MeanParts
-from torchssvm.dual.storage import Storage, Stored
+from torchssvm.dual.storage import Storage, Stored, other_length
 
 
 class Labelings(Storage):
@@ -139,10 +139,7 @@ class Labelings(Storage):
             lengths = on_host(potentials.lengths)
             if bool((wrong := (held != lengths) & (held > 0)).any()):
                 row = int(wrong.nonzero()[0])
-                raise ValueError(
-                    f"example {int(index[row])} came with length {int(lengths[row])}, and its labelings "
-                    f"have {int(held[row])}: an index must always name the same example, at the same length"
-                )
+                raise other_length(int(index[row]) + self.own.start, int(lengths[row]), int(held[row]))
         return StoredLabelings(self, index, potentials, target, count, upload(mixed, index.device))
 
     def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:

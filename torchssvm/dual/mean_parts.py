@@ -14,7 +14,7 @@ from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.schema import Each, New, Same, Schema
 from torchssvm.core.structure import Labeling, check_padding
 from torchssvm.dual.rows import RowBuffer
-from torchssvm.dual.storage import Storage, Stored
+from torchssvm.dual.storage import Storage, Stored, other_length
 
 
 class MeanParts(Storage):
@@ -67,11 +67,8 @@ class MeanParts(Storage):
             found, wrong = buffer.read(index, rows, longest, trailing)
             if wrong >= 0 and rows is not None:
                 example, more = int(on_host(index)[wrong]), potentials.ragged[name]  # rows than the length
-                raise ValueError(
-                    f"example {example + self.own.start} has length {int(rows[wrong]) - more} here, and had "
-                    f"{int(buffer.rows[example]) - more} before: an index must always name the same example, at the "
-                    "same length"
-                )
+                now, before = int(rows[wrong]) - more, int(buffer.rows[example]) - more
+                raise other_length(example + self.own.start, now, before)
             psi[name] = found.view(shape)
         return StoredParts(self, index, potentials, psi, target)
 
@@ -85,12 +82,9 @@ class MeanParts(Storage):
                 for example, count in zip(
                     on_host(batch.index).tolist(), [] if counts is None else counts.tolist(), strict=False
                 ):
-                    if pairs.setdefault((name, example), count) != count:
-                        raise ValueError(
-                            f"example {example + self.own.start} came with {count} rows of {name} and with "
-                            f"{pairs[name, example]} before it: an index must always name the same example, at the "
-                            "same length"
-                        )
+                    if (before := pairs.setdefault((name, example), count)) != count:
+                        more = batch.potentials.ragged[name]
+                        raise other_length(example + self.own.start, count - more, before - more)
 
     def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:
         """One backward pass of the head."""

@@ -220,3 +220,11 @@ class Storage(Stateful):
         """Raise MemoryError, naming a cheaper storage, if the estimate is over the limit."""
         needed, what = self.estimate(potentials, target), f"storage={type(self).__name__}()"
         check_memory(needed, potentials.device, self.memory_limit, what, advice)
+
+
+def other_length(example: int, now: int, before: int) -> ValueError:
+    """The error for an example that came with another length than before."""
+    return ValueError(
+        f"example {example} came with length {now}, and its dual block was made for length {before}: an index must "
+        "always name the same example, at the same length"
+    )
