@@ -91,8 +91,8 @@ def _write(
         try:
             torch.save(content, file)
             file.flush()
-            if (wrong := damage(Path(file.name))) is not None:
-                raise OSError(wrong)
+            if (damaged := damage(Path(file.name))) is not None:
+                raise OSError(damaged)
             _read(Path(file.name), mmap=True)
         except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
             wrong = [name for name in contents if not _survives(states.get(name, contents[name]))]
