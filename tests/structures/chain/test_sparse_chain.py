@@ -38,7 +38,6 @@ from torchssvm import (
     primal,
 )
 from torchssvm.core import row_sparse
-from torchssvm.dual import state as held_weights
 from torchssvm.dual import state as dual_state
 from torchssvm.lightning import DualityGap, StructuredSVM
 from torchssvm.solvers import gradient_check
@@ -223,7 +222,7 @@ def test_a_step_reads_and_writes_the_rows_of_its_batch_only(monkeypatch, sweeps)
 
         return call
 
-    for module in (dual_state, held_weights, gradient_check, row_sparse):
+    for module in (dual_state, gradient_check, row_sparse):
         for name in ("squared_norm", "flat"):
             monkeypatch.setattr(module, name, refuse_weights(getattr(row_sparse, name)), raising=False)
     before = head.emission.detach().clone()
