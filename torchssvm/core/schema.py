@@ -421,22 +421,14 @@ class ByRank(Stateful):
         return {"ranks": [self.own_state()] * self.ranks.size} if self.ranks else self.own_state()
 
     def consolidate_state_dict(self, to: int = 0) -> None:
-        """Collect the state of all ranks for the next ``state_dict()`` of the rank ``to``; all ranks call it.
-
-        Raises:
-            RankError: A rank cannot be reached.
-        """
+        """As :meth:`Stateful.consolidate_state_dict`."""
         if self.ranks:
             parts = self.ranks.collect(self.own_state(), to)
             self._whole = None if parts is None else self._merge(parts)
             self._collected = self._progress()
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, as tensors, numbers and strings.
-
-        Raises:
-            RuntimeError: There are several processes, and ``consolidate_state_dict()`` was not called just before.
-        """
+        """As :meth:`Stateful.state_dict`: the whole state, and :meth:`own_state` is that of this process."""
         if not self.ranks:
             return self.own_state()
         whole, self._whole = self._whole, None
