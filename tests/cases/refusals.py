@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchssvm import DualState
-from torchssvm.core.bounds import Box
-from torchssvm.core.by_rank import ByRank
+from torchssvm.core.schema import ByRank, Stateful, StatefulOptimizer
 
 _made: list[weakref.ref[Any]] = []
 _followed: set[type] = set()
@@ -83,8 +82,8 @@ def classes_with_state() -> list[type]:
 
 def _says_its_state(kind: type) -> bool:
     return issubclass(kind, DualState) or (
-        not vars(kind).keys().isdisjoint({"state_dict", "own_state"})
-        and kind not in (Box, ByRank)
+        not vars(kind).keys().isdisjoint({"state_dict", "_schema", "_own_schema", "_groups"})
+        and kind not in (Stateful, ByRank, StatefulOptimizer)
         and ".dual." not in kind.__module__
     )
 

@@ -12,7 +12,7 @@ from problems import PROBLEMS, assert_same, flat
 from processes import in_processes
 
 from torchssvm import CacheOracle, CompiledBCFW, Corrective, DualState, FrankWolfe, Labelings, MaxOracle, Pairwise
-from torchssvm.dual import held_weights
+from torchssvm.dual import state as dual_state
 
 KINDS = {
     "chain": lambda: PROBLEMS["chain"](5, n=14, states=3, features=5, longest=4, lam=0.02),
@@ -54,7 +54,7 @@ def test_rounds_keep_blocks_losses_and_weights_together(kind):
 
     def train(rank, size):
         if kind == "many weights":
-            held_weights._LARGE = 10  # in this process alone: directions are rows
+            dual_state._LARGE = 10  # in this process alone: directions are rows
         found = []
         for storage, direction, oracle in rules():
             loop = make(problem, storage, direction, oracle, **({"round_visits": 3} if size > 1 else {}))
@@ -91,7 +91,7 @@ def test_a_process_without_gaps_waits_for_the_others(kind):
     problem = KINDS[kind]()
 
     def train(rank):
-        held_weights._LARGE = 10 if kind == "many weights" else held_weights._LARGE
+        dual_state._LARGE = 10 if kind == "many weights" else dual_state._LARGE
         loop = make(problem, round_visits=2)
         loop.step(problem.n + 1)
         value = loop.dual.value()

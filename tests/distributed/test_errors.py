@@ -25,7 +25,7 @@ from torchssvm import (
     certify,
 )
 from torchssvm.core.ranks import RankError
-from torchssvm.dual import held_weights
+from torchssvm.dual import state as dual_state
 
 
 def kept(dual):
@@ -119,7 +119,7 @@ def test_a_compiled_round_that_one_process_refuses_is_taken_back():
         loop.step(30)
         proof = loop.certify()
         loop.step(6)
-        held_weights._LARGE, held_weights._PER_BLOCK = 10, 0  # the norm is updated, not computed
+        dual_state._LARGE, dual_state._PER_BLOCK = 10, 0  # the norm is updated, not computed
         before = kept(loop.dual)
         visit = loop._visit
 

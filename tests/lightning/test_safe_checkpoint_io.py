@@ -23,10 +23,10 @@ def test_overwritten_files_are_kept_and_fallen_back_on(tmp_path):
     assert sorted(found.name for found in file.parent.iterdir()) == ["last.ckpt", "last.ckpt.previous"]
     assert io.load_checkpoint(file, weights_only=True) == {"step": 2}
     file.write_bytes(file.read_bytes()[:300])
-    with pytest.warns(UserWarning, match=r"last\.ckpt is damaged: loaded the checkpoint before it"):
+    with pytest.warns(UserWarning, match=r"last\.ckpt is damaged.*: loaded the checkpoint before it"):
         assert io.load_checkpoint(str(file), weights_only=True) == {"step": 1}
     file.unlink()
-    with pytest.warns(UserWarning, match=r"last\.ckpt is missing: loaded the checkpoint before it"):
+    with pytest.warns(UserWarning, match=r"there is no checkpoint .*last\.ckpt: loaded the checkpoint before it"):
         assert io.load_checkpoint(file) == {"step": 1}
     io.save_checkpoint({"step": 3}, file)
     io.remove_checkpoint(file)

@@ -164,5 +164,5 @@ def test_every_class_with_a_state_is_followed():
             importlib.import_module(module.name)
     kinds = refusals.classes_with_state()
     assert all(any(base in refusals._followed for base in kind.__mro__) for kind in kinds)
-    wanted = {"DualState", "BCFW", "SavedGDMM", "KernelSSVM", "Average", "GapBatchSampler", "CompiledBCFW", "PathRun"}
+    wanted = {"DualState", "BCFW", "GDMM", "KernelSSVM", "Average", "GapBatchSampler", "CompiledBCFW", "PathRun"}
     assert wanted <= {kind.__name__ for kind in refusals._followed}

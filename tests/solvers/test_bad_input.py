@@ -176,7 +176,9 @@ def test_an_example_whose_length_changes(visits):
     assert int(batch.lengths) == 3
     shorter = batch.replace(lengths=torch.tensor([2]))
     with refused(
-        training, ValueError, "example 0 has length 2 here, and had 3 before: an index must always name the same"
+        training,
+        ValueError,
+        "example 0 came with length 2, and its dual block was made for length 3: an index must always name the same",
     ):
         training.step(shorter)
 

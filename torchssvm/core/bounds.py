@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_tensor
-from torchssvm.core.schema import Declaration, Each, Entry, Maybe, damaged
+from torchssvm.core.schema import Each, Entry, Field, Maybe, damaged
 
 Bound = float | Tensor
 """A number, or a tensor that broadcasts to the weights; may be infinite."""
@@ -104,25 +104,38 @@ class Box:
             for value, parameter, lower in zip(values, parameters, self.lower, strict=True)
         ]
 
-    def state_dict(self, unclipped: Sequence[Tensor]) -> dict[str, Any]:
-        """Bounds and v: a tensor for each parameter with bounds, None for the others."""
-        held = [None if lower is None else v for v, lower in zip(unclipped, self.lower, strict=True)]
-        return {
-            name: [None if tensor is None else tensor.clone() for tensor in tensors]
-            for name, tensors in (("lower", self.lower), ("upper", self.upper), ("unclipped", held))
-        }
+    def field(self, parameters: Sequence[nn.Parameter]) -> Field:
+        """The entry of a checkpoint: bounds and v, which is None for parameters without bounds; or None without any.
 
-    def schema(self, parameters: Sequence[nn.Parameter]) -> Declaration:
-        """The declaration of the state."""
-        bounds = Each(list, Maybe(Entry(Tensor, (...,))))
-        unclipped: list[Declaration] = [Maybe(Entry(p.dtype, tuple(p.shape))) for p in parameters]
-        return Maybe({"lower": bounds, "upper": bounds, "unclipped": unclipped})
+        Args:
+            parameters: The head's parameters.
+        """
+        bounds, unclipped = (
+            Each(list, Maybe(Entry(Tensor, (...,)))),
+            [Maybe(Entry(p.dtype, p.shape)) for p in parameters],
+        )
+        entries = {"lower": bounds, "upper": bounds, "unclipped": unclipped}
+
+        def save(held: Sequence[Tensor]) -> dict[str, Any] | None:
+            own = [None if lower is None else v for v, lower in zip(held, self.lower, strict=True)]
+            tensors = zip(entries, (self.lower, self.upper, own), strict=True)
+            state = {name: [None if t is None else t.clone() for t in several] for name, several in tensors}
+            return state if self.has_bounds else None
+
+        def load(state: dict[str, Any] | None) -> list[Tensor]:
+            held = parameters if state is None else state["unclipped"]
+            return self.separate(
+                [p if v is None else v.to(p.device, copy=True) for v, p in zip(held, parameters, strict=True)],
+                parameters,
+            )
+
+        return Field(Maybe(entries), "unclipped", save, load)
 
     def check_state(self, state: dict[str, Any] | None, parameters: Sequence[nn.Parameter], where: str) -> None:
         """Raise ValueError if the state has other bounds than this box, or contradicts itself.
 
         Args:
-            state: A ``state_dict()`` that fits its declaration, or None for no bounds.
+            state: The entry, which fits its declaration.
             parameters: The head's parameters.
             where: The state's name in error messages.
         """
@@ -141,14 +154,6 @@ class Box:
             value is None and bounded for value, bounded in zip(state["unclipped"], self.bounded, strict=True)
         ):
             raise damaged(f"{where}['unclipped'] is None for a parameter with bounds")
-
-    def restored(self, state: dict[str, Any] | None, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """The v of a state that :meth:`check_state` has accepted; the parameter itself if it has no bounds."""
-        held = parameters if state is None else state["unclipped"]
-        return [
-            parameter if lower is None else value.to(parameter.device, copy=True)
-            for value, parameter, lower in zip(held, parameters, self.lower, strict=True)
-        ]
 
     def __repr__(self) -> str:
         return f"Box({sum(self.bounded)} of {len(self.lower)} parameters have bounds)"

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from torchssvm.core.caller import warn
+
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str], *, keep_previous: bool = False) -> Iterator[BinaryIO]:
@@ -79,11 +81,13 @@ def previous(path: Path) -> Path:
 
 
 def damage(path: Path) -> str | None:
-    """A message if a file from ``torch.save`` is damaged, else None; ``torch.load`` does not verify the checksums.
+    """What is wrong with a file from ``torch.save``, or None; ``torch.load`` does not verify the checksums.
 
     Raises:
         PermissionError: The file cannot be opened.
     """
+    if not path.exists():
+        return f"there is no checkpoint {path}"
     try:
         with zipfile.ZipFile(path) as archive:
             wrong = archive.testzip()
@@ -92,6 +96,23 @@ def damage(path: Path) -> str | None:
     except Exception as error:  # a damaged file can raise anything
         return f"{path} is damaged, or not a checkpoint: {error}"
     return None if wrong is None else f"{path} is damaged: the checksum of {wrong} is wrong"
+
+
+def whole_or_previous(path: Path) -> Path:
+    """The file, or the old one, with a warning, if only that is whole.
+
+    Raises:
+        FileNotFoundError: The file is missing, and the old one is not whole.
+        ValueError: The file is damaged, and the old one is not whole.
+    """
+    before = previous(path)
+    if (wrong := damage(path)) is None:
+        return path
+    if (too := damage(before)) is None:
+        warn(f"{wrong}: loaded the checkpoint before it, {before}")
+        return before
+    kind = ValueError if path.exists() or before.exists() else FileNotFoundError
+    raise kind(f"{wrong}, and {too}: start anew, or load another file")
 
 
 def _beside(path: Path) -> Path:

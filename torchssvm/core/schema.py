@@ -1,6 +1,7 @@
-"""Checkpoint states: each state declares its entries once, and one function checks a state against its declaration.
+"""Objects with a state in checkpoints: each lists its entries once, and the rest follows from the list.
 
-A state is checked as a whole before anything changes.
+``_schema()`` of a :class:`Stateful` declares its entries by name. By this list, an object is saved, checked, loaded,
+and the parts of several processes are put together and divided. A state is checked as a whole before anything changes.
 
 =================================  ====================================================================================
 Declaration                        Allowed value
@@ -9,17 +10,17 @@ Declaration                        Allowed value
 ``Entry(float)``, ``Entry(int)``   A number within its range; ints have 64 bits and are not bools.
 ``bool``, ``str``, ``dict``        Any value of that type.
 ``Same(value)``                    This value, which identifies the problem.
+``Noted(declaration, value)``      As declared; ``value`` is saved, and nothing is restored from it.
 ``Maybe(declaration)``             The declared value, or None.
 ``Each(list, declaration)``        A list (or dict) of any length whose values are as declared.
 ``[declaration, ...]``             A list of that length.
 ``{name: declaration}``            A dict with these entries and no others.
 ``Open({name: declaration})``      A dict with these entries and possibly others, as torch's optimizers have.
-a function ``(value, where)``      Any value that the function accepts; used for the state of another object.
+a :class:`Stateful`                The state of that object.
+``New(make)``                      The state of an object that ``make()`` makes, and that loading makes anew.
+a function ``(value, where)``      Any value that the function accepts.
 =================================  ====================================================================================
 
-``_schema()`` of each :class:`Stateful` holds its declaration:
-
-=======================================  ==============================================================================
 State                                    Declared in
 =======================================  ==============================================================================
 dual                                     ``dual/checkpoint.py``; bounds in ``core/bounds.py``; KernelSSVM's has one more
@@ -31,6 +32,10 @@ kernel models                            ``solvers/kernel/ssvm.py``
 samplers, compiled draws, random state   ``steps/orders.py``, ``solvers/compiled/draws.py``, ``core/random_state.py``
 a Lightning run, a path                  ``lightning/resume.py``, ``path/result.py``
 =======================================  ==============================================================================
+=======
+An entry is the attribute of the same name, or of that name with an underscore in front; :class:`Field` says where it
+has another name or form. Arrays are saved as tensors, and a generator as its state. A first axis of the length
+:class:`Own` is that of the examples that a process holds. An entry ``"seal"`` is a checksum of the others.
 """
 
 from __future__ import annotations
@@ -38,18 +43,25 @@ from __future__ import annotations
 import math
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from torchssvm.core.ranks import Ranks
 from torchssvm.core.undisturbed import undisturbed
 
 Declaration = Any
 """One of the declarations in the table above."""
 Schema = dict[str, Declaration]
+
+
+class Own(int):
+    """The length of a first axis over the examples that a process holds."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +121,11 @@ class Entry:
             found = f"it has {smallest} to {largest}" if isinstance(value, Tensor) else f"it is {value}"
             raise damaged(f"{where} should be {self if whole else 'a number of 64 bits'}, {found}")
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether each process has the rows of its own examples."""
+        return bool(self.shape) and isinstance(self.shape[0], Own)
+
     def _fits(self, found: Sequence[int], sizes: dict[str, int]) -> bool:
         wanted = self.shape
         if wanted[-1:] == (...,):
@@ -125,6 +142,38 @@ class Same:
 
     value: Any
     text: str = "the checkpoint is of another problem: {where} is {there} there and {here} here"
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A value that is saved and checked, and that nothing is restored from."""
+
+    declaration: Declaration
+    value: Any
+
+
+@dataclass(frozen=True)
+class Field:
+    """An entry that the object keeps under another name, or in another form.
+
+    Attributes:
+        declaration: Of the entry.
+        at: The attribute, as ``"pairs.value"``; empty for the name of the entry.
+        save: Makes the entry of the attribute.
+        load: Makes the attribute of the entry.
+    """
+
+    declaration: Declaration
+    at: str = ""
+    save: Callable[[Any], Any] | None = None
+    load: Callable[[Any], Any] | None = None
+
+
+@dataclass(frozen=True)
+class New:
+    """The state of an object of its own, made by ``make``."""
+
+    make: Callable[[], Stateful]
 
 
 @dataclass(frozen=True)
@@ -169,9 +218,12 @@ def check(state: Any, declaration: Declaration, where: str) -> None:
         where: Its name in error messages.
 
     Raises:
-        ValueError: An entry is missing or not as declared; the message names it.
+        ValueError: An entry is missing or not as declared; the message names it. A seal is for the caller to check.
     """
-    _check(state, declaration, where, {})
+    if isinstance(declaration, dict):
+        _check_dict(state, declaration, where, {})
+    else:
+        _check(state, declaration, where, {})
 
 
 def _check(value: Any, declaration: Declaration, where: str, sizes: dict[str, int]) -> None:
@@ -186,8 +238,14 @@ def _check(value: Any, declaration: Declaration, where: str, sizes: dict[str, in
             if value != here:
                 raise ValueError(text.format(where=where, there=value, here=here))
         case Maybe(inner, nothing):
-            if not isinstance(value, type(nothing)) or value != nothing:
+            if not _is(value, nothing):
                 _check(value, inner, where, sizes)
+        case Field(inner) | Noted(inner):
+            _check(value, inner, where, sizes)
+        case Stateful():
+            declaration.check_state(value, where)
+        case New(make):
+            make().check_state(value, where)
         case Each(kind, inner):
             Entry(kind).check(value, where, sizes)
             for name, item in value.items() if kind is dict else enumerate(value):
@@ -201,11 +259,17 @@ def _check(value: Any, declaration: Declaration, where: str, sizes: dict[str, in
         case Open(entries):
             _check_entries(value, entries, where, sizes)
         case dict():
-            _check_entries(value, declaration, where, sizes)
-            if unknown := value.keys() - declaration.keys():
-                raise damaged(f"{where} has the unknown entries {sorted(map(str, unknown))}")
+            _check_dict(value, declaration, where, sizes)
+            if "seal" in declaration:
+                check_seal(value, where)
         case _:
             declaration(value, where)
+
+
+def _check_dict(value: Any, entries: Schema, where: str, sizes: dict[str, int]) -> None:
+    _check_entries(value, entries, where, sizes)
+    if unknown := value.keys() - entries.keys():
+        raise damaged(f"{where} has the unknown entries {sorted(map(str, unknown))}")
 
 
 def _check_entries(value: Any, entries: Schema, where: str, sizes: dict[str, int]) -> None:
@@ -230,25 +294,51 @@ def _shown(value: Any) -> str:
 
 
 class Stateful(ABC):
-    """An object with a state in checkpoints. It checks a state as a whole, then loads all of it or nothing.
-
-    If the state declares a ``"seal"``, :func:`with_seal` made it.
-    """
+    """An object with a state in checkpoints. It checks a state as a whole, then loads all of it or nothing."""
 
     state_name: str
     """The state's name in error messages."""
 
     @abstractmethod
     def _schema(self) -> Declaration:
-        """The declaration of the state."""
+        """The entries of the state."""
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
         """Raise ValueError if entries contradict each other or this object."""
         return
 
-    @abstractmethod
-    def restore(self, state: dict[str, Any]) -> None:
-        """Set this object, bit for bit, to a state that :meth:`check_state` has accepted."""
+    @property
+    def _device(self) -> torch.device:
+        """Where tensors are loaded to."""
+        return torch.device("cpu")
+
+    def _saved(self, how: str) -> dict[str, Any]:
+        """The state; that of other objects by their method ``how``, ``"state_dict"`` or ``"kept"``."""
+        return _save(self, self._schema(), how)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The exact state as tensors, numbers and strings, which ``weights_only=True`` can load.
+
+        Raises:
+            RuntimeError: There are several processes, which hold parts of it, and ``consolidate_state_dict()`` was not
+                called just before.
+        """
+        return self._saved("state_dict")
+
+    def kept(self) -> dict[str, Any]:
+        """The state of this process alone, as ``load_state_dict`` takes it."""
+        return self._saved("kept") if Ranks.here() else self.state_dict()
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Collect the state of all ranks for the next ``state_dict()`` of the rank ``to``; all ranks call it.
+
+        Raises:
+            RankError: A rank cannot be reached.
+        """
+        schema = self._schema()
+        for entry in (schema.entries if isinstance(schema, Open) else schema).values():
+            if isinstance(entry, Stateful):
+                entry.consolidate_state_dict(to)
 
     def check_state(self, state: dict[str, Any], where: str | None = None) -> None:
         """Raise ValueError if ``state`` is damaged or of another problem; changes nothing.
@@ -263,6 +353,11 @@ class Stateful(ABC):
         if isinstance(schema, dict) and "seal" in schema:
             check_seal(state, where)
 
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        """Set this object, bit for bit, to a state that :meth:`check_state` has accepted."""
+        _restore(self, self._schema(), state, self._device)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from ``state``, bit for bit; nothing changes if it does not fit.
 
@@ -272,6 +367,126 @@ class Stateful(ABC):
         self.check_state(state)
         with undisturbed():
             self.restore(state)
+
+    def part_of_state(self, state: dict[str, Any], own: range) -> dict[str, Any]:
+        """The state of some consecutive examples, from that of all."""
+        return self._made_of(
+            [state],
+            lambda tensors: tensors[0][own.start : own.stop],
+            lambda other, states: other.part_of_state(states[0], own),
+        )
+
+    def merged_state(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
+        """The state of all examples, from those of consecutive parts of them.
+
+        Args:
+            states: The state of every process.
+            parts: The examples of each.
+        """
+        return self._made_of(states, torch.cat, lambda other, several: other.merged_state(several, parts))
+
+    def _made_of(self, states: list[dict[str, Any]], rows: Any, of_other: Any) -> dict[str, Any]:
+        schema = self._schema()
+        made = {name: _rebuilt(schema.get(name), [s[name] for s in states], rows, of_other) for name in states[0]}
+        return with_seal(made) if "seal" in schema else made
+
+
+class ByRank(Stateful):
+    """An object whose state is a part of that in checkpoints, if several processes train together.
+
+    All ranks call ``consolidate_state_dict()``, one of them then ``state_dict()``: torch's ``ZeroRedundancyOptimizer``
+    has the same two methods, and Lightning calls them. :func:`torchssvm.save_checkpoint` does it by itself. Every rank
+    loads the whole state and takes its part.
+    """
+
+    ranks: Ranks
+    _whole: dict[str, Any] | None = None
+    _collected: Any = None  # the progress at which _whole was collected
+
+    def own_state(self) -> dict[str, Any]:
+        """The state of this process."""
+        return self._saved("state_dict")
+
+    def _progress(self) -> Any:
+        """What changes with every step, so that a state collected before one is not taken for that after it."""
+        return None
+
+    def _merge(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        """The whole state, from those of all ranks in their order."""
+        return {"ranks": parts}
+
+    def _own_part(self, state: Any, where: str) -> dict[str, Any]:
+        """The part of this process in a state; the state itself if it is one."""
+        parts = state.get("ranks") if isinstance(state, dict) else None
+        if not isinstance(parts, list) or not parts:
+            if not self.ranks or not isinstance(state, dict):
+                return state
+            parts = [state]
+        return parts[self.ranks.rank] if len(parts) == self.ranks.size else self._restarted(parts)
+
+    def _restarted(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        """The part of this process, where the state is of another number of processes."""
+        raise NotImplementedError
+
+    def kept(self) -> dict[str, Any]:
+        """The state of this process, as ``load_state_dict`` takes it."""
+        return {"ranks": [self.own_state()] * self.ranks.size} if self.ranks else self.own_state()
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """As :meth:`Stateful.consolidate_state_dict`."""
+        if self.ranks:
+            parts = self.ranks.collect(self.own_state(), to)
+            self._whole = None if parts is None else self._merge(parts)
+            self._collected = self._progress()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As :meth:`Stateful.state_dict`: the whole state, and :meth:`own_state` is that of this process."""
+        if not self.ranks:
+            return self.own_state()
+        whole, self._whole = self._whole, None
+        if whole is None or self._collected != self._progress():
+            raise RuntimeError(
+                f"rank {self.ranks.rank} has a part of the {self.state_name} alone: call consolidate_state_dict() on "
+                "every rank, then state_dict() on rank 0; or save_checkpoint(...) on every rank, which does both"
+            )
+        return whole
+
+    def check_state(self, state: Any, where: str | None = None) -> None:
+        """As :meth:`Stateful.check_state`; of the state of all ranks, only the part of this one is checked."""
+        where = where or self.state_name
+        try:
+            part = self._own_part(state, where)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise damaged(f"{where} has no part for rank {self.ranks.rank} of {self.ranks.size}") from error
+        super().check_state(part, where)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Set this object, bit for bit, to its part of a state that :meth:`check_state` has accepted."""
+        super().restore(self._own_part(state, self.state_name))
+
+
+class StatefulOptimizer(Stateful, Optimizer):
+    """An optimizer of torch, whose state has further entries."""
+
+    def _own_schema(self) -> Schema:
+        """The entries beside those of torch."""
+        return {}
+
+    def _groups(self) -> Declaration:
+        return groups_like(self.param_groups)
+
+    def _schema(self) -> Declaration:
+        return Open({**self._own_schema(), "state": dict, "param_groups": self._groups()})
+
+    def _saved(self, how: str) -> dict[str, Any]:
+        return {**Optimizer.state_dict(self), **_save(self, self._own_schema(), how)}
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        """Set this optimizer, bit for bit, to a state that :meth:`check_state` has accepted."""
+        own = self._own_schema()
+        Optimizer.load_state_dict(self, {name: value for name, value in state.items() if name not in own})
+        _restore(self, own, state, self._device)
 
 
 def seal(state: Any) -> int:
@@ -307,3 +522,139 @@ def _add(value: Any, crc: int) -> int:
             crc = _add(item, crc)
         return _add(len(value), crc)
     return zlib.crc32(repr(value).encode(), crc)
+
+
+def _is(value: Any, nothing: Any) -> bool:
+    return isinstance(value, type(nothing)) and bool(value == nothing)
+
+
+def _place(owner: Any, path: str) -> tuple[Any, str]:
+    """The object and the name of an attribute."""
+    *inner, name = path.split(".")
+    for each in inner:
+        owner = getattr(owner, each)
+    return owner, name if hasattr(owner, name) else "_" + name
+
+
+def _put(owner: Any, path: str, value: Any) -> None:
+    holder, name = _place(owner, path)
+    if isinstance(holder, tuple):  # a named one
+        outer: Any = holder
+        _put(owner, path.rpartition(".")[0], outer._replace(**{name: value}))
+    else:
+        setattr(holder, name, value)
+
+
+def _save(owner: Any, schema: Schema, how: str) -> dict[str, Any]:
+    """The entries of an object; those of others by their method ``how``."""
+    state: dict[str, Any] = {}
+    for name, declaration in schema.items():
+        match declaration:
+            case _ if name == "seal":
+                pass
+            case Same(value) | Noted(value=value):
+                state[name] = value
+            case Stateful():
+                state[name] = getattr(declaration, how)()
+            case dict():
+                state[name] = _save(owner, declaration, how)
+            case _:
+                field = declaration if isinstance(declaration, Field) else Field(declaration)
+                held = getattr(*_place(owner, field.at or name))
+                state[name] = field.save(held) if field.save else _copied(held)
+    return with_seal(state) if "seal" in schema else state
+
+
+def _copied(value: Any) -> Any:
+    match value:
+        case Tensor():
+            return value.detach().clone()
+        case np.ndarray():
+            return torch.from_numpy(value.copy())
+        case torch.Generator():
+            return value.get_state()
+        case Stateful():
+            return value.state_dict()
+        case list():
+            return [_copied(item) for item in value]
+        case dict():
+            return {name: _copied(item) for name, item in value.items()}
+        case _:
+            return value
+
+
+def _restore(owner: Any, schema: Schema, state: dict[str, Any], device: torch.device) -> None:
+    """Set the entries of an object to a checked state."""
+    for name, declaration in schema.items():
+        match declaration:
+            case Same() | Noted():
+                pass
+            case Stateful():
+                declaration.restore(state[name])
+            case dict():
+                _restore(owner, declaration, state[name], device)
+            case _ if name != "seal":
+                field = declaration if isinstance(declaration, Field) else Field(declaration)
+                path = field.at or name
+                if field.load:
+                    value = field.load(state[name])
+                else:
+                    value = _loaded(state[name], field.declaration, getattr(*_place(owner, path)), device)
+                _put(owner, path, value)
+
+
+def _loaded(value: Any, declaration: Declaration, held: Any, device: torch.device) -> Any:
+    """A saved value, in the place of the one that is ``held``."""
+    match declaration:
+        case New(make):
+            made = make()
+            made.restore(value)
+            return made
+        case Each(kind, inner) if kind is dict:
+            return {name: _loaded(item, inner, None, device) for name, item in value.items()}
+    match held:
+        case nn.Parameter():  # the head holds it too
+            return held.copy_(value)
+        case np.ndarray():
+            return value.numpy().copy()
+        case torch.Generator():
+            return held.set_state(value.cpu())
+    if isinstance(value, list):
+        before = held if isinstance(held, list) and len(held) == len(value) else [None] * len(value)
+        return [_loaded(item, None, one, device) for item, one in zip(value, before, strict=True)]
+    return value.to(device, copy=True) if isinstance(value, Tensor) else value
+
+
+def _rebuilt(
+    declaration: Declaration,
+    values: list[Any],
+    rows: Callable[[list[Tensor]], Tensor],
+    state: Callable[[Stateful, list[Any]], Any],
+) -> Any:
+    """An entry of one or several states: ``rows`` makes divided tensors, ``state`` the states of other objects.
+
+    Whatever else there is, is the same in all processes; but a yes of one of them counts.
+    """
+    match declaration:
+        case Entry(is_divided=True):
+            return rows(values)
+        case Stateful():
+            return state(declaration, values)
+        case New(make):
+            return state(make(), values)
+        case Field(inner):
+            return _rebuilt(inner, values, rows, state)
+        case Maybe(inner, nothing):
+            some = not any(_is(value, nothing) for value in values)
+            return _rebuilt(inner, values, rows, state) if some else nothing
+        case Each(kind, inner) if kind is dict:
+            names = {name: None for value in values for name in value}
+            return {name: _rebuilt(inner, [value.get(name) for value in values], rows, state) for name in names}
+        case Each() | list():
+            several = list(zip(*values, strict=True))
+            inner = declaration if isinstance(declaration, list) else [declaration.declaration] * len(several)
+            return [_rebuilt(one, list(each), rows, state) for one, each in zip(inner, several, strict=True)]
+        case type() if declaration is bool:
+            return any(values)
+        case _:
+            return values[0]

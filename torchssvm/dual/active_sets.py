@@ -11,14 +11,14 @@ from torch import Tensor
 
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.on_host import read_together, upload
-from torchssvm.core.schema import Each, Entry, Maybe, Same, check, damaged
+from torchssvm.core.schema import Each, Entry, Maybe, Own, Same, Schema, Stateful, damaged
 from torchssvm.core.structure import Labeling, fit
 from torchssvm.dual.numba import victims
 
 _FIELDS = ("count", "length", "mass", "loss", "used", "known")
 
 
-class ActiveSets:
+class ActiveSets(Stateful):
     """Up to ``capacity`` labelings for each of n examples; those with mass are the active set, all are the cache.
 
     Labelings are kept in the smallest integer type that holds them. If a rule needs inner products of an example's
@@ -35,9 +35,13 @@ class ActiveSets:
         known: ``[n, C]`` bool, whether a slot's row of ``gram`` is filled in.
     """
 
-    def __init__(self, num_examples: int, capacity: int, padding: int, device: torch.device) -> None:
+    state_name = "sets"
+
+    def __init__(self, num_examples: int, capacity: int, padding: int, like: Tensor) -> None:
+        """Inner products have the dtype of ``like``, and everything lies on its device."""
         self.capacity = capacity
         self.padding = padding
+        self.dtype, device = like.dtype, like.device
         shape = (num_examples, capacity)
         self.count = torch.zeros(num_examples, dtype=torch.int64, device=device)
         self.length = torch.zeros_like(self.count)
@@ -122,10 +126,10 @@ class ActiveSets:
         self.loss[index, slots] = loss
         self.known[index, slots] = False
 
-    def keep_gram(self, dtype: torch.dtype) -> None:
+    def keep_gram(self) -> None:
         """Allocate the inner products."""
         if self.gram is None:
-            self.gram = torch.zeros(*self.mass.shape, self.capacity, dtype=dtype, device=self.mass.device)
+            self.gram = torch.zeros(*self.mass.shape, self.capacity, dtype=self.dtype, device=self.mass.device)
 
     def reserve(self, labeling: Labeling) -> None:
         """Make room, in size and in dtype, for the labelings ``[R, ...]``."""
@@ -155,26 +159,14 @@ class ActiveSets:
         self.labelings = [t.to(device) for t in self.labelings]
         self.gram = None if self.gram is None else self.gram.to(device)
 
-    def state_dict(self) -> dict[str, Any]:
-        """All state, as tensors and numbers."""
+    @property
+    def _device(self) -> torch.device:
+        return self.mass.device
+
+    def _schema(self) -> Schema:
+        n, capacity = Own(len(self.mass)), self.capacity
+        shape = (n, capacity)
         return {
-            "capacity": self.capacity,
-            "clock": self.clock,
-            **{name: getattr(self, name).clone() for name in _FIELDS},
-            "labelings": [t.clone() for t in self.labelings],
-            "gram": None if self.gram is None else self.gram.clone(),
-        }
-
-    def check_state(self, state: Any, where: str, dtype: torch.dtype) -> None:
-        """Raise ValueError if a state is damaged or has other sizes.
-
-        Args:
-            state: The result of ``state_dict``.
-            where: Its name in messages.
-            dtype: The dtype of inner products.
-        """
-        n, capacity = shape = tuple(self.mass.shape)
-        schema = {
             "capacity": Same(capacity),
             "clock": int,
             "count": Entry(torch.int64, (n,), low=0, high=capacity),
@@ -184,68 +176,40 @@ class ActiveSets:
             "used": Entry(torch.int64, shape),
             "known": Entry(torch.bool, shape),
             "labelings": Each(list, Entry(Tensor, (*shape, ...))),
-            "gram": Maybe(Entry(dtype, (*shape, capacity))),
+            "gram": Maybe(Entry(self.dtype, (*shape, capacity))),
         }
-        check(state, schema, where)
-        empty = torch.arange(capacity, device=state["count"].device) >= state["count"].unsqueeze(1)
+
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        empty = torch.arange(self.capacity, device=state["count"].device) >= state["count"].unsqueeze(1)
         if bool((state["mass"][empty] > 0.0).any()) or bool((state["used"] > state["clock"]).any()):
             raise damaged(f"{where} has mass, or uses, where there is no labeling")
         if not state["labelings"] and bool(state["count"].any()):
             raise damaged(f"{where}['labelings'] is empty, and {where}['count'] is not 0")
 
-    @staticmethod
-    def merged(states: list[dict[str, Any]], padding: int) -> dict[str, Any]:
+    def merged_state(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
         """The state of all examples, from those of consecutive parts of them."""
-        made = [state for state in states if state["labelings"]]
         labelings = []
-        for like in zip(*(state["labelings"] for state in made), strict=True):
+        for like in zip(*(state["labelings"] for state in states if state["labelings"]), strict=True):
             sizes = [max(own) for own in zip(*(t.shape[2:] for t in like), strict=True)]
-            given = iter(like)
+            wanted, given = functools.reduce(torch.promote_types, (t.dtype for t in like)), iter(like)
             whole = [
-                fit(next(given), sizes, padding)
+                fit(next(given), sizes, self.padding).to(wanted)
                 if state["labelings"]
-                else torch.full((*state["mass"].shape, *sizes), padding, dtype=torch.int8)
+                else torch.full((*state["mass"].shape, *sizes), self.padding, dtype=wanted)
                 for state in states
             ]
-            wanted = functools.reduce(torch.promote_types, (t.dtype for t in like))
-            labelings.append(torch.cat([t.to(wanted) for t in whole]))
+            labelings.append(torch.cat(whole))
         grams = [state["gram"] for state in states]
-        known = next((gram for gram in grams if gram is not None), None)
-        if known is not None:
+        if any(gram is not None for gram in grams):
             grams = [
-                gram if gram is not None else known.new_zeros(*state["mass"].shape, known.shape[2])
+                state["mass"].new_zeros(*state["mass"].shape, self.capacity, dtype=self.dtype) if gram is None else gram
                 for gram, state in zip(grams, states, strict=True)
             ]
-        return {
-            "capacity": states[0]["capacity"],
-            "clock": max(state["clock"] for state in states),
-            **{name: torch.cat([state[name] for state in states]) for name in _FIELDS},
-            "labelings": labelings,
-            "gram": None if known is None else torch.cat(grams),
-        }
-
-    @staticmethod
-    def part(state: dict[str, Any], own: range) -> dict[str, Any]:
-        """The state of consecutive examples, from that of all."""
-        some = slice(own.start, own.stop)
-        return {
-            **state,
-            **{name: state[name][some] for name in _FIELDS},
-            "labelings": [t[some] for t in state["labelings"]],
-            "gram": None if state["gram"] is None else state["gram"][some],
-        }
-
-    @classmethod
-    def restored(cls, state: dict[str, Any], padding: int, device: torch.device) -> ActiveSets:
-        """The active sets of a state that passed :meth:`check_state`, with the same bits."""
-        n, capacity = state["mass"].shape
-        made = cls(n, capacity, padding, device)
-        for name in _FIELDS:
-            setattr(made, name, state[name].to(device, copy=True))
-        made.clock = state["clock"]
-        made.labelings = [t.to(device, copy=True) for t in state["labelings"]]
-        made.gram = None if state["gram"] is None else state["gram"].to(device, copy=True)
-        return made
+        several = [
+            {**state, "labelings": [], "gram": gram, "clock": 0} for state, gram in zip(states, grams, strict=True)
+        ]
+        clock = max(state["clock"] for state in states)
+        return {**super().merged_state(several, parts), "clock": clock, "labelings": labelings}
 
 
 def _narrow(values: Tensor) -> torch.dtype:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_whole
-from torchssvm.core.batch import tree_map
+from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.gradients import adjoint
-from torchssvm.core.on_host import on_host, pick, read_together, upload
+from torchssvm.core.on_host import known, on_host, pick, read_together, upload
 from torchssvm.core.oracle_result import OracleResult
-from torchssvm.core.potentials import Potentials
-from torchssvm.core.structure import Labeling
+from torchssvm.core.potentials import Parts, Potentials, inner, scale
+from torchssvm.core.schema import Entry, Own, Same, Schema, damaged
+from torchssvm.core.structure import Labeling, Structure, as_decoding, check_padding
 from torchssvm.dual.active_sets import ActiveSets
-from torchssvm.dual.labeling_blocks import LabelingBlocks
-from torchssvm.dual.storage import Stored
-from torchssvm.dual.stored_labelings import StoredLabelings
+from torchssvm.dual.mean_parts import MeanParts
+from torchssvm.dual.storage import Storage, Stored, other_length
 
 
-class Labelings(LabelingBlocks):
+class Labelings(Storage):
     """Keeps the dual distribution of every block: up to ``capacity`` labelings and their mass.
 
     ``psi_i = -sum_c alpha_c (p(y_c) - p(y_i))``. The labelings with mass are the active set of the pairwise, away and
@@ -32,6 +34,13 @@ class Labelings(LabelingBlocks):
 
     Args:
         capacity: C, the largest number of labelings of a block.
+
+    Attributes:
+        sets: The labelings and their mass.
+        rest: psi of the labelings that were merged.
+        rest_mass: ``[n]`` float64, the mass of the rest.
+        rest_loss: ``[n]`` float64, ``1/n`` times mass times loss of the rest, as l_i.
+        mixed: ``[n]`` bool, whether the rest holds merged labelings besides the target.
 
     Raises:
         ValueError: ``capacity`` is less than 1.
@@ -47,6 +56,62 @@ class Labelings(LabelingBlocks):
     def __init__(self, capacity: int = 20) -> None:
         self.capacity = check_whole(capacity, "capacity")
         self.wants_curvature = False
+        self._template: Labeling | None = None
+
+    def bind(
+        self,
+        num_examples: int,
+        lam: float,
+        structure: Structure,
+        parameters: Sequence[torch.nn.Parameter],
+        memory_limit: int | None,
+        own: range | None = None,
+    ) -> None:
+        """Set the problem."""
+        super().bind(num_examples, lam, structure, parameters, memory_limit, own)
+        self.rest = MeanParts()
+        self.rest.bind(num_examples, lam, structure, parameters, memory_limit, own)
+        device = self.parameters[0].device
+        self.sets = ActiveSets(len(self.own), self.capacity, structure.padding, self.parameters[0])
+        self.rest_mass = torch.ones(len(self.own), dtype=torch.float64, device=device)
+        self.rest_loss = torch.zeros(len(self.own), dtype=torch.float64, device=device)
+        self.mixed = torch.zeros(len(self.own), dtype=torch.bool, device=device)
+
+    def labeling_like(self, potentials: Potentials, target: Labeling = None) -> Labeling:
+        """A labeling of one example: a template of kind, sizes and dtypes, decoded once.
+
+        With the target, where it is known: an oracle that finds nothing in its time returns it.
+        """
+        if self._template is None:
+            one = potentials.detach().select(torch.zeros(1, dtype=torch.int64, device=potentials.device))
+            own = () if target is None else (tree_map(lambda tensor: tensor[:1], target),)
+            decode = self.structure.augmented_argmax if own else self.structure.argmax
+            self._template = as_decoding(decode(one, *own)).labeling
+        return self._template
+
+    def rescale(self, factor: float) -> None:
+        """``psi_i *= factor``; the mass that labelings lose goes to the target."""
+        sets = self.sets
+        sets.mass *= factor
+        self.rest_loss *= factor
+        self.rest.rescale(factor)
+        self.rest_mass = factor * self.rest_mass + (1.0 - factor)
+
+    def support(self) -> Tensor:
+        """The number of labelings with mass in each block, ``[n]`` int64; the rest is not counted."""
+        return (self.sets.mass > 0.0).sum(1)
+
+    def nbytes(self) -> int:
+        """Bytes held."""
+        own = [self.rest_mass, self.rest_loss, self.mixed] if self.sets.labelings else []
+        return self.sets.nbytes() + self.rest.nbytes() + sum(t.numel() * t.element_size() for t in own)
+
+    def to(self, device: torch.device) -> None:
+        """Move everything."""
+        self.sets.to(device)
+        self.rest.to(device)
+        self.rest_mass, self.rest_loss = self.rest_mass.to(device), self.rest_loss.to(device)
+        self.mixed = self.mixed.to(device)
 
     def keep_curvature(self) -> None:
         """Keep the inner products of each block's labelings."""
@@ -74,10 +139,7 @@ class Labelings(LabelingBlocks):
             lengths = on_host(potentials.lengths)
             if bool((wrong := (held != lengths) & (held > 0)).any()):
                 row = int(wrong.nonzero()[0])
-                raise ValueError(
-                    f"example {int(index[row])} came with length {int(lengths[row])}, and its labelings "
-                    f"have {int(held[row])}: an index must always name the same example, at the same length"
-                )
+                raise other_length(int(index[row]) + self.own.start, int(lengths[row]), int(held[row]))
         return StoredLabelings(self, index, potentials, target, count, upload(mixed, index.device))
 
     def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:
@@ -118,3 +180,293 @@ class Labelings(LabelingBlocks):
         assert isinstance(stored, StoredLabelings)
         weight = 1.0 / (self.lam * self.num_examples)
         return [g.to(torch.float64) * weight for g in adjoint(potentials, stored.psi, self.parameters, sparse=True)]
+
+    def _schema(self) -> Schema:
+        n = Own(len(self.own))
+        return {
+            "kind": Same("labelings"),
+            "sets": self.sets,
+            "rest": self.rest,
+            "rest_mass": Entry(torch.float64, (n,), low=0.0),
+            "rest_loss": Entry(torch.float64, (n,)),
+            "mixed": Entry(torch.bool, (n,)),
+        }
+
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        total = state["rest_mass"] + state["sets"]["mass"].sum(1)
+        if not bool(((total - 1.0).abs() < 1e-6).all()):
+            raise damaged(f"the masses of {where}['sets'] and 'rest_mass' do not sum to 1")
+
+
+class StoredLabelings(Stored):
+    """The blocks of a batch; column 0 of the atoms is the rest, column c + 1 is slot c.
+
+    Args:
+        storage: Where they are kept.
+        index: ``[B]`` int64, the blocks.
+        potentials: The batch.
+        target: From ``check_target``.
+        count: ``[B]`` int64 on the CPU, the number of labelings of each block.
+        mixed: ``[B]`` bool, ``storage.mixed`` of the blocks, from the CPU.
+    """
+
+    def __init__(
+        self,
+        storage: Labelings,
+        index: Tensor,
+        potentials: Potentials,
+        target: Labeling,
+        count: Tensor,
+        mixed: Tensor,
+    ) -> None:
+        self.num_examples = storage.num_examples
+        self.index, self.potentials, self.target = index, potentials.detach(), target
+        self.lengths = potentials.lengths
+        self._storage, sets = storage, storage.sets
+        self._structure = storage.structure
+        self._columns = int(count.max())
+        self._filled = upload(torch.arange(self._columns) < count.unsqueeze(1), index.device)
+        self._mass = sets.mass[index, : self._columns]
+        self._loss = torch.where(self._filled, sets.loss[index, : self._columns], 0.0)
+        self._rest_mass = storage.rest_mass[index]
+        self._mixed = mixed
+        self._gram: Tensor | None = None
+        self._learned = True  # whether the storage lacks some rows of the Gram matrix
+        self._found: OracleResult | None = None
+        self._labelings: Labeling = None
+        self._some: Tensor | None = None  # rows with labelings, where others have none: these are never scored
+        if self._columns:
+            held = sets.read(index, self._columns, storage.labeling_like(potentials, target))
+            empty = count == 0
+            if bool(empty.any()):
+                self._some = upload((~empty).nonzero().flatten(), index.device)
+            self._labelings = self._structure.resize(held, target)
+            if potentials.lengths is None:
+                for had, has in zip(tree_tensors(held), tree_tensors(self._labelings), strict=True):
+                    if had.shape != has.shape:
+                        raise ValueError(
+                            f"the blocks hold labelings of shape {list(had.shape[2:])}, and example {int(index[0])} "
+                            f"came with {list(has.shape[2:])}: examples of different sizes need lengths, in every batch"
+                        )
+        self._rest = storage.rest.gather(index, self.potentials, target) if bool(on_host(mixed).any()) else None
+        self._scores: Tensor | None = None
+
+    @cached_property
+    def psi(self) -> Parts:
+        """``p(y_i) - mu_i`` of every block."""
+        if self._columns and self._some is None:
+            parts = self._structure.mean_difference(self._labelings, -self._mass, self.target, self.potentials)
+        else:
+            parts = {name: torch.zeros_like(t) for name, t in self.potentials.tensors.items()}
+        if self._columns and self._some is not None:
+            labelings, target, potentials = self._rows_with_labelings(self.potentials)
+            found = self._structure.mean_difference(labelings, -self._mass[self._some], target, potentials)
+            parts = {name: tensor.index_copy(0, self._some, found[name]) for name, tensor in parts.items()}
+        return parts if self._rest is None else {name: t + self._rest.psi[name] for name, t in parts.items()}
+
+    def _rows_with_labelings(self, potentials: Potentials) -> tuple[Labeling, Labeling, Potentials]:
+        """Labelings, target and potentials of the rows that have labelings, where others have none."""
+        assert self._some is not None
+        rows = self._some
+        labelings, target = (tree_map(lambda t: t[rows], several) for several in (self._labelings, self.target))
+        return labelings, target, potentials.select(rows)
+
+    def inner(self, potentials: Potentials) -> Tensor:
+        """``<psi_i, theta_i> / n``, from the scores of the labelings and of the rest."""
+        found = -(self._mass * self._relative(potentials)).sum(1) / self.num_examples
+        return found if self._rest is None else found + self._rest.inner(potentials)
+
+    def mean_loss(self, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
+        """From ``psi``."""
+        return self._structure.mean_loss(self.psi, self.target, potentials)
+
+    def _relative(self, potentials: Potentials) -> Tensor:
+        """Scores of the cached labelings relative to the target, ``[B, C]``; 0 in empty slots."""
+        if not self._columns:
+            return self._mass
+        if self._some is None:
+            scores = self._structure.relative_scores(self._labelings, self.target, potentials.detach())
+        else:
+            labelings, target, potentials = self._rows_with_labelings(potentials.detach())
+            found = self._structure.relative_scores(labelings, target, potentials)
+            scores = found.new_zeros(self._filled.shape).index_copy(0, self._some, found)
+        return torch.where(self._filled, scores, 0.0)
+
+    def atoms(self, potentials: Potentials, losses: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The rest and the labelings."""
+        rest = self._rest_mass
+        rest_score, rest_loss = torch.zeros_like(rest), torch.zeros_like(rest)
+        if self._rest is not None:
+            share = self.num_examples / rest.clamp(min=1e-300)
+            there = self._mixed & (rest > 0.0)
+            rest_score = torch.where(there, -self._rest.inner(potentials) * share, 0.0)
+            rest_loss = torch.where(there, self._storage.rest_loss[self.index] * share, 0.0)
+        return (
+            torch.cat([rest.unsqueeze(1), self._mass], 1),
+            torch.cat([rest_score.unsqueeze(1), self._relative(potentials)], 1),
+            torch.cat([rest_loss.unsqueeze(1), self._loss], 1),
+            torch.cat([(rest > 0.0).unsqueeze(1), self._filled], 1),
+        )
+
+    def lookup(self, labeling: Labeling) -> Tensor:
+        """The column of each labeling, 0 where it is not cached."""
+        same = self._filled
+        if not self._columns:
+            return torch.zeros_like(self.index)
+        for held, wanted in zip(tree_tensors(self._labelings), tree_tensors(labeling), strict=True):
+            same = same & (held == wanted.unsqueeze(1)).view(*same.shape, -1).all(2)
+        return torch.where(same.any(1), same.to(torch.int8).argmax(1) + 1, 0)
+
+    def cached(self, columns: Tensor) -> Labeling:
+        """The labelings in these columns."""
+        rows = torch.arange(len(columns), device=columns.device)
+        return tree_map(lambda t: t[rows, columns - 1], self._labelings)
+
+    def _everything(self, found: OracleResult) -> Labeling:
+        """Cached labelings and corner, ``[B, C + 1, ...]``."""
+        corner = tree_map(lambda t: t.unsqueeze(1), found.labeling)
+        if not self._columns:
+            return corner
+        held = tree_tensors(self._labelings)
+        if self._some is not None:  # empty slots have no mass, and hold what can be scored
+            none = ~self._filled.any(1)
+            held = [torch.where(_like_rows(none, t), c, t) for t, c in zip(held, tree_tensors(corner), strict=True)]
+        pairs = zip(held, tree_tensors(corner), strict=True)
+        return tree_replace(corner, [torch.cat(pair, 1) for pair in pairs])
+
+    def curvature(self, found: OracleResult, respond: Callable[[Parts], Parts]) -> Tensor:
+        """Known inner products from the storage; one call of ``respond`` for each missing row."""
+        assert found.column is not None
+        structure, sets, columns = self._structure, self._storage.sets, self._columns
+        everything = self._everything(found)
+        size, device = len(self.index), self.index.device
+        gram = torch.zeros(size, columns + 2, columns + 2, dtype=torch.float64, device=device)
+        column, held = read_together(found.column, sets.known[self.index, :columns])
+        known(found.column, column)
+        unknown = torch.cat([on_host(self._filled), (column == 0).unsqueeze(1)], 1)
+        if sets.gram is not None and columns:
+            gram[:, 1:-1, 1:-1] = sets.gram[self.index, :columns, :columns]
+            unknown[:, :-1] &= ~held
+            self._learned = bool(unknown[:, :-1].any())
+        rows = torch.arange(size)
+        while bool(unknown.any()):
+            has, first = unknown.any(1), unknown.to(torch.int8).argmax(1)
+            chosen = upload(rows, device), upload(first, device)
+            one = tree_map(lambda t, chosen=chosen: t[chosen].unsqueeze(1), everything)
+            mass = upload(has.to(torch.float64), device)
+            parts = structure.mean_difference(one, mass.unsqueeze(1), self.target, self.potentials)
+            answer = self.potentials.replace(respond(parts))
+            row = structure.relative_scores(everything, self.target, answer)
+            own, at = upload(rows[has], device), upload(first[has] + 1, device)
+            gram[own, at, 1:] = row[own]
+            gram[own, 1:, at] = row[own]
+            unknown[rows, first] = False
+        if self._rest is not None:
+            change = respond(self._rest.psi)
+            share = torch.where(self._mixed & (self._rest_mass > 0.0), 1.0 / self._rest_mass.clamp(min=1e-300), 0.0)
+            row = structure.relative_scores(everything, self.target, self.potentials.replace(change))
+            row = -share.unsqueeze(1) * row
+            gram[:, 0, 1:] = row
+            gram[:, 1:, 0] = row
+            gram[:, 0, 0] = share.square() * inner(self._rest.psi, change)
+        self._gram = gram
+        return gram
+
+    def combine(self, change: Tensor | None, found: OracleResult) -> tuple[Parts, None]:
+        """Labelings, corner and rest, weighted by ``change``."""
+        assert change is not None
+        self._found = found
+        parts = self._structure.mean_difference(self._everything(found), change[:, 1:], self.target, self.potentials)
+        if self._rest is not None:
+            decay = torch.where(
+                self._mixed & (self._rest_mass > 0.0), -change[:, 0] / self._rest_mass.clamp(min=1e-300), 0.0
+            )
+            rest = scale(self._rest.psi, decay)
+            parts = {name: tensor + rest[name] for name, tensor in parts.items()}
+        check_padding(parts, self.potentials)
+        return parts, None
+
+    def move(
+        self,
+        coefficients: Tensor,
+        rows: Tensor,
+        change: Tensor | None,
+        parts: Parts,
+        gradients: list[Tensor] | None,
+    ) -> None:
+        """Move the mass, and cache the corner."""
+        sets, found, columns = self._storage.sets, self._found, self._columns
+        assert found is not None
+        assert found.column is not None
+        assert change is not None
+        index = pick(self.index, rows)
+        moved = coefficients[rows].unsqueeze(1) * change[rows]
+        self._move_rest(rows, moved[:, 0])
+        if columns:
+            sets.mass[index, :columns] = (self._mass[rows] + moved[:, 1:-1]).clamp_(min=0.0)
+        on_host(found.column)
+        column = pick(found.column, rows)
+        sets.clock += 1
+        cached = on_host(column) > 0
+        old = upload(cached.nonzero().flatten(), index.device)
+        sets.used[index[old], column[old] - 1] = sets.clock
+        if self._gram is not None:
+            sets.keep_gram()
+            assert sets.gram is not None
+            if columns and self._learned:
+                sets.gram[index, :columns, :columns] = self._gram[rows, 1:-1, 1:-1].to(sets.gram.dtype)
+                sets.known[index, :columns] = self._filled[rows]
+        new = upload((~cached).nonzero().flatten(), index.device)
+        if not len(new):
+            return
+        at = pick(rows, new)
+        kept, slots = sets.insert(
+            pick(self.index, at),
+            None if self.lengths is None else self.lengths[at],
+            tree_map(lambda t: t[at], found.labeling),
+            found.loss[at],
+            moved[new, -1].clamp(min=0.0),
+            lambda leaving, slots: self._evict(pick(at, leaving), slots),
+        )
+        if self._gram is not None and len(kept):
+            assert sets.gram is not None
+            own, at = index[new[kept]], at[kept]
+            row = self._gram[at, -1, 1:].to(sets.gram.dtype)
+            if columns:
+                sets.gram[own, slots, :columns] = row[:, :-1]
+                sets.gram[own, :columns, slots] = row[:, :-1]
+            sets.gram[own, slots, slots] = row[:, -1]
+            sets.known[own, slots] = True
+
+    def _move_rest(self, rows: Tensor, moved: Tensor) -> None:
+        storage, index = self._storage, pick(self.index, rows)
+        held = self._rest_mass[rows]
+        left = (held + moved).clamp_(min=0.0)
+        storage.rest_mass[index] = left
+        if self._rest is None:
+            return
+        # Scaled, not changed by a difference: near mass 0, psi must still be mass times a point of the polytope.
+        there = upload(on_host(self._mixed[rows] & (held > 0.0)).nonzero().flatten(), rows.device)
+        ratio, own = left[there] / held[there], pick(rows, there)
+        storage.rest_loss[index[there]] *= ratio
+        psi = {name: tensor[own] for name, tensor in self._rest.psi.items()}
+        storage.rest.write(index[there], self.potentials.select(own), scale(psi, ratio))
+
+    def _evict(self, rows: Tensor, slots: Tensor) -> None:
+        """Merge the labelings in ``slots`` of ``rows``, with their mass, into the rest."""
+        storage, sets, index = self._storage, self._storage.sets, pick(self.index, rows)
+        mass, potentials = sets.mass[index, slots], self.potentials.select(rows)
+        target = tree_map(lambda t: t[rows], self.target)
+        held = sets.read(index, storage.capacity, storage.labeling_like(potentials, target))
+        one = tree_map(lambda t: t[torch.arange(len(slots), device=slots.device), slots].unsqueeze(1), held)
+        one = self._structure.resize(one, target)
+        parts = self._structure.mean_difference(one, mass.unsqueeze(1), target, potentials)
+        storage.rest.add(index, potentials, parts, -torch.ones_like(mass))
+        storage.rest_mass[index] += mass
+        storage.rest_loss[index] += mass * sets.loss[index, slots] / self.num_examples
+        storage.mixed[index] = True
+        sets.mass[index, slots] = 0.0
+
+
+def _like_rows(mask: Tensor, tensor: Tensor) -> Tensor:
+    return mask.view(-1, *[1] * (tensor.ndim - 1))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,10 +11,10 @@ from torchssvm.core.gradients import adjoint
 from torchssvm.core.on_host import on_host, pick
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
-from torchssvm.core.schema import Each, Same, Schema
+from torchssvm.core.schema import Each, New, Same, Schema
 from torchssvm.core.structure import Labeling, check_padding
 from torchssvm.dual.rows import RowBuffer
-from torchssvm.dual.storage import Storage, Stored
+from torchssvm.dual.storage import Storage, Stored, other_length
 
 
 class MeanParts(Storage):
@@ -69,11 +67,8 @@ class MeanParts(Storage):
             found, wrong = buffer.read(index, rows, longest, trailing)
             if wrong >= 0 and rows is not None:
                 example, more = int(on_host(index)[wrong]), potentials.ragged[name]  # rows than the length
-                raise ValueError(
-                    f"example {example + self.own.start} has length {int(rows[wrong]) - more} here, and had "
-                    f"{int(buffer.rows[example]) - more} before: an index must always name the same example, at the "
-                    "same length"
-                )
+                now, before = int(rows[wrong]) - more, int(buffer.rows[example]) - more
+                raise other_length(example + self.own.start, now, before)
             psi[name] = found.view(shape)
         return StoredParts(self, index, potentials, psi, target)
 
@@ -87,12 +82,9 @@ class MeanParts(Storage):
                 for example, count in zip(
                     on_host(batch.index).tolist(), [] if counts is None else counts.tolist(), strict=False
                 ):
-                    if pairs.setdefault((name, example), count) != count:
-                        raise ValueError(
-                            f"example {example + self.own.start} came with {count} rows of {name} and with "
-                            f"{pairs[name, example]} before it: an index must always name the same example, at the "
-                            "same length"
-                        )
+                    if (before := pairs.setdefault((name, example), count)) != count:
+                        more = batch.potentials.ragged[name]
+                        raise other_length(example + self.own.start, count - more, before - more)
 
     def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:
         """One backward pass of the head."""
@@ -130,36 +122,11 @@ class MeanParts(Storage):
         for buffer in self.buffers.values():
             buffer.to(device)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The buffers by name."""
-        return {"kind": "mean_parts", "buffers": {name: b.state_dict() for name, b in self.buffers.items()}}
-
     def _schema(self) -> Schema:
-        rows = partial(RowBuffer.check_state, num_examples=len(self.own), dtype=self.parameters[0].dtype)
-        return {"kind": Same("mean_parts"), "buffers": Each(dict, rows)}
+        def rows() -> RowBuffer:
+            return RowBuffer(len(self.own), self.parameters[0].dtype, self._device)
 
-    def merged(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
-        """See :meth:`Storage.merged`."""
-        names = {name: entry["values"] for state in states for name, entry in state["buffers"].items()}
-        buffers = {
-            name: RowBuffer.merged(
-                [
-                    state["buffers"].get(name) or RowBuffer.empty(len(part), like)
-                    for state, part in zip(states, parts, strict=True)
-                ]
-            )
-            for name, like in names.items()
-        }
-        return {"kind": "mean_parts", "buffers": buffers}
-
-    def part(self, state: dict[str, Any], own: range) -> dict[str, Any]:
-        """See :meth:`Storage.part`."""
-        return {**state, "buffers": {name: RowBuffer.part(entry, own) for name, entry in state["buffers"].items()}}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the same bits."""
-        device = self.parameters[0].device
-        self.buffers = {name: RowBuffer.restored(entry, device) for name, entry in state["buffers"].items()}
+        return {"kind": Same("mean_parts"), "buffers": Each(dict, New(rows))}
 
 
 class StoredParts(Stored):

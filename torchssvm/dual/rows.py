@@ -12,12 +12,12 @@ from torch import Tensor
 
 from torchssvm.core.jit import fits_numba, fits_triton, njit
 from torchssvm.core.on_host import on_host, upload
-from torchssvm.core.schema import Entry, check, damaged
+from torchssvm.core.schema import Entry, Field, Own, Schema, Stateful, damaged
 
 _NONE = torch.empty(0, dtype=torch.int64)
 
 
-class RowBuffer:
+class RowBuffer(Stateful):
     """Consecutive rows ``[rows_i, *trailing]`` for each example, initially zero.
 
     Row 0 of the buffer stays zero and represents padding. Trailing axes grow to the largest size written. The places of
@@ -28,6 +28,8 @@ class RowBuffer:
         dtype: Dtype of the rows.
         device: Device of the rows.
     """
+
+    state_name = "rows"
 
     def __init__(self, num_examples: int, dtype: torch.dtype, device: torch.device) -> None:
         self.start = torch.zeros(num_examples, dtype=torch.int64)
@@ -175,21 +177,21 @@ class RowBuffer:
         self.values, self._copied = self.values.to(device), None
         self._compiled = fits_numba(self.values)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The rows in use, and their places."""
+    def _schema(self) -> Schema:
+        places = Entry(torch.int64, (Own(len(self.start)),), low=0)
+        values = Entry(self.values.dtype, (None, ...))
         return {
-            "start": self.start.clone(),
-            "rows": self.rows.clone(),
-            "values": self.values[: self.used].clone(),
-            "examples": self.examples,
+            "start": places,
+            "rows": places,
+            "values": Field(values, save=lambda held: held[: self.used].clone(), load=self._take),
+            "examples": Entry(int, low=0),
         }
 
-    @staticmethod
-    def check_state(state: Any, where: str, num_examples: int, dtype: torch.dtype) -> None:
-        """Raise ValueError if the state is damaged or of another dtype; messages call it ``where``."""
-        places = Entry(torch.int64, (num_examples,), low=0)
-        schema = {"start": places, "rows": places, "values": Entry(dtype, (None, ...)), "examples": Entry(int, low=0)}
-        check(state, schema, where)
+    def _take(self, values: Tensor) -> Tensor:
+        self.used, self._copied = len(values), None
+        return values.to(self.values.device, copy=True)
+
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
         start, rows, values = state["start"], state["rows"], state["values"]
         if bool((start + rows > len(values)).any()) or not len(values):
             raise damaged(f"{where} points outside its rows")
@@ -200,12 +202,15 @@ class RowBuffer:
         if bool(values[0].any()):
             raise damaged(f"{where} has padding that is not zero")
 
-    @staticmethod
-    def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The state of all examples, from those of consecutive parts of them."""
-        held = [state["values"] for state in states]
-        wide = [max(sizes) for sizes in zip_longest(*(values.shape[1:] for values in held), fillvalue=0)]
-        values, starts, used = [held[0].new_zeros(1, *wide)], [], 0
+    def merged_state(self, states: list[Any], parts: list[range]) -> dict[str, Any]:
+        """The state of all examples, from those of consecutive parts of them; None for a part without rows."""
+        device = torch.device("cpu")
+        states = [
+            state or RowBuffer(len(part), self.values.dtype, device).state_dict()
+            for state, part in zip(states, parts, strict=True)
+        ]
+        wide = [max(sizes) for sizes in zip_longest(*(state["values"].shape[1:] for state in states), fillvalue=0)]
+        values, starts, used = [states[0]["values"].new_zeros(1, *wide)], [], 0
         for state in states:
             starts.append(torch.where(state["start"] > 0, state["start"] + used, 0))
             rows = state["values"][1:]
@@ -218,8 +223,7 @@ class RowBuffer:
             "examples": sum(state["examples"] for state in states),
         }
 
-    @staticmethod
-    def part(state: dict[str, Any], own: range) -> dict[str, Any]:
+    def part_of_state(self, state: dict[str, Any], own: range) -> dict[str, Any]:
         """The state of consecutive examples, from that of all."""
         there, rows = (state[name][own.start : own.stop] for name in ("start", "rows"))
         rows = torch.where(there > 0, rows, 0)
@@ -232,20 +236,6 @@ class RowBuffer:
             "values": torch.cat([state["values"][:1], state["values"][places]]),
             "examples": int((there > 0).sum()),
         }
-
-    @classmethod
-    def empty(cls, num_examples: int, like: Tensor) -> dict[str, Any]:
-        """The state of a buffer without rows."""
-        return cls(num_examples, like.dtype, torch.device("cpu")).state_dict()
-
-    @classmethod
-    def restored(cls, state: dict[str, Any], device: torch.device) -> RowBuffer:
-        """The buffer of a state that passed :meth:`check_state`, with the same bits."""
-        buffer = cls(len(state["start"]), state["values"].dtype, device)
-        buffer.start, buffer.rows = (state[name].to("cpu", copy=True) for name in ("start", "rows"))
-        buffer.values = state["values"].to(device, copy=True)
-        buffer.used, buffer.examples = len(buffer.values), state["examples"]
-        return buffer
 
 
 def _resize(values: Tensor, shape: Sequence[int]) -> Tensor:

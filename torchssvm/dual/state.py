@@ -17,15 +17,23 @@ from torchssvm.core.linearity import check_at_first_call
 from torchssvm.core.mailbox import Mailbox
 from torchssvm.core.problem import check_lam, check_problem, check_range, find_structure
 from torchssvm.core.ranks import Ranks, sum_in_order
-from torchssvm.core.row_sparse import flat, squared_norm
+from torchssvm.core.row_sparse import add_to, flat, products, squared_norm
+from torchssvm.core.schema import ByRank, Entry, Field, Maybe, Own, Same, Schema, check_seal, damaged, version
 from torchssvm.core.structure import Structure
 from torchssvm.core.undisturbed import undisturbed
-from torchssvm.dual.checkpoint import SavedDual
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.storage import Storage
 
+FORMAT = 4
+_ADVICE = (
+    ": since format 4 heads hold their weights as nn.Linear does, [out, in], and boundary weights have other names. "
+    "Load it with the release that wrote it, or train anew"
+)
+_LARGE = 1 << 17  # more weights than this are not all read in every step, ...
+_PER_BLOCK = 1000  # ... but on average at most so many for each block that moves
 
-class DualState(SavedDual):
+
+class DualState(ByRank):
     """One dual block for every training example, with its loss and its last known gap.
 
     The blocks determine the weights, ``w = (1/(lam n)) sum_i Phi_i^T (p(y_i) - mu_i)``. The dual objective is
@@ -63,9 +71,13 @@ class DualState(SavedDual):
             first exact pass after a step.
         relaxed: Whether an oracle has returned labelings outside of the hull of outputs (``Decoding.relaxed``): blocks
             and certificates are then those of the relaxation.
+        parameters: w, the head's parameters.
+        dtype: Dtype of the weights when the dual was made; they must keep it.
         box: Bounds of the weights; the optimizer sets them.
         unclipped: v, for each parameter; the parameter itself where it has no bounds.
         recomputed: v as an exact pass has recomputed it, from which the next step starts; None otherwise.
+        held_norm: Norm of the weights after the last step.
+        version: Counts changes of blocks or weights; a direction is valid for the version that it was computed at.
         rho: How much the directions of the ranks overlapped in the last round: 1 for no overlap, up to their number.
         restarts: Counts changes of the weights without a step: weights recomputed for moved features, another ``lam``,
             a loaded state. Averages restart there: weights before and after belong to different duals.
@@ -81,6 +93,8 @@ class DualState(SavedDual):
         >>> dual.num_examples, dual.lam
         (30, 0.1)
     """
+
+    state_name = "dual"
 
     def __init__(
         self,
@@ -100,8 +114,16 @@ class DualState(SavedDual):
                 raise TypeError(f"storage={storage!r} must be an object such as Labelings()")
             return found
 
-        parameters, memory_limit = self.ranks.run_on_all(check)
-        super().__init__(parameters)
+        self.parameters, memory_limit = self.ranks.run_on_all(check)
+        self.dtype = self.parameters[0].dtype
+        self.box = Box(self.parameters)
+        self.unclipped: list[Tensor] = list(self.parameters)
+        self.recomputed: list[Tensor] | None = None
+        self.held_norm = self._held_square = 0.0
+        self._written = [-1 for _ in self.parameters]
+        self._numbers = sum(p.numel() for p in self.parameters)
+        self._unread = 0  # blocks moved since all weights were read
+        self.version = 0
         self.num_examples = num_examples = int(num_examples)
         self._lam = float(lam)
         self.structure = structure
@@ -339,17 +361,178 @@ class DualState(SavedDual):
                 self.visits += len(self.mailbox.take())
                 self.mailbox.notify()
 
+    def check_dtype(self) -> None:
+        """Raise TypeError if the weights have another dtype than at the start, as after ``head.half()``."""
+        for parameter in self.parameters:
+            if parameter.dtype is not self.dtype:
+                raise TypeError(
+                    f"the head's weights are {parameter.dtype}, and were {self.dtype} when the dual was made: blocks "
+                    f"and weights must agree. Call head.to({self.dtype}) and load the weights again, or convert the "
+                    "head to torch.float32 or torch.float64 first and make a new DualState and BCFW"
+                )
+
+    @undisturbed()
     @torch.no_grad()
+    def set_weights(self, unclipped: Iterable[Tensor]) -> None:
+        """Set v, rounded to the weights' dtype, and the weights to ``clip(v)``."""
+        for held, value in zip(self.unclipped, unclipped, strict=True):
+            held.copy_(value)
+        if self.box.has_bounds:
+            for parameter, weights in zip(self.parameters, self.box.clip(self.unclipped), strict=True):
+                if parameter is not weights:
+                    parameter.copy_(weights)
+        self.recomputed = None
+        self.remember_weights()
+
+    @torch.no_grad()
+    def move_weights(
+        self, directions: Sequence[Tensor], rate: float, known: tuple[float, float, float] | None = None
+    ) -> None:
+        """``v += rate d``, starting from ``recomputed`` if it is not None; then ``w = clip(v)``.
+
+        Args:
+            directions: d, for each parameter; sparse ones coalesced.
+            rate: The factor of d.
+            known: ``|w|^2``, ``<w, d>`` and ``|d|^2``, if already computed.
+        """
+        if self.recomputed is not None:
+            self.set_weights(torch.add(v, d, alpha=rate) for v, d in zip(self.recomputed, directions, strict=True))
+        elif not any(d.is_sparse for d in directions):
+            if self.box.has_bounds:
+                self.set_weights(torch.add(v, d, alpha=rate) for v, d in zip(self.unclipped, directions, strict=True))
+            else:
+                torch._foreach_add_(self.unclipped, list(directions), alpha=rate)
+                self.remember_weights(None if known is None or self.parameters[0].is_cpu else _moved(*known, rate))
+        elif self.box.has_bounds:
+            self.remember_weights(self._held_square + self._move_each(directions, rate))
+        else:
+            inner, squared = products(self.parameters, directions) if known is None else known[1:]
+            for held, direction in zip(self.unclipped, directions, strict=True):
+                add_to(held, direction, rate)
+            self.remember_weights(self._held_square + rate * (2.0 * inner + rate * squared))
+
+    def _move_each(self, directions: Sequence[Tensor], rate: float) -> float:
+        """Move v by directions of which some are sparse, under bounds; returns the change of ``|w|^2``."""
+        change = 0.0
+        clipped = self.box.bounded
+        for place, (held, direction) in enumerate(zip(self.unclipped, directions, strict=True)):
+            weights = self.parameters[place]
+            if not clipped[place]:
+                inner, squared = products([weights], [direction])
+                change += rate * (2.0 * inner + rate * squared)
+                add_to(held, direction, rate)
+                continue
+            change -= squared_norm([weights])
+            add_to(held, direction, rate)
+            weights.copy_(self.box.clip(self.unclipped)[place])
+            change += squared_norm([weights])
+        return change
+
+    def norm_changed(self, norm: float) -> bool:
+        """Whether ``norm`` differs from that of the weights after the last step by more than rounding."""
+        return abs(norm - self.held_norm) > 1e-5 * max(norm, self.held_norm)
+
+    def written_to(self) -> bool:
+        """Whether the weights were written to since :meth:`remember_weights`, by torch's version counters.
+
+        These miss writes through ``.data`` or numpy.
+        """
+        return [p._version for p in self.parameters] != self._written
+
+    @property
+    def is_large(self) -> bool:
+        """Whether there are so many weights that their norm is updated instead of computed in every step."""
+        return self._numbers > _LARGE
+
+    def remember_weights(self, squared: float | None = None, blocks: int = 1) -> None:
+        """Accept the current weights as those of the dual; directions computed earlier become invalid.
+
+        Args:
+            squared: ``|w|^2`` if it was updated, up to rounding; large weights, and those on a device, are then read
+                only now and then.
+            blocks: Blocks moved since the last call.
+        """
+        self.version += 1
+        self._unread += blocks
+        self._written = [p._version for p in self.parameters]
+        often = self._unread * _PER_BLOCK >= self._numbers if self.is_large else self.parameters[0].is_cpu
+        if squared is None or often:
+            squared, self._unread = squared_norm(self.parameters), 0
+        self._held_square = max(squared, 0.0)
+        self.held_norm = math.sqrt(self._held_square)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.parameters[0].device
+
+    def _schema(self) -> Schema:
+        n, count = Own(len(self.own)), Entry(int, low=0)
+        weights = [Entry(p.dtype, tuple(p.shape)) for p in self.parameters]
+        gaps = Entry(torch.float64, (n,), low=0.0, infinite=True)
+        return {
+            "format": version(FORMAT, _ADVICE),
+            "num_examples": Same(self.num_examples),
+            "lam": Same(self._lam),
+            "structure": Same(repr(self.structure)),
+            "weights": Field(weights, at="parameters"),
+            "box": self.box.field(self.parameters),
+            "recomputed": Maybe(weights),
+            "loss": Entry(torch.float64, (n,)),
+            "gap_estimates": gaps,
+            "oracle_gaps": gaps,
+            "targets": Field(Entry(torch.int64, (n,)), load=lambda targets: targets.to("cpu", copy=True)),
+            "certified_gap": Entry(float, low=0.0, infinite=True),
+            "cache_hits": count,
+            "steps": count,
+            "oracle_calls": count,
+            "visits": count,
+            "moved": count,
+            "relaxed": bool,
+            "storage": self.storage,
+            "seal": int,
+        }
+
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        self.box.check_state(state["box"], self.parameters, f"{where}['box']")
+        held = state["storage"]
+        if state["steps"] and not (held.get("buffers") or held.get("blocks") or held.get("sets", {}).get("labelings")):
+            raise damaged(f"{where}['storage'] is empty after {state['steps']} steps")
+
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state that passed :meth:`check_state`."""
+        """Restore the same bits of blocks, counters and weights from a state that passed :meth:`check_state`."""
+        self.to(self._device)
         super().restore(state)
         self.mailbox.take()
         self.restarts += 1
         self.remember_weights()
         self.sum_over_ranks()
 
+    def kept(self) -> dict[str, Any]:
+        """As ``own_state()``, which ``load_state_dict`` takes too."""
+        return self.own_state()
+
+    def _progress(self) -> Any:
+        return self._lam, self.steps, self.visits, self.oracle_calls, self.cache_hits, self.moved, self.certified_gap
+
+    def _merge(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        """The state of one process that holds all blocks."""
+        return self.merged_state(parts, [self.ranks.own(self.num_examples, rank) for rank in range(self.ranks.size)])
+
+    def _own_part(self, state: Any, where: str) -> dict[str, Any]:
+        whole = self.ranks and isinstance(state, dict) and state.get("num_examples") == self.num_examples
+        if not whole or "seal" not in state or len(state["loss"]) == len(self.own):
+            return state
+        check_seal(state, where)
+        return self.part_of_state(state, self.own)
+
     def __repr__(self) -> str:
         return (
             f"DualState(num_examples={self.num_examples}, lam={self.lam:g}, structure={self.structure}, "
             f"storage={type(self.storage).__name__}, steps={self.steps})"
         )
+
+
+def _moved(squared: float, inner: float, along: float, rate: float) -> float | None:
+    """``|w + rate d|^2`` from ``|w|^2``, ``<w, d>`` and ``|d|^2``; None where w and rate d cancel, up to rounding."""
+    found = squared + rate * (2.0 * inner + rate * along)
+    return found if found > 1e-3 * (squared + rate**2 * along) else None

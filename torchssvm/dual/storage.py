@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -213,24 +212,19 @@ class Storage(Stateful):
     def to(self, device: torch.device) -> None:
         """Move all tensors to the device."""
 
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """The whole state, as tensors and numbers."""
-
-    @abstractmethod
-    def merged(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
-        """The state of all blocks, from those that several processes keep.
-
-        Args:
-            states: The state of every process, in the order of their examples.
-            parts: The examples of each.
-        """
-
-    @abstractmethod
-    def part(self, state: dict[str, Any], own: range) -> dict[str, Any]:
-        """The state of the blocks of some consecutive examples, from that of all."""
+    @property
+    def _device(self) -> torch.device:
+        return self.parameters[0].device
 
     def check_memory(self, potentials: Potentials, target: Labeling, advice: str) -> None:
         """Raise MemoryError, naming a cheaper storage, if the estimate is over the limit."""
         needed, what = self.estimate(potentials, target), f"storage={type(self).__name__}()"
         check_memory(needed, potentials.device, self.memory_limit, what, advice)
+
+
+def other_length(example: int, now: int, before: int) -> ValueError:
+    """The error for an example that came with another length than before."""
+    return ValueError(
+        f"example {example} came with length {now}, and its dual block was made for length {before}: an index must "
+        "always name the same example, at the same length"
+    )

@@ -12,7 +12,7 @@ from torchssvm.core.on_host import on_host, pick, read_together
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials, scale
 from torchssvm.core.probe import TOLERANCE, fingerprints
-from torchssvm.core.schema import Entry, Maybe, Same, Schema, damaged
+from torchssvm.core.schema import Entry, Maybe, Own, Same, Schema, damaged
 from torchssvm.core.structure import Labeling
 from torchssvm.dual.storage import Storage, Stored
 
@@ -43,7 +43,7 @@ class Weights(Storage):
     needs_gradients = True
 
     def __init__(self) -> None:
-        self._blocks: list[Tensor] | None = None
+        self._blocks: list[Tensor] = []
         self._features: Tensor | None = None  # [n] float64, infinite before the first visit
 
     def estimate(self, potentials: Potentials, target: Labeling = None) -> int:
@@ -52,7 +52,7 @@ class Weights(Storage):
 
     def gather(self, index: Tensor, potentials: Potentials, target: Labeling = None) -> Stored:
         """The blocks of a batch."""
-        if self._blocks is None:
+        if not self._blocks:
             self.check_memory(
                 potentials, target, "storage=MeanParts() takes as much as the potentials, which may be less"
             )
@@ -96,7 +96,7 @@ class Weights(Storage):
             blocks: ``[R, *shape]`` for each parameter.
             features: ``[R]`` float64, the fingerprints.
         """
-        if self._blocks is None or self._features is None:
+        if self._features is None:
             self._blocks = [p.new_zeros(len(self.own), *p.shape).detach() for p in self.parameters]
             self._features = torch.full((len(self.own),), torch.inf, dtype=torch.float64, device=index.device)
         known = self._features[index]
@@ -109,12 +109,12 @@ class Weights(Storage):
 
     def change_lam(self, lam: float) -> None:
         """``w_i`` is proportional to ``1/lam``."""
-        for block in self._blocks or []:
+        for block in self._blocks:
             block *= self.lam / lam
 
     def products(self) -> Tensor | None:
         """``lam <w_i, w>`` of every block, ``[n]`` float64; None before the first step."""
-        if self._blocks is None:
+        if not self._blocks:
             return None
         total = torch.zeros(len(self.own), dtype=torch.float64, device=self._blocks[0].device)
         for block, parameter in zip(self._blocks, self.parameters, strict=True):
@@ -123,49 +123,26 @@ class Weights(Storage):
 
     def nbytes(self) -> int:
         """Bytes held now."""
-        return sum(block.numel() * block.element_size() for block in self._blocks or [])
+        return sum(block.numel() * block.element_size() for block in self._blocks)
 
     def to(self, device: torch.device) -> None:
         """Move the blocks."""
-        if self._blocks is not None:
-            self._blocks = [block.to(device) for block in self._blocks]
+        self._blocks = [block.to(device) for block in self._blocks]
         if self._features is not None:
             self._features = self._features.to(device)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The blocks, ``[n, *shape]`` for each parameter, and the fingerprints of the features."""
-        features = None if self._features is None else self._features.clone()
-        return {"kind": "weights", "blocks": [block.clone() for block in self._blocks or []], "features": features}
-
     def _schema(self) -> Schema:
-        n = len(self.own)
-        blocks = [Entry(self.parameters[0].dtype, (n, *p.shape)) for p in self.parameters]
-        features = Entry(torch.float64, (n,), infinite=True)
-        return {"kind": Same("weights"), "blocks": Maybe(blocks, nothing=[]), "features": Maybe(features)}
+        n = Own(len(self.own))
+        blocks = Maybe([Entry(self.parameters[0].dtype, (n, *p.shape)) for p in self.parameters], nothing=[])
+        return {
+            "kind": Same("weights"),
+            "blocks": blocks,
+            "features": Maybe(Entry(torch.float64, (n,), infinite=True)),
+        }
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
         if (state["features"] is None) != (not state["blocks"]):
             raise damaged(f"{where} has blocks without features, or features without blocks")
-
-    def merged(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
-        """See :meth:`Storage.merged`."""
-        if not all(state["blocks"] for state in states):
-            return states[0]
-        blocks = [torch.cat(several) for several in zip(*(state["blocks"] for state in states), strict=True)]
-        return {"kind": "weights", "blocks": blocks, "features": torch.cat([state["features"] for state in states])}
-
-    def part(self, state: dict[str, Any], own: range) -> dict[str, Any]:
-        """See :meth:`Storage.part`."""
-        if not state["blocks"]:
-            return state
-        some = slice(own.start, own.stop)
-        return {**state, "blocks": [block[some] for block in state["blocks"]], "features": state["features"][some]}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the blocks to the bit."""
-        device = self.parameters[0].device
-        self._blocks = [block.to(device, copy=True) for block in state["blocks"]] or None
-        self._features = None if self._blocks is None else state["features"].to(device, copy=True)
 
 
 class _StoredWeights(Stored):

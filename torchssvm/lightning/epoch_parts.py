@@ -58,9 +58,9 @@ class EpochParts(Sampler[int], Stateful):
         first, self._first = self._first, 0
         return iter(range(first, len(self)))
 
-    def consolidate_state_dict(self) -> None:
-        """Collect the draws of all ranks for the next ``state_dict()`` of the first; all ranks call it."""
-        self._draws.consolidate_state_dict()
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Collect the draws of all ranks for the next ``state_dict()`` of the rank ``to``; all ranks call it."""
+        self._draws.consolidate_state_dict(to)
 
     def state_dict(self, used: int = 0) -> dict[str, Any]:
         """The draws, and how many parts of this epoch training has ``used``; all of them are none of the next epoch."""

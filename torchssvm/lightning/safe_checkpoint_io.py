@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
-from torchssvm.core.caller import warn
-from torchssvm.core.files import damage, previous, whole_file
+from torchssvm.core.files import previous, whole_file, whole_or_previous
 
 
 class SafeCheckpointIO(TorchCheckpointIO):
@@ -61,14 +61,7 @@ class SafeCheckpointIO(TorchCheckpointIO):
 
 
 def _whole(path: Path) -> Path:
-    """The file, or the previous one if only that is whole."""
-    before = previous(path)
-    if path.is_dir() or _is_whole(path) or not _is_whole(before):
-        return path
-    state = "damaged" if path.exists() else "missing"
-    warn(f"{path} is {state}: loaded the checkpoint before it, {before}")
-    return before
-
-
-def _is_whole(path: Path) -> bool:
-    return path.is_file() and damage(path) is None
+    """The file, or the previous one if only that is whole; if none is, Lightning says what is wrong with it."""
+    with suppress(OSError, ValueError):
+        return path if path.is_dir() else whole_or_previous(path)
+    return path

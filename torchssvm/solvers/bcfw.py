@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from torchssvm.core.arguments import check_parameters
 from torchssvm.core.caller import warn
 from torchssvm.core.precision import full_precision
-from torchssvm.core.schema import Declaration, Entry, Open, Stateful, damaged, groups_like
+from torchssvm.core.schema import Declaration, Entry, Schema, StatefulOptimizer, damaged, groups_like
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.distributed.exchange import Exchange, Figures, refusing_on_all
 from torchssvm.dual.checks import check_dual
@@ -23,7 +22,7 @@ from torchssvm.solvers.proposal import GradientProducts, Move, Proposal, check_m
 from torchssvm.steps.line_search import ExactSearch, Line, LineSearch
 
 
-class BCFW(Stateful, Optimizer):
+class BCFW(StatefulOptimizer):
     """Block-coordinate Frank-Wolfe ([B13] Algorithm 4, with the minibatches and orders of [G16]): no learning rate.
 
     A step is the one that the backward pass of ``BlockGap`` proposed: ``w -= (gamma/lam) d``, with ``d = grad`` and the
@@ -247,29 +246,11 @@ class BCFW(Stateful, Optimizer):
             "_rate": self._rate,
         }
 
-    def consolidate_state_dict(self, to: int = 0) -> None:
-        """Collect the blocks of all ranks for the next ``state_dict()`` of the rank ``to``; all ranks call it.
+    def _own_schema(self) -> Schema:
+        return {"dual": self.dual}
 
-        Raises:
-            RankError: A rank cannot be reached.
-        """
-        self.dual.consolidate_state_dict(to)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state with the dual state, as tensors, numbers and strings.
-
-        Raises:
-            RuntimeError: There are several processes, and ``consolidate_state_dict()`` was not called just before.
-        """
-        return {**super().state_dict(), "dual": self.dual.state_dict()}
-
-    def kept(self) -> dict[str, Any]:
-        """As ``state_dict()``, with the blocks of this process alone; ``load_state_dict`` takes it too."""
-        return {**super().state_dict(), "dual": self.dual.kept()}
-
-    def _schema(self) -> Declaration:
-        groups = groups_like(self.param_groups, lr=Entry(float, low=0.0))
-        return Open({"dual": self.dual.check_state, "state": dict, "param_groups": groups})
+    def _groups(self) -> Declaration:
+        return groups_like(self.param_groups, lr=Entry(float, low=0.0))
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
         groups = state["param_groups"]
@@ -280,9 +261,8 @@ class BCFW(Stateful, Optimizer):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the same bits of dual and weights from a state that passed :meth:`check_state`."""
-        Optimizer.load_state_dict(self, {name: value for name, value in state.items() if name != "dual"})
+        super().restore(state)
         self._rate = state["param_groups"][0]["lr"]
-        self.dual.restore(state["dual"])
         for group, bounds in zip(self.param_groups, self._bounds, strict=True):
             # The bounds are equal weight by weight, but groups may have another order.
             for name, bound in zip(("lower", "upper"), bounds, strict=True):

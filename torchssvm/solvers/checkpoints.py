@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchssvm.core.caller import warn
-from torchssvm.core.files import damage, previous, whole_file
+from torchssvm.core.files import damage, whole_file, whole_or_previous
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.schema import Stateful
@@ -92,6 +91,8 @@ def _write(
         try:
             torch.save(content, file)
             file.flush()
+            if (damaged := damage(Path(file.name))) is not None:
+                raise OSError(damaged)
             _read(Path(file.name), mmap=True)
         except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
             wrong = [name for name in contents if not _survives(states.get(name, contents[name]))]
@@ -177,7 +178,11 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
 
 def _read_checked(path: str | os.PathLike[str], objects: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     """The file and its content, once it is known to hold these objects."""
-    found, content = _read_or_previous(Path(os.path.realpath(path)))
+    path = Path(os.path.realpath(path))
+    if path.is_dir():
+        raise ValueError(f"{path} is no file: give the path that was given to save_checkpoint")
+    found = whole_or_previous(path)
+    content = _read(found)
     states, values = content["objects"], content["values"]
     if unknown := sorted(set(objects) - set(states)):
         where = " (values are returned, not given)" if set(unknown) & set(values) else ""
@@ -216,10 +221,7 @@ def _turn(value: Any) -> int:
 
 def _kept(value: Any) -> Any:
     """The state to go back to; copied, as the states of torch are views."""
-    if hasattr(value, "kept"):
-        return value.kept()
-    state = value.state_dict()
-    return state if isinstance(value, Stateful) else copy.deepcopy(state)
+    return value.kept() if isinstance(value, Stateful) else copy.deepcopy(value.state_dict())
 
 
 def _random_state(held: Any) -> RandomState | None:
@@ -258,44 +260,12 @@ def _survives(value: Any) -> bool:
     return True
 
 
-class _DamagedError(ValueError):
-    """The file is incomplete or corrupt."""
-
-
-def _read_or_previous(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The first readable file, the given or the previous one, and its content."""
-    try:
-        return path, _read(path)
-    except (FileNotFoundError, _DamagedError) as error:
-        before = previous(path)
-        try:
-            content = _read(before)
-        except FileNotFoundError:
-            if isinstance(error, FileNotFoundError):
-                raise FileNotFoundError(f"there is no checkpoint {path}, and no {before}") from None
-            raise ValueError(
-                f"{error}, and there is no {before} to go back to: start anew, or load another file"
-            ) from None
-        except _DamagedError as second:
-            raise ValueError(f"{error}; and {second}") from second
-        warn(f"{error}: loaded the checkpoint before it, {before}")
-        return before, content
-
-
 def _read(path: Path, *, mmap: bool = False) -> dict[str, Any]:
     """The content of a file.
 
     Raises:
-        FileNotFoundError: The file does not exist.
-        _DamagedError: The file is incomplete or corrupt.
         ValueError: The file is not a checkpoint.
     """
-    if not path.exists():
-        raise FileNotFoundError(f"there is no checkpoint {path}")
-    if not path.is_file():
-        raise ValueError(f"{path} is no file: give the path that was given to save_checkpoint")
-    if (wrong := damage(path)) is not None:
-        raise _DamagedError(wrong)
     try:
         content = torch.load(str(path), map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:

@@ -16,7 +16,7 @@ from torchssvm.core.potentials import Potentials, inner
 from torchssvm.core.problem import find_structure
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.schema import Each, Entry, Schema, Stateful
+from torchssvm.core.schema import Each, Entry, Field, Schema, Stateful
 from torchssvm.core.structure import Structure, fit
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.mean_parts import MeanParts
@@ -292,31 +292,26 @@ class LatentTrainer(Stateful):
         for parameter, held in zip(self.head.parameters(), weights, strict=True):
             parameter.copy_(held)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The loop with its duals, the hidden parts of this round and the next, the objectives and the weights."""
-        return {
-            "loop": self.loop.state_dict(),
-            "rows": self.data.rows,
-            "next": self.next,
-            "objectives": list(self.objectives),
-            "weights": [p.detach().clone() for p in self.head.parameters()],
-            "settled": self.settled,
-        }
-
     def _schema(self) -> Schema:
         rows = [[Entry(t.dtype, (None,) * t.ndim) for t in row] for row in self.data.rows]
         weights = [Entry(p.dtype, tuple(p.shape)) for p in self.head.parameters()]
-        numbers = Each(list, Entry(float))
-        kinds: Schema = {"loop": self.loop.check_state, "rows": rows, "next": rows}
-        return {**kinds, "objectives": numbers, "weights": weights, "settled": bool}
+        return {
+            "loop": self.loop,
+            "rows": Field(rows, at="data.rows", save=_itself, load=_itself),  # whether it is the next one counts
+            "next": Field(rows, save=_itself, load=_itself),
+            "objectives": Each(list, Entry(float)),
+            "weights": Field(weights, at="loop.dual.parameters"),
+            "settled": bool,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a state that :meth:`check_state` accepted."""
         self._before = None
-        self.loop.restore(state["loop"])
-        self.data.rows, self.next = state["rows"], state["next"]
-        self.objectives, self.settled = list(state["objectives"]), state["settled"]
-        self._write(state["weights"])
+        super().restore(state)
+
+
+def _itself(rows: Rows) -> Rows:
+    return rows
 
 
 class _Completed:

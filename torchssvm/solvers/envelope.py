@@ -8,9 +8,9 @@ from torch import Tensor
 
 from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import Potentials
+from torchssvm.dual.labelings import StoredLabelings
 from torchssvm.dual.mean_parts import StoredParts
 from torchssvm.dual.state import DualState
-from torchssvm.dual.stored_labelings import StoredLabelings
 
 
 def envelope(dual: DualState, potentials: Potentials, batch: Batch) -> Tensor:

@@ -14,7 +14,7 @@ from torchssvm.core.arguments import check_parameters
 from torchssvm.core.batch import Batch
 from torchssvm.core.compiling import clock
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.schema import Entry, Maybe, Same, Schema, Stateful, damaged, seal, version, with_seal
+from torchssvm.core.schema import Entry, Field, Maybe, Noted, Same, Schema, Stateful, damaged, seal, version
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
@@ -271,20 +271,13 @@ class Average(Stateful):
         if self.dual is not None and self.dual.restarts != self._restarts:
             self.reset()
 
-    def state_dict(self) -> dict[str, Any]:
-        """The average, in tensors, numbers and strings."""
+    def _saved(self, how: str) -> dict[str, Any]:
         self._check_followed()
-        return with_seal(
-            {
-                "format": _FORMAT,
-                "kind": type(self).__name__,
-                "count": self.count,
-                "weights": [mean.clone() for mean in self._means],  # under bounds, v
-                "loss": self.loss,
-                "steps": None if self.dual is None else self.dual.steps,
-                "of": _name(self.dual),
-            }
-        )
+        return super()._saved(how)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.parameters[0].device
 
     def _schema(self) -> Schema:
         loss, number = Entry(float), Entry(int, low=0)
@@ -293,10 +286,10 @@ class Average(Stateful):
             "format": version(_FORMAT),
             "kind": Same(type(self).__name__),
             "count": number,
-            "weights": Maybe(means, nothing=[]),
+            "weights": Field(Maybe(means, nothing=[]), at="_means"),  # under bounds, v
             "loss": Maybe(loss) if self.dual is None else loss,
-            "steps": Maybe(number) if self.dual is None else number,
-            "of": Maybe(int),
+            "steps": Noted(Maybe(number), None) if self.dual is None else Noted(number, self.dual.steps),
+            "of": Noted(Maybe(int), _name(self.dual)),
             "seal": int,
         }
 
@@ -318,8 +311,7 @@ class Average(Stateful):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a state that :meth:`check_state` accepted; with a dual, restore the optimizer first."""
-        self.count, self.loss = state["count"], state["loss"]
-        self._means = [mean.to(p.device, copy=True) for mean, p in zip(state["weights"], self.parameters, strict=False)]
+        super().restore(state)
         self._remember()
 
     def __repr__(self) -> str:

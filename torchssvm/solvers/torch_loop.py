@@ -105,27 +105,13 @@ class TorchLoop(DualTrainer, Stateful):
                 return index
             self._epoch = None
 
-    def consolidate_state_dict(self, to: int = 0) -> None:
-        """Collect the states of all ranks for the next ``state_dict()`` of the rank ``to``; all ranks call it."""
-        self.optimizer.consolidate_state_dict(to)
-        self.sampler.consolidate_state_dict(to)
-
-    def kept(self) -> dict[str, Any]:
-        """The state of this process, as ``load_state_dict`` takes it."""
-        return {"optimizer": self.optimizer.kept(), "sampler": self.sampler.kept()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The states of the optimizer, with dual and weights, and of the sampler."""
-        return {"optimizer": self.optimizer.state_dict(), "sampler": self.sampler.state_dict()}
-
     def _schema(self) -> Schema:
-        return {"optimizer": self.optimizer.check_state, "sampler": self.sampler.check_state}
+        return {"optimizer": self.optimizer, "sampler": self.sampler}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a state that :meth:`check_state` accepted."""
         self._epoch = None
-        self.optimizer.restore(state["optimizer"])
-        self.sampler.restore(state["sampler"])
+        super().restore(state)
 
     def __repr__(self) -> str:
         return f"TorchLoop({self.dual}, direction={self.loss.direction}, order={self.sampler.order})"

@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from torchssvm.core.arguments import check_object, check_seed, check_whole
-from torchssvm.core.by_rank import ByRank
 from torchssvm.core.random_state import check_random_state
 from torchssvm.core.ranks import Ranks
-from torchssvm.core.schema import Each, Entry, Same, Schema, damaged
+from torchssvm.core.schema import ByRank, Each, Entry, Field, Same, Schema, damaged
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
@@ -123,7 +122,7 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
-        return math.ceil(math.ceil(self.num_examples / self._group.size) / self._batch_size)
+        return math.ceil(math.ceil(self.num_examples / self.ranks.size) / self._batch_size)
 
     @property
     def batch_size(self) -> int:
@@ -138,10 +137,11 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
     @property
     def own(self) -> range:
         """The examples that batches are drawn from: those of this process."""
-        return self._group.own(self.num_examples)
+        return self.ranks.own(self.num_examples)
 
     @property
-    def _group(self) -> Ranks:
+    def ranks(self) -> Ranks:  # type: ignore[override]
+        """The processes that train together."""
         return Ranks.here() if self._dual is None else self._dual.ranks
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -203,7 +203,7 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
 
     def state_dict(self, used: int | None = None) -> dict[str, Any]:
         """The state of :meth:`own_state`, or those of all ranks, after ``consolidate_state_dict()``."""
-        return super().state_dict() if self._group else self.own_state(used)
+        return super().state_dict() if self.ranks else self.own_state(used)
 
     def own_state(self, used: int | None = None) -> dict[str, Any]:
         """Everything that the next draws of this process depend on, including batches drawn but not yet used.
@@ -220,22 +220,13 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
         epoch, under_way = self.epoch, self._started or self._continues
         if used >= len(self) and over:
             epoch, used, under_way = epoch + 1, 0, False
-        return {
-            "num_examples": self.num_examples,
-            "batch_size": self.batch_size,
-            "chunk": self.chunk,
-            "order": repr(self.order),
-            "epoch": epoch,
-            "used": used,
-            "under_way": under_way,
-            "generator": self._generator.get_state(),
-            "drawn": [batch.clone() for batch in self._drawn[used - self._first :]] if under_way else [],
-            "snapshots": {str(at): gaps.clone() for at, gaps in self._snapshots.items()} if under_way else {},
-        }
+        state = {**super().own_state(), "epoch": epoch, "used": used, "under_way": under_way}
+        state["drawn"] = state["drawn"][used - self._first :]
+        return state if under_way else {**state, "drawn": [], "snapshots": {}}
 
     def _restarted(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         """The beginning of the next epoch: batches that other processes have drawn are not of these examples."""
-        begun, given = parts[0]["under_way"], parts[self._group.rank % len(parts)]
+        begun, given = parts[0]["under_way"], parts[self.ranks.rank % len(parts)]
         return {
             **self.own_state(),
             **{name: given[name] for name in ("num_examples", "order", "generator")},
@@ -251,11 +242,15 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
             "chunk": Same(self.chunk),
             "order": Same(repr(self.order)),
             "epoch": Entry(int, low=0),
-            "used": Entry(int, low=0, high=len(self)),
-            "under_way": bool,
+            "used": Field(Entry(int, low=0, high=len(self)), at="_first"),
+            "under_way": Field(bool, at="_continues"),
             "generator": check_random_state,
             "drawn": Each(list, Entry(torch.int64, (None,), low=0, high=n - 1)),
-            "snapshots": Each(dict, Entry(torch.float64, (n,), low=0.0, infinite=True)),
+            "snapshots": Field(
+                Each(dict, Entry(torch.float64, (n,), low=0.0, infinite=True)),
+                save=lambda held: {str(at): gaps.clone() for at, gaps in held.items()},
+                load=lambda saved: {int(at): gaps.cpu() for at, gaps in saved.items()},
+            ),
         }
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
@@ -285,12 +280,8 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue the epoch of a state that passed :meth:`check_state`."""
-        state = self._part(state, self.state_name)
-        self._generator.set_state(state["generator"].cpu())
-        self.epoch, self._first = state["epoch"], state["used"]
-        self._drawn = [batch.cpu() for batch in state["drawn"]]
-        self._snapshots = {int(at): gaps.cpu() for at, gaps in state["snapshots"].items()}
-        self._started, self._continues = False, state["under_way"]
+        super().restore(state)
+        self._started = False
         self._iterator = self._at_continuing = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -313,7 +304,7 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
         order = self.order
         if self._by_permutation and self._by_permutation():
             order = ByLength(order.lengths, Permutation()) if isinstance(order, ByLength) else Permutation()
-        return order.of(self.own) if isinstance(order, ByLength) and self._group else order
+        return order.of(self.own) if isinstance(order, ByLength) and self.ranks else order
 
     def _gaps(self) -> Tensor:
         return self._bound().gap_estimates.detach().to("cpu", copy=True)

@@ -80,7 +80,7 @@ def test_examples_of_other_lengths_are_refused():
         loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
         optim.step()
     y = batch.y.clamp(min=0)
-    with pytest.raises(ValueError, match=r"example 0 has length 4.*made for length 3"):
+    with pytest.raises(ValueError, match=r"example 0 came with length 4.*made for length 3"):
         CompiledBCFW(head, dual, [batch.replace(y=y, lengths=torch.full((6,), 4))])
 
 

@@ -38,7 +38,6 @@ from torchssvm import (
     primal,
 )
 from torchssvm.core import row_sparse
-from torchssvm.dual import held_weights
 from torchssvm.dual import state as dual_state
 from torchssvm.lightning import DualityGap, StructuredSVM
 from torchssvm.solvers import proposal
@@ -204,8 +203,8 @@ def test_the_loops_continue_each_other():
 
 @pytest.mark.parametrize("sweeps", [0, 5])
 def test_a_step_reads_and_writes_the_rows_of_its_batch_only(monkeypatch, sweeps):
-    monkeypatch.setattr("torchssvm.dual.held_weights._LARGE", 1)
-    monkeypatch.setattr("torchssvm.dual.held_weights._PER_BLOCK", 0)
+    monkeypatch.setattr("torchssvm.dual.state._LARGE", 1)
+    monkeypatch.setattr("torchssvm.dual.state._PER_BLOCK", 0)
     data = problem()
     head, dual, _ = train(True, data, epochs=1)
     block_steps = BoxQP(sweeps) if sweeps else CommonStep()
@@ -223,7 +222,7 @@ def test_a_step_reads_and_writes_the_rows_of_its_batch_only(monkeypatch, sweeps)
 
         return call
 
-    for module in (dual_state, held_weights, proposal, row_sparse):
+    for module in (dual_state, proposal, row_sparse):
         for name in ("squared_norm", "flat"):
             monkeypatch.setattr(module, name, refuse_weights(getattr(row_sparse, name)), raising=False)
     before = head.emission.detach().clone()
@@ -240,7 +239,7 @@ def test_a_step_reads_and_writes_the_rows_of_its_batch_only(monkeypatch, sweeps)
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_norm_is_kept_up_to_date(compiled, monkeypatch):
-    monkeypatch.setattr("torchssvm.dual.held_weights._LARGE", 1)
+    monkeypatch.setattr("torchssvm.dual.state._LARGE", 1)
     data = problem()
     head, dual, _ = train(True, data, epochs=6)
     if compiled:
@@ -253,7 +252,7 @@ def test_the_norm_is_kept_up_to_date(compiled, monkeypatch):
 
 
 def test_weights_and_gradients_changed_by_others_are_noticed(monkeypatch):
-    monkeypatch.setattr("torchssvm.dual.held_weights._LARGE", 1)
+    monkeypatch.setattr("torchssvm.dual.state._LARGE", 1)
     data = problem()
     head, dual, _ = train(True, data, epochs=2)
     optimizer, loss, batch = BCFW(head.parameters(), dual), BlockGap(dual), batch_of(True, data, torch.arange(4))
@@ -486,7 +485,7 @@ def test_values_beyond_the_lists_do_not_matter(compiled):
 
 
 def test_the_norm_is_read_now_and_then(monkeypatch):
-    monkeypatch.setattr("torchssvm.dual.held_weights._LARGE", 1)
+    monkeypatch.setattr("torchssvm.dual.state._LARGE", 1)
     data = problem()
     head, dual, _ = train(True, data, epochs=1)
     dual.held_norm = dual._held_square = 7.0  # what rounding would do, and much more

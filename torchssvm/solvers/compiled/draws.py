@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_seed
-from torchssvm.core.by_rank import ByRank
 from torchssvm.core.random_state import check_random_state
-from torchssvm.core.ranks import Ranks
-from torchssvm.core.schema import Entry, Same, Schema
+from torchssvm.core.schema import ByRank, Entry, Same, Schema
 from torchssvm.dual.state import DualState
 from torchssvm.steps.orders import Order, Permutation, Proportional, Uniform
 
@@ -33,7 +31,7 @@ class Draws(ByRank):
     def __init__(self, order: Order, dual: DualState, seed: int) -> None:
         if not can_draw(order):
             raise TypeError(f"order={order} is not compiled; use Proportional(), Uniform() or Permutation()")
-        self.order, self.dual = order, dual
+        self.order, self.dual, self.ranks = order, dual, dual.ranks
         self.generator = torch.Generator().manual_seed(check_seed(seed))
         self._waiting = torch.zeros(0, dtype=torch.int64)
 
@@ -75,31 +73,13 @@ class Draws(ByRank):
         """Mark the first ``visits`` examples of ``next`` as visited."""
         self._waiting = self._waiting[visits:]
 
-    @property
-    def _group(self) -> Ranks:
-        return self.dual.ranks
-
-    def own_state(self) -> dict[str, Any]:
-        """The generator, and the examples that were drawn but not visited."""
-        return {
-            "order": type(self.order).__name__,
-            "generator": self.generator.get_state(),
-            "waiting": self._waiting.clone(),
-        }
-
     def _schema(self) -> Schema:
         examples = Entry(torch.int64, (None,), low=0, high=len(self.dual.own) - 1)
         return {"order": Same(type(self.order).__name__), "generator": check_random_state, "waiting": examples}
 
     def _restarted(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         """The generator of another number of processes, without the examples that these have drawn."""
-        return {**parts[self.dual.ranks.rank % len(parts)], "waiting": torch.zeros(0, dtype=torch.int64)}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue the draws from a state that :meth:`check_state` accepted."""
-        state = self._part(state, self.state_name)
-        self.generator.set_state(state["generator"].cpu())
-        self._waiting = state["waiting"].to("cpu", copy=True)
+        return {**parts[self.ranks.rank % len(parts)], "waiting": torch.zeros(0, dtype=torch.int64)}
 
 
 def can_draw(order: Order) -> bool:

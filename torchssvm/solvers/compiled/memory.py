@@ -88,7 +88,7 @@ class BlockMemory:
         if self.labelings is not None:
             sets, storage = self.labelings.sets, self.labelings
             if self.curvature:
-                sets.keep_gram(self.dual.parameters[0].dtype)
+                sets.keep_gram()
             sets.reserve(self.adapter.longest_labeling(self.longest))
             blocks = blocks._replace(
                 **{name: getattr(sets, name).numpy() for name in ("count", "mass", "loss", "used", "known")},

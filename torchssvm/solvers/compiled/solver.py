@@ -291,15 +291,9 @@ class CompiledBCFW(DualTrainer, Stateful):
         """Collect the draws of all ranks for the next ``state_dict()`` of the rank ``to``; all ranks call it."""
         self.draws.consolidate_state_dict(to)
 
-    def kept(self) -> dict[str, Any]:
-        """The state of this process, as ``load_state_dict`` takes it."""
-        return self._with_rounds(self.draws.kept())
-
-    def state_dict(self) -> dict[str, Any]:
+    def _saved(self, how: str) -> dict[str, Any]:
         """The state of the draws; the dual has its own state."""
-        return self._with_rounds(self.draws.state_dict())
-
-    def _with_rounds(self, state: dict[str, Any]) -> dict[str, Any]:
+        state: dict[str, Any] = getattr(self.draws, how)()
         return state if self._rounds is None else {**state, "round_visits": self._rounds.visits}
 
     def _schema(self) -> Declaration:

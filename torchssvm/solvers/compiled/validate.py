@@ -13,6 +13,7 @@ from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.rows import RowBuffer
 from torchssvm.dual.state import DualState
+from torchssvm.dual.storage import other_length
 from torchssvm.solvers.compiled.head_adapter import HeadAdapter
 
 
@@ -105,10 +106,7 @@ def validate_blocks(adapter: HeadAdapter, dual: DualState, lengths: Tensor, targ
 def _check_lengths(held: Tensor, lengths: Tensor, first: int) -> None:
     if bool((wrong := (held > 0) & (held != lengths)).any()):
         i = int(wrong.nonzero()[0])
-        raise ValueError(
-            f"example {first + i} has length {int(lengths[i])}, and its dual block was made for length {int(held[i])}: "
-            "an index must always name the same example, at the same length"
-        )
+        raise other_length(first + i, int(lengths[i]), int(held[i]))
 
 
 def _check_labelings(adapter: HeadAdapter, storage: Labelings, lengths: Tensor, first: int) -> None:
@@ -150,8 +148,7 @@ def _check_rows(
         wide = buffer.values.ndim == 1 or tuple(buffer.values.shape[1:]) == shapes[name]
         if adapter.ragged_labels:  # rows are as long as those of the longest example so far
             wide = buffer.values.ndim == 1 or (buffer.values.ndim == 2 and buffer.values.shape[1] <= states)
-        fits = bool((buffer.start + buffer.rows <= len(buffer.values)).all())
         single = name == adapter.emission or bool((buffer.rows[there] == 1).all())
         present = needed is None or bool(there[needed].all())
-        if not (wide and fits and single and present):
+        if not (wide and single and present):
             raise ValueError("the dual's mean parts are not of this problem")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import Parts
-from torchssvm.core.schema import Entry, Same, Schema, damaged
+from torchssvm.core.schema import Entry, Field, Noted, Same, Schema, damaged
 from torchssvm.core.threads import run_in_chunks
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.compiled.head_adapter import find_adapter
@@ -21,13 +21,12 @@ from torchssvm.solvers.gdmm.blocks import AWAY, PROJECT
 from torchssvm.solvers.gdmm.chain_exact import columns_of, exact_hinges, sum_features
 from torchssvm.solvers.gdmm.chain_pass import update_multipliers, visit_chains
 from torchssvm.solvers.gdmm.chain_rounding import round_chains
-from torchssvm.solvers.gdmm.chain_state import Duals, Options, make_duals, make_scratch, make_tokens, with_room
-from torchssvm.solvers.gdmm.pair_weights import PairWeights, as_list, make_pairs
+from torchssvm.solvers.gdmm.chain_state import Options, make_duals, make_scratch, make_tokens, with_room
+from torchssvm.solvers.gdmm.pair_weights import as_list, make_pairs
 from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, digest_features, entry_like
 from torchssvm.solvers.gdmm.ragged import as_tensors, check_lists, check_masses, from_tensors
 from torchssvm.solvers.gdmm.rules import BlockRule
-from torchssvm.solvers.gdmm.sorted_entries import check_entries, from_state, grown
-from torchssvm.solvers.gdmm.sorted_entries import state as state_of
+from torchssvm.solvers.gdmm.sorted_entries import entries_field, grown
 
 _BEST = 32  # number of best previous labels that an exact pass keeps sorted
 
@@ -193,28 +192,21 @@ class ChainProblem(Problem):
                     losses[row] += scale * self.tokens.cost[t] * float(mass[labels != self.tokens.y[t]].sum())
             yield index, potentials, psi, losses
 
-    def state_dict(self) -> dict[str, Any]:
-        """Duals and weights."""
-        return {
-            "kind": "chains",
-            "targets": self.targets,
-            "weights": torch.from_numpy(self.weights.copy()),
-            "dense": torch.from_numpy(self.pairs.dense.copy()),
-            "entries": state_of(self.pairs.entries),
-            **{name: as_tensors(lists) for name, lists in zip(self.duals._fields, self.duals, strict=True)},
-        }
-
     def _schema(self) -> Schema:
         tokens, most = len(self.tokens.y), self.num_states
+
+        def lists(name: str, count: int, keys: int) -> Field:
+            return Field(partial(check_lists, lists=count, num_keys=keys), f"duals.{name}", as_tensors, from_tensors)
+
         return {
             "kind": Same("chains"),
-            "targets": Entry(torch.int64, self.targets.shape),
+            "targets": Noted(Entry(torch.int64, self.targets.shape), self.targets),
             "weights": entry_like(self.weights),
-            "dense": entry_like(self.pairs.dense),
-            "entries": partial(check_entries, rows=most, cols=most, symmetric=False),
-            "variables": partial(check_lists, lists=tokens, num_keys=most),
-            "factors": partial(check_lists, lists=tokens, num_keys=most * most),
-            "sides": partial(check_lists, lists=2 * tokens, num_keys=most),
+            "dense": Field(entry_like(self.pairs.dense), at="pairs.dense"),
+            "entries": entries_field("pairs.entries", most, most, symmetric=False),
+            "variables": lists("variables", tokens, most),
+            "factors": lists("factors", tokens, most * most),
+            "sides": lists("sides", 2 * tokens, most),
         }
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
@@ -226,12 +218,6 @@ class ChainProblem(Problem):
         sides = state["sides"]
         if len(sides["y"]) != len(sides["x"]) or sides["size"].numpy().reshape(-1, 2)[~tied].any():
             raise damaged(f"{where}['sides'] holds messages of a factor that does not exist")
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state that :meth:`check_state` accepted."""
-        self.weights = state["weights"].numpy().copy()
-        self.pairs = PairWeights(from_state(state["entries"]), state["dense"].numpy().copy())
-        self.duals = Duals(*(from_tensors(state[name]) for name in Duals._fields))
 
 
 def as_list_of(pairs: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ from torchssvm.core.batch import Batch
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.lists import check_finite, lists_of, lists_within
 from torchssvm.core.potentials import Parts
-from torchssvm.core.schema import Entry, Same, Schema, damaged
+from torchssvm.core.schema import Entry, Field, Noted, Same, Schema, damaged
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
@@ -51,8 +51,7 @@ from torchssvm.solvers.gdmm.problem import (
     squares_of,
 )
 from torchssvm.solvers.gdmm.rules import BlockRule, ResidualBalancing
-from torchssvm.solvers.gdmm.sorted_entries import check_entries, from_state, grown, make_entries
-from torchssvm.solvers.gdmm.sorted_entries import state as state_of
+from torchssvm.solvers.gdmm.sorted_entries import entries_field, grown, make_entries
 from torchssvm.solvers.objective import every_example
 from torchssvm.structures.multilabel.oracle import best_label_sets, symmetric
 
@@ -267,32 +266,19 @@ class LabelSetProblem(Problem):
             }
             yield index, potentials, psi, torch.from_numpy(np.abs(y - q) @ self.sets.cost * share)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Duals and weights."""
-        return {
-            "kind": "label sets",
-            "targets": self.targets,
-            "weights": torch.from_numpy(self.weights.copy()),
-            "pairs": torch.from_numpy(self.pairs.value.copy()),
-            "gain": torch.from_numpy(self.pairs.gain.copy()),
-            "q": torch.from_numpy(self.q.copy()),
-            "entries": state_of(self.entries),
-            "passes": self.passes,
-            "factors": as_tensors(self.factors),
-        }
-
     def _schema(self) -> Schema:
         n, size = self.q.shape
+        factors = partial(check_factors, num_examples=n, num_labels=size)
         return {
             "kind": Same("label sets"),
-            "targets": Entry(torch.int64, self.targets.shape),
+            "targets": Noted(Entry(torch.int64, self.targets.shape), self.targets),
             "weights": entry_like(self.weights),
-            "pairs": entry_like(self.pairs.value),
-            "gain": entry_like(self.pairs.gain),
+            "pairs": Field(entry_like(self.pairs.value), at="pairs.value"),
+            "gain": Field(entry_like(self.pairs.gain), at="pairs.gain"),
             "q": Entry(torch.float64, (n, size), low=0.0, high=1.0),
-            "entries": partial(check_entries, rows=size, cols=size, symmetric=True),
+            "entries": entries_field("entries", size, size, symmetric=True),
             "passes": Entry(int, low=0),
-            "factors": partial(check_factors, num_examples=n, num_labels=size),
+            "factors": Field(factors, save=as_tensors, load=from_tensors),
         }
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
@@ -308,9 +294,3 @@ class LabelSetProblem(Problem):
                 f"oracle={'SortedOracle' if self.ordered else 'BruteForce'}()",
                 or_other=True,
             )
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state that :meth:`check_state` accepted."""
-        self.weights, self.q, pairs, gain = (state[name].numpy().copy() for name in ("weights", "q", "pairs", "gain"))
-        self.pairs, self.entries = PairTable(pairs, gain), from_state(state["entries"])
-        self.factors, self.passes = from_tensors(state["factors"]), state["passes"]

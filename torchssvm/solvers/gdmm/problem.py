@@ -151,10 +151,6 @@ class Problem(Stateful):
                 )
             yield index, potentials
 
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """The whole state, in tensors and numbers."""
-
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
         """Raise ValueError if the state belongs to other targets."""
         if not torch.equal(state["targets"], self.targets):

@@ -14,8 +14,10 @@ from torchssvm.core.arguments import check_number, check_seed
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.core.compiling import clock
+from torchssvm.core.random_state import check_random_state
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
+from torchssvm.core.schema import Entry, Noted, Same, Schema, StatefulOptimizer, version
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checks import check_visits
 from torchssvm.dual.mean_parts import MeanParts
@@ -34,14 +36,26 @@ from torchssvm.solvers.gdmm.rules import (
     Residuals,
     SortedOracle,
 )
-from torchssvm.solvers.gdmm.state import SavedGDMM
 from torchssvm.solvers.progress_line import ProgressLine
 from torchssvm.solvers.schedules import EveryPasses, Schedule, counting_from
 from torchssvm.solvers.tolerance import Tolerance, is_within
 from torchssvm.solvers.trainer import run_until
 
+_FORMAT = 2
 
-class GDMM(SavedGDMM):
+_NUMBERS = {
+    "rho": Entry(float, above=0.0),
+    "passes": Entry(int, low=0),
+    "oracle_calls": Entry(int, low=0),
+    "violation": Entry(float, low=0.0),
+    "worst_violation": Entry(float, low=0.0),
+    "best_dual": Entry(float, low=0.0),
+    "best_relaxed_dual": Entry(float, low=0.0),
+}
+"""Attributes that are saved as they are."""
+
+
+class GDMM(StatefulOptimizer):
     """Training without decoding, for outputs too large to decode: factors train apart, coupled by multipliers [Y16].
 
     Every factor keeps a distribution over its configurations, with a small active set. A pass visits the factors of all
@@ -87,6 +101,10 @@ class GDMM(SavedGDMM):
         >>> certificate.relaxed_gap <= 0.05
         True
     """
+
+    state_name = "GDMM"
+
+    _versions: list[int] | None  # None in a state for copies: those of the weights that come with it
 
     def __init__(
         self,
@@ -332,3 +350,73 @@ class GDMM(SavedGDMM):
             dual = hand_over(self.problem, with_fixed_features(batches), storage, certified=self.best_dual)
             self._handed_over = True
         return dual
+
+    def _own_schema(self) -> Schema:
+        return {
+            "gdmm": {
+                "format": version(_FORMAT),
+                **_NUMBERS,
+                "lam": Same(self.lam),
+                "num_examples": Same(self.num_examples),
+                "features": Noted(int, self.problem.features),  # what the duals were trained on
+                "visits": Entry(torch.float64, (3,), low=0.0),  # totals of the current pass
+                "visited": Entry(torch.bool, (self.num_examples,)),
+                "generator": check_random_state,  # draws the order of the next pass
+                "problem": self.problem,
+                "seal": int,
+            }
+        }
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue bit for bit from a state that :meth:`check_state` accepted.
+
+        A state with the same targets but other features is accepted, with a warning. The head gets the current weights
+        of the state; in an uninterrupted run it keeps those of the start of a pass until the pass ends.
+        """
+        same_features = state["gdmm"]["features"] == self.problem.features
+        if not same_features:
+            warn(
+                "the state was trained on other features than this GDMM was made with: its duals are kept, the weights "
+                "are summed anew from these features, and bounds certified for the others are dropped",
+            )
+        super().restore(state)
+        if not same_features:
+            self.best_dual = self.best_relaxed_dual = 0.0
+            self.problem.refresh()
+        self._handed_over, self.gap_estimate = False, math.inf
+        self._publish()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but hooks, which belong to this object; copies notice later writes to their own weights."""
+        state = {name: value for name, value in vars(self).items() if not name.startswith("_optimizer_")}
+        return {**state, "_versions": None if self._as_written() else []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._versions is None:
+            self._versions = [p._version for p in self.head.parameters()]
+
+    def _publish(self) -> None:
+        """Write the weights to the head."""
+        with torch.no_grad():
+            for parameter, weights in zip(self.head.parameters(), self.problem.held(), strict=True):
+                parameter.copy_(weights)
+        self._versions = [p._version for p in self.head.parameters()]
+
+    def _as_written(self) -> bool:
+        return [p._version for p in self.head.parameters()] == self._versions
+
+    def _check_weights(self) -> None:
+        if self._handed_over:
+            raise RuntimeError(
+                "this GDMM has handed the head's weights over to the dual that dual_state() returned. To go on with "
+                "GDMM, load a state saved before, or its own, optim.load_state_dict(optim.state_dict()), which takes "
+                "the weights back from that dual; or make a new GDMM"
+            )
+        if not self._as_written():
+            raise RuntimeError(
+                "the head's weights were changed by others: they are a function of the duals, which are as they were. "
+                "optim.load_state_dict(optim.state_dict()) sets the weights back, and nothing is lost; or make a new "
+                "GDMM to start again"
+            )

@@ -8,13 +8,14 @@ order without changing it (``torchssvm.solvers.gdmm.walks``), and a change of a 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.schema import Entry, Same, check, damaged
+from torchssvm.core.schema import Entry, Field, Same, check, damaged
 from torchssvm.solvers.gdmm.entry_heaps import COUNT, SMALLEST_LIST, VISITED, fill_table
 
 _MOST = 1 << 27  # so that every place in the pool is far below 2^31
@@ -173,6 +174,11 @@ def from_state(state: dict[str, Any]) -> SortedEntries:
     entries = _filled(state["rows"], state["cols"], state["symmetric"], state["capacity"], *arrays)
     entries.counters[VISITED] = state["visited"]
     return entries
+
+
+def entries_field(at: str, rows: int, cols: int, *, symmetric: bool) -> Field:
+    """The entry of a checkpoint that is kept as such a matrix in the attribute ``at``."""
+    return Field(partial(check_entries, rows=rows, cols=cols, symmetric=symmetric), at, state, from_state)
 
 
 def _lists(rows: int, cols: int, symmetric: bool) -> int:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.schema import Entry, Schema, with_seal
+from torchssvm.core.schema import Entry, Schema
 from torchssvm.core.structure import Labeling
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
@@ -51,14 +49,5 @@ class KernelDual(DualState):
         """The dual objective."""
         return super().value() - self.lam / 2 * self.kernel_squared_norm
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state of :class:`DualState`, with ``kernel_squared_norm``."""
-        return with_seal({**super().state_dict(), "kernel_squared_norm": self.kernel_squared_norm})
-
     def _schema(self) -> Schema:
         return {**super()._schema(), "kernel_squared_norm": Entry(float, low=0.0)}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore everything bit for bit, from a state that :meth:`check_state` accepted."""
-        super().restore(state)
-        self.kernel_squared_norm = state["kernel_squared_norm"]

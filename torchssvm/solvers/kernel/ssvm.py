@@ -17,7 +17,7 @@ from torchssvm.core.potentials import inner
 from torchssvm.core.precision import full_precision
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.schema import Same, Schema, Stateful, version, with_seal
+from torchssvm.core.schema import Same, Schema, Stateful, version
 from torchssvm.core.structure import Labeling, as_decoding, digest
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checks import check_structure
@@ -266,39 +266,20 @@ class KernelSSVM(DualTrainer, Stateful):
         """Copies start a new epoch."""
         return {**vars(self), "_epoch": iter(())}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything but the training data, in tensors, numbers and strings."""
-        return with_seal(
-            {
-                "format": _FORMAT,
-                "kernel": name_of(self.head.kernel),
-                "tokens": digest(self.data.tokens),
-                "dual": self.dual.state_dict(),
-                "support": self.support.state_dict(),
-                "sampler": self.sampler.state_dict(),
-            }
-        )
-
     def _schema(self) -> Schema:
         return {
             "format": version(_FORMAT),
             "kernel": Same(name_of(self.head.kernel)),
             "tokens": Same(digest(self.data.tokens)),
-            "support": self.support.check_state,
-            "dual": self.dual.check_state,
-            "sampler": self.sampler.check_state,
+            "dual": self.dual,
+            "support": self.support,
+            "sampler": self.sampler,
             "seal": int,
         }
 
-    def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        if not torch.equal(state["dual"]["targets"].to(self.dual.targets.device), self.dual.targets):
-            raise ValueError("the checkpoint was trained on other targets: duals belong to the data of their training")
-
     def restore(self, state: dict[str, Any]) -> None:
         """Continue bit for bit from a state that :meth:`check_state` accepted."""
-        self.dual.restore(state["dual"])
-        self.support.restore(state["support"])
-        self.sampler.restore(state["sampler"])
+        super().restore(state)
         self._epoch, self._next = iter(()), None
 
     def __repr__(self) -> str:

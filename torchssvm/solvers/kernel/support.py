@@ -160,15 +160,9 @@ class SupportLabelings(Stateful):
         """Bytes held now."""
         return sum(t.numel() * t.element_size() for t in (self.labels, self.mass, self.loss, self.merged))
 
-    def state_dict(self) -> dict[str, Any]:
-        """The whole state, in tensors and numbers."""
-        return {
-            "capacity": self.capacity,
-            "labels": self.labels.clone(),
-            "mass": self.mass.clone(),
-            "loss": self.loss.clone(),
-            "merged": self.merged.clone(),
-        }
+    @property
+    def _device(self) -> torch.device:
+        return self.mass.device
 
     def _schema(self) -> Schema:
         n, longest = len(self.mass), self.labels.shape[2]
@@ -191,8 +185,3 @@ class SupportLabelings(Stateful):
             raise damaged(f"{where} has a labeling of another length than its target")
         if not bool(((mass.sum(1) + state["merged"] - 1.0).abs() < 1e-6).all()):
             raise damaged(f"the masses of {where} do not sum to 1")
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore bit for bit, from a state that :meth:`check_state` accepted."""
-        for name in ("labels", "mass", "loss", "merged"):
-            setattr(self, name, state[name].to(self.mass.device, copy=True))
