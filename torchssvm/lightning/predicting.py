@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,10 @@ from torchssvm.core.caller import warn
 from torchssvm.core.features import apply_features
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.precision import full_precision
-from torchssvm.core.structure import Labeling, Structure
+from torchssvm.core.structure import Labeling, Structure, as_decoding
 from torchssvm.lightning.loading import Loading
-from torchssvm.lightning.resumable import Resumable
-from torchssvm.lightning.steps import errors
+from torchssvm.lightning.resume import Resumable
+from torchssvm.solvers.evaluation import count_errors
 from torchssvm.solvers.training import device_of
 
 
@@ -40,7 +40,7 @@ class Predicting(Loading, Resumable):
             x: Input of the features, or of the head.
             lengths: ``[B]`` int64, where examples differ in length.
         """
-        return self._apply_head(self.extract(x, lengths), lengths)
+        return self.potentials_of(self.extract(x, lengths), lengths)
 
     @torch.no_grad()
     def decode(self, x: Any, lengths: Tensor | None = None) -> Labeling:
@@ -60,7 +60,7 @@ class Predicting(Loading, Resumable):
         return self
 
     @contextmanager
-    def _overwriting(self, *, resumed: bool) -> Iterator[None]:
+    def overwriting(self, *, resumed: bool) -> Iterator[None]:
         """Make an optimizer inside; its warning that it overwrites the head's weights is replaced by one for a fit.
 
         Args:
@@ -115,8 +115,34 @@ class Predicting(Loading, Resumable):
         with torch.no_grad():
             return apply_features(self.features, x, lengths)
 
-    def _apply_head(self, extracted: Any, lengths: Tensor | None) -> Potentials:
+    def potentials_of(self, extracted: Any, lengths: Tensor | None) -> Potentials:
+        """The head's potentials, in full precision."""
         device = device_of(self.head)  # the CPU while the compiled loop trains the head of a module that is elsewhere
         extracted, lengths = to_device((extracted, lengths), device)
         with full_precision(device):
             return as_potentials(self.head(extracted) if lengths is None else self.head(extracted, lengths))
+
+
+class Mean(NamedTuple):
+    """A mean over a batch, and the number of values in it."""
+
+    value: Tensor
+    weight: int
+
+
+@torch.no_grad()
+def errors(structure: Structure, potentials: Potentials, target: Any) -> dict[str, Mean]:
+    """The mean task loss of decoding; for labelings of one integer a position also the shares of wrong tokens and
+    of examples with a wrong token.
+    """
+    target = structure.check_target(target, potentials)
+    labeling = as_decoding(structure.argmax(potentials)).labeling
+    size = potentials.batch_size
+    found = {"loss": Mean(structure.task_loss(labeling, target).mean(dtype=torch.float64).float(), size)}
+    counts = count_errors(labeling, target)
+    if counts is not None:
+        wrong, tokens = counts
+        total = max(int(tokens.sum()), 1)
+        found["token_error"] = Mean(wrong.sum() / total, total)
+        found["example_error"] = Mean((wrong > 0).float().mean(), size)
+    return found
