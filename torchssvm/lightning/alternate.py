@@ -134,8 +134,9 @@ class HeadAlone:
 class AlternatingRun(HeadAlone):
     """The state of a fit with :class:`Alternate`."""
 
-    def __init__(self, joint: Alternate) -> None:
-        self.joint = joint
+    joint: Alternate  # of this fit
+
+    def __init__(self) -> None:
         self._gradients: dict[str, Tensor] = {}  # of an epoch that ends with one step of the features
 
     def start(self, module: StructuredSVM, *, resumed: bool) -> None:
@@ -146,6 +147,7 @@ class AlternatingRun(HeadAlone):
                 absurd.
         """
         trainer, features = cast(Any, module.trainer), cast(nn.Module, module.features)
+        self.joint = cast(Alternate, module.joint)
         self.joint.check_end(None if trainer.fast_dev_run else trainer.max_epochs)
         check_start(features)
 

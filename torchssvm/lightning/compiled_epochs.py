@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -111,18 +110,16 @@ class EpochsAtOnce:
         self._first = trainer.current_epoch - loop.dual.moved / loop.dual.num_examples
 
     @classmethod
-    def of(cls, module: StructuredSVM, loop: CompiledBCFW, own: type) -> EpochsAtOnce | None:
-        """For a fit whose epochs only a schedule of exact passes follows; else None. ``own`` is our class."""
+    def of(cls, module: StructuredSVM, loop: CompiledBCFW) -> EpochsAtOnce | None:
+        """For a fit whose epochs nothing follows but the schedule of a ``DualityGap``; None for others."""
         trainer: Any = module.trainer
         pacing = next((c.pacing for c in trainer.callbacks if getattr(c, "pacing", None) is not None), None)
         validates = trainer.enable_validation and trainer.check_val_every_n_epoch == 1
-        if pacing is None or trainer.loggers or validates or _has_hooks(module, own, L.LightningModule):
+        bars = (TQDMProgressBar, RichProgressBar)
+        others = [callback for callback in trainer.callbacks if type(callback) not in bars]
+        if pacing is None or trainer.loggers or validates or _follows_epochs(module, L.LightningModule):
             return None
-        for callback in trainer.callbacks:
-            known = getattr(callback, "several_epochs", False) or type(callback) in (TQDMProgressBar, RichProgressBar)
-            if not known and _has_hooks(callback, Callback, Callback):
-                return None
-        return cls(trainer, loop, pacing)
+        return None if any(_follows_epochs(c, Callback) for c in others) else cls(trainer, loop, pacing)
 
     def visit(self, visit: Callable[[int], None]) -> None:
         """Make visits by ``visit(number)``, which takes a step, and let Lightning count their epochs."""
@@ -130,18 +127,17 @@ class EpochsAtOnce:
         dual, n = loop.dual, loop.dual.num_examples
         begin, epoch = dual.moved, trainer.current_epoch
         every, last = trainer.check_val_every_n_epoch, trainer.max_epochs
-        ends = [math.inf if last is None or last < 0 else last]
+        ends = [10**9 if last is None or last < 0 else last]
         if trainer.enable_validation:
             ends.append((epoch // every + 1) * every)
-        end = (min(ends) - self._first) * n  # visits of the dual at that epoch's end
+        end = round((min(ends) - self._first) * n)  # visits of the dual when the last of these epochs ends
         while True:
             before = dual.moved
-            visit(int(min(loop.next_visits(), round(end - before))))
+            visit(min(loop.next_visits(), end - before))
             made, due = dual.moved - begin, self._pacing.due
             self._count(max(int(self._first + dual.moved / n + 1e-9), epoch + 1))
-            if made >= max(n, self.VISITS) or (due and made >= n) or self._pacing.spent:
-                break
-            if dual.moved == before or round(end - dual.moved) <= 0:
+            over = self._pacing.spent or dual.moved in (before, end)
+            if over or made >= (n if due else max(n, self.VISITS)):
                 break
 
     def _count(self, epochs: int) -> None:
@@ -153,12 +149,12 @@ class EpochsAtOnce:
                 setattr(counts, name, getattr(counts, name) + more)
 
 
-def _has_hooks(thing: Any, plain: type, base: type) -> bool:
-    """Whether something has hooks for epochs or batches of its own, other than those of its ``plain`` class."""
-    hooks = (
-        name for name in dir(base) if name.startswith(("on_train_epoch", "on_train_batch", "on_before_", "on_after_"))
-    )
-    return any(getattr(getattr(thing, name), "__func__", None) is not getattr(plain, name) for name in hooks)
+def _follows_epochs(thing: Any, base: type) -> bool:
+    """Whether a module or callback has hooks for single epochs or batches; some classes say ``several_epochs``."""
+    plain: Any = next((kind for kind in type(thing).__mro__ if "several_epochs" in vars(kind)), base)
+    names = [n for n in dir(base) if n.startswith(("on_train_epoch", "on_train_batch", "on_before_", "on_after_"))]
+    own = any(getattr(getattr(thing, n), "__func__", None) is not getattr(plain, n) for n in names)
+    return own or not getattr(thing, "several_epochs", True)
 
 
 def own_draws(trainer: L.Trainer, loader: DataLoader) -> tuple[Order, int] | None:

@@ -98,9 +98,6 @@ class DualityGap(Callback):
         True
     """
 
-    several_epochs = True
-    """Epochs between two exact passes of this callback may be made at once, where nothing else follows epochs."""
-
     def __init__(
         self,
         tolerance: Tolerance = Relative(0.01),  # noqa: B008 - it cannot change
@@ -136,6 +133,11 @@ class DualityGap(Callback):
         self.pacing: Pacing | None = None  # of this run; None where epochs say when passes are made
         self._paced: dict[str, Any] = {}  # the state of that of an interrupted run
         self._start_metrics: dict[str, float] = {}  # of the last epoch of the first stage of JointTraining
+
+    @property
+    def several_epochs(self) -> bool:
+        """Whether the epochs between two exact passes may be made at once, where nothing else follows epochs."""
+        return self.every_n_epochs is None
 
     @property
     def certificate(self) -> Certificate | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
@@ -17,48 +17,20 @@ from torchssvm.solvers.certificate import Certificate, certify
 from torchssvm.solvers.trainer import Pacing
 
 
-class Fit(Protocol):
-    """What callbacks ask of a module that is trained: the modules of this package have it, see :func:`fit_of`."""
+class Fit:
+    """What callbacks ask of a fit: here of a module of the user's own, with BCFW, whose ``forward`` gives potentials.
 
-    @property
-    def dual(self) -> DualState:
-        """The training problem: n, lam, structure and parameters; with BCFW also the dual."""
-        ...
-
-    @property
-    def passes(self) -> float:
-        """Effective passes so far."""
-        ...
-
-    @property
-    def training_loader(self) -> DataLoader:
-        """The training loader."""
-        ...
-
-    @property
-    def solves_head(self) -> bool:
-        """Whether the head holds weights of the dual; only these are certified."""
-        ...
-
-    def pacing(self, **rules: Any) -> Pacing | None:
-        """A new :class:`Pacing` of the fit by these rules; None where it is certified by epochs alone."""
-        ...
-
-    def certify(self, batches: Iterable[Any] | None = None) -> Certificate:
-        """An exact pass over every training example; the next step starts from the recomputed weights.
-
-        Args:
-            batches: Every training example once; None reads the training set. Unused where the solver keeps it.
-        """
-        ...
-
-
-class OwnModule:
-    """The :class:`Fit` of a module of the user's own whose optimizer is a BCFW and whose ``forward`` gives potentials.
+    The modules of this package have the same properties and methods.
 
     Args:
-        trainer: The trainer of the fit.
+        trainer: The trainer.
         module: The module.
+
+    Attributes:
+        dual: The training problem: n, lam, structure and parameters; with BCFW also the dual.
+        passes: Effective passes so far.
+        training_loader: The training loader.
+        solves_head: Whether the head holds weights of the dual; only these are certified.
     """
 
     solves_head = True
@@ -69,16 +41,12 @@ class OwnModule:
 
     @property
     def passes(self) -> float:
-        """Effective passes so far."""
+        """See the class."""
         return self.dual.passes
 
     @property
     def training_loader(self) -> DataLoader:
-        """The trainer's loader.
-
-        Raises:
-            TypeError: It is not one DataLoader.
-        """
+        """See the class; TypeError if training does not take its examples from one DataLoader."""
         loader: Any = self._trainer.train_dataloader
         if not isinstance(loader, DataLoader):
             raise TypeError(
@@ -86,22 +54,22 @@ class OwnModule:
             )
         return loader
 
-    def pacing(self, **rules: Any) -> Pacing:
-        """As solvers do where nothing is compiled."""
+    def pacing(self, **rules: Any) -> Pacing | None:
+        """Says when exact passes are made, by these rules; None where epochs say it."""
         return Pacing(self.dual, **rules)
 
     def certify(self, batches: Iterable[Any]) -> Certificate:
-        """See :class:`Fit`."""
+        """An exact pass, from whose weights the next step starts; ``batches`` have every training example once."""
         return certify_by_torch(self._trainer, self._module, self.dual, batches)
 
 
 def fit_of(trainer: L.Trainer, module: L.LightningModule) -> Fit:
-    """What callbacks need of the fit of a module: the module itself, if it is of this package.
+    """What callbacks ask: the module itself, if it is of this package.
 
     Raises:
         RuntimeError: No fit of the module has begun.
     """
-    found: Any = module if hasattr(module, "solves_head") else OwnModule(trainer, module)
+    found: Any = module if hasattr(module, "solves_head") else Fit(trainer, module)
     return found
 
 

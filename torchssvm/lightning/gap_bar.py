@@ -29,8 +29,7 @@ class GapBar(ProgressBar):
         >>> trainer.fit(StructuredSVM(LinearMulticlass(4, 3), lam=0.1), loader)
     """
 
-    several_epochs = True
-    """The line shows no epochs, so several may be made at once."""
+    several_epochs = True  # may be made at once: the line shows none
 
     def __init__(self) -> None:
         super().__init__()

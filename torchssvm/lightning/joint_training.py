@@ -149,8 +149,9 @@ class JointRun(HeadAlone):
         choice: Which head was kept; None until the fit ends, and without validation data.
     """
 
-    def __init__(self, joint: JointTraining) -> None:
-        self.joint = joint
+    joint: JointTraining  # of this fit
+
+    def __init__(self) -> None:
         self.weights: list[Tensor] | None = None
         self.choice: HeadChoice | None = None
         self._ended = False
@@ -167,7 +168,8 @@ class JointRun(HeadAlone):
         Raises:
             ValueError: The trainer ends before the second stage, or weights to start from are not finite or absurd.
         """
-        joint, trainer = self.joint, cast(Any, module.trainer)
+        self.joint = joint = cast(JointTraining, module.joint)
+        trainer = cast(Any, module.trainer)
         most = trainer.max_epochs
         if most is not None and 0 <= most <= joint.epochs and not trainer.fast_dev_run:
             raise ValueError(

@@ -132,6 +132,8 @@ class StructuredSVM(Predicting):
         torch.Size([3])
     """
 
+    several_epochs = True  # nothing here follows single epochs; subclasses may
+
     def __init__(
         self,
         head: nn.Module,
@@ -168,9 +170,8 @@ class StructuredSVM(Predicting):
         self.structure = find_structure(head, structure)
         self.features_optimizer = features_optimizer
         self.joint = (joint or Alternate()) if features_optimizer is not None else joint
-        self._stages = HeadAlone()
-        if self.joint is not None:
-            self._stages = AlternatingRun(self.joint) if isinstance(self.joint, Alternate) else JointRun(self.joint)
+        alternates = isinstance(self.joint, Alternate)
+        self._stages = AlternatingRun() if alternates else HeadAlone() if self.joint is None else JointRun()
         self.memory_limit = memory_limit
         self.round_visits = None if round_visits is None else check_whole(round_visits, "round_visits")
         one_by_one = Solver(direction, oracle, storage, block_steps, line_search, compiled)
@@ -343,7 +344,7 @@ class StructuredSVM(Predicting):
             return
         if (loop := self.compiled_loop()) is not None:
             within = run.resume is not None and run.resume.in_epoch
-            run.at_once = None if within else EpochsAtOnce.of(self, loop, StructuredSVM)
+            run.at_once = None if within else EpochsAtOnce.of(self, loop)
             run.sampler = EpochParts(loop, at_once=run.at_once is not None)
             replace_loader(self.trainer, run.sampler)
 
