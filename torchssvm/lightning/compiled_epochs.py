@@ -113,7 +113,8 @@ class EpochsAtOnce:
     def of(cls, module: StructuredSVM, loop: CompiledBCFW) -> EpochsAtOnce | None:
         """For a fit whose epochs nothing follows but the schedule of a ``DualityGap``; None for others."""
         trainer: Any = module.trainer
-        pacing = next((c.pacing for c in trainer.callbacks if getattr(c, "pacing", None) is not None), None)
+        found = (getattr(callback, "pacing", None) for callback in trainer.callbacks)
+        pacing = next((pacing for pacing in found if isinstance(pacing, Pacing)), None)
         validates = trainer.enable_validation and trainer.check_val_every_n_epoch == 1
         bars = (TQDMProgressBar, RichProgressBar)
         others = [callback for callback in trainer.callbacks if type(callback) not in bars]

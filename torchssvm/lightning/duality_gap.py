@@ -128,7 +128,7 @@ class DualityGap(Callback):
         self._certified_step = -1  # trainer.global_step of the last certificate
         self._certified_epoch = -1  # trainer.current_epoch of the last certificate
         self._last_epoch = -1  # the last epoch whose end was handled
-        self._start: float | None = None
+        self._start = 0.0  # the moment when the fit began
         self._loader: DataLoader | None = None
         self.pacing: Pacing | None = None  # of this run; None where epochs say when passes are made
         self._paced: dict[str, Any] = {}  # the state of that of an interrupted run
@@ -172,12 +172,11 @@ class DualityGap(Callback):
         self.stopped_because = self._loader = self.pacing = None
         if self.every_n_epochs is None:
             most = math.inf if self.max_passes is None else self.max_passes
-            self.pacing = fit_of(trainer, pl_module).pacing(
-                tolerance=self.tolerance, max_passes=most, schedule=self.schedule
-            )
+            rules = {"tolerance": self.tolerance, "max_passes": most, "schedule": self.schedule}
+            self.pacing = fit_of(trainer, pl_module).pacing(**rules)
         if self.pacing is not None:
             self.pacing.resume(self._paced, [entry.certificate for entry in self.history])
-        self._start_clock()
+        self._start = clock() - (self.history[-1].seconds if self.history else 0.0)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """In a resumed run, handle the end of the epoch before the checkpoint, and stop if the gap is reached."""
@@ -217,7 +216,7 @@ class DualityGap(Callback):
         self._end_epoch(trainer, pl_module, trainer.current_epoch)
         if not self.history:
             return
-        metrics = self._figures(trainer, fit_of(trainer, pl_module))
+        metrics = self._publish(trainer, fit_of(trainer, pl_module))
         # The dual is logged to the bar by the module: a bar of 80 columns has room for three figures.
         if not self._in_bar:  # Lightning wants the same ones throughout
             both = isinstance(self.certificate, FactorwiseCertificate) and self.certificate.has_relaxation
@@ -253,7 +252,7 @@ class DualityGap(Callback):
         if self._loader is None:
             self._loader = exact_pass_loader(fit.training_loader, self.batch_size)
         certificate = fit.certify(self._loader)
-        self.history.append(Entry(certificate, self._seconds()))
+        self.history.append(Entry(certificate, clock() - self._start))
         if self.pacing is not None:
             self.pacing.after(certificate)
         self._certified_step, self._certified_epoch = trainer.global_step, trainer.current_epoch
@@ -284,7 +283,7 @@ class DualityGap(Callback):
             if _is_monitored(trainer):
                 if epoch > self._last_epoch:
                     self._start_metrics = _gap_of_an_empty_dual(trainer, pl_module, fit)
-                self._set_metrics(trainer, self._start_metrics)
+                self._publish(trainer, fit)
             self._last_epoch = epoch
             return
         if epoch > self._last_epoch:
@@ -308,14 +307,10 @@ class DualityGap(Callback):
 
     def _publish(self, trainer: L.Trainer, fit: Fit) -> dict[str, float]:
         """Set the metrics that callbacks read, also where the module cannot log."""
-        metrics = self._figures(trainer, fit)
-        self._set_metrics(trainer, metrics)
-        return metrics
-
-    @staticmethod
-    def _set_metrics(trainer: L.Trainer, metrics: dict[str, float]) -> None:
+        metrics = self._figures(trainer, fit) if fit.solves_head else self._start_metrics
         device = trainer.strategy.root_device
         trainer.callback_metrics.update({name: torch.tensor(value, device=device) for name, value in metrics.items()})
+        return metrics
 
     def _figures(self, trainer: L.Trainer, fit: Fit) -> dict[str, float]:
         """The logged metrics; see the class."""
@@ -344,9 +339,8 @@ class DualityGap(Callback):
         return certificate is not None and is_within(certificate.gap, self.tolerance, certificate.primal)
 
     def _spent(self) -> bool:
-        return (
-            self.max_passes is not None and self.certificate is not None and self.certificate.passes >= self.max_passes
-        )
+        certificate = self.certificate
+        return self.max_passes is not None and certificate is not None and certificate.passes >= self.max_passes
 
     def _reason(self, trainer: L.Trainer) -> str:
         certificate = self.certificate
@@ -364,16 +358,6 @@ class DualityGap(Callback):
         if trainer.max_epochs not in (None, -1) and trainer.current_epoch >= (trainer.max_epochs or 0):
             return f"max_epochs={trainer.max_epochs} reached, {short}"
         return f"stopped by another callback, {short}"
-
-    def _start_clock(self) -> None:
-        before = self.history[-1].seconds if self.history else 0.0
-        self._start = clock() - before
-
-    def _seconds(self) -> float:
-        if self._start is None:
-            self._start_clock()
-        assert self._start is not None
-        return clock() - self._start
 
     def state_dict(self) -> dict[str, Any]:
         """The history as numbers, and the step and epoch of the last certificate."""

@@ -59,35 +59,6 @@ class ResumePoint:
     rules: dict[str, str]
 
     @classmethod
-    def now(
-        cls, num_examples: int, features_moved: bool, sampler: Draws, used: int, left: bool, rules: dict[str, str]
-    ) -> ResumePoint:
-        """The current point; of several processes, all call it, and that of the first is whole.
-
-        Args:
-            num_examples: n.
-            features_moved: See the class.
-            sampler: What draws the examples, if it has a state.
-            used: Batches of this epoch that training has used.
-            left: Whether this epoch has batches left.
-            rules: See the class.
-        """
-        state = None if sampler is None else _whole(sampler, used if left else len(sampler))
-        random = _of_all(RandomState().state_dict())
-        return cls(num_examples, features_moved, random, state, left and used > 0, rules)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and numbers only."""
-        return {
-            "num_examples": self.num_examples,
-            "features_moved": self.features_moved,
-            "random": self.random,
-            "sampler": self.sampler,
-            "in_epoch": self.in_epoch,
-            "rules": self.rules,
-        }
-
-    @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> ResumePoint:
         """The point from its ``state_dict``.
 
@@ -326,13 +297,18 @@ class Resumable(L.LightningModule):
         if run.loader is None or "optimizer_states" not in checkpoint:
             return
         point = run.resume
-        if point is None:
+        if point is None:  # of several processes, all make one, and that of the first is whole
             used: int = self.trainer.fit_loop.epoch_loop.batch_progress.current.processed  # type: ignore[attr-defined]
             left = used < self.trainer.num_training_batches
-            point = ResumePoint.now(
-                count_examples(run.loader), run.features_moved, run.sampler, used, left, self._rules
+            point = ResumePoint(
+                num_examples=count_examples(run.loader),
+                features_moved=run.features_moved,
+                sampler=None if run.sampler is None else _whole(run.sampler, used if left else len(run.sampler)),
+                random=_of_all(RandomState().state_dict()),
+                in_epoch=left and used > 0,
+                rules=self._rules,
             )
-        checkpoint[_KEY] = point.state_dict()
+        checkpoint[_KEY] = dict(vars(point))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the resume point until training continues."""
