@@ -5,20 +5,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.batch import Batch, apply_head, as_batch, to_device
+from torchssvm.core.batch import Batch, as_batch, to_device
 from torchssvm.core.caller import warn
 from torchssvm.core.features import apply_features
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.precision import full_precision
-from torchssvm.core.structure import Labeling, Structure, as_decoding
+from torchssvm.core.structure import Labeling, Structure
 from torchssvm.lightning.loading import Loading
 from torchssvm.lightning.resume import Resumable
-from torchssvm.solvers.evaluation import count_errors
+from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.training import device_of
 
 
@@ -95,10 +95,12 @@ class Predicting(Loading, Resumable):
         return self.decode(batch.x, batch.lengths)
 
     def _evaluate(self, batch: Batch, stage: str) -> None:
-        batch = as_batch(batch)
-        potentials = apply_head(self, batch)
-        for name, mean in errors(self.structure, potentials, to_device(batch.y, potentials.device)).items():
-            self.log(f"{stage}_{name}", mean.value, prog_bar=name == "loss", batch_size=mean.weight, sync_dist=True)
+        found = evaluate(self, self.structure, [batch])
+        examples, tokens = found.num_examples, max(found.num_tokens or 0, 1)
+        weights = {"loss": examples, "token_error": tokens, "example_error": examples}
+        for name, weight in weights.items():
+            if (value := getattr(found, name)) is not None:
+                self.log(f"{stage}_{name}", value, prog_bar=name == "loss", batch_size=weight, sync_dist=True)
 
     def extract(self, x: Any, lengths: Tensor | None = None) -> Any:
         """The head's input: the features of ``x``, without gradients, in evaluation mode unless they are trained.
@@ -121,28 +123,3 @@ class Predicting(Loading, Resumable):
         extracted, lengths = to_device((extracted, lengths), device)
         with full_precision(device):
             return as_potentials(self.head(extracted) if lengths is None else self.head(extracted, lengths))
-
-
-class Mean(NamedTuple):
-    """A mean over a batch, and the number of values in it."""
-
-    value: Tensor
-    weight: int
-
-
-@torch.no_grad()
-def errors(structure: Structure, potentials: Potentials, target: Any) -> dict[str, Mean]:
-    """The mean task loss of decoding; for labelings of one integer a position also the shares of wrong tokens and
-    of examples with a wrong token.
-    """
-    target = structure.check_target(target, potentials)
-    labeling = as_decoding(structure.argmax(potentials)).labeling
-    size = potentials.batch_size
-    found = {"loss": Mean(structure.task_loss(labeling, target).mean(dtype=torch.float64).float(), size)}
-    counts = count_errors(labeling, target)
-    if counts is not None:
-        wrong, tokens = counts
-        total = max(int(tokens.sum()), 1)
-        found["token_error"] = Mean(wrong.sum() / total, total)
-        found["example_error"] = Mean((wrong > 0).float().mean(), size)
-    return found
