@@ -83,6 +83,7 @@ class DualityGap(Callback):
     Attributes:
         history: All certificates with the seconds since the fit began; a resumed run keeps the earlier ones.
         stopped_because: Why the run ended, as a sentence; None while it runs.
+        pacing: Says during a fit when passes are made; None where epochs say it.
 
     Raises:
         ValueError: An argument is out of range, or both ``every_n_epochs`` and ``schedule`` are given.
