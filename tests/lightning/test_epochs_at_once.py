@@ -13,8 +13,8 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback,
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 from short_words import N, Words, svm, trainer  # noqa: E402
 
-from torchssvm import EveryPasses, LinearChain, RunOptions, make_trainer  # noqa: E402
-from torchssvm.lightning import DualityGap, GapBar, StructuredSVM  # noqa: E402
+from torchssvm import EveryPasses, LinearChain, Relative, RunOptions, StructuredHinge, make_trainer  # noqa: E402
+from torchssvm.lightning import DualityGap, GapBar, JointTraining, StructuredSVM  # noqa: E402
 from torchssvm.lightning.compiled_epochs import EpochsAtOnce  # noqa: E402
 
 LAM = 0.001  # takes some two hundred epochs, with a few calls of the oracle
@@ -131,3 +131,16 @@ def test_a_run_goes_on_whoever_followed_its_epochs(followed: tuple[bool, bool], 
 def test_the_torch_loop_is_asked_after_its_batches(calls):
     trainer(DualityGap(1e-9), max_epochs=3, enable_checkpointing=False).fit(svm(False), Words().by_gaps())
     assert not calls
+
+
+def test_the_head_is_solved_at_once_after_joint_training(calls):
+    torch.manual_seed(0)
+    joint = StructuredSVM(
+        LinearChain(5, 3), lam=0.1, features=torch.nn.Linear(3, 5), joint=JointTraining(epochs=2, loss=StructuredHinge)
+    )
+    gap = DualityGap(Relative(0.1))
+    fitting = trainer(gap, max_epochs=400, enable_checkpointing=False)
+    fitting.fit(joint, Words().by_gaps())
+    assert gap.certificate.relative_gap <= 0.1
+    assert fitting.current_epoch == 2 + math.ceil(joint.dual.moved / N)
+    assert calls[-1] == joint.dual.moved > N
