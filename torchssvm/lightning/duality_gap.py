@@ -215,9 +215,8 @@ class DualityGap(Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Certify if it is due and validation has not done so, and log."""
         self._end_epoch(trainer, pl_module, trainer.current_epoch)
-        bar = trainer.progress_bar_callback
-        if not self.history or (not trainer.loggers and (bar is None or getattr(bar, "several_epochs", False))):
-            return  # nothing shows what is logged, and callbacks have the figures
+        if not self.history:
+            return
         metrics = self._publish(trainer, fit_of(trainer, pl_module))
         # The dual is logged to the bar by the module: a bar of 80 columns has room for three figures.
         if not self._in_bar:  # Lightning wants the same ones throughout
