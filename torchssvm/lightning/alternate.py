@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -13,12 +13,10 @@ from torchssvm.core.arguments import check_flags
 from torchssvm.core.batch import Batch
 from torchssvm.core.features import apply_features
 from torchssvm.lightning.loaders import share_of
+from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_start
 from torchssvm.solvers.envelope import envelope
 from torchssvm.solvers.structured_hinge import StructuredHinge
-
-if TYPE_CHECKING:
-    from torchssvm.lightning.structured_svm import StructuredSVM
 
 _KEY = "torchssvm_gradients"
 
@@ -104,30 +102,30 @@ class HeadAlone:
         """Whether the head holds the weights of the dual."""
         return True
 
-    def start(self, module: StructuredSVM, *, resumed: bool) -> None:
+    def start(self, module: Predicting, *, resumed: bool) -> None:
         """Begin a fit, or go on with one from a checkpoint that was loaded."""
 
-    def starting_head(self, module: StructuredSVM, *, resumed: bool) -> AbstractContextManager[None]:
+    def starting_head(self, module: Predicting, *, resumed: bool) -> AbstractContextManager[None]:
         """Inside, BCFW is made, which sets the head to the weights of a new dual."""
         return module.overwriting(resumed=resumed)
 
-    def make_optimizers(self, module: StructuredSVM) -> list[Optimizer]:
+    def make_optimizers(self, module: Predicting) -> list[Optimizer]:
         """The optimizers beside BCFW."""
         return []
 
-    def step(self, module: StructuredSVM, batch: Batch, batch_idx: int) -> None:
+    def step(self, module: Predicting, batch: Batch, batch_idx: int) -> None:
         """A step on the features."""
 
-    def begin_solving(self, module: StructuredSVM) -> None:
+    def begin_solving(self, module: Predicting) -> None:
         """Called when epochs on the head begin."""
 
-    def choose(self, module: StructuredSVM) -> None:
+    def choose(self, module: Predicting) -> None:
         """Choose the head that the model keeps, at the end of a fit."""
 
     def save(self, checkpoint: dict[str, Any]) -> None:
         """Add what later steps depend on."""
 
-    def load(self, checkpoint: dict[str, Any], module: StructuredSVM) -> None:
+    def load(self, checkpoint: dict[str, Any], module: Predicting) -> None:
         """Read it again."""
 
 
@@ -139,7 +137,7 @@ class AlternatingRun(HeadAlone):
     def __init__(self) -> None:
         self._gradients: dict[str, Tensor] = {}  # of an epoch that ends with one step of the features
 
-    def start(self, module: StructuredSVM, *, resumed: bool) -> None:
+    def start(self, module: Predicting, *, resumed: bool) -> None:
         """Begin a fit.
 
         Raises:
@@ -151,12 +149,12 @@ class AlternatingRun(HeadAlone):
         self.joint.check_end(None if trainer.fast_dev_run else trainer.max_epochs)
         check_start(features)
 
-    def make_optimizers(self, module: StructuredSVM) -> list[Optimizer]:
+    def make_optimizers(self, module: Predicting) -> list[Optimizer]:
         """The optimizer of the features."""
         assert module.features_optimizer is not None
         return [module.features_optimizer(cast(nn.Module, module.features).parameters())]
 
-    def step(self, module: StructuredSVM, batch: Batch, batch_idx: int) -> None:
+    def step(self, module: Predicting, batch: Batch, batch_idx: int) -> None:
         """Descend the hinge, or add up the envelope gradient, which ends in one step after the epoch's last batch."""
         optimizer, whole = module.optimizer_of(bcfw=False), self.joint.envelope
         held = [(p, p.requires_grad) for p in module.head.parameters()]
@@ -180,7 +178,7 @@ class AlternatingRun(HeadAlone):
             optimizer.step()
         module.log("hinge", hinge.detach(), prog_bar=True, batch_size=len(batch.index))
 
-    def _add_up(self, module: StructuredSVM, batch_idx: int) -> bool:
+    def _add_up(self, module: Predicting, batch_idx: int) -> bool:
         """Add the gradients of the features to those of earlier batches; whether this was the epoch's last batch."""
         named = dict(cast(nn.Module, module.features).named_parameters())
         before = self._gradients if batch_idx else {}
@@ -197,6 +195,6 @@ class AlternatingRun(HeadAlone):
         if self._gradients:
             checkpoint[_KEY] = self._gradients
 
-    def load(self, checkpoint: dict[str, Any], module: StructuredSVM) -> None:
+    def load(self, checkpoint: dict[str, Any], module: Predicting) -> None:
         """Read them again."""
         self._gradients = {name: g.to(module.device) for name, g in checkpoint.get(_KEY, {}).items()}

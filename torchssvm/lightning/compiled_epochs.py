@@ -6,7 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import lightning as L
 import torch
@@ -27,9 +27,6 @@ from torchssvm.solvers.trainer import Pacing
 from torchssvm.solvers.training import device_of, move
 from torchssvm.steps.orders import Order, Permutation
 from torchssvm.steps.sampler import GapBatchSampler
-
-if TYPE_CHECKING:
-    from torchssvm.lightning.structured_svm import StructuredSVM
 
 WHOLE = 1000  # most examples of an epoch in one part
 _SAMPLED = 16  # examples from which the memory of all is estimated
@@ -110,7 +107,7 @@ class EpochsAtOnce:
         self._first = trainer.current_epoch - loop.dual.moved / loop.dual.num_examples
 
     @classmethod
-    def of(cls, module: StructuredSVM, loop: CompiledBCFW) -> EpochsAtOnce | None:
+    def of(cls, module: Any, loop: CompiledBCFW) -> EpochsAtOnce | None:
         """For a fit whose epochs nothing follows but the schedule of a ``DualityGap``; None for others."""
         trainer: Any = module.trainer
         found = (getattr(callback, "pacing", None) for callback in trainer.callbacks)
@@ -207,7 +204,7 @@ def _as_it_is(part: Any) -> Any:
     return part
 
 
-def choose_solver(module: StructuredSVM, loader: DataLoader, kind: str | None) -> Choice:
+def choose_solver(module: Any, loader: DataLoader, kind: str | None) -> Choice:
     """The solver of a fit; its features stay as they are.
 
     Args:
@@ -244,7 +241,7 @@ def choose_solver(module: StructuredSVM, loader: DataLoader, kind: str | None) -
 
 
 @torch.no_grad()
-def _sample(module: StructuredSVM, loader: DataLoader) -> Sample:
+def _sample(module: Any, loader: DataLoader) -> Sample:
     """The first examples; what they draw at random leaves no trace."""
     random, trainer = RandomState(), module.trainer
     rows = rows_in_order(Ranks.here().own(count_examples(loader)), _SAMPLED, lengths_of(loader.dataset))[0]
@@ -258,7 +255,7 @@ def _sample(module: StructuredSVM, loader: DataLoader) -> Sample:
     return Sample(x, potentials, len(rows))
 
 
-def _transfer_hook(module: StructuredSVM) -> str | None:
+def _transfer_hook(module: Any) -> str | None:
     """The first hook that may change a batch between the loader and the module; None if there is none."""
     data = getattr(module.trainer, "datamodule", None)
     for owner, plain in ((module, L.LightningModule), (data, L.LightningDataModule)):
@@ -268,7 +265,7 @@ def _transfer_hook(module: StructuredSVM) -> str | None:
     return None
 
 
-def make_loop(module: StructuredSVM, loader: DataLoader) -> CompiledBCFW:
+def make_loop(module: Any, loader: DataLoader) -> CompiledBCFW:
     """Read the training set once, keep its features, and make the loop for them, with the loader's order and seed.
 
     The features are computed on the module's device; the head is on the CPU from here until the fit is over.
@@ -291,7 +288,7 @@ def make_loop(module: StructuredSVM, loader: DataLoader) -> CompiledBCFW:
     )
 
 
-def _batches(module: StructuredSVM, loader: DataLoader) -> Iterator[Batch]:
+def _batches(module: Any, loader: DataLoader) -> Iterator[Batch]:
     """Every training example once, with the head's input as ``x``."""
     for batch in loader:
         batch = module.trainer.precision_plugin.convert_input(as_batch(batch))

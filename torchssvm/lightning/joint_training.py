@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -24,13 +24,11 @@ from torchssvm.core.undisturbed import undisturbed
 from torchssvm.lightning.alternate import HeadAlone
 from torchssvm.lightning.exact_pass import evaluating, in_precision
 from torchssvm.lightning.loaders import of_all, same_buffers, share_of
+from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_start
 from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.softmax_margin import SoftmaxMargin, has_marginals
 from torchssvm.solvers.structured_hinge import StructuredHinge
-
-if TYPE_CHECKING:
-    from torchssvm.lightning.structured_svm import StructuredSVM
 
 _KEY = "torchssvm_joint"
 
@@ -162,7 +160,7 @@ class JointRun(HeadAlone):
         """Whether the second stage has begun: the head holds the weights of the dual."""
         return self.weights is not None
 
-    def start(self, module: StructuredSVM, *, resumed: bool) -> None:
+    def start(self, module: Predicting, *, resumed: bool) -> None:
         """Begin a fit, or go on with one from a checkpoint that was loaded.
 
         Raises:
@@ -184,7 +182,7 @@ class JointRun(HeadAlone):
             self.weights = None
 
     @contextmanager
-    def starting_head(self, module: StructuredSVM, *, resumed: bool) -> Iterator[None]:
+    def starting_head(self, module: Predicting, *, resumed: bool) -> Iterator[None]:
         """Inside, BCFW is made, which sets the head to the weights of a new dual; afterwards it holds its own again."""
         before = [parameter.detach().clone() for parameter in module.head.parameters()]
         _set(module.head, [torch.zeros_like(weights) for weights in before])
@@ -193,11 +191,11 @@ class JointRun(HeadAlone):
         finally:
             _set(module.head, before)
 
-    def make_optimizers(self, module: StructuredSVM) -> list[Optimizer]:
+    def make_optimizers(self, module: Predicting) -> list[Optimizer]:
         """The optimizer of features and head."""
         return [self.joint.make_optimizer(cast(nn.Module, module.features), module.head)]
 
-    def step(self, module: StructuredSVM, batch: Batch, batch_idx: int) -> None:
+    def step(self, module: Predicting, batch: Batch, batch_idx: int) -> None:
         """One step on network and head, and their learning rate."""
         trainer, optimizer = module.trainer, module.optimizer_of(bcfw=False)
         done = (trainer.current_epoch + batch_idx / trainer.num_training_batches) / self.joint.epochs
@@ -214,7 +212,7 @@ class JointRun(HeadAlone):
         _clip(module)
         module.log("joint_loss", loss.detach(), prog_bar=True, batch_size=len(batch.index))
 
-    def begin_solving(self, module: StructuredSVM) -> None:
+    def begin_solving(self, module: Predicting) -> None:
         """Keep the head of the first stage, and give the head the weights of the dual, which has taken no step."""
         if self.solves:
             return
@@ -224,7 +222,7 @@ class JointRun(HeadAlone):
         module.dual.set_weights([torch.zeros_like(weights) for weights in self.weights])
 
     @torch.no_grad()
-    def choose(self, module: StructuredSVM) -> None:
+    def choose(self, module: Predicting) -> None:
         """Leave the head in the model that validates better; a second call does nothing."""
         if self._ended:
             return
@@ -259,7 +257,7 @@ class JointRun(HeadAlone):
         """Add the head of the first stage."""
         checkpoint[_KEY] = {"weights": self.weights}
 
-    def load(self, checkpoint: dict[str, Any], module: StructuredSVM) -> None:
+    def load(self, checkpoint: dict[str, Any], module: Predicting) -> None:
         """Read it again.
 
         Raises:
@@ -283,7 +281,7 @@ def _set(head: nn.Module, weights: list[Tensor]) -> None:
             parameter.copy_(value)
 
 
-def _clip(module: StructuredSVM) -> None:
+def _clip(module: Predicting) -> None:
     """Put the head's weights within their bounds."""
     if (box := module.dual.box).has_bounds:
         _set(module.head, box.clip([parameter.detach() for parameter in module.head.parameters()]))
@@ -300,7 +298,7 @@ def _validation_loaders(trainer: Any) -> list[tuple[Any, int | float]]:
     return [pair for pair in zip(loaders, trainer.num_val_batches, strict=True) if pair[1]]
 
 
-def _validate(module: StructuredSVM, loaders: list[tuple[Any, int | float]]) -> float:
+def _validate(module: Predicting, loaders: list[tuple[Any, int | float]]) -> float:
     """The mean task loss of the module's outputs, over the examples of all loaders."""
     parts = [itertools.islice(loader, None if most == float("inf") else int(most)) for loader, most in loaders]
     batches = itertools.chain.from_iterable(parts)

@@ -18,6 +18,7 @@ from torchssvm.core.precision import full_precision
 from torchssvm.core.structure import Labeling, Structure
 from torchssvm.lightning.loading import Loading
 from torchssvm.lightning.resume import Resumable
+from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.training import device_of
 
@@ -32,6 +33,8 @@ class Predicting(Loading, Resumable):
     features: nn.Module | None
     structure: Structure
     lam: float
+    joint: Any
+    features_optimizer: Any
 
     def forward(self, x: Any, lengths: Tensor | None = None) -> Potentials:
         """Input -> potentials, differentiable in the head's weights only, not in the features.
@@ -101,6 +104,15 @@ class Predicting(Loading, Resumable):
         for name, weight in weights.items():
             if (value := getattr(found, name)) is not None:
                 self.log(f"{stage}_{name}", value, prog_bar=name == "loss", batch_size=weight, sync_dist=True)
+
+    def features_have_moved(self) -> None:
+        """Note that the features were trained: weights, and what the compiled loop keeps, are of the old ones."""
+        self._run.features_moved, self._run.loop = True, None
+
+    def optimizer_of(self, *, bcfw: bool) -> Any:
+        """Lightning's optimizer of the head's dual, or the other one."""
+        found = self.optimizers()
+        return next(o for o in (found if isinstance(found, list) else [found]) if isinstance(o, BCFW) == bcfw)
 
     def extract(self, x: Any, lengths: Tensor | None = None) -> Any:
         """The head's input: the features of ``x``, without gradients, in evaluation mode unless they are trained.

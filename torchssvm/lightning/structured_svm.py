@@ -435,10 +435,6 @@ class StructuredSVM(Predicting):
         batches = exact_pass_loader(self.training_loader) if batches is None else batches
         return certify_by_torch(self.trainer, self, self.dual, batches)
 
-    def features_have_moved(self) -> None:
-        """Note that the features were trained: weights, and what the compiled loop keeps, are of the old ones."""
-        self._run.features_moved, self._run.loop = True, None
-
     def follow_features(self) -> None:
         """Recompute the weights from the dual if the features were trained since the last time."""
         if not self._run.features_moved:
@@ -447,8 +443,3 @@ class StructuredSVM(Predicting):
         with evaluating(self):
             recompute_weights(in_precision(self.trainer, self), self.dual, exact_pass_loader(self.training_loader))
         self._run.features_moved = False
-
-    def optimizer_of(self, *, bcfw: bool) -> Any:
-        """Lightning's optimizer of the head's dual, or the other one."""
-        found = self.optimizers()
-        return next(o for o in (found if isinstance(found, list) else [found]) if isinstance(o, BCFW) == bcfw)
