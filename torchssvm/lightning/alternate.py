@@ -145,7 +145,7 @@ class AlternatingRun(HeadAlone):
                 absurd.
         """
         trainer, features = cast(Any, module.trainer), cast(nn.Module, module.features)
-        self.joint = cast(Alternate, module.joint)
+        self.joint = module.joint
         self.joint.check_end(None if trainer.fast_dev_run else trainer.max_epochs)
         check_start(features)
 

@@ -166,7 +166,7 @@ class JointRun(HeadAlone):
         Raises:
             ValueError: The trainer ends before the second stage, or weights to start from are not finite or absurd.
         """
-        self.joint = joint = cast(JointTraining, module.joint)
+        self.joint = joint = module.joint
         trainer = cast(Any, module.trainer)
         most = trainer.max_epochs
         if most is not None and 0 <= most <= joint.epochs and not trainer.fast_dev_run:
