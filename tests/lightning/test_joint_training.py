@@ -38,7 +38,7 @@ from torchssvm.lightning import (  # noqa: E402
     JointTraining,
     Report,
     StructuredSVM,
-    joint_run,
+    joint_training,
 )
 from torchssvm.lightning.refusals import check_start  # noqa: E402
 
@@ -509,7 +509,7 @@ def test_refusals_of_the_envelope_gradient(words):
 
 def test_a_report_is_about_the_head_that_is_kept(words, tmp_path, monkeypatch):
     losses = iter([1.0, 0.0])  # of the solved head, and of the joint one
-    monkeypatch.setattr(joint_run, "_validate", lambda module, loaders: next(losses))
+    monkeypatch.setattr(joint_training, "_validate", lambda module, loaders: next(losses))
     model, report = together(), Report(tmp_path)
     trainer(DualityGap(1e-9, every_n_epochs=1), report, max_epochs=4).fit(model, loader(words), everything(words))
     assert model.choice.kept == "joint"

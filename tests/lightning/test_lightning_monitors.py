@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from short_words import MODELS, Watch, Words, svm, trainer  # noqa: E402
 
 from torchssvm import LinearChain, certify  # noqa: E402
-from torchssvm.lightning import DualityGap, FactorwiseSVM, StructuredSVM, epoch_parts  # noqa: E402
+from torchssvm.lightning import DualityGap, FactorwiseSVM, StructuredSVM, compiled_epochs  # noqa: E402
 
 NAMES = ("gap", "gap_age", "primal", "dual", "passes", "oracle_calls", "exact")
 
@@ -137,7 +137,7 @@ def test_a_patience_that_the_gap_cannot_meet_is_warned_of():
 @pytest.fixture(autouse=True)
 def four_parts(monkeypatch) -> None:
     """The compiled loop has as many batches an epoch as the loader."""
-    monkeypatch.setattr(epoch_parts, "WHOLE", 3)
+    monkeypatch.setattr(compiled_epochs, "WHOLE", 3)
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")

@@ -10,8 +10,7 @@ from torchssvm.lightning.averaged_weights import AveragedWeights
 from torchssvm.lightning.duality_gap import DualityGap
 from torchssvm.lightning.factorwise import FactorwiseSVM
 from torchssvm.lightning.gap_bar import GapBar
-from torchssvm.lightning.joint_run import HeadChoice
-from torchssvm.lightning.joint_training import JointTraining
+from torchssvm.lightning.joint_training import HeadChoice, JointTraining
 from torchssvm.lightning.report import Report
 from torchssvm.lightning.safe_checkpoint_io import SafeCheckpointIO
 from torchssvm.lightning.structured_svm import StructuredSVM

@@ -1,10 +1,24 @@
-"""The schedule of alternation: epochs on the features and on the head."""
+"""Alternation: epochs on the features and on the head in turn."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from torchssvm.core.arguments import check_flags
+from torchssvm.core.batch import Batch
+from torchssvm.core.features import apply_features
+from torchssvm.lightning.loaders import share_of
+from torchssvm.lightning.predicting import Predicting
+from torchssvm.lightning.refusals import check_start
+from torchssvm.solvers.envelope import envelope
+from torchssvm.solvers.structured_hinge import StructuredHinge
+
+_KEY = "torchssvm_gradients"
 
 _SOLVING = 10  # fewest epochs of the head that solve it well enough for the envelope gradient
 
@@ -76,3 +90,111 @@ class Alternate:
                 f"Trainer(max_epochs={max_epochs}) does not end with a solved head: {self} ends with one after "
                 f"k * {self.head + self.features} + {self.head} epochs, such as {fits}"
             )
+
+
+class HeadAlone:
+    """A fit on fixed features: the head always holds the weights of the dual. Others override what they do more."""
+
+    choice: Any = None
+
+    @property
+    def solves(self) -> bool:
+        """Whether the head holds the weights of the dual."""
+        return True
+
+    def start(self, module: Predicting, *, resumed: bool) -> None:
+        """Begin a fit, or go on with one from a checkpoint that was loaded."""
+
+    def starting_head(self, module: Predicting, *, resumed: bool) -> AbstractContextManager[None]:
+        """Inside, BCFW is made, which sets the head to the weights of a new dual."""
+        return module.overwriting(resumed=resumed)
+
+    def make_optimizers(self, module: Predicting) -> list[Optimizer]:
+        """The optimizers beside BCFW."""
+        return []
+
+    def step(self, module: Predicting, batch: Batch, batch_idx: int) -> None:
+        """A step on the features."""
+
+    def begin_solving(self, module: Predicting) -> None:
+        """Called when epochs on the head begin."""
+
+    def choose(self, module: Predicting) -> None:
+        """Choose the head that the model keeps, at the end of a fit."""
+
+    def save(self, checkpoint: dict[str, Any]) -> None:
+        """Add what later steps depend on."""
+
+    def load(self, checkpoint: dict[str, Any], module: Predicting) -> None:
+        """Read it again."""
+
+
+class AlternatingRun(HeadAlone):
+    """The state of a fit with :class:`Alternate`."""
+
+    joint: Alternate  # of this fit
+
+    def __init__(self) -> None:
+        self._gradients: dict[str, Tensor] = {}  # of an epoch that ends with one step of the features
+
+    def start(self, module: Predicting, *, resumed: bool) -> None:
+        """Begin a fit.
+
+        Raises:
+            ValueError: The trainer ends before the head is solved again, or weights to start from are not finite or
+                absurd.
+        """
+        trainer, features = cast(Any, module.trainer), cast(nn.Module, module.features)
+        self.joint = module.joint
+        self.joint.check_end(None if trainer.fast_dev_run else trainer.max_epochs)
+        check_start(features)
+
+    def make_optimizers(self, module: Predicting) -> list[Optimizer]:
+        """The optimizer of the features."""
+        assert module.features_optimizer is not None
+        return [module.features_optimizer(cast(nn.Module, module.features).parameters())]
+
+    def step(self, module: Predicting, batch: Batch, batch_idx: int) -> None:
+        """Descend the hinge, or add up the envelope gradient, which ends in one step after the epoch's last batch."""
+        optimizer, whole = module.optimizer_of(bcfw=False), self.joint.envelope
+        held = [(p, p.requires_grad) for p in module.head.parameters()]
+        optimizer.zero_grad()
+        try:
+            for parameter, _ in held:
+                parameter.requires_grad_(False)
+            extracted = apply_features(cast(nn.Module, module.features), batch.x, batch.lengths)
+            potentials = module.potentials_of(extracted, batch.lengths)
+            if whole:
+                value = envelope(module.dual, potentials, batch)
+                hinge = value * module.dual.num_examples / len(batch.index)
+            else:
+                value = hinge = StructuredHinge(module.structure)(potentials, batch.y)
+            module.manual_backward(value if whole else share_of(len(batch.index)) * value)
+        finally:
+            for parameter, required in held:
+                parameter.requires_grad_(required)
+        if not whole or self._add_up(module, batch_idx):
+            module.features_have_moved()
+            optimizer.step()
+        module.log("hinge", hinge.detach(), prog_bar=True, batch_size=len(batch.index))
+
+    def _add_up(self, module: Predicting, batch_idx: int) -> bool:
+        """Add the gradients of the features to those of earlier batches; whether this was the epoch's last batch."""
+        named = dict(cast(nn.Module, module.features).named_parameters())
+        before = self._gradients if batch_idx else {}
+        self._gradients = {n: p.grad + before.get(n, 0.0) for n, p in named.items() if p.grad is not None}
+        if batch_idx + 1 < module.trainer.num_training_batches:
+            return False
+        for name, total in self._gradients.items():
+            named[name].grad = total
+        self._gradients = {}
+        return True
+
+    def save(self, checkpoint: dict[str, Any]) -> None:
+        """Add the gradients of an epoch under way."""
+        if self._gradients:
+            checkpoint[_KEY] = self._gradients
+
+    def load(self, checkpoint: dict[str, Any], module: Predicting) -> None:
+        """Read them again."""
+        self._gradients = {name: g.to(module.device) for name, g in checkpoint.get(_KEY, {}).items()}

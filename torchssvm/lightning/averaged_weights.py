@@ -10,8 +10,8 @@ import lightning as L
 from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor
 
-from torchssvm.lightning.duality_gap import DualityGap, _training_loader
-from torchssvm.lightning.exact_pass import evaluating, find_bcfw, in_precision, visible
+from torchssvm.lightning.duality_gap import DualityGap
+from torchssvm.lightning.exact_pass import evaluating, find_dual, fit_of, in_precision, visible
 from torchssvm.lightning.loaders import exact_pass_loader
 from torchssvm.solvers.averages import WeightedAverage
 from torchssvm.solvers.certificate import Certificate
@@ -85,7 +85,7 @@ class AveragedWeights(WeightAveraging):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the average."""
-        dual = find_bcfw(trainer).dual
+        dual = find_dual(trainer)
         self.average, self._steps = self._make(dual.parameters, dual), dual.steps
         if trainer.ckpt_path is None:
             self._loaded = None
@@ -163,10 +163,10 @@ class AveragedWeights(WeightAveraging):
             RuntimeError: Nothing has been averaged, or the features have moved.
         """
         average = self._existing()
-        loader = exact_pass_loader(_training_loader(trainer, pl_module))
+        loader = exact_pass_loader(fit_of(trainer, pl_module).training_loader)
         with evaluating(pl_module):
             return average.certify(
-                in_precision(trainer, pl_module), find_bcfw(trainer).dual, visible(trainer, loader, "Certifying")
+                in_precision(trainer, pl_module), find_dual(trainer), visible(trainer, loader, "Certifying")
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from typing import Any
@@ -17,25 +16,16 @@ from torchssvm.core.arguments import check_object
 from torchssvm.core.batch import as_batch
 from torchssvm.core.caller import warn
 from torchssvm.core.compiling import clock
-from torchssvm.dual.state import DualState
-from torchssvm.lightning.exact_pass import (
-    certify_run,
-    evaluating,
-    find_bcfw,
-    find_gdmm,
-    in_precision,
-    passes_so_far,
-    visible,
-)
+from torchssvm.lightning.exact_pass import Fit, evaluating, fit_of, in_precision, visible
 from torchssvm.lightning.loaders import exact_pass_loader
 from torchssvm.lightning.refusals import refuse_averages
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
 from torchssvm.solvers.objective import primal
 from torchssvm.solvers.report import Entry, History
-from torchssvm.solvers.schedules import Schedule, WhenEstimated
-from torchssvm.solvers.tolerance import Relative, Tolerance, check_tolerance, expected, is_within
-from torchssvm.solvers.trainer import IDLE_EPOCHS
+from torchssvm.solvers.schedules import Schedule
+from torchssvm.solvers.tolerance import Relative, Tolerance, check_tolerance, is_within
+from torchssvm.solvers.trainer import Pacing
 from torchssvm.solvers.training import warn_if_far
 
 _EPOCHS = 10  # between certificates, where neither epochs nor a schedule say so
@@ -86,12 +76,14 @@ class DualityGap(Callback):
         batch_size: Examples of a batch of the exact pass; None is four training batches, at least 64. Unused if a
             compiled loop or GDMM holds the examples.
         violation: :class:`FactorwiseSVM` stops only if the mean consistency violation is at most this; 0 to 1.
-        schedule: When passes are made, as in :func:`torchssvm.solve`; asked every quarter of an epoch. None is
+        schedule: When passes are made, as in :func:`torchssvm.solve`; asked every quarter of an epoch, or after every
+            step of the compiled loop where nothing else follows epochs, see :class:`StructuredSVM`. None is
             ``WhenEstimated()``. Its answers must follow from the dual's counters and the certificates.
 
     Attributes:
         history: All certificates with the seconds since the fit began; a resumed run keeps the earlier ones.
         stopped_because: Why the run ended, as a sentence; None while it runs.
+        pacing: Says during a fit when passes are made; None where epochs say it.
 
     Raises:
         ValueError: An argument is out of range, or both ``every_n_epochs`` and ``schedule`` are given.
@@ -137,12 +129,16 @@ class DualityGap(Callback):
         self._certified_step = -1  # trainer.global_step of the last certificate
         self._certified_epoch = -1  # trainer.current_epoch of the last certificate
         self._last_epoch = -1  # the last epoch whose end was handled
-        self._start: float | None = None
+        self._start = 0.0  # the moment when the fit began
         self._loader: DataLoader | None = None
-        self._schedule: Schedule | None = None  # of this run
-        self._hits = 0  # cache hits at the last certificate
+        self.pacing: Pacing | None = None  # of this run; None where epochs say when passes are made
+        self._paced: dict[str, Any] = {}  # the state of that of an interrupted run
         self._start_metrics: dict[str, float] = {}  # of the last epoch of the first stage of JointTraining
-        self._asked: float | None = None  # passes when the schedule was asked first: it counts from there
+
+    @property
+    def several_epochs(self) -> bool:
+        """Whether the epochs between two exact passes may be made at once, where nothing else follows epochs."""
+        return self.every_n_epochs is None
 
     @property
     def certificate(self) -> Certificate | None:
@@ -171,51 +167,42 @@ class DualityGap(Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock; a run that is not resumed clears the history."""
         if trainer.ckpt_path is None:
-            self.history, self._certified_step = [], -1
-            self._certified_epoch = self._last_epoch = (
-                trainer.current_epoch - 1
-            )  # a second fit continues the trainer's count
-        if trainer.ckpt_path is None:
-            self._hits, self._asked = 0, None
-        self.stopped_because = None
-        self._loader = self._schedule = None
+            self.history, self._certified_step, self._paced = [], -1, {}
+            # a second fit continues the trainer's count
+            self._certified_epoch = self._last_epoch = trainer.current_epoch - 1
+        self.stopped_because = self._loader = self.pacing = None
         if self.every_n_epochs is None:
-            self._schedule = copy.deepcopy(self.schedule or WhenEstimated())
-            if self._asked is not None:
-                self._schedule.due(_Beginning(self._asked), -math.inf)
-            for entry in self.history:
-                self._schedule.after(entry.certificate)
-        self._start_clock()
+            most = math.inf if self.max_passes is None else self.max_passes
+            rules = {"tolerance": self.tolerance, "max_passes": most, "schedule": self.schedule}
+            self.pacing = fit_of(trainer, pl_module).pacing(**rules)
+        if self.pacing is not None:
+            self.pacing.resume(self._paced, [entry.certificate for entry in self.history])
+        self._start = clock() - (self.history[-1].seconds if self.history else 0.0)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """In a resumed run, handle the end of the epoch before the checkpoint, and stop if the gap is reached."""
-        if not _solves(pl_module):
+        fit = fit_of(trainer, pl_module)
+        if not fit.solves_head:
             return
         self._end_epoch(trainer, pl_module, trainer.current_epoch - 1)
-        if not self.history and _validates_early(trainer) and (self._schedule is None or _is_monitored(trainer)):
+        if not self.history and _validates_early(trainer) and (self.every_n_epochs or _is_monitored(trainer)):
             self.certify(trainer, pl_module)
             self._certified_epoch = trainer.current_epoch - 1
-            self._publish(trainer)
+            self._publish(trainer, fit)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Ask the schedule every quarter of an epoch, and stop within the epoch if the gap is reached."""
+        """Ask every quarter of an epoch whether a pass is due, and stop within the epoch if the gap is reached."""
         total = trainer.num_training_batches
         quarter = 1 if math.isinf(total) else math.ceil(total / 4)
-        if not _solves(pl_module) or self._schedule is None or ((batch_idx + 1) % quarter and batch_idx + 1 != total):
+        if self.pacing is None or ((batch_idx + 1) % quarter and batch_idx + 1 != total):
             return
-        if find_gdmm(trainer) is None and self._due(find_bcfw(trainer).dual):
+        fit = fit_of(trainer, pl_module)
+        if fit.solves_head and self.pacing.due:
             self.certify(trainer, pl_module)
-            self._publish(trainer)
+            self._publish(trainer, fit)
             self._stop_if_reached(trainer)
-
-    def _due(self, dual: DualState) -> bool:
-        assert self._schedule is not None
-        self._asked = dual.passes if self._asked is None else self._asked
-        idle = dual.cache_hits - self._hits >= IDLE_EPOCHS * dual.num_examples or dual.gap_estimate == 0.0
-        spent = self.max_passes is not None and dual.passes >= self.max_passes
-        return self._schedule.due(dual, expected(self.tolerance, self.certificate)) or spent or idle
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Certify before the validation that ends the epoch, after which callbacks may save weights by their gap."""
@@ -230,7 +217,7 @@ class DualityGap(Callback):
         self._end_epoch(trainer, pl_module, trainer.current_epoch)
         if not self.history:
             return
-        metrics = self._figures(trainer)
+        metrics = self._publish(trainer, fit_of(trainer, pl_module))
         # The dual is logged to the bar by the module: a bar of 80 columns has room for three figures.
         if not self._in_bar:  # Lightning wants the same ones throughout
             both = isinstance(self.certificate, FactorwiseCertificate) and self.certificate.has_relaxation
@@ -253,24 +240,22 @@ class DualityGap(Callback):
         self.stopped_because = f"interrupted: {type(exception).__name__}" + (f": {exception}" if str(exception) else "")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Stop the worker processes."""
+        """Stop the worker processes, and let go of the dual."""
         self._loader = None
+        if self.pacing is not None:
+            self._paced, self.pacing = self.pacing.state_dict(), None
 
     def certify(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Certificate:
         """The certificate of the current weights; the last one if no step was made since."""
         if self._certified_step == trainer.global_step and self.history:
             return self.history[-1].certificate
-        follow_features: Any = getattr(pl_module, "follow_features", None)
-        if follow_features is not None:
-            follow_features()
+        fit = fit_of(trainer, pl_module)
         if self._loader is None:
-            self._loader = exact_pass_loader(_training_loader(trainer, pl_module), self.batch_size)
-        certificate = certify_run(trainer, pl_module, self._loader, refresh=True)
-        self.history.append(Entry(certificate, self._seconds()))
-        if find_gdmm(trainer) is None:
-            self._hits = find_bcfw(trainer).dual.cache_hits
-        if self._schedule is not None:
-            self._schedule.after(certificate)
+            self._loader = exact_pass_loader(fit.training_loader, self.batch_size)
+        certificate = fit.certify(self._loader)
+        self.history.append(Entry(certificate, clock() - self._start))
+        if self.pacing is not None:
+            self.pacing.after(certificate)
         self._certified_step, self._certified_epoch = trainer.global_step, trainer.current_epoch
         return certificate
 
@@ -278,13 +263,14 @@ class DualityGap(Callback):
         """Certify the final weights and record why the run ended; a second call does nothing."""
         if self.stopped_because is not None:
             return
-        if not _solves(pl_module):
+        fit = fit_of(trainer, pl_module)
+        if not fit.solves_head:
             self.stopped_because = "the fit ended while head and features were trained together: no certificate"
             return
         if self._certified_step != trainer.global_step or not self.history:
             self.certify(trainer, pl_module)
             self._certified_epoch = trainer.current_epoch - 1  # trainer.current_epoch already counts the last epoch
-            metrics = self._publish(trainer)
+            metrics = self._publish(trainer, fit)
             for logger in trainer.loggers:  # the module cannot log after training
                 logger.log_metrics(metrics, step=trainer.global_step)
                 logger.save()
@@ -293,44 +279,41 @@ class DualityGap(Callback):
             warn_if_far(certificate)
 
     def _end_epoch(self, trainer: L.Trainer, pl_module: L.LightningModule, epoch: int) -> None:
-        if not _solves(pl_module):
+        fit = fit_of(trainer, pl_module)
+        if not fit.solves_head:
             if _is_monitored(trainer):
                 if epoch > self._last_epoch:
-                    self._start_metrics = _gap_of_an_empty_dual(trainer, pl_module)
-                self._set_metrics(trainer, self._start_metrics)
+                    self._start_metrics = _gap_of_an_empty_dual(trainer, pl_module, fit)
+                self._publish(trainer, fit)
             self._last_epoch = epoch
             return
         if epoch > self._last_epoch:
             self._last_epoch = epoch
-            if self._ends_with_a_pass(trainer, epoch):
+            if self._ends_with_a_pass(trainer, epoch, fit):
                 self.certify(trainer, pl_module)
                 self._certified_epoch = epoch
         if self.history:
-            self._publish(trainer)
+            self._publish(trainer, fit)
             self._stop_if_reached(trainer)
 
-    def _ends_with_a_pass(self, trainer: L.Trainer, epoch: int) -> bool:
-        if self._schedule is not None and find_gdmm(trainer) is None:
+    def _ends_with_a_pass(self, trainer: L.Trainer, epoch: int, fit: Fit) -> bool:
+        if self.pacing is not None:
             return not self.history and _is_monitored(trainer)
-        spent = self.max_passes is not None and passes_so_far(trainer) >= self.max_passes
+        spent = self.max_passes is not None and fit.passes >= self.max_passes
         return epoch == 0 or not self.history or (epoch + 1) % (self.every_n_epochs or _EPOCHS) == 0 or spent
 
     def _stop_if_reached(self, trainer: L.Trainer) -> None:
         if self._certified_step == trainer.global_step and (self._reached() or self._spent()):
             trainer.should_stop = True
 
-    def _publish(self, trainer: L.Trainer) -> dict[str, float]:
+    def _publish(self, trainer: L.Trainer, fit: Fit) -> dict[str, float]:
         """Set the metrics that callbacks read, also where the module cannot log."""
-        metrics = self._figures(trainer)
-        self._set_metrics(trainer, metrics)
-        return metrics
-
-    @staticmethod
-    def _set_metrics(trainer: L.Trainer, metrics: dict[str, float]) -> None:
+        metrics = self._figures(trainer, fit) if fit.solves_head else self._start_metrics
         device = trainer.strategy.root_device
         trainer.callback_metrics.update({name: torch.tensor(value, device=device) for name, value in metrics.items()})
+        return metrics
 
-    def _figures(self, trainer: L.Trainer) -> dict[str, float]:
+    def _figures(self, trainer: L.Trainer, fit: Fit) -> dict[str, float]:
         """The logged metrics; see the class."""
         certificate = self.certificate
         assert certificate is not None
@@ -341,13 +324,12 @@ class DualityGap(Callback):
         new = self._certified_step == trainer.global_step
         metrics["gap_age"] = 0.0 if new else float(trainer.current_epoch - self._certified_epoch)
         if not new:
-            metrics["passes"] = passes_so_far(trainer)
-        if find_gdmm(trainer) is None:
-            dual = find_bcfw(trainer).dual
-            estimate = dual.gap_estimate
+            metrics["passes"] = fit.passes
+        if not isinstance(certificate, FactorwiseCertificate):
+            estimate = fit.dual.gap_estimate
             metrics["gap_estimate"] = estimate if math.isfinite(estimate) else certificate.gap
             if not new:
-                metrics |= {"dual": dual.value(), "oracle_calls": float(dual.oracle_calls)}
+                metrics |= {"dual": fit.dual.value(), "oracle_calls": float(fit.dual.oracle_calls)}
         return metrics
 
     def _reached(self) -> bool:
@@ -358,9 +340,8 @@ class DualityGap(Callback):
         return certificate is not None and is_within(certificate.gap, self.tolerance, certificate.primal)
 
     def _spent(self) -> bool:
-        return (
-            self.max_passes is not None and self.certificate is not None and self.certificate.passes >= self.max_passes
-        )
+        certificate = self.certificate
+        return self.max_passes is not None and certificate is not None and certificate.passes >= self.max_passes
 
     def _reason(self, trainer: L.Trainer) -> str:
         certificate = self.certificate
@@ -379,16 +360,6 @@ class DualityGap(Callback):
             return f"max_epochs={trainer.max_epochs} reached, {short}"
         return f"stopped by another callback, {short}"
 
-    def _start_clock(self) -> None:
-        before = self.history[-1].seconds if self.history else 0.0
-        self._start = clock() - before
-
-    def _seconds(self) -> float:
-        if self._start is None:
-            self._start_clock()
-        assert self._start is not None
-        return clock() - self._start
-
     def state_dict(self) -> dict[str, Any]:
         """The history as numbers, and the step and epoch of the last certificate."""
         return {
@@ -396,8 +367,7 @@ class DualityGap(Callback):
             "certified_step": self._certified_step,
             "certified_epoch": self._certified_epoch,
             "last_epoch": self._last_epoch,
-            "cache_hits": self._hits,
-            "asked": self._asked,
+            **(self._paced if self.pacing is None else self.pacing.state_dict()),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -407,30 +377,16 @@ class DualityGap(Callback):
         self._certified_step = state_dict["certified_step"]
         self._certified_epoch = state_dict.get("certified_epoch", state_dict["last_epoch"])
         self._last_epoch = state_dict["last_epoch"]
-        self._hits, self._asked = state_dict.get("cache_hits", 0), state_dict.get("asked")
+        self._paced = {name: state_dict[name] for name in ("asked", "cache_hits") if name in state_dict}
 
 
 def _read(entry: dict[str, Any]) -> Certificate:
     return FactorwiseCertificate(**entry) if "violation" in entry else Certificate(**entry)
 
 
-class _Beginning:
-    """The progress of a run after its first steps."""
-
-    num_examples, gap_estimate = 1, math.inf
-
-    def __init__(self, passes: float) -> None:
-        self.passes = passes
-
-
-def _solves(pl_module: L.LightningModule) -> bool:
-    """Whether the head holds weights of the dual, which ``JointTraining`` delays; only these are certified."""
-    return bool(getattr(pl_module, "solves_head", True))
-
-
-def _gap_of_an_empty_dual(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
+def _gap_of_an_empty_dual(trainer: L.Trainer, pl_module: L.LightningModule, fit: Fit) -> dict[str, float]:
     """Figures of a head that is trained together with its features: the dual has not taken a step."""
-    dual, loader = find_bcfw(trainer).dual, exact_pass_loader(_training_loader(trainer, pl_module))
+    dual, loader = fit.dual, exact_pass_loader(fit.training_loader)
     batches = map(as_batch, map(trainer.precision_plugin.convert_input, visible(trainer, loader, "Primal")))
     with evaluating(pl_module):
         found = primal(
@@ -458,10 +414,3 @@ def _validates_early(trainer: L.Trainer) -> bool:
     """Whether there is validation within the first epoch, at which callbacks may read the gap."""
     every: float | None = trainer.val_check_batch  # None if validation is timed
     return trainer.enable_validation and (every is None or every < trainer.num_training_batches)
-
-
-def _training_loader(trainer: L.Trainer, pl_module: L.LightningModule) -> DataLoader:
-    loader = getattr(pl_module, "training_loader", None) or trainer.train_dataloader
-    if not isinstance(loader, DataLoader):
-        raise TypeError(f"a certificate is made over the dataset of one DataLoader, not of a {type(loader).__name__}")
-    return loader

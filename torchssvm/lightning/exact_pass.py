@@ -1,4 +1,4 @@
-"""Exact passes during a Lightning run."""
+"""What callbacks need of a fit: its dual, its training set, when exact passes are made, and the passes themselves."""
 
 from __future__ import annotations
 
@@ -9,44 +9,80 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from torch import nn
+from torch.utils.data import DataLoader
 
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.certificate import Certificate, certify
-from torchssvm.solvers.gdmm.solver import GDMM
+from torchssvm.solvers.trainer import Pacing
 
 
-def find_bcfw(trainer: L.Trainer) -> BCFW:
-    """The optimizer that holds the dual.
+class Fit:
+    """What callbacks ask of a fit: here of a module of the user's own, with BCFW, whose ``forward`` gives potentials.
+
+    The modules of this package have the same properties and methods.
+
+    Args:
+        trainer: The trainer.
+        module: The module.
+
+    Attributes:
+        dual: The training problem: n, lam, structure and parameters; with BCFW also the dual.
+        passes: Effective passes so far.
+        training_loader: The training loader.
+        solves_head: Whether the head holds weights of the dual; only these are certified.
+    """
+
+    solves_head = True
+
+    def __init__(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.dual = find_dual(trainer)
+        self._trainer, self._module = trainer, module
+
+    @property
+    def passes(self) -> float:
+        """See the class."""
+        return self.dual.passes
+
+    @property
+    def training_loader(self) -> DataLoader:
+        """See the class; TypeError if training does not take its examples from one DataLoader."""
+        loader: Any = self._trainer.train_dataloader
+        if not isinstance(loader, DataLoader):
+            raise TypeError(
+                f"a certificate is made over the dataset of one DataLoader, not of a {type(loader).__name__}"
+            )
+        return loader
+
+    def pacing(self, **rules: Any) -> Pacing | None:
+        """Says when exact passes are made, by these rules; None where epochs say it."""
+        return Pacing(self.dual, **rules)
+
+    def certify(self, batches: Iterable[Any]) -> Certificate:
+        """An exact pass, from whose weights the next step starts; ``batches`` have every training example once."""
+        return certify_by_torch(self._trainer, self._module, self.dual, batches)
+
+
+def fit_of(trainer: L.Trainer, module: L.LightningModule) -> Fit:
+    """What callbacks ask: the module itself, if it is of this package.
+
+    Raises:
+        RuntimeError: No fit of the module has begun.
+    """
+    found: Any = module if hasattr(module, "solves_head") else Fit(trainer, module)
+    return found
+
+
+def find_dual(trainer: L.Trainer) -> DualState:
+    """The dual of the trainer's BCFW.
 
     Raises:
         RuntimeError: The trainer has none (yet).
     """
     for optimizer in trainer.optimizers:
         if isinstance(optimizer, BCFW):
-            return optimizer
+            return optimizer.dual
     raise RuntimeError("the trainer has no BCFW optimizer, so there is no dual: a fit has to begin first")
-
-
-def find_gdmm(trainer: L.Trainer) -> GDMM | None:
-    """The GDMM optimizer of the trainer; None if it has none."""
-    return next((optimizer for optimizer in trainer.optimizers if isinstance(optimizer, GDMM)), None)
-
-
-def find_problem(trainer: L.Trainer) -> DualState:
-    """The training problem: n, lam, structure and parameters.
-
-    Raises:
-        RuntimeError: The trainer has neither BCFW nor GDMM (yet).
-    """
-    gdmm = find_gdmm(trainer)
-    return find_bcfw(trainer).dual if gdmm is None else gdmm.problem.dual
-
-
-def passes_so_far(trainer: L.Trainer) -> float:
-    """Effective passes of BCFW, or passes of GDMM."""
-    gdmm = find_gdmm(trainer)
-    return find_bcfw(trainer).dual.passes if gdmm is None else float(gdmm.passes)
 
 
 @contextmanager
@@ -61,24 +97,13 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-def certify_run(trainer: L.Trainer, module: L.LightningModule, loader: Iterable[Any], *, refresh: bool) -> Certificate:
-    """Certify the module's current weights on its current features, in the trainer's precision.
-
-    Args:
-        trainer: The trainer; its progress bar shows the pass.
-        module: Its ``forward`` gives the potentials.
-        loader: Every training example once; unused if a compiled loop or GDMM holds them.
-        refresh: As in :func:`torchssvm.certify`.
-    """
-    if (gdmm := find_gdmm(trainer)) is not None:
-        return gdmm.certify()
-    dual = find_bcfw(trainer).dual
-    make_loop: Any = getattr(module, "compiled_loop", None)
-    if make_loop is not None and (loop := make_loop()) is not None:
-        return loop.certify(refresh=refresh)
-    batches = map(trainer.precision_plugin.convert_input, visible(trainer, loader, "Certifying"))
+def certify_by_torch(
+    trainer: L.Trainer, module: L.LightningModule, dual: DualState, batches: Iterable[Any]
+) -> Certificate:
+    """Certify the module's weights on its current features, in the trainer's precision, whose bar shows the pass."""
+    batches = map(trainer.precision_plugin.convert_input, visible(trainer, batches, "Certifying"))
     with evaluating(module):
-        return certify(in_precision(trainer, module), dual, batches, refresh=refresh)
+        return certify(in_precision(trainer, module), dual, batches, refresh=True)
 
 
 def in_precision(trainer: L.Trainer, module: L.LightningModule) -> Callable[..., Any]:

@@ -12,10 +12,10 @@ from torch.nn.parameter import is_lazy
 from torchssvm.core.batch import Batch, as_batch
 from torchssvm.core.problem import check_lam, find_structure
 from torchssvm.dual.state import DualState
-from torchssvm.lightning.exact_pass import find_gdmm
-from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_training_loader
+from torchssvm.lightning.loaders import exact_pass_loader
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_trainer
+from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.gdmm.kinds import check_kind
 from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, Penalty, SortedOracle
 from torchssvm.solvers.gdmm.solver import GDMM
@@ -96,10 +96,25 @@ class FactorwiseSVM(Predicting):
         Raises:
             RuntimeError: No fit has begun.
         """
-        optimizer = find_gdmm(self.trainer)
-        if optimizer is None:
-            raise RuntimeError("no fit has begun: there is no GDMM yet")
-        return optimizer
+        for optimizer in self.trainer.optimizers:
+            if isinstance(optimizer, GDMM):
+                return optimizer
+        raise RuntimeError("no fit has begun: there is no GDMM yet")
+
+    solves_head = True
+
+    @property
+    def passes(self) -> float:
+        """Passes so far."""
+        return float(self.gdmm.passes)
+
+    def pacing(self, **rules: Any) -> None:
+        """None: an epoch is a pass, and epochs say when there is a certificate."""
+
+    def certify(self, batches: Any = None) -> Certificate:
+        """The certificate of the head's weights, during or after a fit; ``batches`` are unused."""
+        self.follow_features()
+        return self.gdmm.certify()
 
     def configure_callbacks(self) -> list[Callback]:
         """Refuse settings of the trainer that do not work here, in the first hook of a run; no callbacks."""
@@ -121,20 +136,14 @@ class FactorwiseSVM(Predicting):
 
     def configure_optimizers(self) -> GDMM:
         """GDMM on the features of the training set."""
-        run = self._run
-        run.start(take_training_loader(self.trainer), resumed=self.trainer.ckpt_path is not None)
+        run, n = self._run, self.begin_fit()
         if run.sampler is not None:
             raise ValueError(
                 "the training loader has a GapBatchSampler, which draws by the gaps of BCFW's blocks: FactorwiseSVM "
                 "visits every example in a pass, so give the loader shuffle=True"
             )
-        n, resume = count_examples(self.training_loader), run.resume
-        if resume is not None and resume.num_examples != n:
-            raise ValueError(
-                f"the checkpoint was trained on {resume.num_examples} examples, and the training dataset has {n}"
-            )
         before = self._versions()
-        with self._overwriting(resumed=resume is not None):
+        with self.overwriting(resumed=run.resume is not None):
             optimizer = GDMM(
                 self.head,
                 self._batches(),
@@ -147,8 +156,8 @@ class FactorwiseSVM(Predicting):
             )
         # Tensors that computing the features changes, such as a count of calls, are not watched.
         self._kept = {name: at for name, at in self._versions().items() if before.get(name, at) == at}
-        if resume is not None:
-            resume.rewind(None)
+        if run.resume is not None:
+            run.resume.rewind(None)
         return optimizer
 
     def _batches(self) -> Iterator[Batch]:

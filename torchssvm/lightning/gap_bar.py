@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 
-from torchssvm.lightning.duality_gap import DualityGap, _solves
-from torchssvm.lightning.exact_pass import find_bcfw, find_gdmm
+from torchssvm.lightning.duality_gap import DualityGap
+from torchssvm.lightning.exact_pass import fit_of
 from torchssvm.solvers.progress_line import ProgressLine
 
 
@@ -29,6 +28,8 @@ class GapBar(ProgressBar):
         >>> trainer = L.Trainer(max_epochs=2, callbacks=[DualityGap(every_n_epochs=1), GapBar()], **shown)
         >>> trainer.fit(StructuredSVM(LinearMulticlass(4, 3), lam=0.1), loader)
     """
+
+    several_epochs = True  # may be made at once: the line shows none
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,16 +65,16 @@ class GapBar(ProgressBar):
         line = self._line
         if line is None or self._show_certificate(trainer):
             return
-        if not _solves(pl_module):
+        fit = fit_of(trainer, pl_module)
+        if not fit.solves_head:
             shown = trainer.progress_bar_metrics
             figures = (f"{name} {value:.4g}" for name, value in shown.items() if isinstance(value, float))
             line.message(lambda: "  ".join([f"epoch {trainer.current_epoch}", *figures]))
-        elif (gdmm := find_gdmm(trainer)) is not None:
-            line.update(float(gdmm.passes), math.inf)  # nothing is known of the gap between certificates
-        else:
-            dual = find_bcfw(trainer).dual
-            line.rho = dual.rho if dual.ranks else None
-            line.update(dual.passes, dual.gap_estimate, dual.value)
+            return
+        dual = fit.dual
+        line.rho = dual.rho if dual.ranks else None
+        value = None if hasattr(fit, "gdmm") else dual.value  # GDMM knows nothing of it between certificates
+        line.update(fit.passes, dual.gap_estimate, value)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show a new certificate."""

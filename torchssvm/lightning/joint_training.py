@@ -1,19 +1,36 @@
-"""The recipe of joint training: one optimizer on network and head first, then the head alone to a certificate."""
+"""Joint training: one optimizer on network and head first, then the head alone to a certificate."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
-from torch import nn
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchssvm.core.arguments import check_number, check_whole
+from torchssvm.core.batch import Batch
+from torchssvm.core.caller import warn
+from torchssvm.core.features import apply_features
+from torchssvm.core.random_state import RandomState
+from torchssvm.core.schema import Entry, Maybe, check
 from torchssvm.core.structure import Structure
+from torchssvm.core.undisturbed import undisturbed
+from torchssvm.lightning.alternate import HeadAlone
+from torchssvm.lightning.exact_pass import evaluating, in_precision
+from torchssvm.lightning.loaders import of_all, same_buffers, share_of
+from torchssvm.lightning.predicting import Predicting
+from torchssvm.lightning.refusals import check_start
+from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.softmax_margin import SoftmaxMargin, has_marginals
 from torchssvm.solvers.structured_hinge import StructuredHinge
+
+_KEY = "torchssvm_joint"
 
 
 @dataclass(frozen=True)
@@ -92,3 +109,198 @@ class JointTraining:
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]
         return optimizer
+
+
+class HeadChoice(NamedTuple):
+    """Which head stays in the model, and why.
+
+    Attributes:
+        kept: ``"joint"``, the head that was trained with the network, or ``"solved"``, the one that was solved on it.
+        joint_loss: Mean task loss of the former on the validation data.
+        solved_loss: Likewise of the latter.
+
+    Example:
+        >>> joint = JointTraining(epochs=1)
+        >>> model = StructuredSVM(LinearMulticlass(8, 3), lam=0.1, features=torch.nn.Linear(4, 8), joint=joint)
+        >>> L.Trainer(max_epochs=20, **quiet).fit(model, loader, loader)
+        >>> model.choice.solved_loss >= 0.0
+        True
+    """
+
+    kept: str
+    joint_loss: float
+    solved_loss: float
+
+    def __str__(self) -> str:
+        other = "joint" if self.kept == "solved" else "solved"
+        losses = f"solved {self.solved_loss:.6g}, joint {self.joint_loss:.6g}"
+        text = f"the {self.kept} head is kept, the {other} one validates no better (mean task loss: {losses})"
+        later = "; checkpoints of the fit hold the solved head, trainer.save_checkpoint(...) saves the kept one"
+        return text + (later if self.kept == "joint" else "")
+
+
+class JointRun(HeadAlone):
+    """The state of a fit with :class:`JointTraining`.
+
+    Attributes:
+        weights: The head's weights at the end of the first stage; None until then.
+        choice: Which head was kept; None until the fit ends, and without validation data.
+    """
+
+    joint: JointTraining  # of this fit
+
+    def __init__(self) -> None:
+        self.weights: list[Tensor] | None = None
+        self.choice: HeadChoice | None = None
+        self._ended = False
+        self._loss: nn.Module | None = None
+
+    @property
+    def solves(self) -> bool:
+        """Whether the second stage has begun: the head holds the weights of the dual."""
+        return self.weights is not None
+
+    def start(self, module: Predicting, *, resumed: bool) -> None:
+        """Begin a fit, or go on with one from a checkpoint that was loaded.
+
+        Raises:
+            ValueError: The trainer ends before the second stage, or weights to start from are not finite or absurd.
+        """
+        self.joint = joint = module.joint
+        trainer = cast(Any, module.trainer)
+        most = trainer.max_epochs
+        if most is not None and 0 <= most <= joint.epochs and not trainer.fast_dev_run:
+            raise ValueError(
+                f"Trainer(max_epochs={most}) ends before the head is solved: {joint} trains network and head together "
+                f"for {joint.epochs} epochs, and all later ones solve the head. Give more epochs, such as "
+                f"max_epochs={joint.epochs + 200}; DualityGap stops at its tolerance"
+            )
+        check_start(cast(nn.Module, module.features), module.head)
+        self._loss = joint.make_loss(module.structure)
+        self.choice, self._ended = None, False
+        if not resumed:
+            self.weights = None
+
+    @contextmanager
+    def starting_head(self, module: Predicting, *, resumed: bool) -> Iterator[None]:
+        """Inside, BCFW is made, which sets the head to the weights of a new dual; afterwards it holds its own again."""
+        before = [parameter.detach().clone() for parameter in module.head.parameters()]
+        _set(module.head, [torch.zeros_like(weights) for weights in before])
+        try:
+            yield
+        finally:
+            _set(module.head, before)
+
+    def make_optimizers(self, module: Predicting) -> list[Optimizer]:
+        """The optimizer of features and head."""
+        return [self.joint.make_optimizer(cast(nn.Module, module.features), module.head)]
+
+    def step(self, module: Predicting, batch: Batch, batch_idx: int) -> None:
+        """One step on network and head, and their learning rate."""
+        trainer, optimizer = module.trainer, module.optimizer_of(bcfw=False)
+        done = (trainer.current_epoch + batch_idx / trainer.num_training_batches) / self.joint.epochs
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * (1.0 - done)
+        assert self._loss is not None
+        _clip(module)
+        optimizer.zero_grad()
+        extracted = apply_features(cast(nn.Module, module.features), batch.x, batch.lengths)
+        loss = self._loss(module.potentials_of(extracted, batch.lengths), batch.y)
+        squares = [parameter.square().sum() for parameter in module.head.parameters()]
+        module.manual_backward(share_of(len(batch.index)) * loss + module.lam / 2 * sum(squares))
+        optimizer.step()
+        _clip(module)
+        module.log("joint_loss", loss.detach(), prog_bar=True, batch_size=len(batch.index))
+
+    def begin_solving(self, module: Predicting) -> None:
+        """Keep the head of the first stage, and give the head the weights of the dual, which has taken no step."""
+        if self.solves:
+            return
+        module.head.zero_grad()
+        same_buffers(module.features)
+        self.weights = [parameter.detach().clone() for parameter in module.head.parameters()]
+        module.dual.set_weights([torch.zeros_like(weights) for weights in self.weights])
+
+    @torch.no_grad()
+    def choose(self, module: Predicting) -> None:
+        """Leave the head in the model that validates better; a second call does nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        if self.weights is None:
+            warn(
+                "the fit ended while network and head were trained together: the head is not solved, and has no "
+                "certificate"
+            )
+            return
+        if not (loaders := _validation_loaders(module.trainer)):
+            rank_zero_info("no validation data: the solved head is kept, and not compared with the joint one")
+            return
+        random, solved = RandomState(), [parameter.detach().clone() for parameter in module.head.parameters()]
+        solved_loss = _validate(module, loaders)
+        try:
+            _set(module.head, self.weights)
+            joint_loss = _validate(module, loaders)
+        except BaseException:  # an interrupt: the head keeps the weights of its dual
+            with undisturbed():
+                _set(module.head, solved)
+                module.dual.remember_weights()
+            raise
+        self.choice = choice = HeadChoice("joint" if joint_loss < solved_loss else "solved", joint_loss, solved_loss)
+        if choice.kept == "solved":
+            _set(module.head, solved)
+            module.dual.remember_weights()  # the same bits
+        random.restore()
+        rank_zero_info(str(choice))
+
+    def save(self, checkpoint: dict[str, Any]) -> None:
+        """Add the head of the first stage."""
+        checkpoint[_KEY] = {"weights": self.weights}
+
+    def load(self, checkpoint: dict[str, Any], module: Predicting) -> None:
+        """Read it again.
+
+        Raises:
+            ValueError: The checkpoint has none, or is damaged.
+        """
+        state = checkpoint.get(_KEY)
+        if state is None:
+            raise ValueError(
+                "the checkpoint is not one of JointTraining: go on with the joint= that it was made with, or give the "
+                "model its weights and begin a new fit"
+            )
+        like = [Entry(p.dtype, tuple(p.shape)) for p in module.head.parameters()]
+        check(state, {"weights": Maybe(like)}, _KEY)
+        weights = state["weights"]
+        self.weights = weights and [tensor.to(module.device) for tensor in weights]
+
+
+def _set(head: nn.Module, weights: list[Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(head.parameters(), weights, strict=True):
+            parameter.copy_(value)
+
+
+def _clip(module: Predicting) -> None:
+    """Put the head's weights within their bounds."""
+    if (box := module.dual.box).has_bounds:
+        _set(module.head, box.clip([parameter.detach() for parameter in module.head.parameters()]))
+
+
+def _validation_loaders(trainer: Any) -> list[tuple[Any, int | float]]:
+    """The loaders of validation and how many batches of each are used; none where there is no validation."""
+    if not trainer.enable_validation:
+        return []
+    if trainer.val_dataloaders is None:
+        trainer.fit_loop.epoch_loop.val_loop.setup_data()
+    combined = trainer.fit_loop.epoch_loop.val_loop._combined_loader
+    loaders = [] if combined is None else combined.flattened
+    return [pair for pair in zip(loaders, trainer.num_val_batches, strict=True) if pair[1]]
+
+
+def _validate(module: Predicting, loaders: list[tuple[Any, int | float]]) -> float:
+    """The mean task loss of the module's outputs, over the examples of all loaders."""
+    parts = [itertools.islice(loader, None if most == float("inf") else int(most)) for loader, most in loaders]
+    batches = itertools.chain.from_iterable(parts)
+    with evaluating(module):
+        return of_all(evaluate(in_precision(module.trainer, module), module.structure, batches, module.device)).loss

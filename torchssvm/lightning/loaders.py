@@ -1,18 +1,26 @@
-"""Lightning's training loader, and a loader for exact passes over the same examples."""
+"""The loaders of a fit and the processes that share it: own examples for each, and sums over all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sized
+import copy
+import os
+from collections.abc import Iterator, Sized
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.connectors.data_connector import _request_dataloader
-from torch.utils.data import DataLoader
+from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.data import _update_dataloader
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
 
 from torchssvm.core.batch import lengths_of, rows_in_order
 from torchssvm.core.ranks import Ranks
-from torchssvm.lightning.processes import own_loader
+from torchssvm.solvers.evaluation import Evaluation
 from torchssvm.steps.sampler import GapBatchSampler
 
 
@@ -94,4 +102,120 @@ def exact_pass_loader(loader: DataLoader, batch_size: int | None = None) -> Data
         multiprocessing_context=loader.multiprocessing_context if loader.num_workers else None,
         generator=torch.Generator(),
         persistent_workers=loader.num_workers > 0,
+    )
+
+
+class OwnExamples(DistributedSampler):
+    """The examples whose dual blocks this process holds, once in an epoch, in random order or in that of the dataset.
+
+    Every process gives as many: one with an example less than another repeats its first one. Lightning leaves loaders
+    with a ``DistributedSampler`` as they are, and sets its epoch.
+
+    Args:
+        dataset: The training set.
+        ranks: The processes.
+        shuffle: Whether the order is random.
+        seed: Seed of the orders of all epochs.
+    """
+
+    def __init__(self, dataset: Any, ranks: Ranks, *, shuffle: bool, seed: int = 0) -> None:
+        super().__init__(dataset, ranks.size, ranks.rank, shuffle=shuffle, seed=seed)
+        self.own = ranks.own(len(dataset))
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.arange(len(self.own))
+        if self.shuffle:
+            order = order[torch.randperm(len(order), generator=torch.Generator().manual_seed(self.seed + self.epoch))]
+        order = torch.cat([order, order[: self.num_samples - len(order)]])
+        return iter((order + self.own.start).tolist())
+
+
+def own_loader(loader: DataLoader, ranks: Ranks) -> DataLoader:
+    """A loader like the given one that gives examples of this process alone, in batches of the same size.
+
+    Raises:
+        ValueError: Its sampler is of a kind that cannot be restricted; or there are fewer examples than processes.
+    """
+    dataset: Any = loader.dataset
+    if not ranks or isinstance(loader.sampler, OwnExamples):
+        return loader
+    batches, examples = loader.batch_sampler, loader.sampler
+    seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
+    own = OwnExamples(dataset, ranks, shuffle=type(examples) is RandomSampler, seed=seed)
+    if isinstance(batches, GapBatchSampler):  # which draws own examples; the sampler beside it is never asked
+        loader = copy.copy(loader)
+        vars(loader)["sampler"] = own
+        return loader
+    whole = isinstance(examples, RandomSampler | SequentialSampler) and len(examples) == len(dataset)
+    if type(batches) is not BatchSampler or not whole or getattr(examples, "replacement", False):
+        kind = type(examples if type(batches) is BatchSampler else batches).__name__
+        raise ValueError(
+            f"the training loader draws by a {kind}, and of {ranks.size} processes each draws from its own examples: "
+            "give DataLoader(train, batch_size=..., shuffle=True), or batch_sampler=GapBatchSampler(batch_size=..., "
+            "num_examples=len(train)); both are then restricted by themselves"
+        )
+    return _update_dataloader(loader, own, RunningStage.TRAINING)
+
+
+@contextmanager
+def loaders_as_they_are(trainer: L.Trainer) -> Iterator[None]:
+    """Inside, Lightning divides the examples of no loader among the processes."""
+    connector = trainer._accelerator_connector
+    before = connector.use_distributed_sampler
+    connector.use_distributed_sampler = False
+    try:
+        yield
+    finally:
+        connector.use_distributed_sampler = before
+
+
+def check_strategy(trainer: L.Trainer) -> None:
+    """Raise ValueError if several processes do not all hold the whole model."""
+    if trainer.world_size > 1 and not isinstance(trainer.strategy, DDPStrategy):
+        raise ValueError(
+            f"Trainer(strategy={type(trainer.strategy).__name__}) with {trainer.world_size} processes: a round of BCFW "
+            "changes all weights of the head in every process, so give strategy='ddp'"
+        )
+
+
+def alone(trainer: L.Trainer) -> AbstractContextManager[None]:
+    """Inside, DDP averages no gradients: BCFW combines the directions of the processes itself."""
+    block: Any = getattr(trainer.strategy, "block_backward_sync", nullcontext)
+    return block()
+
+
+def share_of(size: int) -> float:
+    """``B_p P / sum_q B_q``: times the mean loss of B_p examples, DDP averages the gradients of all examples alike."""
+    ranks = Ranks.here()
+    if not ranks:
+        return 1.0
+    return size * ranks.size / float(ranks.gather(torch.tensor(float(size), dtype=torch.float64)).sum())
+
+
+@torch.no_grad()
+def same_buffers(module: nn.Module | None) -> None:
+    """Give all processes the buffers of the first, such as running means: DDP does so before a step, not after it."""
+    ranks = Ranks.here()
+    if ranks and module is not None:
+        for buffer in module.buffers():
+            buffer.copy_(ranks.gather(buffer)[0])
+
+
+def of_all(found: Evaluation) -> Evaluation:
+    """The evaluation of the examples of all processes."""
+    ranks = Ranks.here()
+    if not ranks:
+        return found
+    examples, tokens = found.num_examples, found.num_tokens or 0
+    sums = [found.loss * examples, (found.token_error or 0.0) * tokens, (found.example_error or 0.0) * examples]
+    table = ranks.gather(torch.tensor([*sums, examples, tokens, not found.exact], dtype=torch.float64))
+    loss, wrong, spoilt, examples_of_all, tokens_of_all, inexact = table.sum(0).tolist()
+    counted = found.num_tokens is not None
+    return Evaluation(
+        loss=loss / examples_of_all,
+        token_error=wrong / max(tokens_of_all, 1) if counted else None,
+        example_error=spoilt / examples_of_all if counted else None,
+        num_examples=int(examples_of_all),
+        exact=not inexact,
+        num_tokens=int(tokens_of_all) if counted else None,
     )

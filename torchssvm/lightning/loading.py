@@ -115,40 +115,26 @@ def _parts(cls: type, saved: dict[str, Any], given: dict[str, Any]) -> dict[str,
     """
     call = f"{cls.__name__}.load_from_checkpoint(path"
     made: dict[str, Any] = {}
-    if not (
-        isinstance(saved, dict)
-        and all(
-            entry is None or (isinstance(entry, dict) and "class" in entry)
-            for name, entry in saved.items()
-            if name != "format"
-        )
-    ):
+    entries = saved.items() if isinstance(saved, dict) else [("", repr(saved))]
+    if any(not (name == "format" or e is None or (isinstance(e, dict) and "class" in e)) for name, e in entries):
         raise ValueError(f"the checkpoint is damaged: {_KEY} is {saved!r}")
     if saved and saved.get("format") != _FORMAT:
         raise ValueError(
             f"the checkpoint's model has format {saved.get('format', 1)}, this version reads format {_FORMAT}: that of "
             "torchssvm 0.1 is 1, and holds the weights of dense heads transposed"
         )
-    if "head" not in given:
-        entry = saved.get("head")
-        if entry is None:
-            raise ValueError(f"the checkpoint says nothing of its head: pass it, {call}, head=...)")
+    if "head" not in given and saved.get("head") is None:
+        raise ValueError(f"the checkpoint says nothing of its head: pass it, {call}, head=...)")
+    for name, what in (
+        ("head", "cannot say how its head, a {}, is made: pass one"),
+        ("features", "has features below its head, a {}, and cannot say how they are made: pass them"),
+        ("structure", "has a structure that is not its head's, a {}, and cannot say how it is made: pass it"),
+    ):
+        entry = saved.get(name)
+        if entry is None or name in given:
+            continue
         if entry.get("recipe") is None:
-            raise ValueError(
-                f"the checkpoint cannot say how its head, a {entry['class']}, is made: pass one, "
-                f"{call}, head={entry['class']}(...))"
-            )
-        made["head"] = rebuild(entry["recipe"])
-    if (features := saved.get("features")) is not None and "features" not in given:
-        raise ValueError(
-            f"the checkpoint has features below its head, a {features['class']}, and cannot say how they are made: "
-            f"pass them, {call}, features={features['class']}(...))"
-        )
-    if (structure := saved.get("structure")) is not None and "structure" not in given:
-        if structure.get("recipe") is None:
-            raise ValueError(
-                f"the checkpoint has a structure that is not its head's, a {structure['class']}, and cannot say how it "
-                f"is made: pass it, {call}, structure={structure['class']}(...))"
-            )
-        made["structure"] = rebuild(structure["recipe"])
+            kind = entry["class"]
+            raise ValueError(f"the checkpoint {what.format(kind)}, {call}, {name}={kind}(...))")
+        made[name] = rebuild(entry["recipe"])
     return made

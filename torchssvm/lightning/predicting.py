@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.batch import Batch, apply_head, as_batch, to_device
+from torchssvm.core.batch import Batch, as_batch, to_device
 from torchssvm.core.caller import warn
 from torchssvm.core.features import apply_features
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.precision import full_precision
 from torchssvm.core.structure import Labeling, Structure
 from torchssvm.lightning.loading import Loading
-from torchssvm.lightning.resumable import Resumable
-from torchssvm.lightning.steps import errors
+from torchssvm.lightning.resume import Resumable
+from torchssvm.solvers.bcfw import BCFW
+from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.training import device_of
 
 
@@ -32,6 +33,8 @@ class Predicting(Loading, Resumable):
     features: nn.Module | None
     structure: Structure
     lam: float
+    joint: Any
+    features_optimizer: Any
 
     def forward(self, x: Any, lengths: Tensor | None = None) -> Potentials:
         """Input -> potentials, differentiable in the head's weights only, not in the features.
@@ -40,7 +43,7 @@ class Predicting(Loading, Resumable):
             x: Input of the features, or of the head.
             lengths: ``[B]`` int64, where examples differ in length.
         """
-        return self._apply_head(self.extract(x, lengths), lengths)
+        return self.potentials_of(self.extract(x, lengths), lengths)
 
     @torch.no_grad()
     def decode(self, x: Any, lengths: Tensor | None = None) -> Labeling:
@@ -60,7 +63,7 @@ class Predicting(Loading, Resumable):
         return self
 
     @contextmanager
-    def _overwriting(self, *, resumed: bool) -> Iterator[None]:
+    def overwriting(self, *, resumed: bool) -> Iterator[None]:
         """Make an optimizer inside; its warning that it overwrites the head's weights is replaced by one for a fit.
 
         Args:
@@ -95,10 +98,21 @@ class Predicting(Loading, Resumable):
         return self.decode(batch.x, batch.lengths)
 
     def _evaluate(self, batch: Batch, stage: str) -> None:
-        batch = as_batch(batch)
-        potentials = apply_head(self, batch)
-        for name, mean in errors(self.structure, potentials, to_device(batch.y, potentials.device)).items():
-            self.log(f"{stage}_{name}", mean.value, prog_bar=name == "loss", batch_size=mean.weight, sync_dist=True)
+        found = evaluate(self, self.structure, [batch])
+        examples, tokens = found.num_examples, max(found.num_tokens or 0, 1)
+        weights = {"loss": examples, "token_error": tokens, "example_error": examples}
+        for name, weight in weights.items():
+            if (value := getattr(found, name)) is not None:
+                self.log(f"{stage}_{name}", value, prog_bar=name == "loss", batch_size=weight, sync_dist=True)
+
+    def features_have_moved(self) -> None:
+        """Note that the features were trained: weights, and what the compiled loop keeps, are of the old ones."""
+        self._run.features_moved, self._run.loop = True, None
+
+    def optimizer_of(self, *, bcfw: bool) -> Any:
+        """Lightning's optimizer of the head's dual, or the other one."""
+        found = self.optimizers()
+        return next(o for o in (found if isinstance(found, list) else [found]) if isinstance(o, BCFW) == bcfw)
 
     def extract(self, x: Any, lengths: Tensor | None = None) -> Any:
         """The head's input: the features of ``x``, without gradients, in evaluation mode unless they are trained.
@@ -115,7 +129,8 @@ class Predicting(Loading, Resumable):
         with torch.no_grad():
             return apply_features(self.features, x, lengths)
 
-    def _apply_head(self, extracted: Any, lengths: Tensor | None) -> Potentials:
+    def potentials_of(self, extracted: Any, lengths: Tensor | None) -> Potentials:
+        """The head's potentials, in full precision."""
         device = device_of(self.head)  # the CPU while the compiled loop trains the head of a module that is elsewhere
         extracted, lengths = to_device((extracted, lengths), device)
         with full_precision(device):

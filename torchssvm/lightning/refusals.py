@@ -22,7 +22,14 @@ _INEXACT = ("16-mixed", "16-true", "bf16-true", "transformer-engine", "transform
 
 _ABSURD = 1e8  # no trained network has weights as large
 
-_NO_RATE = "the step is exact, so there is no learning rate to find: remove it"
+_REFUSED = {
+    GradientAccumulationScheduler: "accumulates: every batch takes an exact step of its own. Remove it. Use larger "
+    "batches instead",
+    LearningRateFinder: "searches in vain: the step is exact, so there is no learning rate to find: remove it",
+    BatchSizeFinder: "trains on loaders of its own, and a fit has one dual for one loader: remove it, and give the "
+    "loader its batch size",
+    ModelPruning: "changes the trained weights, which are a function of the dual: remove it, and prune after the fit",
+}
 
 
 def check_trainer(trainer: L.Trainer, *, averages: bool) -> None:
@@ -48,11 +55,10 @@ def check_trainer(trainer: L.Trainer, *, averages: bool) -> None:
             f"Trainer(gradient_clip_val={clip}): the step is exact, and a clipped gradient would give another one. "
             "Remove gradient_clip_val"
         )
-    larger = "Use larger batches instead"
     if trainer.accumulate_grad_batches != 1:
         raise ValueError(
             f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}): every batch takes an exact step of "
-            f"its own. Remove accumulate_grad_batches. {larger}"
+            "its own. Remove accumulate_grad_batches. Use larger batches instead"
         )
     if str(trainer.precision) in _INEXACT:
         raise ValueError(
@@ -66,21 +72,9 @@ def check_trainer(trainer: L.Trainer, *, averages: bool) -> None:
         )
     refuse_averages(trainer, possible=averages)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        name = type(callback).__name__
-        if isinstance(callback, GradientAccumulationScheduler):
-            raise ValueError(f"{name}: every batch takes an exact step of its own. Remove it. {larger}")
-        if isinstance(callback, LearningRateFinder):
-            raise ValueError(f"{name}: {_NO_RATE}")
-        if isinstance(callback, BatchSizeFinder):
-            raise ValueError(
-                f"{name} trains on loaders of its own, and a fit has one dual for one loader: remove it, and give the "
-                "loader its batch size"
-            )
-        if isinstance(callback, ModelPruning):
-            raise ValueError(
-                f"{name} changes the trained weights, which are a function of the dual: remove it, and prune after "
-                "the fit"
-            )
+        for kind, why in _REFUSED.items():
+            if isinstance(callback, kind):
+                raise ValueError(f"{type(callback).__name__} {why}")
 
 
 def refuse_averages(trainer: L.Trainer, *, possible: bool = True) -> None:

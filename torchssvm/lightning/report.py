@@ -17,10 +17,9 @@ from torch.utils.data import DataLoader
 from torchssvm.core.batch import Batch, apply_head, to_device
 from torchssvm.core.compiling import compiling_seconds
 from torchssvm.core.structure import as_decoding
-from torchssvm.lightning.duality_gap import DualityGap, _training_loader
-from torchssvm.lightning.exact_pass import evaluating, find_problem, in_precision
-from torchssvm.lightning.loaders import exact_pass_loader
-from torchssvm.lightning.processes import of_all
+from torchssvm.lightning.duality_gap import DualityGap
+from torchssvm.lightning.exact_pass import evaluating, fit_of, in_precision
+from torchssvm.lightning.loaders import exact_pass_loader, of_all
 from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.report import RunReport
 
@@ -78,11 +77,12 @@ class Report(Callback):
             return
         if (choose_head := getattr(pl_module, "choose_head", None)) is not None:
             choose_head()
-        structure = find_problem(trainer).structure
+        fit = fit_of(trainer, pl_module)
+        structure = fit.dual.structure
         tests = _test_batches(trainer, pl_module)
         forward = in_precision(trainer, pl_module)
         with evaluating(pl_module):
-            train = exact_pass_loader(_training_loader(trainer, pl_module), gap.batch_size)
+            train = exact_pass_loader(fit.training_loader, gap.batch_size)
             on_train = of_all(evaluate(forward, structure, train, pl_module.device))
             on_test = None if tests is None else of_all(evaluate(forward, structure, tests, pl_module.device))
         self._write(trainer, pl_module, gap, train=on_train, test=on_test)
@@ -108,13 +108,13 @@ class Report(Callback):
         return next((c for c in trainer.callbacks if isinstance(c, DualityGap)), self._own)  # type: ignore[attr-defined]
 
     def _write(self, trainer: L.Trainer, pl_module: L.LightningModule, gap: DualityGap, **evaluations: Any) -> None:
-        problem = find_problem(trainer)
+        fit = fit_of(trainer, pl_module)
         seed = os.environ.get("PL_GLOBAL_SEED")
-        dataset = _training_loader(trainer, pl_module).dataset
+        dataset = fit.training_loader.dataset
         self.report = RunReport.from_history(
             self.task if self.task is not None else str(dataset).partition(" object at")[0].strip("<"),
             gap.history,
-            num_weights=sum(p.numel() for p in problem.parameters),
+            num_weights=sum(p.numel() for p in fit.dual.parameters),
             stopped_because=gap.stopped_because or "not known",
             seed=None if seed is None else int(seed),
             device=pl_module.device,
@@ -135,7 +135,7 @@ class Report(Callback):
     def _draw(self, pl_module: L.LightningModule, batches: Iterable[Batch], figure: Any) -> None:
         assert self.draw_examples is not None
         batch = to_device(next(iter(batches)), pl_module.device)
-        structure = find_problem(pl_module.trainer).structure
+        structure = fit_of(pl_module.trainer, pl_module).dual.structure
         with evaluating(pl_module):
             labeling = as_decoding(structure.argmax(apply_head(pl_module, batch).detach())).labeling
         self.draw_examples(figure, batch, labeling)

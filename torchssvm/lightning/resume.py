@@ -1,16 +1,39 @@
-"""The point of a run at which a checkpoint was taken: sampler and random state."""
+"""Exact resumption of interrupted runs: what a fit remembers, and what its checkpoints add to those of Lightning."""
 
 from __future__ import annotations
 
+import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.utils.data import DataLoader
 
 from torchssvm.core.caller import warn
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.schema import Each, Maybe, check
-from torchssvm.lightning.epoch_parts import EpochParts
+from torchssvm.dual.state import DualState
+from torchssvm.lightning.compiled_epochs import EpochParts, EpochsAtOnce
+from torchssvm.lightning.exact_pass import find_dual
+from torchssvm.lightning.loaders import count_examples, gap_sampler, take_training_loader
+from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.steps.sampler import GapBatchSampler
+
+_KEY = "torchssvm"
+
+# Figures that are the same in all processes.
+_SAME = "dual|primal|gap|exact|gap_age|passes|oracle_calls|gap_estimate|rho|cache_hits"
+
+# The beginnings of Lightning's warnings that do not apply here.
+_MISPLACED_ADVICE = (
+    r"Using ModelCheckpoint with manual optimization and every_n_train_steps",
+    r"Found \d+ module\(s\) in eval mode at the start of training",
+    rf"It is recommended to use `self\.log\('({_SAME})', \.\.\., sync_dist=True\)`",
+)
+_NOT_RESUMABLE = r"You're resuming from a checkpoint that ended before the epoch ended and your dataloader is"
 
 Draws = GapBatchSampler | EpochParts | None
 
@@ -34,35 +57,6 @@ class ResumePoint:
     sampler: dict[str, Any] | None
     in_epoch: bool
     rules: dict[str, str]
-
-    @classmethod
-    def now(
-        cls, num_examples: int, features_moved: bool, sampler: Draws, used: int, left: bool, rules: dict[str, str]
-    ) -> ResumePoint:
-        """The current point; of several processes, all call it, and that of the first is whole.
-
-        Args:
-            num_examples: n.
-            features_moved: See the class.
-            sampler: What draws the examples, if it has a state.
-            used: Batches of this epoch that training has used.
-            left: Whether this epoch has batches left.
-            rules: See the class.
-        """
-        state = None if sampler is None else _whole(sampler, used if left else len(sampler))
-        random = _of_all(RandomState().state_dict())
-        return cls(num_examples, features_moved, random, state, left and used > 0, rules)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and numbers only."""
-        return {
-            "num_examples": self.num_examples,
-            "features_moved": self.features_moved,
-            "random": self.random,
-            "sampler": self.sampler,
-            "in_epoch": self.in_epoch,
-            "rules": self.rules,
-        }
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> ResumePoint:
@@ -151,3 +145,197 @@ def _whole(sampler: GapBatchSampler | EpochParts, used: int) -> dict[str, Any] |
         return _of_all(sampler.own_state(used))
     sampler.consolidate_state_dict()
     return None if Ranks.here().rank else sampler.state_dict(used)
+
+
+class Run:
+    """The state of a fit, apart from the model.
+
+    Attributes:
+        loader: The training loader; None before the first fit.
+        sampler: What draws the examples: the loader's ``GapBatchSampler``, or the compiled loop in ``EpochParts``.
+        resume: The point to resume from, until the resumed run trains its first batch.
+        at_first_batch: The random state to set before that batch.
+        before_validation: The random state to set after validation.
+        features_moved: Whether the features were trained since the weights were last computed from the dual.
+        trains_features: Whether this epoch trains the features.
+        loop: The compiled loop, if it is used.
+        at_once: How it makes several epochs at once, where it does.
+        compiled: Whether the compiled loop was chosen for this fit.
+        kind: The kind of the storage in the checkpoint that is resumed; None if it is not known.
+    """
+
+    def __init__(self) -> None:
+        self.loader: DataLoader | None = None
+        self.sampler: GapBatchSampler | EpochParts | None = None
+        self.resume: ResumePoint | None = None
+        self.at_first_batch: RandomState | None = None
+        self.before_validation: RandomState | None = None
+        self.features_moved = False
+        self.trains_features = False
+        self.loop: CompiledBCFW | None = None
+        self.at_once: EpochsAtOnce | None = None
+        self.compiled = False
+        self.kind: str | None = None
+
+    def start(self, loader: DataLoader, *, resumed: bool) -> None:
+        """Begin a fit; with ``resumed``, a checkpoint has been loaded for it."""
+        self.resume = self.resume if resumed else None
+        self.kind = self.kind if resumed else None
+        self.loader, self.sampler = loader, gap_sampler(loader)
+        self.features_moved = self.resume is not None and self.resume.features_moved
+        self.trains_features = self.compiled = False
+        self.at_first_batch = self.before_validation = self.loop = self.at_once = None
+
+
+class Resumable(L.LightningModule):
+    """Saves the state of sampler and random generators in every checkpoint, and restores it when a run is resumed.
+
+    A run that was killed and resumed ends with the same bits as an uninterrupted one: from checkpoints anywhere in an
+    epoch with a ``GapBatchSampler``, from those at the end of an epoch with any loader. This covers steps that
+    Lightning skips on resuming: validation, and the end of an epoch that was saved at its last batch.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._run = Run()
+
+    @property
+    def dual(self) -> DualState:
+        """The dual state of the fit under way, or of the last one.
+
+        Raises:
+            RuntimeError: No fit has begun.
+        """
+        return find_dual(self.trainer)
+
+    @property
+    def passes(self) -> float:
+        """Effective passes of the fit under way, or of the last one."""
+        return self.dual.passes
+
+    def begin_fit(self) -> int:
+        """Take the training loader, and return n.
+
+        Raises:
+            ValueError: The fit goes on from a checkpoint of another number of examples.
+        """
+        self._run.start(take_training_loader(self.trainer), resumed=self.trainer.ckpt_path is not None)
+        n, resume = count_examples(self.training_loader), self._run.resume
+        if resume is not None and resume.num_examples != n:
+            raise ValueError(
+                f"the checkpoint was trained on {resume.num_examples} examples, and the training dataset has {n}"
+            )
+        return n
+
+    @property
+    def training_loader(self) -> DataLoader:
+        """The loader of the fit under way, or of the last one.
+
+        Raises:
+            RuntimeError: No fit has begun.
+        """
+        if self._run.loader is None:
+            raise RuntimeError("no fit has begun: there is no training loader yet")
+        return self._run.loader
+
+    @property
+    def _rules(self) -> dict[str, str]:
+        """What decides about the steps of a run, by argument."""
+        return {}
+
+    def on_fit_start(self) -> None:
+        """Silence advice that does not apply."""
+        patterns = list(_MISPLACED_ADVICE)
+        if self._run.sampler is not None:
+            patterns.append(_NOT_RESUMABLE)
+        for pattern in patterns:
+            warnings.filterwarnings("ignore", message=pattern)
+
+    def on_train_start(self) -> None:
+        """In a resumed run, restore the state of the checkpoint, which callbacks may have changed by an exact pass.
+
+        The loader's iterator is made again: its workers have fetched batches by the former state.
+        """
+        resume, run = self._run.resume, self._run
+        if resume is None:
+            return
+        resume.check_batches(run.sampler)
+        resume.check_rules(self._rules)
+        _begin_next_epoch(self.trainer)
+        resume.rewind(run.sampler)
+        if (fetcher := self.trainer.fit_loop._data_fetcher) is not None:
+            iter(fetcher)
+        if run.sampler is not None:  # Lightning may still skip through a validation loop, which draws random numbers
+            run.at_first_batch = resume.own_random() if resume.in_epoch else RandomState()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """End the resumption: from here on checkpoints describe this run."""
+        if self._run.at_first_batch is not None:
+            self._run.at_first_batch.restore()
+        self._run.resume = self._run.at_first_batch = None
+
+    def on_train_epoch_end(self) -> None:
+        """Restore the checkpoint's state again if the run was resumed after the last batch of an epoch."""
+        if self._run.resume is not None:
+            self._run.resume.rewind(self._run.sampler)
+            self._run.at_first_batch = None
+
+    def on_validation_model_zero_grad(self) -> None:
+        """Keep the random state, which validation must not change: a run that is resumed after it skips it."""
+        super().on_validation_model_zero_grad()
+        self._run.before_validation = RandomState()
+
+    def on_validation_epoch_end(self) -> None:
+        """Restore the random state from before validation."""
+        if self._run.before_validation is not None:
+            self._run.before_validation.restore()
+            self._run.before_validation = None
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add random state, sampler, and whether the features were trained since the last recomputation."""
+        run = self._run
+        if run.loader is None or "optimizer_states" not in checkpoint:
+            return
+        point = run.resume
+        if point is None:  # of several processes, all make one, and that of the first is whole
+            used: int = self.trainer.fit_loop.epoch_loop.batch_progress.current.processed  # type: ignore[attr-defined]
+            left = used < self.trainer.num_training_batches
+            point = ResumePoint(
+                num_examples=count_examples(run.loader),
+                features_moved=run.features_moved,
+                sampler=None if run.sampler is None else _whole(run.sampler, used if left else len(run.sampler)),
+                random=_of_all(RandomState().state_dict()),
+                in_epoch=left and used > 0,
+                rules=self._rules,
+            )
+        checkpoint[_KEY] = dict(vars(point))
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the resume point until training continues."""
+        fitting = self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
+        state = checkpoint.get(_KEY) if fitting else None
+        self._run.resume = None if state is None else ResumePoint.from_state_dict(state)
+        self._run.kind = _kind_of_storage(checkpoint)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies contain the model, not the run, whose sampler refers to the dual."""
+        return {**super().__getstate__(), "_run": Run()}
+
+
+def _kind_of_storage(checkpoint: dict[str, Any]) -> str | None:
+    for state in checkpoint.get("optimizer_states", []):
+        with suppress(KeyError, TypeError):
+            return str(state["dual"]["storage"]["kind"])
+    return None
+
+
+def _begin_next_epoch(trainer: L.Trainer) -> None:
+    """After a checkpoint of the last batch of an epoch, have Lightning begin the next epoch as usual.
+
+    Lightning takes the next epoch as begun already and does not count it: the counter of begun epochs would stay one
+    behind, and the checkpoints of this run would be misread.
+    """
+    loop = trainer.fit_loop
+    begun: Any = loop.epoch_progress.total
+    if loop.restarted_mid_epoch and begun.started == begun.processed:
+        loop.reset_restart_stage()

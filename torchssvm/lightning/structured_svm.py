@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
@@ -23,25 +22,31 @@ from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Storage
-from torchssvm.lightning.alternate import Alternate
-from torchssvm.lightning.alternating_run import AlternatingRun
+from torchssvm.lightning.alternate import Alternate, AlternatingRun, HeadAlone
 from torchssvm.lightning.arguments import Direction, check_joint, find_solver
-from torchssvm.lightning.compiled_steps import choose_solver, make_loop
-from torchssvm.lightning.epoch_parts import EpochPart, EpochParts, own_draws, put_back, replace_loader
-from torchssvm.lightning.exact_pass import evaluating, in_precision
-from torchssvm.lightning.joint_model import JointModel
-from torchssvm.lightning.joint_run import JointRun
-from torchssvm.lightning.joint_training import JointTraining
-from torchssvm.lightning.loaders import count_examples, exact_pass_loader, take_training_loader
-from torchssvm.lightning.processes import alone, check_strategy, same_buffers
+from torchssvm.lightning.compiled_epochs import (
+    EpochPart,
+    EpochParts,
+    EpochsAtOnce,
+    choose_solver,
+    make_loop,
+    own_draws,
+    put_back,
+    replace_loader,
+)
+from torchssvm.lightning.exact_pass import certify_by_torch, evaluating, in_precision
+from torchssvm.lightning.joint_training import HeadChoice, JointRun, JointTraining
+from torchssvm.lightning.loaders import alone, check_strategy, exact_pass_loader, same_buffers
+from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_trainer, training_modes
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
-from torchssvm.solvers.certificate import recompute_weights
+from torchssvm.solvers.certificate import Certificate, recompute_weights
 from torchssvm.solvers.choice import Rules, Solver
 from torchssvm.solvers.compiled.proposal import ProposedVisits
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.parameter_groups import check_bounds, groups
+from torchssvm.solvers.trainer import IDLE_EPOCHS, Pacing
 from torchssvm.solvers.training import move, print_choice, warn_if_estimated_far
 from torchssvm.steps.block_steps import BlockSteps
 from torchssvm.steps.cache import OracleRule
@@ -51,7 +56,7 @@ from torchssvm.steps.sampler import GapBatchSampler
 _BAR_EVERY = 10
 
 
-class StructuredSVM(JointModel):
+class StructuredSVM(Predicting):
     """Max-margin training of a head under a ``Trainer``: BCFW, no learning rate, one dual block for each example.
 
     Batches are :class:`torchssvm.Batch`; the training dataset is map-style, and an item knows its index. The dual state
@@ -63,6 +68,12 @@ class StructuredSVM(JointModel):
     the head. With ``features_optimizer``, epochs on the features and on the head alternate: the optimizer descends the
     structured hinge while the head's weights are fixed, and the head's weights are recomputed from the dual before BCFW
     continues.
+
+    An epoch is n visits, whatever takes them, and ``max_epochs`` counts them. Where the compiled loop draws the
+    examples, the schedule of a ``DualityGap`` ends the run, and nothing else follows single epochs (no logger, no
+    validation after every epoch, no other callback and no subclass with a hook for epochs or batches), the epochs
+    between two exact passes are made in one call of Lightning's hooks: the run is then that of
+    :func:`torchssvm.solve`, step by step.
 
     A fit refuses settings that contradict exact steps: clipping, accumulation, 16-bit weights, Lightning's averages
     (use :class:`AveragedWeights`), pruning, and searches for a learning rate or a batch size. Validation logs
@@ -121,6 +132,8 @@ class StructuredSVM(JointModel):
         torch.Size([3])
     """
 
+    several_epochs = True  # nothing here follows single epochs; subclasses may
+
     def __init__(
         self,
         head: nn.Module,
@@ -158,7 +171,7 @@ class StructuredSVM(JointModel):
         self.features_optimizer = features_optimizer
         self.joint = (joint or Alternate()) if features_optimizer is not None else joint
         alternates = isinstance(self.joint, Alternate)
-        self._stages = AlternatingRun() if alternates else JointRun() if self.joint is not None else None
+        self._stages = AlternatingRun() if alternates else HeadAlone() if self.joint is None else JointRun()
         self.memory_limit = memory_limit
         self.round_visits = None if round_visits is None else check_whole(round_visits, "round_visits")
         one_by_one = Solver(direction, oracle, storage, block_steps, line_search, compiled)
@@ -172,13 +185,15 @@ class StructuredSVM(JointModel):
     def training_step(self, batch: Batch | EpochPart, batch_idx: int) -> None:
         """One step of BCFW on the head, or of the features' optimizer on the hinge; or visits of the compiled loop."""
         if isinstance(batch, EpochPart):
-            self._visit(batch.visits)
+            if self._run.at_once is None:
+                self._visit(batch.visits)
+            else:
+                self._run.at_once.visit(self._visit)
             if batch_idx + 1 == self.trainer.num_training_batches:
                 self._log_figures(on_step=False, on_epoch=True, batch_size=1)
             return
         batch = as_batch(batch)
         if self._run.trains_features:
-            assert self._stages is not None
             self._stages.step(self, batch, batch_idx)
             return
         if (loop := self.compiled_loop()) is not None:
@@ -186,12 +201,12 @@ class StructuredSVM(JointModel):
             self._visit(batch.index)
             self._log_progress(batch_idx)
             return
-        optimizer = self._optimizer(bcfw=True)
+        optimizer = self.optimizer_of(bcfw=True)
         optimizer.zero_grad()
         loss = BlockGap(self.dual, self.direction, oracle=self.oracle, block_steps=self.block_steps)
         extracted = self.extract(batch.x, batch.lengths)
         with full_precision(self.device):
-            potentials = self._apply_head(extracted, batch.lengths)
+            potentials = self.potentials_of(extracted, batch.lengths)
             with alone(self.trainer):
                 self.manual_backward(loss(potentials, batch.y, batch.index))
             optimizer.step()
@@ -199,7 +214,7 @@ class StructuredSVM(JointModel):
 
     def _visit(self, visits: Tensor | int) -> None:
         """Let the compiled loop visit these examples, or so many of its own choice."""
-        loop, optimizer = self.compiled_loop(), self._optimizer(bcfw=True)
+        loop, optimizer = self.compiled_loop(), self.optimizer_of(bcfw=True)
         assert loop is not None
         if self.features is not None and self.features.training:
             self.features.eval()
@@ -266,20 +281,13 @@ class StructuredSVM(JointModel):
 
     def configure_optimizers(self) -> list[Optimizer]:
         """BCFW with a new dual state for the training dataset, and the optimizer of the features, if any."""
-        run = self._run
-        run.start(take_training_loader(self.trainer), resumed=self.trainer.ckpt_path is not None)
-        n, resume = count_examples(self.training_loader), run.resume
-        if resume is not None and resume.num_examples != n:
-            raise ValueError(
-                f"the checkpoint was trained on {resume.num_examples} examples, and the training dataset has {n}"
-            )
-        stages, resumed = self._stages, resume is not None
-        if stages is not None:
-            stages.start(self, resumed=resumed)
-            if not getattr(self.joint, "envelope", False):
-                self._modes = training_modes(self._modes)
+        run, n = self._run, self.begin_fit()
+        resume, stages = run.resume, self._stages
+        stages.start(self, resumed=resume is not None)
+        if self.joint is not None and not getattr(self.joint, "envelope", False):
+            self._modes = training_modes(self._modes)
         if not isinstance(self.joint, Alternate) or self.joint.envelope:
-            choice = choose_solver(self, self.training_loader)
+            choice = choose_solver(self, self.training_loader, run.kind)
             if not Ranks.here().rank:
                 print_choice(choice)
             self._use(choice.rules)
@@ -292,17 +300,14 @@ class StructuredSVM(JointModel):
             storage=copy.deepcopy(self.storage),
             memory_limit=self.memory_limit,
         )
-        starting: Any = self._overwriting if stages is None else partial(stages.starting_head, self)
-        with starting(resumed=resumed):
+        with stages.starting_head(self, resumed=resume is not None):
             own = groups(self.head, self.bounds)
             optimizers: list[Optimizer] = [BCFW(own, dual, line_search=self.line_search)]
         if isinstance(run.sampler, GapBatchSampler):
             run.sampler.bind(dual, by_permutation=self._features_turn)
         if resume is not None:
             resume.rewind(run.sampler)
-        if stages is not None:
-            optimizers.append(stages.make_optimizer(self))
-        return optimizers
+        return [*optimizers, *stages.make_optimizers(self)]
 
     def _use(self, rules: Rules) -> None:
         """Take steps by these rules from now on."""
@@ -321,7 +326,7 @@ class StructuredSVM(JointModel):
 
     def _solve_head(self) -> None:
         """Begin to train the head by BCFW; this is where the second stage of ``JointTraining`` begins."""
-        if self._stages is not None and not self._run.trains_features:
+        if not self._run.trains_features:
             self._stages.begin_solving(self)
         if self.solves_head:
             self._draw_in_loop()
@@ -338,7 +343,9 @@ class StructuredSVM(JointModel):
         if run.loader is None or not follows or not self.draws_in_loop(run.loader):
             return
         if (loop := self.compiled_loop()) is not None:
-            run.sampler = EpochParts(loop)
+            within = run.resume is not None and run.resume.in_epoch
+            run.at_once = None if within else EpochsAtOnce.of(self, loop)
+            run.sampler = EpochParts(loop, at_once=run.at_once is not None)
             replace_loader(self.trainer, run.sampler)
 
     def on_train_epoch_start(self) -> None:
@@ -350,11 +357,28 @@ class StructuredSVM(JointModel):
             self.follow_features()
 
     def on_train_end(self) -> None:
-        """Warn of a run that ends far from its optimum, where no ``DualityGap`` does."""
+        """Warn of a run that ends far from its optimum, where no ``DualityGap`` does; choose the head."""
         certifies = any(hasattr(callback, "stopped_because") for callback in self.trainer.callbacks)  # type: ignore
         if self.solves_head and not certifies and not self.dual.ranks.rank:
             warn_if_estimated_far(self.dual)
         super().on_train_end()
+        self.choose_head()
+
+    def on_fit_end(self) -> None:
+        """Choose the head after a resumed run that had nothing left to train."""
+        super().on_fit_end()
+        self.choose_head()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what the next steps on the features depend on."""
+        super().on_save_checkpoint(checkpoint)
+        self._stages.save(checkpoint)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the resume point until training continues."""
+        super().on_load_checkpoint(checkpoint)
+        if self._run.resume is not None:
+            self._stages.load(checkpoint, self)
 
     def _features_turn(self) -> bool:
         return self.joint is not None and self.joint.trains_features(self.trainer.current_epoch)
@@ -379,6 +403,38 @@ class StructuredSVM(JointModel):
                 put_back(self.trainer, self._run.loader)
             self._rest()
 
+    # What callbacks and the stages of a fit need
+
+    @property
+    def solves_head(self) -> bool:
+        """Whether the head holds the weights of the dual; while ``JointTraining`` trains both it does not."""
+        return self._stages.solves
+
+    @property
+    def choice(self) -> HeadChoice | None:
+        """Which head the last fit with ``JointTraining`` kept; None without one, or without validation data."""
+        return self._stages.choice
+
+    def choose_head(self) -> None:
+        """After ``JointTraining``: keep the head that validates better; a second call does nothing."""
+        self._stages.choose(self)
+
+    def pacing(self, **rules: Any) -> Pacing:
+        """When exact passes are made, as in the loop that makes the steps."""
+        return Pacing(self.dual, idle_epochs=CompiledBCFW.idle_epochs if self._run.compiled else IDLE_EPOCHS, **rules)
+
+    def certify(self, batches: Iterable[Any] | None = None) -> Certificate:
+        """An exact pass during or after a fit; the head's weights follow features that were trained.
+
+        Args:
+            batches: Every training example once; None reads the training set. Unused if the compiled loop keeps it.
+        """
+        self.follow_features()
+        if (loop := self.compiled_loop()) is not None:
+            return loop.certify()
+        batches = exact_pass_loader(self.training_loader) if batches is None else batches
+        return certify_by_torch(self.trainer, self, self.dual, batches)
+
     def follow_features(self) -> None:
         """Recompute the weights from the dual if the features were trained since the last time."""
         if not self._run.features_moved:
@@ -387,7 +443,3 @@ class StructuredSVM(JointModel):
         with evaluating(self):
             recompute_weights(in_precision(self.trainer, self), self.dual, exact_pass_loader(self.training_loader))
         self._run.features_moved = False
-
-    def _optimizer(self, *, bcfw: bool) -> Any:
-        found = self.optimizers()
-        return next(o for o in (found if isinstance(found, list) else [found]) if isinstance(o, BCFW) == bcfw)

@@ -81,6 +81,82 @@ class Trainer(Protocol):
         ...
 
 
+class Pacing:
+    """Says when a run makes its exact passes; every run has one of its own.
+
+    Args:
+        counters: The progress of the run: the dual, where the trainer has one.
+        tolerance: The gap to reach.
+        max_passes: Most effective passes.
+        schedule: When exact passes are made; a copy is used. None is ``WhenEstimated()``.
+        idle_epochs: An exact pass is due after so many epochs of visits that the cache answered.
+
+    Raises:
+        TypeError: ``schedule`` is not a Schedule.
+    """
+
+    def __init__(
+        self,
+        counters: Progress,
+        tolerance: Tolerance,
+        *,
+        max_passes: float = math.inf,
+        schedule: Schedule | None = None,
+        idle_epochs: float = IDLE_EPOCHS,
+    ) -> None:
+        self._schedule = copy.deepcopy(schedule) if schedule is not None else WhenEstimated()
+        check_object(self._schedule, "schedule", "due", "WhenEstimated()")
+        self.counters, self.tolerance, self.max_passes, self.idle_epochs = counters, tolerance, max_passes, idle_epochs
+        self._worth = expected(tolerance, None)  # the gap at which an exact pass is worth while
+        self._asked: float | None = None  # passes when the schedule was asked first: it may count from there
+        self._hits = self._cache_hits
+
+    @property
+    def _cache_hits(self) -> int:
+        return getattr(self.counters, "cache_hits", 0)
+
+    @property
+    def spent(self) -> bool:
+        """Whether ``max_passes`` are made."""
+        return self.counters.passes >= self.max_passes
+
+    @property
+    def due(self) -> bool:
+        """Whether an exact pass should be made now; asked after every step."""
+        if self._asked is None:
+            self._asked = self.counters.passes
+        idle = self._cache_hits - self._hits >= self.idle_epochs * self.counters.num_examples
+        return self._schedule.due(self.counters, self._worth) or self.spent or idle or self.counters.gap_estimate == 0.0
+
+    def after(self, certificate: Certificate) -> None:
+        """Count from this exact pass."""
+        self._worth = expected(self.tolerance, certificate)
+        self._schedule.after(certificate)
+        self._hits = self._cache_hits
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the certificates of the run do not say."""
+        return {"asked": self._asked, "cache_hits": self._hits}
+
+    def resume(self, state: dict[str, Any], certificates: Iterable[Certificate]) -> None:
+        """Continue a run from its :meth:`state_dict` and its certificates so far."""
+        if (asked := state.get("asked")) is not None:
+            self._asked = asked
+            self._schedule.due(_Beginning(asked), -math.inf)
+        for certificate in certificates:
+            self.after(certificate)
+        self._hits = state.get("cache_hits", 0)
+
+
+class _Beginning:
+    """The progress of a run after its first steps."""
+
+    num_examples, gap_estimate = 1, math.inf
+
+    def __init__(self, passes: float) -> None:
+        self.passes = passes
+
+
 def run_until(
     steps: Iterable[int],
     counters: Progress,
@@ -103,14 +179,14 @@ def run_until(
         certify: Makes an exact pass.
         tolerance: As in :class:`Trainer`, like ``max_passes`` and ``on_check``.
         max_passes: Most effective passes.
-        schedule: When exact passes are made; a copy is used. None is ``WhenEstimated()``.
+        schedule: See :class:`Pacing`, like ``idle_epochs``.
         on_check: Called with every certificate.
         reached: Whether a certificate ends the run; None ends it if the gap is within the tolerance, or if no example
             has a gap.
         progress: Whether a line on stderr follows the run, or the line of a caller's own run.
         value: The dual objective now: for that line, which else shows that of the last certificate, and so that a share
             of the primal may be reached without a step.
-        idle_epochs: An exact pass is due after so many epochs of visits without an oracle call.
+        idle_epochs: See :class:`Pacing`.
 
     Raises:
         ValueError: An argument is out of range.
@@ -118,62 +194,34 @@ def run_until(
     """
     check_limits(tolerance, max_passes)
     with shown(progress) as line:
-        return _run_until(
-            steps, counters, certify, tolerance, max_passes, schedule, on_check, reached, line, value, idle_epochs
-        )
+        pacing = Pacing(counters, tolerance, max_passes=max_passes, schedule=schedule, idle_epochs=idle_epochs)
 
-
-def _run_until(
-    steps: Iterable[int],
-    counters: Progress,
-    certify: Callable[[], Proof],
-    tolerance: Tolerance,
-    max_passes: float,
-    schedule: Schedule | None,
-    on_check: Callable[[Proof], None] | None,
-    reached: Callable[[Proof], bool] | None,
-    line: ProgressLine | None,
-    value: Callable[[], float] | None,
-    idle_epochs: float,
-) -> Proof:
-    schedule = copy.deepcopy(schedule) if schedule is not None else WhenEstimated()
-    check_object(schedule, "schedule", "due", "WhenEstimated()")
-
-    worth = expected(tolerance, None)  # the gap at which an exact pass is worth while
-
-    def check() -> tuple[Proof, bool]:
-        nonlocal worth
-        certificate = certify()
-        worth = expected(tolerance, certificate)
-        schedule.after(certificate)
-        if line is not None:
-            line.certified(certificate)
+        def check() -> tuple[Proof, bool]:
+            certificate = certify()
+            pacing.after(certificate)
+            if line is not None:
+                line.certified(certificate)
+                if on_check is not None:
+                    line.clear()  # the callback may print
             if on_check is not None:
-                line.clear()  # the callback may print
-        if on_check is not None:
-            on_check(certificate)
-        enough = counters.gap_estimate == 0.0 or is_within(certificate.gap, tolerance, certificate.primal)
-        return certificate, counters.passes >= max_passes or (enough if reached is None else reached(certificate))
+                on_check(certificate)
+            enough = counters.gap_estimate == 0.0 or is_within(certificate.gap, tolerance, certificate.primal)
+            return certificate, pacing.spent or (enough if reached is None else reached(certificate))
 
-    gap = counters.gap_estimate
-    known = value() + gap if value is not None and gap < math.inf else 0.0  # an estimate of the primal
-    if is_within(gap, tolerance, known) or counters.passes >= max_passes:
-        certificate, over = check()
-        if over:
-            return certificate
-    n, visited, start = counters.num_examples, 0, counters.passes  # since the last exact pass
-    for visits in steps:
-        visited += visits
-        if line is not None:
-            line.update(counters.passes, counters.gap_estimate, value)
-        idle = visited - round((counters.passes - start) * n)  # visits without an oracle call: the cache answered
-        due = schedule.due(counters, worth) or counters.passes >= max_passes or idle >= idle_epochs * n
-        if due or not visits:
+        gap = counters.gap_estimate
+        known = value() + gap if value is not None and gap < math.inf else 0.0  # an estimate of the primal
+        if is_within(gap, tolerance, known) or pacing.spent:
             certificate, over = check()
             if over:
                 return certificate
-            visited, start = 0, counters.passes
-    raise AssertionError("steps do not end")
+        for visits in steps:
+            if line is not None:
+                line.update(counters.passes, counters.gap_estimate, value)
+            if pacing.due or not visits:
+                certificate, over = check()
+                if over:
+                    return certificate
+        raise AssertionError("steps do not end")
 
 
 class DualTrainer:

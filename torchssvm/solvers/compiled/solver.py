@@ -163,14 +163,15 @@ class CompiledBCFW(DualTrainer, Stateful):
             MemoryError: A labeling must leave its slot for the first time, and the rest would not fit in the dual's
                 ``memory_limit``. The earlier visits of the step are kept.
         """
-        n = self.dual.num_examples
-        if visits is None:
-            cycles = self._corrects and self._rounds is None
-            visits = (left_of_cycle(self.dual.moved, n) if cycles else None) or usual_visits(n)
-        visits = check_whole(visits, "visits", 0)
+        visits = self.next_visits() if visits is None else check_whole(visits, "visits", 0)
         if self._rounds is not None:
             return self._rounds.step(visits)
         return self._step(visits)
+
+    def next_visits(self) -> int:
+        """Visits of a step whose caller names none."""
+        n, cycles = self.dual.num_examples, self._corrects and self._rounds is None
+        return (left_of_cycle(self.dual.moved, n) if cycles else None) or usual_visits(n)
 
     @undisturbed()
     def _step(self, visits: int) -> int:
