@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Subset
 
 from torchssvm.core.naming import naming
 from torchssvm.core.on_host import known, on_host, upload
@@ -125,13 +126,21 @@ def apply_head(head: Any, batch: Batch) -> Potentials:
     return potentials
 
 
-def fetcher(dataset: Any, collate_fn: Collate | None = None) -> Callable[[Sequence[int]], Batch]:
+def fetcher(dataset: Any, collate_fn: Collate | None = None) -> partial[Batch]:
     """A function from indices to a batch, like a ``DataLoader`` without workers; it leaves the global generator alone.
 
     Raises:
         ValueError: There is neither ``collate_fn`` nor ``dataset.collate``.
+        TypeError: It is a ``DataLoader``.
     """
+    if isinstance(dataset, DataLoader):
+        raise TypeError("dataset is a DataLoader: give the dataset, not the loader")
     collate = collate_fn if collate_fn is not None else getattr(dataset, "collate", None)
+    if collate is None and isinstance(dataset, Subset):
+        raise ValueError(
+            "dataset is a Subset, as of random_split, whose items keep their numbers in the whole dataset: use "
+            "torchssvm.datasets.hold_out(dataset, share), whose parts are numbered from 0"
+        )
     if collate is None:
         raise ValueError(
             f"collate_fn=None, and {type(dataset).__name__} has no method `collate`: pass a function "
@@ -212,7 +221,7 @@ class _InOrder:
     examples: range
     batch_size: int
     lengths: Tensor | None
-    fetch: Callable[[Sequence[int]], Batch]
+    fetch: partial[Batch]
 
     @cached_property
     def rows(self) -> list[Sequence[int]]:
@@ -286,6 +295,31 @@ def check_batches(batches: Any, *, reread: bool = False) -> Iterable[Batch]:
             "list of torchssvm.Batch, a DataLoader, or torchssvm.in_order(dataset)"
         )
     return batches
+
+
+def check_fits(head: Any, structure: Any, data: Any, collate_fn: Collate | None = None) -> None:
+    """Raise ValueError where a dataset has other columns or states than the head: lists of columns would fit wrongly.
+
+    Args:
+        head: Its ``in_features`` is compared, if it says so.
+        structure: Its ``num_states`` likewise.
+        data: The dataset, or what reads its batches: :func:`in_order`, a ``DataLoader``.
+        collate_fn: As in :func:`fetcher`; one of the user's own makes features of its own.
+    """
+    dataset, collate = data, collate_fn
+    if isinstance(data, _InOrder):
+        dataset, collate = data.fetch.args
+    elif isinstance(data, DataLoader):
+        dataset, collate = data.dataset, data.collate_fn
+    if collate is not None and collate != getattr(dataset, "collate", None):
+        return
+    for name, owner in (("in_features", head), ("num_states", structure)):
+        own, found = getattr(owner, name, None), getattr(dataset, name, None)
+        if isinstance(own, int) and isinstance(found, int) and own != found:
+            raise ValueError(
+                f"the dataset has {name}={found} and the head {name}={own}: where features and labels have names, the "
+                "test set needs those of the training set, vocabulary=train.vocabulary, labels=train.labels"
+            )
 
 
 def as_batch(batch: Any) -> Batch:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.batch import apply_head, as_batch, check_batches, to_device
+from torchssvm.core.batch import apply_head, as_batch, check_batches, check_fits, to_device
 from torchssvm.core.structure import Structure, as_decoding
 
 
@@ -106,6 +106,7 @@ def evaluate(
     modes = [(m, m.training) for m in forward.modules()] if isinstance(forward, nn.Module) else []
     for module, _ in modes:
         module.training = False
+    check_fits(forward, structure, batches)
     examples, loss, wrong, tokens, spoilt, counted, exact = 0, 0.0, 0, 0, 0, True, True
     each: list[Tensor] = []
     try:
