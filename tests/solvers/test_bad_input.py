@@ -309,7 +309,7 @@ def test_structures(kind, words, steps):
 
 def test_only_structures_are_structures():
     head = Scores(3, 4)
-    with pytest.raises(TypeError, match=r"structure must be a torchssvm.Structure, not str"):
+    with pytest.raises(TypeError, match=r"structure=.* must be a torchssvm.Structure"):
         DualState.for_head(head, 5, 0.1, structure="chain")
     with pytest.raises(ValueError, match="structure=None, and Scores has no attribute `structure`"):
         DualState.for_head(head, 5, 0.1)

@@ -81,7 +81,13 @@ def gated(oracle: Callable[..., Any]) -> Callable[..., Any]:
                 check_scores_finite(potentials, self.places)
                 potentials = potentials.replace(potentials.tensors)
                 potentials.examined = True
-            return oracle(self, potentials, *args, **kwargs)
+            try:
+                return oracle(self, potentials, *args, **kwargs)
+            except KeyError as error:
+                if error.args[0] in potentials.tensors or not isinstance(error.args[0], str):
+                    raise
+                found = f"{error} is none of the potentials {sorted(potentials.tensors)}"
+                raise ValueError(f"{self}: {found}: give what a head returned, such as {{{error}: ...}}") from error
 
     return call
 
@@ -135,6 +141,9 @@ class Structure(ABC):
 
     padding: int = -1
     """What stands in a labeling beyond an example's length."""
+
+    unit: str = "token"
+    """What a labeling has one number of, in words about errors."""
 
     quick_to_decode: bool = False
     """Whether decoding takes no longer than the rest of a step, so that to reuse labelings does not pay."""
@@ -427,12 +436,18 @@ def loss_by_name(structure: Structure, target: Labeling, potentials: Potentials)
 
     Raises:
         TypeError: It returned something else than the two.
+        ValueError: A tensor is not shaped like the potentials.
     """
     found = structure.loss_potentials(target)
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise TypeError(f"loss_potentials(target) must return (delta, constant), got {describe(found)}")
     delta, constant = found
-    return {next(iter(potentials.tensors)): delta} if isinstance(delta, Tensor) else dict(delta), constant
+    named = {next(iter(potentials.tensors)): delta} if isinstance(delta, Tensor) else dict(delta)
+    for name, tensor in potentials.tensors.items():
+        if name in named and named[name].shape != tensor.shape:
+            shapes = f"must have the shape of the potentials, {list(tensor.shape)}, got {list(named[name].shape)}"
+            raise ValueError(f"loss_potentials(target): delta of {name!r} {shapes}")
+    return named, constant
 
 
 def augmented(potentials: Potentials, delta: Parts) -> Potentials:

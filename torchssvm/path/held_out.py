@@ -82,7 +82,9 @@ def _score(head: nn.Module, score: Callable[[nn.Module], float]) -> float:
     held = [parameter.detach().clone() for parameter in head.parameters()]
     try:
         with torch.enable_grad():
-            found = as_number(score(head), "score(head)")
+            given: Any = score(head)
+            one = isinstance(given, torch.Tensor) and given.numel() == 1
+            found = as_number(float(given) if one else given, "score(head)")
     finally:
         changed = [(p, own) for p, own in zip(head.parameters(), held, strict=True) if not torch.equal(p, own)]
         for parameter, own in changed:
@@ -125,7 +127,8 @@ def held_out_batches(
     check_fits(head, structure, held_out, options.collate_fn)
     for name in NAMES if hasattr(dataset, "vocabulary") and hasattr(held_out, "vocabulary") else ():
         own, other = getattr(dataset, name, None), getattr(held_out, name, None)
-        if type(own).__eq__ is not object.__eq__ and own != other:
+        compares: Any = type(own).__eq__
+        if compares is not object.__eq__ and own != other:
             raise ValueError(f"held_out has another {name} than dataset: make it with {name}=train.{name}")
     evaluate(head, structure, itertools.islice(batches, 1), device)
     return batches
