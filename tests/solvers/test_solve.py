@@ -185,7 +185,7 @@ def test_bad_input_changes_nothing():
         (
             (problem.head, Subset(data, [1, 2]), 0.1, {}),
             ValueError,
-            r"is a Subset.*use torch.*hold_out\(dataset",
+            r"is a Subset.*use hold_out\(dataset, share",
         ),
         ((problem.head, DataLoader(data), 0.1, {}), TypeError, "give the dataset, not the loader"),
     ):

@@ -131,15 +131,15 @@ def fetcher(dataset: Any, collate_fn: Collate | None = None) -> partial[Batch]:
 
     Raises:
         ValueError: There is neither ``collate_fn`` nor ``dataset.collate``.
-        TypeError: It is a ``DataLoader``.
+        TypeError: ``dataset`` is a ``DataLoader``.
     """
     if isinstance(dataset, DataLoader):
         raise TypeError("dataset is a DataLoader: give the dataset, not the loader")
     collate = collate_fn if collate_fn is not None else getattr(dataset, "collate", None)
     if collate is None and isinstance(dataset, Subset):
         raise ValueError(
-            "dataset is a Subset, as of random_split, whose items keep their numbers in the whole dataset: use "
-            "torchssvm.datasets.hold_out(dataset, share), whose parts are numbered from 0"
+            "dataset is a Subset, whose items keep their numbers in the whole: use hold_out(dataset, share), whose "
+            "parts are numbered from 0, or torchssvm.datasets.PaddedDataset of the examples"
         )
     if collate is None:
         raise ValueError(
@@ -298,13 +298,9 @@ def check_batches(batches: Any, *, reread: bool = False) -> Iterable[Batch]:
 
 
 def check_fits(head: Any, structure: Any, data: Any, collate_fn: Collate | None = None) -> None:
-    """Raise ValueError where a dataset has other columns or states than the head: lists of columns would fit wrongly.
+    """Raise ValueError where both say ``in_features`` or ``num_states``, and the dataset others than head or structure.
 
-    Args:
-        head: Its ``in_features`` is compared, if it says so.
-        structure: Its ``num_states`` likewise.
-        data: The dataset, or what reads its batches: :func:`in_order`, a ``DataLoader``.
-        collate_fn: As in :func:`fetcher`; one of the user's own makes features of its own.
+    ``data`` is the dataset, or what reads its batches; a ``collate_fn`` of the user's own may make other features.
     """
     dataset, collate = data, collate_fn
     if isinstance(data, _InOrder):

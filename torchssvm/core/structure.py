@@ -84,10 +84,10 @@ def gated(oracle: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 return oracle(self, potentials, *args, **kwargs)
             except KeyError as error:
-                if error.args[0] in potentials.tensors or not isinstance(error.args[0], str):
+                if not isinstance(error.args[0], str) or error.args[0] in potentials.tensors:
                     raise
-                found = f"{error} is none of the potentials {sorted(potentials.tensors)}"
-                raise ValueError(f"{self}: {found}: give what a head returned, such as {{{error}: ...}}") from error
+                found = f"{self}: {error} is none of the potentials {sorted(potentials.tensors)}"
+                raise ValueError(f"{found}: give what a head returned") from error
 
     return call
 
