@@ -77,7 +77,8 @@ def _whole(i: Any) -> int:
     try:
         return operator.index(i)
     except TypeError:
-        raise TypeError(f"index {i!r} must be a whole number, not a {type(i).__name__}") from None
+        advice = ": give a sampler of batches as DataLoader(..., batch_sampler=)" if isinstance(i, list) else ""
+        raise TypeError(f"index {i!r} must be a whole number, not a {type(i).__name__}{advice}") from None
 
 
 def _rows(tensor: Tensor, rows: Tensor) -> Tensor:

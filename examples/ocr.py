@@ -13,7 +13,7 @@ import torch
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from torchssvm import Relative
+from torchssvm import Relative, guess_lam
 from torchssvm.datasets import OCRData
 from torchssvm.datasets.ocr.drawing import draw_words
 from torchssvm.lightning import DualityGap, GapBar, Report, StructuredSVM
@@ -34,7 +34,7 @@ def main(
 
     Args:
         size: Training words: 626 or 6251.
-        lam: Regularisation; by default 1/n.
+        lam: Regularisation; by default that of guess_lam, which follows features and losses.
         gap: Stop when the certified gap is at most this share of the primal.
         max_passes: Or after so many passes.
         batch_size: Words of a step.
@@ -45,7 +45,7 @@ def main(
     torch.set_num_threads(1)  # a step is too short to be shared between cores
     L.seed_everything(seed)
     data = OCRData(size, batch_size=batch_size, seed=seed)
-    model = StructuredSVM(ocr_chain(), lam=lam or 1.0 / len(data.train))
+    model = StructuredSVM(head := ocr_chain(), lam=lam or guess_lam(head, data.train))
     trainer = L.Trainer(
         accelerator=accelerator,
         max_epochs=-1,  # DualityGap ends the run

@@ -24,6 +24,7 @@ from torchssvm import (
     RunReport,
     certify,
     evaluate,
+    guess_lam,
     in_order,
     load_checkpoint,
     save_checkpoint,
@@ -38,7 +39,7 @@ EPOCHS = 10  # between exact passes
 def main(
     size: Literal["small", "large"] = "small",
     lam: PositiveFloat | None = None,
-    gap: PositiveFloat = 0.1,
+    gap: PositiveFloat = 0.02,
     max_passes: PositiveFloat = 5000.0,
     batch_size: PositiveInt = 32,
     seed: int = 0,
@@ -49,7 +50,7 @@ def main(
 
     Args:
         size: Training words: 626 or 6251.
-        lam: Regularisation; by default 1/n.
+        lam: Regularisation; by default that of guess_lam, which follows features and losses.
         gap: Stop at this certified gap.
         max_passes: Or after so many passes.
         batch_size: Words of a step.
@@ -61,7 +62,7 @@ def main(
     torch.manual_seed(seed)
     train, test = OCR("train", size), OCR("test", size)
     head = ocr_chain()
-    dual = DualState.for_head(head, num_examples=len(train), lam=lam or 1.0 / len(train))
+    dual = DualState.for_head(head, num_examples=len(train), lam=lam or guess_lam(head, train))
     loss = BlockGap(dual)
     optimizer = BCFW(head.parameters(), dual)
     sampler = GapBatchSampler(dual, batch_size=batch_size, seed=seed)

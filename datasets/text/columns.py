@@ -115,7 +115,7 @@ def read_columns(
     lines = read_lines(path, limit)
     tokens = _tokens(lines, layout)
     if not tokens.lines:
-        raise ValueError(f"{source} holds no sentence: {len(lines)} lines, and none of them has a token")
+        raise ValueError(f"{source} holds no sentence: no line of {len(lines)} has a token")
     fields = split_columns(tokens.lines, () if layout else (2, 3) if tags_optional else (3,))
     word, tag, part = _places(source, layout, tokens, fields, tags_optional)
     offsets = [0]

@@ -20,6 +20,7 @@ from torchssvm import (
     LinearTree,
     Marginals,
     Multiclass,
+    Multilabel,
     Potentials,
     Ranking,
     SoftmaxMargin,
@@ -240,3 +241,30 @@ def test_fake_tensors_are_decoded_as_they_hold_no_numbers():
 def test_lengths_of_a_column_are_no_mask():
     with pytest.raises(ValueError, match=r"^lengths must be int64 \[2\], (?!.*mask)"):
         LinearChain(4, 3)(X, torch.tensor([[5], [3]]))
+
+
+@pytest.mark.parametrize(
+    ("structure", "name"),
+    [(Chain(3), "emission"), (Tree(3, [-1, 0]), "node"), (Multilabel(3), "unary")],
+    ids=["chain", "tree", "label sets"],
+)
+def test_features_in_the_place_of_potentials_are_refused(structure, name):
+    with pytest.raises(ValueError, match=rf"'{name}' is none of the potentials \[.*give what a head returned"):
+        structure.decode(torch.zeros(1, 2, 3))
+
+
+def test_loss_potentials_of_another_shape_are_refused_with_the_shape_that_is_wanted():
+    class Short(Multiclass):
+        def loss_potentials(self, target):
+            delta, constant = super().loss_potentials(target)
+            return delta[:, :2], constant
+
+    x, classes = torch.randn(8, 4), torch.arange(8) % 3
+    with pytest.raises(ValueError, match=r"shape of the potentials, \[1, 3\], got \[1, 2\]"):
+        solve(LinearMulticlass(4, 3), _Classes(x, classes), 0.1, structure=Short(3), progress=False)
+
+
+def test_a_sampler_of_batches_in_the_place_of_one_of_examples():
+    data = PaddedDataset(torch.zeros(4, 2, 1), torch.zeros(4, 2, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"index .* a list: give a sampler of batches as DataLoader.*batch_sampler="):
+        data[[0, 1]]

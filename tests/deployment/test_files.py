@@ -32,7 +32,7 @@ from torchssvm import (
 
 safetensors = pytest.importorskip("safetensors.torch")
 
-from torchssvm.deployment import batch_of_names, load_head, load_model, save_model  # noqa: E402
+from torchssvm.deployment import Decoder, batch_of_names, load_head, load_model, save_model  # noqa: E402
 from torchssvm.structures import Forest, LinearForest  # noqa: E402
 
 ALLOWED = Transitions(torch.ones(4, 4).bool(), first=torch.tensor([True, True, False, True]))
@@ -95,6 +95,15 @@ def test_what_has_no_decoder_is_read_as_a_head(trained: nn.Module, tmp_path) -> 
     save_model(tmp_path / "cuts", trained)
     with pytest.raises(TypeError, match=r"load_head\(path\) reads such a model"):
         load_model(tmp_path / "cuts")
+
+
+@pytest.mark.parametrize("trained", ["branch and bound"], indirect=True)
+def test_label_sets_of_branch_and_bound_are_read_as_a_head(trained: nn.Module, tmp_path) -> None:
+    save_model(tmp_path / "sets", trained)
+    with pytest.raises(TypeError, match=r"give structure=Multilabel\(3, .*to Decoder.*load_head\(path\)"):
+        load_model(tmp_path / "sets")
+    found = load_head(tmp_path / "sets")
+    Decoder(found.head, Multilabel(3, decoder=MessagePassing()))
 
 
 @pytest.mark.parametrize("trained", ["lists"], indirect=True)

@@ -90,7 +90,7 @@ def test_the_loop_is_repeatable_and_stops_after_its_passes(tmp_path, run_here):
     first, second = (run_here("ocr_loop", tmp_path / name, *flags) for name in "ab")
     assert first["gap"] > 0.001
     assert 2 <= first["passes"] < 4
-    assert first["lam"] == 1 / 626
+    assert 0.01 < first["lam"] < 0.16  # of guess_lam
     assert [first[k] for k in ("primal", "dual", "test_loss")] == [second[k] for k in ("primal", "dual", "test_loss")]
 
 

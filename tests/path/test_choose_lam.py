@@ -397,6 +397,15 @@ class TestBadInput:
             choose_lam(problem.head, Items(problem), held_out, LAMS, score=lambda head: math.nan)
 
 
+def test_a_score_may_be_a_tensor_of_one_number():
+    choice, *_ = chosen(score=lambda head: torch.tensor([0.5], requires_grad=True))
+    assert choice.best.score == 0.5
+    problem = PROBLEMS["multiclass"](1)
+    for wrong in (None, "0.5", torch.zeros(2)):
+        with pytest.raises(TypeError, match=r"score\(head\)=.* must be a number"):
+            choose_lam(problem.head, Items(problem), Items(problem), LAMS, score=lambda head, wrong=wrong: wrong)
+
+
 def test_a_score_that_changes_the_head_is_refused():
     def score(head):
         with torch.no_grad():

@@ -311,7 +311,7 @@ def test_structures(kind, words, steps):
 
 def test_only_structures_are_structures():
     head = Scores(3, 4)
-    with pytest.raises(TypeError, match=r"structure must be a torchssvm.Structure, not str"):
+    with pytest.raises(TypeError, match=r"structure=.* must be a torchssvm.Structure"):
         DualState.for_head(head, 5, 0.1, structure="chain")
     with pytest.raises(ValueError, match="structure=None, and Scores has no attribute `structure`"):
         DualState.for_head(head, 5, 0.1)
@@ -711,6 +711,21 @@ def test_upstream_factors_that_make_no_sense(scale, steps):
     training.backward([0, 1], scale)
     with refused(training, RuntimeError, f"loss was multiplied by {scale}: only positive factors"):
         training.optim.step()
+
+
+@pytest.mark.parametrize("kind", ["multiclass", "chain"])
+@pytest.mark.parametrize("steps", [0, 3])
+def test_an_index_that_names_two_examples_of_one_batch(kind, steps):
+    training = started(kind, steps=steps)
+    y = training.problem.y
+    other = next(i for i in range(1, training.problem.n) if not torch.equal(y[i], y[0]))
+    batch, repeated = training.problem.batch([0, other]), training.problem.batch([0, 0])
+    training.optim.zero_grad()
+    with refused(training, ValueError, r"index holds \[3\] more than once in this batch, with different targets"):
+        training.forward(batch.replace(index=torch.tensor([3, 3])))
+    training.optim.zero_grad()
+    training.forward(repeated).backward()  # the same example twice is none
+    training.optim.step()
 
 
 def test_a_step_without_a_loss_and_a_step_taken_twice():

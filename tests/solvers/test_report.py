@@ -22,6 +22,7 @@ from torchssvm import (
     Evaluation,
     LinearChain,
     LinearMulticlass,
+    LinearMultilabel,
     Multiclass,
     RunReport,
     WeightedLabels,
@@ -232,6 +233,10 @@ def test_evaluate_takes_a_dataset_and_names_what_is_no_batch():
 def test_an_evaluation_says_tokens_where_examples_have_several():
     found = Evaluation(loss=0.25, token_error=0.125, example_error=0.5, num_examples=2, num_tokens=8)
     assert str(found) == "12.50 % of 8 tokens wrong, 50.00 % of 2 examples wrong, loss 0.25"
+    assert "of 8 labels wrong" in str(replace(found, unit="label"))
+    head = LinearMultilabel(2, 3)
+    batch = Batch(torch.ones(1, 2), torch.tensor([[0, 1, 1]]), torch.arange(1))
+    assert str(evaluate(head, head.structure, [batch])).startswith("66.67 % of 3 labels wrong")
     assert str(Evaluation(2.0, None, None, 3, exact=False)) == "loss 2 of 3 examples; decoded approximately"
 
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Subset
 
 from torchssvm.core.naming import naming
 from torchssvm.core.on_host import known, on_host, upload
@@ -129,13 +130,21 @@ def apply_head(head: Any, batch: Batch) -> Potentials:
     return potentials
 
 
-def fetcher(dataset: Any, collate_fn: Collate | None = None) -> Callable[[Sequence[int]], Batch]:
+def fetcher(dataset: Any, collate_fn: Collate | None = None) -> partial[Batch]:
     """A function from indices to a batch, like a ``DataLoader`` without workers; it leaves the global generator alone.
 
     Raises:
         ValueError: There is neither ``collate_fn`` nor ``dataset.collate``.
+        TypeError: ``dataset`` is a ``DataLoader``.
     """
+    if isinstance(dataset, DataLoader):
+        raise TypeError("dataset is a DataLoader: give the dataset, not the loader")
     collate = collate_fn if collate_fn is not None else getattr(dataset, "collate", None)
+    if collate is None and isinstance(dataset, Subset):
+        raise ValueError(
+            "dataset is a Subset, whose items keep their numbers in the whole: use hold_out(dataset, share), whose "
+            "parts are numbered from 0, or torchssvm.datasets.PaddedDataset of the examples"
+        )
     if collate is None:
         raise ValueError(
             f"collate_fn=None, and {type(dataset).__name__} has no method `collate`: pass a function "
@@ -216,7 +225,7 @@ class _InOrder:
     examples: range
     batch_size: int
     lengths: Tensor | None
-    fetch: Callable[[Sequence[int]], Batch]
+    fetch: partial[Batch]
 
     @cached_property
     def rows(self) -> list[Sequence[int]]:
@@ -290,6 +299,27 @@ def check_batches(batches: Any, *, reread: bool = False) -> Iterable[Batch]:
             "list of torchssvm.Batch, a DataLoader, or torchssvm.in_order(dataset)"
         )
     return batches
+
+
+def check_fits(head: Any, structure: Any, data: Any, collate_fn: Collate | None = None) -> None:
+    """Raise ValueError where both say ``in_features`` or ``num_states``, and the dataset others than head or structure.
+
+    ``data`` is the dataset, or what reads its batches; a ``collate_fn`` of the user's own may make other features.
+    """
+    dataset, collate = data, collate_fn
+    if isinstance(data, _InOrder):
+        dataset, collate = data.fetch.args
+    elif isinstance(data, DataLoader):
+        dataset, collate = data.dataset, data.collate_fn
+    if collate is not None and collate != getattr(dataset, "collate", None):
+        return
+    for name, owner in (("in_features", head), ("num_states", structure)):
+        own, found = getattr(owner, name, None), getattr(dataset, name, None)
+        if isinstance(own, int) and isinstance(found, int) and own != found:
+            raise ValueError(
+                f"the dataset has {name}={found} and the head {name}={own}: where features and labels have names, the "
+                "test set needs those of the training set, vocabulary=train.vocabulary, labels=train.labels"
+            )
 
 
 def as_batch(batch: Any) -> Batch:

@@ -52,8 +52,8 @@ def _announce(dispatcher: Any) -> None:
     _told = True
     folder = getattr(getattr(dispatcher, "_cache", None), "cache_path", None)
     kept = (
-        f"once for this installation (kept in {folder})"
+        f"once for each kernel of this installation (kept in {folder})"
         if folder
         else ("in every process: no folder can be written to, so set NUMBA_CACHE_DIR to one that can")
     )
-    print(f"torchssvm compiles its kernels, which takes some seconds, {kept}", file=sys.stderr, flush=True)
+    print(f"torchssvm compiles kernels, which takes some seconds, {kept}", file=sys.stderr, flush=True)

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from torchssvm.core.batch import Batch, Collate, fetcher, lengths_of
 
+SIZES = ("in_features", "num_features", "edge_features", "num_states", "num_classes", "num_labels")
+NAMES = ("vocabulary", "labels")
+
 
 class Part:
     """Some examples of a dataset as a dataset of its own, numbered from 0; an item is its number.
@@ -25,6 +28,9 @@ class Part:
         rows: int64 ``[m]``.
         lengths: int64 ``[m]`` where ``dataset`` has such a tensor, else None.
 
+    What describes columns and states is that of ``dataset``, such as ``in_features``, ``num_states``, ``vocabulary``
+    and, with it, ``labels``.
+
     Raises:
         ValueError: There is neither ``collate_fn`` nor ``dataset.collate``.
     """
@@ -34,6 +40,10 @@ class Part:
         self._fetch = fetcher(dataset, collate_fn)
         lengths = lengths_of(dataset)
         self.lengths = None if lengths is None else lengths.cpu()[self.rows]
+        if collate_fn is None:  # one of the user's own may make other features
+            sizes = {name: own for name in SIZES if isinstance(own := getattr(dataset, name, None), int)}
+            names = {name: getattr(dataset, name) for name in NAMES if hasattr(dataset, name)}
+            vars(self).update(sizes | (names if "vocabulary" in names else {}))
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -24,8 +24,7 @@ def check_problem(
     """
     check_whole(num_examples, "num_examples", advice=": is the dataset empty?")
     check_lam(lam)
-    if not isinstance(structure, Structure):
-        raise TypeError(f"structure must be a torchssvm.Structure, not {type(structure).__name__}")
+    as_structure(structure)
     if not isinstance(parameters, Iterable) or isinstance(parameters, Tensor):
         raise TypeError(f"parameters is a {type(parameters).__name__}: pass head.parameters()")
     held = list(parameters)
@@ -75,8 +74,16 @@ def find_structure(head: nn.Module, structure: Structure | None) -> Structure:
 
     Raises:
         ValueError: There is none.
+        TypeError: It is something else.
     """
     structure = structure if structure is not None else getattr(head, "structure", None)
     if structure is None:
         raise ValueError(f"structure=None, and {type(head).__name__} has no attribute `structure`: pass a structure")
+    return as_structure(structure)
+
+
+def as_structure(structure: Any) -> Structure:
+    """``structure``, or TypeError if it is something else, such as a class."""
+    if not isinstance(structure, Structure):
+        raise TypeError(f"structure={structure!r} must be a torchssvm.Structure, such as head.structure")
     return structure

@@ -81,6 +81,11 @@ def gated(oracle: Callable[..., Any]) -> Callable[..., Any]:
             potentials.examined = True
             try:
                 return oracle(self, potentials, *args, **kwargs)
+            except KeyError as error:
+                if not isinstance(error.args[0], str) or error.args[0] in potentials.tensors:
+                    raise
+                found = f"{self}: {error} is none of the potentials {sorted(potentials.tensors)}"
+                raise ValueError(f"{found}: give what a head returned") from error
             finally:
                 potentials.examined = False
 
@@ -136,6 +141,9 @@ class Structure(ABC):
 
     padding: int = -1
     """What stands in a labeling beyond an example's length."""
+
+    unit: str = "token"
+    """What a labeling has one number of, in words about errors."""
 
     quick_to_decode: bool = False
     """Whether decoding takes no longer than the rest of a step, so that to reuse labelings does not pay."""
@@ -428,12 +436,18 @@ def loss_by_name(structure: Structure, target: Labeling, potentials: Potentials)
 
     Raises:
         TypeError: It returned something else than the two.
+        ValueError: A tensor is not shaped like the potentials.
     """
     found = structure.loss_potentials(target)
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise TypeError(f"loss_potentials(target) must return (delta, constant), got {describe(found)}")
     delta, constant = found
-    return {next(iter(potentials.tensors)): delta} if isinstance(delta, Tensor) else dict(delta), constant
+    named = {next(iter(potentials.tensors)): delta} if isinstance(delta, Tensor) else dict(delta)
+    for name, tensor in potentials.tensors.items():
+        if name in named and named[name].shape != tensor.shape:
+            shapes = f"must have the shape of the potentials, {list(tensor.shape)}, got {list(named[name].shape)}"
+            raise ValueError(f"loss_potentials(target): delta of {name!r} {shapes}")
+    return named, constant
 
 
 def augmented(potentials: Potentials, delta: Parts) -> Potentials:

@@ -32,7 +32,8 @@ class LabelSetDecoder(nn.Module):
         if structure.pairwise and not self.most:
             raise TypeError(
                 f"{structure.decoder} cannot be traced by torch: give structure=Multilabel({structure.num_labels}, "
-                "decoder=MessagePassing()), which decodes the same weights by messages"
+                "decoder=MessagePassing()) to Decoder, which decodes the same weights by messages, beside the head; "
+                "load_head(path) reads that from a file"
             )
         self.size, self.pairwise = structure.num_labels, structure.pairwise
 

@@ -55,6 +55,17 @@ def check_batch(dual: DualState, index: Tensor, potentials: Potentials) -> Tenso
     return known(index.to(weights.device) - dual.own.start, held - dual.own.start)
 
 
+def check_repeated(dual: DualState, targets: Tensor, index: Tensor) -> None:
+    """Raise ValueError if a repeated example of a batch has several digests ``targets``, ``[B]`` int64 on the CPU."""
+    examples, counts = torch.stack([on_host(index), targets], 1).unique(dim=0)[:, 0].unique(return_counts=True)
+    if bool((counts > 1).any()):
+        wrong = (examples[counts > 1] + dual.own.start).tolist()
+        raise ValueError(
+            f"index holds {wrong[:5]} more than once in this batch, with different targets: an index must always name "
+            "the same example, its place in the dataset"
+        )
+
+
 def check_visits(index: Tensor, num_examples: int, own: range | None = None) -> Tensor:
     """The blocks to visit, contiguous on the CPU; an example may be repeated.
 

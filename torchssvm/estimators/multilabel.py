@@ -134,7 +134,7 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
         if not self._sets:
             check_no_missing(y)
         if not self._sets and len(classes) < 2:
-            raise ValueError(f"y has one class only, {classes[0]!r}: at least two classes are needed")
+            raise ValueError(f"y has one class only, {classes.tolist()[0]!r}: at least two classes are needed")
         indicator = y if self._sets else (y[:, None] == (classes[1:] if len(classes) == 2 else classes))
         target = torch.from_numpy(indicator.astype(np.int64))
         labels = target.shape[1]

@@ -107,7 +107,7 @@ class MultinomialSVC(ClassifierMixin, StructuredEstimator):
             X, y, times = X[times > 0.0], y[times > 0.0], times[times > 0.0]
         classes, codes = np.unique(y, return_inverse=True)
         if len(classes) < 2:
-            raise ValueError(f"y has one class only, {classes[0]!r}: at least two classes are needed")
+            raise ValueError(f"y has one class only, {classes.tolist()[0]!r}: at least two classes are needed")
         weights = weights_of(self.class_weight, classes, codes, times)[codes] * times
         self.head_ = head = self._train_rows(X, codes, weights / times.mean(), float(times.sum()))
         self.classes_ = classes

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from torchssvm.core.arguments import as_number
-from torchssvm.core.batch import pass_over
+from torchssvm.core.batch import check_fits, pass_over
 from torchssvm.core.compiling import clock
-from torchssvm.core.part import Part
+from torchssvm.core.part import NAMES, Part
 from torchssvm.core.structure import Structure
 from torchssvm.path.grid import KeepDual, KeepWeights
 from torchssvm.path.lam_choice import HeldOutPoint
@@ -82,7 +82,9 @@ def _score(head: nn.Module, score: Callable[[nn.Module], float]) -> float:
     held = [parameter.detach().clone() for parameter in head.parameters()]
     try:
         with torch.enable_grad():
-            found = as_number(score(head), "score(head)")
+            given: Any = score(head)
+            one = isinstance(given, torch.Tensor) and given.numel() == 1
+            found = as_number(float(given) if one else given, "score(head)")
     finally:
         changed = [(p, own) for p, own in zip(head.parameters(), held, strict=True) if not torch.equal(p, own)]
         for parameter, own in changed:
@@ -122,5 +124,11 @@ def held_out_batches(
     if not len(held_out):
         raise ValueError("held_out is empty: give examples that are not trained on")
     batches = pass_over(held_out, options.collate_fn)
+    check_fits(head, structure, held_out, options.collate_fn)
+    for name in NAMES if hasattr(dataset, "vocabulary") and hasattr(held_out, "vocabulary") else ():
+        own, other = getattr(dataset, name, None), getattr(held_out, name, None)
+        compares: Any = type(own).__eq__
+        if compares is not object.__eq__ and own != other:
+            raise ValueError(f"held_out has another {name} than dataset: make it with {name}=train.{name}")
     evaluate(head, structure, itertools.islice(batches, 1), device)
     return batches

@@ -21,7 +21,7 @@ from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import dense, select_examples, squared_norm
 from torchssvm.distributed.exchange import refusing_on_all
-from torchssvm.dual.checks import check_batch, check_dual, check_targets
+from torchssvm.dual.checks import check_batch, check_dual, check_repeated, check_targets
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Stored
 from torchssvm.solvers.proposal import Proposal
@@ -121,6 +121,8 @@ class BlockGap(nn.Module):
         detached = potentials.detach()
         training = torch.is_grad_enabled() and potentials.requires_grad
         digests = digest_examples(target, potentials)
+        if len(rows) < len(index):
+            check_repeated(dual, digests, index)
         with torch.no_grad():
             stored = dual.storage.gather(index, detached, target)
             check_targets(dual, digests, index)

@@ -96,7 +96,7 @@ class Certificate:
         """Primal, dual and gap in words."""
         bounded = not (self.exact or self.relaxed)
         return (
-            f"primal {self.primal:.6f}{' (upper bound)' if bounded else ''}, dual {self.dual:.6f}, gap {self.gap:.6f} "
+            f"primal {self.primal:.6g}{' (upper bound)' if bounded else ''}, dual {self.dual:.6g}, gap {self.gap:.6g} "
             f"({100 * self.relative_gap:.3g} % of the primal{'; upper bound: approximate oracle' if bounded else ''})"
         )
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.batch import apply_head, as_batch, check_batches, to_device
+from torchssvm.core.batch import apply_head, as_batch, check_batches, check_fits, to_device
+from torchssvm.core.problem import as_structure
 from torchssvm.core.structure import Structure, as_decoding
 
 
@@ -25,6 +26,7 @@ class Evaluation:
         exact: Whether decoding was exact for all of them; otherwise the results are those of an approximate decoder.
         num_tokens: Number of tokens, that of the examples for classes; None as above.
         losses: ``[num_examples]`` float64, that of each, in the order of the batches; None where they are not kept.
+        unit: What is called a token here: the structure's ``unit``, such as a label.
 
     Example:
         >>> head = LinearChain(4, 3)
@@ -42,6 +44,7 @@ class Evaluation:
     exact: bool = True
     num_tokens: int | None = None
     losses: Tensor | None = field(default=None, compare=False, repr=False)
+    unit: str = field(default="token", repr=False)
 
     @property
     def is_plain(self) -> bool:
@@ -54,7 +57,7 @@ class Evaluation:
         else:
             text = f"{100 * self.example_error:.2f} % of {self.num_examples:,} examples wrong, loss {self.loss:.4g}"
             if not self.is_plain:
-                text = f"{100 * self.token_error:.2f} % of {self.num_tokens:,} tokens wrong, {text}"
+                text = f"{100 * self.token_error:.2f} % of {self.num_tokens:,} {self.unit}s wrong, {text}"
         return text if self.exact else f"{text}; decoded approximately"
 
 
@@ -95,7 +98,7 @@ def evaluate(
 
     Raises:
         ValueError: There are no examples, or a target does not fit.
-        TypeError: ``batches`` is of another kind, or holds something else than batches.
+        TypeError: ``structure`` or ``batches`` is of another kind, or holds something else than batches.
 
     Example:
         >>> head = LinearMulticlass(4, 3)
@@ -106,6 +109,9 @@ def evaluate(
     modes = [(m, m.training) for m in forward.modules()] if isinstance(forward, nn.Module) else []
     for module, _ in modes:
         module.training = False
+    if isinstance(forward, Structure):
+        raise TypeError(f"forward={forward} is a structure, which comes second: evaluate(head, structure, batches)")
+    check_fits(forward, as_structure(structure), batches)
     examples, loss, wrong, tokens, spoilt, counted, exact = 0, 0.0, 0, 0, 0, True, True
     each: list[Tensor] = []
     try:
@@ -140,6 +146,7 @@ def evaluate(
         exact=exact,
         num_tokens=tokens if counted else None,
         losses=torch.cat(each),
+        unit=structure.unit,
     )
 
 
@@ -158,4 +165,5 @@ def merge_evaluations(parts: Sequence[Evaluation]) -> Evaluation:
         exact=all(part.exact for part in parts),
         num_tokens=sum(tokens) if counted else None,
         losses=torch.cat([part.losses for part in parts if part.losses is not None]),
+        unit=parts[0].unit,
     )

@@ -17,7 +17,7 @@ from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.on_host import on_host
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import in_full_precision
-from torchssvm.core.problem import check_lam
+from torchssvm.core.problem import as_structure, check_lam
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.structure import Structure
 from torchssvm.solvers.rounding import Rounding
@@ -53,8 +53,8 @@ class Objective:
 
     def __str__(self) -> str:
         if self.exact:
-            return f"primal {self.value:.6f}"
-        return f"primal between {self.value:.6f} and {self.bound:.6f} (approximate oracle)"
+            return f"primal {self.value:.6g}"
+        return f"primal between {self.value:.6g} and {self.bound:.6g} (approximate oracle)"
 
 
 @torch.no_grad()
@@ -92,8 +92,7 @@ def primal(
     """
     start = clock()
     lam = check_lam(lam)
-    if not isinstance(structure, Structure):
-        raise TypeError(f"structure={structure!r} must be a torchssvm.Structure, such as head.structure")
+    as_structure(structure)
     num_examples = None if num_examples is None else check_whole(num_examples, "num_examples")
     if parameters is None:
         if not isinstance(head, torch.nn.Module):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_number
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner
 from torchssvm.core.precision import full_precision
+from torchssvm.core.problem import as_structure
 from torchssvm.core.structure import Labeling, Structure, augmented, loss_by_name, per_example, reject_rows
 
 
@@ -42,8 +43,7 @@ class SoftmaxMargin(nn.Module):
 
     def __init__(self, structure: Structure, temperature: float = 1.0) -> None:
         super().__init__()
-        if not isinstance(structure, Structure):
-            raise TypeError(f"structure={structure!r} must be a torchssvm.Structure, such as head.structure")
+        as_structure(structure)
         if not has_marginals(structure):
             raise ValueError(
                 f"structure={structure} has no marginals(potentials), which the softmax-margin sums over all outputs "

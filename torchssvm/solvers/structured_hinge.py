@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Potentials, as_potentials
+from torchssvm.core.problem import as_structure
 from torchssvm.core.structure import Structure
 
 
@@ -34,8 +35,7 @@ class StructuredHinge(nn.Module):
 
     def __init__(self, structure: Structure) -> None:
         super().__init__()
-        if not isinstance(structure, Structure):
-            raise TypeError(f"structure={structure!r} must be a torchssvm.Structure, such as head.structure")
+        as_structure(structure)
         self.structure = structure
 
     def forward(self, potentials: Potentials | Tensor | Mapping[str, Tensor], target: Any) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from torchssvm.core.arguments import check_dataset, or_default
-from torchssvm.core.batch import apply_head, fetcher, pass_over, to_device
+from torchssvm.core.batch import apply_head, check_fits, fetcher, pass_over, to_device
 from torchssvm.core.schema import Schema, Stateful
 from torchssvm.distributed.exchange import refusing_on_all
 from torchssvm.solvers.bcfw import BCFW
@@ -61,6 +61,7 @@ class TorchLoop(DualTrainer, Stateful):
         check_dataset(dataset)
         if len(dataset) != loss.dual.num_examples:
             raise ValueError(f"dataset has {len(dataset)} examples, and the dual was made for {loss.dual.num_examples}")
+        check_fits(head, loss.dual.structure, dataset, options.collate_fn)
         if optimizer is not None and getattr(optimizer, "dual", None) is not loss.dual:
             raise ValueError(f"optimizer={type(optimizer).__name__} must be a BCFW of the dual of the loss")
         self.head, self.loss, self.dual, self.dataset = head, loss, loss.dual, dataset

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from torchssvm.core.arguments import check_dataset, or_default
-from torchssvm.core.batch import apply_head, fetcher, lengths_of, pass_over, rows_in_order, to_device
+from torchssvm.core.batch import apply_head, check_fits, fetcher, lengths_of, pass_over, rows_in_order, to_device
 from torchssvm.core.caller import warn
 from torchssvm.core.problem import check_lam, find_structure
 from torchssvm.core.ranks import Ranks
@@ -177,6 +177,7 @@ def make_trainer(
         raise ValueError("the dataset is empty")
     bounds = check_bounds(head, bounds)
     given = or_default(options, RunOptions, "options")
+    check_fits(head, structure, dataset, given.collate_fn)
     ranks = Ranks.here()
     chosen = partial(
         choose,

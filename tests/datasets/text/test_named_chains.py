@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
-from torchssvm.datasets import NamedChains, PaddedDataset
+from torchssvm import SparseLinearChain, choose_lam, evaluate, grid_search, in_order, solve
+from torchssvm.datasets import NamedChains, PaddedDataset, hold_out
 from torchssvm.deployment import batch_of_names
 
 X = [[{"word": "the", "length": 3}, {"word": "cat"}], [["word=the"]]]
@@ -50,3 +52,55 @@ def test_a_padded_dataset_names_the_datasets_for_lists_of_features():
         PaddedDataset(X, torch.zeros(2, 2, dtype=torch.int64))
     data = PaddedDataset(torch.zeros(3, 4, 2), torch.zeros(3, 4, dtype=torch.int64))
     assert repr(data) == "PaddedDataset: 3 examples, x [3, 4, 2], y [3, 4]"
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (None, "the dataset has in_features=2 and the head in_features=3"),
+        (["NOUN"], "the dataset has num_states=1 and the head num_states=2"),
+    ],
+)
+def test_a_test_set_of_other_names_is_refused_wherever_it_enters(labels, words):
+    train = NamedChains(X, Y)
+    vocabulary = None if labels is None else train.vocabulary
+    test = NamedChains([[["word=cat", "new"]]], [["NOUN"]], vocabulary=vocabulary, labels=labels)
+    head = SparseLinearChain(train.in_features, train.num_states)
+    calls = [
+        lambda: solve(head, test, 0.1, progress=False),
+        lambda: grid_search(head, test, [0.1], tolerance=0.1),
+        lambda: choose_lam(head, train, test, [0.1], progress=False),
+        *(
+            lambda data=data: evaluate(head, head.structure, data)
+            for data in (test, in_order(test), DataLoader(test, collate_fn=test.collate))
+        ),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=f"{words}: .*vocabulary=train.vocabulary, labels=train.labels"):
+            call()
+    solve(head, train, 0.1, progress=False)
+    assert evaluate(head, head.structure, train).num_tokens == 3
+
+
+@pytest.mark.parametrize("name", ["vocabulary", "labels"])
+def test_held_out_names_of_the_same_number_in_another_order_are_refused(name):
+    train = NamedChains(X, Y)
+    names = {"vocabulary": train.vocabulary, "labels": train.labels}
+    other = {"vocabulary": {"length": 2, "word=cat": 1, "word=the": 0}, "labels": ["NOUN", "DET"]}
+    held_out = NamedChains(X, Y, **{**names, name: other[name]})
+    head = SparseLinearChain(3, 2)
+    with pytest.raises(ValueError, match=f"held_out has another {name} than dataset: make it with {name}=train"):
+        choose_lam(head, train, held_out, [0.1], progress=False)
+    choose_lam(head, train, NamedChains(X, Y, **names), [0.1], progress=False)
+
+
+def test_a_part_has_the_names_of_its_dataset():
+    data = NamedChains(X, Y)
+    for part in hold_out(data, 0.5):
+        assert (part.in_features, part.num_states) == (3, 2)
+        assert (part.vocabulary, part.labels) == (data.vocabulary, data.labels)
+    plain = PaddedDataset(torch.zeros(2, 2, 1), torch.zeros(2, 2, dtype=torch.int64))
+    plain.labels, plain.in_features = [0, 1], 1
+    assert not hasattr(hold_out(plain, 0.5)[0], "labels")
+    assert hold_out(plain, 0.5)[0].in_features == 1
+    assert not hasattr(hold_out(plain, 0.5, collate_fn=plain.collate)[0], "in_features")

@@ -54,8 +54,8 @@ class FactorwiseCertificate(Certificate):
 
     def __str__(self) -> str:
         relaxation = (
-            f"; of the relaxation: primal {self.relaxed_primal:.6f}, dual {self.relaxed_dual:.6f}, "
-            f"gap {self.relaxed_gap:.6f} ({100 * self.relative_relaxed_gap:.3g} % of its primal)"
+            f"; of the relaxation: primal {self.relaxed_primal:.6g}, dual {self.relaxed_dual:.6g}, "
+            f"gap {self.relaxed_gap:.6g} ({100 * self.relative_relaxed_gap:.3g} % of its primal)"
         )
         return (
             f"{self.bounds}{relaxation if self.has_relaxation else ''}; violation {self.violation:.2g} "

@@ -14,6 +14,7 @@ from torchssvm.core.on_host import apart, upload
 from torchssvm.core.plain import plain
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision, gradient_of_weight, product, transformed
+from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.token_products import STORED, respond
 from torchssvm.structures.arguments import check_range, check_structure
 from torchssvm.structures.chain import numba as kernels
@@ -112,8 +113,8 @@ class LinearChain(LinearHead):
             TypeError: ``x`` is not a tensor.
             ValueError: A shape or a length does not fit.
         """
-        if not isinstance(x, Tensor):
-            raise TypeError(f"x must be a tensor, not a {type(x).__name__}: SparseLinearChain takes SparseFeatures")
+        if isinstance(x, SparseFeatures):
+            raise TypeError("x must be a tensor, not SparseFeatures: SparseLinearChain takes those")
         if check_tensor(x, "x").ndim != 3 or x.shape[2] != self.in_features:
             raise ValueError(f"x must be [B, N, {self.in_features}], got {list(x.shape)}")
         batch, longest, _ = x.shape

@@ -173,6 +173,7 @@ class GraphCut(Structure):
         tensor([[1, 1]])
     """
 
+    unit = "node"
     quick_to_decode = True
 
     def __init__(self, oracle: CutOracle | None = None, *, balanced: bool = False, normalize: bool = True) -> None:

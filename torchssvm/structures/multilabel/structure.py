@@ -120,6 +120,8 @@ class Multilabel(Structure):
         tensor([[1, 1, 0]])
     """
 
+    unit = "label"
+
     def __init__(
         self,
         num_labels: int,

@@ -116,6 +116,8 @@ class PairwiseGraph(Structure):
         tensor([[1, 1, 1]])
     """
 
+    unit = "node"
+
     def __init__(self, num_labels: int, oracle: GraphOracle | None = None, *, normalize: bool = True) -> None:
         self.num_labels = check_whole(num_labels, "num_labels")
         check_flags(normalize=normalize)

@@ -84,6 +84,8 @@ class Forest(Structure):
 
     settings = Structure.__repr__  # no attribute counts or caches
 
+    unit = "node"
+
     def __init__(self, num_states: int, class_weight: Tensor | None = None) -> None:
         self.num_states = check_whole(num_states, "num_states")
         if class_weight is not None and check_tensor(class_weight, "class_weight").shape != (num_states,):

@@ -42,6 +42,7 @@ class Tree(Structure):
         tensor([[1, 1, 1]])
     """
 
+    unit = "node"
     quick_to_decode = True
 
     def __init__(
