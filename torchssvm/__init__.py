@@ -2,7 +2,7 @@
 
 What is used by its name in this package, by purpose:
 
-* Training: ``solve``, ``make_trainer``, ``Solver``, ``Relative``, ``RunOptions``; ``BCFW``, ``BlockGap``,
+* Training: ``solve``, ``make_trainer``, ``Solver``, ``Relative``; ``BCFW``, ``BlockGap``,
   ``StructuredHinge``, ``SoftmaxMargin``, ``Average``, ``UniformAverage``, ``WeightedAverage``, ``SuffixAverage``,
   ``save_checkpoint``, ``load_checkpoint``; in several processes, ``RankError``; targets with a hidden part, ``latent``,
   ``LatentTrainer``, ``LatentReport``.
@@ -31,7 +31,7 @@ What is used by its name in this package, by purpose:
   ``KernelSSVM`` with ``KernelChain``, ``KernelMulticlass``, ``RBF``, ``Polynomial``; ``CuttingPlane`` with
   ``OneSlack``, ``NSlack``; ``ExponentiatedGradient``; ``Subgradient``.
 * Choosing lambda: ``choose_lam``, ``LamChoice``, ``guess_lam``; paths: ``regularization_path``, ``RegularizationPath``,
-  ``PathRun``, ``grid_search``, ``Recipe``, ``Certified``, ``Heuristic``, ``KeepWeights``, ``KeepDual``.
+  ``PathRun``, ``grid_search``, ``Certified``, ``Heuristic``, ``KeepWeights``, ``KeepDual``.
 * Checking and reporting: ``check``, ``CheckReport``, ``certify``, ``Certificate``, ``FactorwiseCertificate``,
   ``primal``, ``Objective``, ``evaluate``, ``Evaluation``, ``RunReport``.
 
@@ -54,7 +54,6 @@ from torchssvm.path import (
     KeepWeights,
     LamChoice,
     PathRun,
-    Recipe,
     RegularizationPath,
     choose_lam,
     grid_search,
@@ -72,7 +71,6 @@ from torchssvm.solvers import (
     NSlack,
     OneSlack,
     Relative,
-    RunOptions,
     SoftmaxMargin,
     Solver,
     StructuredHinge,
@@ -312,12 +310,10 @@ __all__ = [
     "RankError",
     "Ranking",
     "RankingMeasure",
-    "Recipe",
     "RegularizationPath",
     "Relative",
     "ResidualBalancing",
     "RoofDual",
-    "RunOptions",
     "RunReport",
     "SciPyMilp",
     "Segmentation",

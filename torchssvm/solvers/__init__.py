@@ -9,12 +9,12 @@ from torchssvm.solvers.baselines.subgradient import Subgradient
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, certify, recompute_weights
-from torchssvm.solvers.choice import Solver, choose
+from torchssvm.solvers.choice import choose
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.gdmm.solver import GDMM
-from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.running_average import Average
 from torchssvm.solvers.softmax_margin import SoftmaxMargin
+from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.structured_hinge import StructuredHinge
 from torchssvm.solvers.tolerance import Relative
 from torchssvm.solvers.torch_loop import TorchLoop
@@ -33,7 +33,6 @@ __all__ = [
     "NSlack",
     "OneSlack",
     "Relative",
-    "RunOptions",
     "SoftmaxMargin",
     "Solver",
     "StructuredHinge",

@@ -120,31 +120,11 @@ def run_until(
         TypeError: ``schedule`` is not a Schedule, or ``progress`` neither True nor False.
     """
     check_limits(tolerance, max_passes)
-    with shown(progress) as line:
-        return _run_until(
-            steps, counters, certify, tolerance, max_passes, schedule, on_check, reached, line, value, idle_epochs
-        )
-
-
-def _run_until(
-    steps: Iterable[int],
-    counters: Progress,
-    certify: Callable[[], Proof],
-    tolerance: Tolerance,
-    max_passes: float,
-    schedule: Schedule | None,
-    on_check: Callable[[Proof], None] | None,
-    reached: Callable[[Proof], bool] | None,
-    line: ProgressLine | None,
-    value: Callable[[], float] | None,
-    idle_epochs: float,
-) -> Proof:
     schedule = copy.deepcopy(schedule) if schedule is not None else WhenEstimated()
     check_object(schedule, "schedule", "due", "WhenEstimated()")
-
     worth = expected(tolerance, None)  # the gap at which an exact pass is worth while
 
-    def check() -> tuple[Proof, bool]:
+    def check(line: ProgressLine | None) -> tuple[Proof, bool]:
         nonlocal worth
         certificate = certify()
         worth = expected(tolerance, certificate)
@@ -158,25 +138,26 @@ def _run_until(
         enough = counters.gap_estimate == 0.0 or is_within(certificate.gap, tolerance, certificate.primal)
         return certificate, counters.passes >= max_passes or (enough if reached is None else reached(certificate))
 
-    gap = counters.gap_estimate
-    known = value() + gap if value is not None and gap < math.inf else 0.0  # an estimate of the primal
-    if is_within(gap, tolerance, known) or counters.passes >= max_passes:
-        certificate, over = check()
-        if over:
-            return certificate
-    n, visited, start = counters.num_examples, 0, counters.passes  # since the last exact pass
-    for visits in steps:
-        visited += visits
-        if line is not None:
-            line.update(counters.passes, counters.gap_estimate, value)
-        idle = visited - round((counters.passes - start) * n)  # visits without an oracle call: the cache answered
-        due = schedule.due(counters, worth) or counters.passes >= max_passes or idle >= idle_epochs * n
-        if due or not visits:
-            certificate, over = check()
+    with shown(progress) as line:
+        gap = counters.gap_estimate
+        known = value() + gap if value is not None and gap < math.inf else 0.0  # an estimate of the primal
+        if is_within(gap, tolerance, known) or counters.passes >= max_passes:
+            certificate, over = check(line)
             if over:
                 return certificate
-            visited, start = 0, counters.passes
-    raise AssertionError("steps do not end")
+        n, visited, start = counters.num_examples, 0, counters.passes  # since the last exact pass
+        for visits in steps:
+            visited += visits
+            if line is not None:
+                line.update(counters.passes, counters.gap_estimate, value)
+            idle = visited - round((counters.passes - start) * n)  # visits without an oracle call: the cache answered
+            due = schedule.due(counters, worth) or counters.passes >= max_passes or idle >= idle_epochs * n
+            if due or not visits:
+                certificate, over = check(line)
+                if over:
+                    return certificate
+                visited, start = 0, counters.passes
+        raise AssertionError("steps do not end")
 
 
 class DualTrainer:
@@ -214,8 +195,8 @@ class DualTrainer:
             tolerance: The gap to reach: a number of at least 0, or ``Relative(0.01)``, a share of the primal.
             max_passes: Stop after the step that reaches this many effective passes, those before this call included;
                 the certificate takes one more pass.
-            schedule: When exact passes are made, asked after every step; None is that of the options given
-                to :func:`torchssvm.make_trainer` or a :class:`torchssvm.TorchLoop`, else ``WhenEstimated()``.
+            schedule: When exact passes are made, asked after every step; None is that of the solver given
+                to :func:`torchssvm.make_trainer`, else ``WhenEstimated()``.
             on_check: Called with the certificate of every exact pass.
             progress: Whether one line on stderr shows gap, dual, passes and seconds; it changes no bit of the run.
 
