@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
+from items import with_solver  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 
@@ -53,7 +54,7 @@ def everything(words) -> DataLoader:
 
 
 def svm(**options) -> StructuredSVM:
-    return StructuredSVM(LinearChain(128, 26), lam=0.1, **({"bounds": BOUNDS} | options))
+    return StructuredSVM(LinearChain(128, 26), lam=0.1, **with_solver(**{"bounds": BOUNDS} | options))
 
 
 def trainer(*callbacks, **options) -> L.Trainer:
@@ -170,5 +171,5 @@ def test_bounds_in_a_configuration_file(tmp_path):
     )
     make = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the name of older versions
     model = make(parser.parse_args([f"--model={tmp_path / 'svm.yaml'}"])).model
-    assert model.bounds == {"transition": (0.0, None)}
-    assert repr(model.line_search) == "ShortStep()"
+    assert model.solver.bounds == {"transition": (0.0, None)}
+    assert repr(model.rules.line_search) == "ShortStep()"

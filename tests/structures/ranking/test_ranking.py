@@ -26,7 +26,6 @@ from torchssvm import (
     PrecisionAt,
     Ranking,
     Relative,
-    RunOptions,
     Solver,
     Weights,
     check,
@@ -431,8 +430,8 @@ def test_every_solver_certifies_the_same_optimum(measure):
 @pytest.mark.parametrize("storage", [MeanParts, Labelings])
 def test_a_run_goes_on_to_the_same_bits(storage):
     def trainer():
-        solver, options = Solver(storage=storage()), RunOptions(batch_size=4, seed=3)
-        return make_trainer(LinearRanking(4), lists(), 0.05, solver=solver, options=options, progress=False)
+        solver = Solver(storage=storage(), batch_size=4, seed=3)
+        return make_trainer(LinearRanking(4), lists(), 0.05, solver=solver, progress=False)
 
     whole, first, second = trainer(), trainer(), trainer()
     for _ in range(6):
