@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from problems import PROBLEMS, Problem, assert_same, chain, examples, multiclass
 from refusals import changes_state
 
 from torchssvm import (
-    Any,
     CommonStep,
     Decoding,
     DualState,
@@ -257,7 +257,7 @@ class Verify:
         for _ in range(self.each):
             share = float(torch.rand((), generator=self.random))
             lam = path.points[-1].lam * (lowest / path.points[-1].lam) ** share
-            head, dual = copy.deepcopy((run._training.head, run.dual))
+            head, dual = copy.deepcopy((run.trainer.head, run.dual))
             dual.rescale(lam / dual.lam)
             self.gaps.append((lam, certify(head, dual, self.batches, refresh=False).gap))
 

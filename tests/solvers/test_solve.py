@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -114,11 +115,11 @@ def test_features_that_do_not_fit_leave_the_compiled_loop(monkeypatch, capsys):
 
     monkeypatch.setattr(choice, "SHARE", 1e-15)
     problem = chain(5, n=8)
-    limits = {"memory_limit": 10**6}
-    assert isinstance(make_trainer(problem.head, Items(problem), problem.lam, **limits), TorchLoop)
+    solver = Solver(memory_limit=10**6)
+    assert isinstance(make_trainer(problem.head, Items(problem), problem.lam, solver=solver), TorchLoop)
     assert "features of 8 examples would take" in capsys.readouterr().err
     with pytest.raises(MemoryError, match="use compiled=False"):
-        make_trainer(problem.head, Items(problem), problem.lam, solver=Solver(compiled=True), **limits)
+        make_trainer(problem.head, Items(problem), problem.lam, solver=replace(solver, compiled=True))
 
 
 def test_a_run_that_stops_far_from_its_optimum_warns():

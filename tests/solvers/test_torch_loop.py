@@ -228,11 +228,11 @@ def test_nothing_changes_before_arguments_are_looked_at():
             p.fill_(1.0)
     other = block_gap(multiclass(13))
     for options in (
-        {"tolerance": 0.1, "optimizer": torch.optim.SGD(problem.head.parameters(), lr=0.1)},
-        {"tolerance": 0.1, "optimizer": BCFW(other.dual.parameters, other.dual)},
+        {"optimizer": torch.optim.SGD(problem.head.parameters(), lr=0.1)},
+        {"optimizer": BCFW(other.dual.parameters, other.dual)},
     ):
         with pytest.raises(ValueError, match="must be a BCFW of the dual"):
-            solve(problem.head, loss, Items(problem), **options)
+            solve(problem.head, loss, Items(problem), tolerance=0.1, loop=options)
         assert all(bool((p == 1.0).all()) for p in problem.head.parameters())
     assert not loss.dual.mailbox.waiting
 
