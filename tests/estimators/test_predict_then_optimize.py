@@ -1,5 +1,7 @@
 """PredictThenOptimize: its objective by hand, the anchor beside a quadratic program, lambda, oracles and errors."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from scipy.optimize import minimize
 from sklearn.base import clone
 from torch import nn
 
-from torchssvm import OptModel, Selection, ShortestPath, Situations, time
+from torchssvm import OptModel, Selection, ShortestPath, Situations
 from torchssvm.estimators import PredictThenOptimize
 
 SQUARE = ShortestPath.grid(2, 2)

@@ -310,6 +310,6 @@ def test_trained_features_under_lightning(direction, words):
 def test_copies_of_the_model_keep_the_rules():
     made = model(direction=Corrective(5), oracle=CacheOracle(0.1), storage=Labelings(3))
     twin = copy.deepcopy(made)
-    assert repr(twin.direction) == "Corrective(steps=5, tolerance=0.01)"
-    assert twin.oracle.factor == 0.1
-    assert twin.storage.capacity == 3
+    assert repr(twin.rules.direction) == "Corrective(steps=5, tolerance=0.01)"
+    assert twin.rules.oracle.factor == 0.1
+    assert twin.rules.storage.capacity == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -34,6 +35,7 @@ def moved(*names: str) -> Callable[[Function], Function]:
                     raise TypeError(f"the argument {name} has gone: give {TO_SOLVER[name]} in its place")
             return function(*args, **kwargs)
 
+        call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # getfullargspec reads it
         return call  # type: ignore[return-value]
 
     return decorate

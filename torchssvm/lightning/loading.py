@@ -18,7 +18,7 @@ from torchssvm.solvers.solver import Solver
 
 _KEY = "torchssvm_model"
 _FORMAT = 2
-_OF_SOLVER = ("bounds", "memory_limit")
+_OF_SOLVER = ("bounds", "memory_limit")  # hyperparameters of their own in torchssvm 0.2
 
 
 class Loading(L.LightningModule):
@@ -81,8 +81,9 @@ class Loading(L.LightningModule):
                     "never done. Make the model, and give the file to trainer.predict(..., ckpt_path=...)"
                 )
             saved = copy.deepcopy(checkpoint.get(_KEY, {}))  # its tensors are mapped from the file, which may change
-            kept = {name: checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}).get(name) for name in _OF_SOLVER}
-            solver = {"solver": Solver(**kept)} if any(kept.values()) else {}
+            own = checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {})
+            kept = own.get("solver", {name: own[name] for name in _OF_SOLVER if own.get(name) is not None})
+            solver = {"solver": Solver(**copy.deepcopy(kept))} if kept else {}
             arguments = {**_parts(cls, saved, arguments), **solver, **arguments}
         return super().load_from_checkpoint(
             checkpoint_path,

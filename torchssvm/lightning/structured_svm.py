@@ -134,8 +134,8 @@ class StructuredSVM(JointModel):
         alternates = isinstance(self.joint, Alternate)
         self._stages = AlternatingRun() if alternates else JointRun() if self.joint is not None else None
         self.solver = find_solver(self, solver)
-        kept = {name: getattr(self.solver, name) for name in ("memory_limit", "bounds")}
-        self.save_hyperparameters({"lam": lam, **kept})
+        kept = {name: value for name in ("bounds", "memory_limit") if (value := getattr(self.solver, name)) is not None}
+        self.save_hyperparameters({"lam": lam, **({"solver": kept} if kept else {})})
         self.rules: Any = self.solver.with_defaults()
         self._modes = {} if features is None else {name: part.training for name, part in features.named_modules()}
         self.train(self.training)
