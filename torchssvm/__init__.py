@@ -31,7 +31,7 @@ What is used by its name in this package, by purpose:
   ``KernelSSVM`` with ``KernelChain``, ``KernelMulticlass``, ``RBF``, ``Polynomial``; ``CuttingPlane`` with
   ``OneSlack``, ``NSlack``; ``ExponentiatedGradient``; ``Subgradient``.
 * Choosing lambda: ``choose_lam``, ``LamChoice``, ``guess_lam``; paths: ``regularization_path``, ``RegularizationPath``,
-  ``PathRun``, ``grid_search``, ``Certified``, ``Heuristic``, ``KeepWeights``, ``KeepDual``.
+  ``PathRun``, ``grid_search``, ``Certified``, ``Heuristic``.
 * Checking and reporting: ``check``, ``CheckReport``, ``certify``, ``Certificate``, ``FactorwiseCertificate``,
   ``primal``, ``Objective``, ``evaluate``, ``Evaluation``, ``RunReport``.
 
@@ -50,8 +50,6 @@ from torchssvm.dual import DualState, Labelings, MeanParts, Weights
 from torchssvm.path import (
     Certified,
     Heuristic,
-    KeepDual,
-    KeepWeights,
     LamChoice,
     PathRun,
     RegularizationPath,
@@ -255,8 +253,6 @@ __all__ = [
     "HiddenStates",
     "Hybrid",
     "IntegerProgram",
-    "KeepDual",
-    "KeepWeights",
     "KernelChain",
     "KernelMulticlass",
     "KernelSSVM",

@@ -24,7 +24,7 @@ from torchssvm import (
     regularization_path,
 )
 from torchssvm.datasets import OCR
-from torchssvm.path import Certified, GridPoint, Heuristic, KeepWeights, PathRun
+from torchssvm.path import Certified, GridPoint, Heuristic, PathRun
 
 from .figures import grid
 from .measuring import Ask, Clock, Settings, Summary, Table, chosen
@@ -106,7 +106,7 @@ def search(way: str, epsilon: float, powers: int, batch_size: int, max_passes: f
         words,
         [2.0**power for power in range(powers, -powers - 1, -1)],
         tolerance=epsilon,
-        warm_start=None if way == "cold" else KeepWeights(),
+        warm_start=way != "cold",
         max_passes=max_passes,
         solver=rules(way, batch_size, seed),
         on_point=on_point,

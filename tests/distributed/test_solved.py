@@ -18,7 +18,6 @@ from torchssvm import (
     DualState,
     GapBatchSampler,
     Heuristic,
-    KeepWeights,
     LargestGap,
     Permutation,
     Relative,
@@ -215,7 +214,7 @@ def test_grids_and_the_choice_of_lambda():
             Items(problem),
             [1.0, 0.3],
             tolerance=Relative(0.05),
-            warm_start=KeepWeights(),
+            warm_start=True,
             solver=solver,
             progress=False,
         )

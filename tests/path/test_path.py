@@ -31,8 +31,6 @@ from torchssvm.datasets.padded import PaddedDataset
 from torchssvm.path import (
     Certified,
     Heuristic,
-    KeepDual,
-    KeepWeights,
     PathRun,
     RegularizationPath,
     grid_search,
@@ -586,7 +584,7 @@ class TestResult:
 class TestGrid:
     LAMS = (0.25, 4.0, 1.0, 16.0)
 
-    @pytest.mark.parametrize("warm", [None, KeepWeights(), KeepDual()])
+    @pytest.mark.parametrize("warm", [False, True])
     @pytest.mark.parametrize("kind", sorted(PROBLEMS))
     def test_every_point_is_certified(self, kind, warm):
         problem = PROBLEMS[kind](1)
@@ -615,7 +613,7 @@ class TestGrid:
             Items(problem),
             [1e-4, 1e-5],
             tolerance=1e-9,
-            warm_start=KeepWeights(),
+            warm_start=True,
             max_passes=5,
             solver=plainly(),
         )

@@ -13,7 +13,7 @@ from items import Items, plainly
 from problems import flat, rng
 
 from torchssvm import Corrective, Labelings, MeanParts, Weights, certify
-from torchssvm.path import Certified, Heuristic, KeepDual, KeepWeights, PathRun, grid_search, regularization_path
+from torchssvm.path import Certified, Heuristic, PathRun, grid_search, regularization_path
 
 pytest.importorskip("maxflow")
 
@@ -107,7 +107,7 @@ def test_bounds_that_are_not_0_are_refused(lower):
         PathRun(problem.head, Items(problem), epsilon=0.1, lam_min=0.1, **options(lower))
 
 
-@pytest.mark.parametrize("warm_start", [None, KeepWeights(), KeepDual()])
+@pytest.mark.parametrize("warm_start", [False, True])
 def test_a_grid_is_certified_within_bounds(warm_start):
     problem = GraphProblem(2)
     lams = [1.0, 0.3]

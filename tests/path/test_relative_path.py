@@ -12,7 +12,7 @@ from items import Items, plainly
 from problems import PROBLEMS, chain, multiclass, reference
 
 from torchssvm import Heuristic, PathRun, Relative, certify, grid_search, regularization_path
-from torchssvm.path import KeepDual, KeepWeights, RegularizationPath, plot
+from torchssvm.path import RegularizationPath, plot
 
 SHARE = 0.2
 
@@ -112,7 +112,7 @@ def test_the_picture_draws_what_is_allowed():
     assert (np.asarray(gap.get_ydata()) <= np.asarray(allowed.get_ydata()) + 1e-9).all()
 
 
-@pytest.mark.parametrize("warm_start", [None, KeepWeights(), KeepDual()])
+@pytest.mark.parametrize("warm_start", [False, True])
 def test_a_grid(warm_start):
     problem = chain(3)
     points = grid_search(

@@ -18,7 +18,7 @@ from torchssvm.core.batch import in_order, tree_tensors
 from torchssvm.core.caller import warn
 from torchssvm.deployment import save_model
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.lam_advice import advice_if_small, guess_or_none, warn_if_zero
+from torchssvm.solvers.lam_advice import advice_if_small, warn_if_zero
 from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.tolerance import Relative, is_within
 from torchssvm.solvers.training import make_trainer
@@ -86,7 +86,7 @@ class CertifiedEstimator(BaseEstimator):
         if is_within(certificate.gap, tolerance, certificate.primal):
             warn_if_zero(certificate, trainer.dual, head, examples, C)
         else:
-            small = advice_if_small(lam, guess_or_none(head, examples, trainer.dual.structure), C)
+            small = advice_if_small(lam, trainer.dual, head, examples, C)
             warn(
                 f"the run ended at max_passes={self.max_passes:g} with a gap{certificate.kind} of "
                 f"{100 * certificate.relative_gap:.3g} % of the objective, and tol={self.tol:g} asks for "

@@ -8,7 +8,7 @@ from torch import nn
 
 from torchssvm.core.arguments import or_default
 from torchssvm.lightning.joint_training import JointTraining
-from torchssvm.solvers.compiled.applies import compiled_form
+from torchssvm.solvers.choice import compiled_form
 from torchssvm.solvers.parameter_groups import check_bounds
 from torchssvm.solvers.solver import Solver
 

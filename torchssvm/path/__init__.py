@@ -8,7 +8,6 @@ from torchssvm.path.picture import plot
 from torchssvm.path.result import Breakpoint, RegularizationPath
 from torchssvm.path.rules import Accuracy, Certified, Heuristic, PathRule
 from torchssvm.path.run import PathRun, regularization_path
-from torchssvm.path.walk import KeepDual, KeepWeights, WarmStart
 from torchssvm.solvers.guess_lam import guess_lam
 
 __all__ = [
@@ -18,13 +17,10 @@ __all__ = [
     "GridPoint",
     "HeldOutPoint",
     "Heuristic",
-    "KeepDual",
-    "KeepWeights",
     "LamChoice",
     "PathRule",
     "PathRun",
     "RegularizationPath",
-    "WarmStart",
     "choose_lam",
     "grid_search",
     "guess_lam",

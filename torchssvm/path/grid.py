@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import as_number
+from torchssvm.core.arguments import as_number, check_flags
 from torchssvm.core.moved import moved
 from torchssvm.core.structure import Structure
-from torchssvm.path.walk import WarmStart, keep_what_fits, walk
+from torchssvm.path.walk import walk
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.progress_line import shown
 from torchssvm.solvers.solver import Solver
@@ -62,7 +62,7 @@ def grid_search(
     *,
     tolerance: Tolerance,
     max_passes: float = math.inf,
-    warm_start: WarmStart | None = None,
+    warm_start: bool = False,
     solver: Solver | None = None,
     structure: Structure | None = None,
     on_point: Callable[[GridPoint], None] | None = None,
@@ -76,7 +76,7 @@ def grid_search(
         lams: Distinct positive numbers, in any order.
         tolerance: The gap to reach at each lambda: a positive number, or ``Relative(0.01)``.
         max_passes: Most effective passes for each lambda.
-        warm_start: ``KeepWeights()`` or ``KeepDual()`` continue from the previous lambda; None starts from zero.
+        warm_start: Whether each lambda begins with the weights of the one before ([G16] Proposition 1), else with zero.
         solver: As in :func:`torchssvm.solve`, like ``structure``.
         structure: What an output is.
         on_point: Called after each lambda.
@@ -96,14 +96,14 @@ def grid_search(
     """
     ordered = check_lams(lams)
     check_limits(tolerance, max_passes)
+    check_flags(warm_start=warm_start)
     points: list[GridPoint] = []
     device = device_of(head)
     with shown(progress) as line, on_device(head, device):
-        for together in [[lam] for lam in ordered] if warm_start is None else [ordered]:
+        for together in [ordered] if warm_start else [[lam] for lam in ordered]:
             trainer = make_trainer(head, dataset, together[0], solver=solver, structure=structure, progress=progress)
             aims = [(lam, max_passes) for lam in together]
-            walked = walk([(trainer, 1.0)], aims, tolerance, line=line, warm_start=warm_start or keep_what_fits)
-            for (solved,) in walked:
+            for (solved,) in walk([(trainer, 1.0)], aims, tolerance, line=line):
                 weights = {name: p.detach().to("cpu", copy=True) for name, p in head.named_parameters()}
                 points.append(GridPoint(solved.lam, solved.result, solved.passes, solved.seconds, weights))
                 if on_point is not None:

@@ -28,19 +28,8 @@ from torchssvm.solvers.training import device_of, make_trainer, on_device
 class PathRun(Stateful):
     """Follows a regularisation path, one breakpoint at a time, from the largest lambda to the smallest.
 
-    :func:`regularization_path` calls ``advance`` until it returns False. Between two calls ``state_dict`` holds
-    everything that the rest of the run depends on.
-
-    Args:
-        head: The head; its weights are replaced.
-        dataset: Map-style, n examples; an item's index is its place.
-        epsilon: The largest gap allowed at any lambda, a positive number or ``Relative(share)``.
-        lam_min: Stop when this lambda is covered.
-        max_passes: Stop at this many effective passes in all.
-        rule: ``Certified()`` (the default) or ``Heuristic()``.
-        solver: As in :func:`torchssvm.solve`, like ``structure``; the draws begin anew at each breakpoint, by the next
-            seed.
-        structure: What an output is.
+    :func:`regularization_path`, which has the same arguments, calls ``advance`` until it returns False. Between two
+    calls ``state_dict`` holds everything that the rest of the run depends on.
 
     Attributes:
         trainer: That of all breakpoints, by the solver that was chosen.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torchssvm.core.compiling import clock
 from torchssvm.dual.state import DualState
@@ -12,47 +12,12 @@ from torchssvm.solvers.progress_line import ProgressLine
 from torchssvm.solvers.tolerance import Tolerance
 
 
-class WarmStart(Protocol):
-    """Changes a solved dual to another lambda."""
-
-    def __call__(self, dual: DualState, lam: float) -> None:
-        """Change ``dual`` to ``lam``."""
-        ...
-
-
-class KeepWeights:
-    """Keeps the weights at the next lambda, a smaller one, and rescales the dual ([G16] Proposition 1).
-
-    Example:
-        >>> head = LinearMulticlass(4, 3)
-        >>> grid = grid_search(head, data, [1.0, 0.1], tolerance=Relative(0.1), warm_start=KeepWeights())
-        >>> all(point.certificate.relative_gap <= 0.1 for point in grid)
-        True
-    """
-
-    def __call__(self, dual: DualState, lam: float) -> None:
-        """Multiply the dual variables by ``lam / dual.lam``."""
+def go_to(dual: DualState, lam: float) -> None:
+    """Change a solved dual to another lambda; at a smaller one the weights stay ([G16] Proposition 1), else the dual."""
+    if lam < dual.lam:
         dual.rescale(lam / dual.lam)
-
-
-class KeepDual:
-    """Keeps the dual variables at the next lambda and rescales the weights.
-
-    Example:
-        >>> head = LinearMulticlass(4, 3)
-        >>> grid = grid_search(head, data, [1.0, 0.1], tolerance=Relative(0.1), warm_start=KeepDual())
-        >>> all(point.certificate.relative_gap <= 0.1 for point in grid)
-        True
-    """
-
-    def __call__(self, dual: DualState, lam: float) -> None:
-        """Divide the weights by ``lam / dual.lam``."""
+    else:
         dual.change_lam(lam)
-
-
-def keep_what_fits(dual: DualState, lam: float) -> None:
-    """Keep the weights at a smaller lambda, and the dual variables at a larger one."""
-    (KeepWeights() if lam < dual.lam else KeepDual())(dual, lam)
 
 
 class Solved(NamedTuple):
@@ -82,7 +47,6 @@ def walk(
     tolerance: Tolerance,
     *,
     line: ProgressLine | None,
-    warm_start: WarmStart = keep_what_fits,
     train: Callable[[Any, Tolerance, float, bool | ProgressLine], Any] = to_certificate,
 ) -> Iterator[list[Solved]]:
     """Train at every lambda, from the dual of the one before; the line that follows the run is clear at every yield.
@@ -93,7 +57,6 @@ def walk(
             yielded. The first is usually that of the trainers' duals.
         tolerance: The gap to reach at each.
         line: Follows the run.
-        warm_start: Changes a dual to the next lambda.
         train: Trains at one lambda.
 
     Yields:
@@ -106,7 +69,7 @@ def walk(
         for trainer, scale in trainers:
             dual, start, before = trainer.dual, clock(), trainer.dual.passes
             if not math.isclose(scale * lam, dual.lam, rel_tol=1e-12):  # an interrupted walk may have changed it
-                warm_start(dual, scale * lam)
+                go_to(dual, scale * lam)
             result = train(trainer, tolerance, before + most, line or False)
             found.append(Solved(lam, result, dual.passes - before, clock() - start))
         if line is not None:

@@ -34,8 +34,9 @@ def guess_or_none(head: nn.Module, dataset: Any, structure: Structure) -> float 
         return None
 
 
-def advice_if_small(lam: float, guess: float | None, C: float | None = None) -> str:
+def advice_if_small(lam: float, dual: DualState, head: nn.Module, dataset: Any, C: float | None = None) -> str:
     """What to try in the place of a lambda that is far too small, as a sentence; else empty."""
+    guess = guess_or_none(head, dataset, dual.structure)
     if guess is None or guess < FAR_BELOW * lam:
         return ""
     return f". lam={lam:.3g} is {guess / lam:,.0f} times below that of guess_lam: try {_to_try(lam, guess, C)}"

@@ -27,7 +27,7 @@ from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.choice import BATCH, CPU, Choice, Sample, choose, of_all_ranks
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
-from torchssvm.solvers.lam_advice import advice_if_small, guess_or_none, warn_if_zero
+from torchssvm.solvers.lam_advice import advice_if_small, warn_if_zero
 from torchssvm.solvers.parameter_groups import check_bounds, groups
 from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.tolerance import Relative, Tolerance, is_within
@@ -111,8 +111,7 @@ def solve(
     if is_within(certificate.gap, tolerance, certificate.primal):
         warn_if_zero(certificate, trainer.dual, head, dataset)
     else:
-        guess = guess_or_none(head, dataset, trainer.dual.structure)
-        warn_if_short(certificate, tolerance, max_passes, advice_if_small(lam, guess))
+        warn_if_short(certificate, tolerance, max_passes, advice_if_small(lam, trainer.dual, head, dataset))
     return certificate
 
 
