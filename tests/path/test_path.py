@@ -33,11 +33,13 @@ from torchssvm.path import (
     Heuristic,
     PathRun,
     RegularizationPath,
+    choose_lam,
     grid_search,
     plot,
     regularization_path,
     start_at_largest_lam,
 )
+from torchssvm.solvers import training
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))
@@ -579,6 +581,18 @@ class TestResult:
         assert scored.axes[2].get_ylabel() == "error"
         scored.savefig(tmp_path / "path.png")
         assert (tmp_path / "path.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("kind", sorted(PROBLEMS))
+def test_whoever_walks_takes_the_compiled_loop_where_it_applies(kind, monkeypatch):
+    problem, held_out = PROBLEMS[kind](1), Items(PROBLEMS[kind](2))
+    monkeypatch.setattr(training, "TorchLoop", None)
+    assert regularization_path(problem.head, Items(problem), epsilon=0.2, lam_min=1.0).certified
+    for warm_start in (False, True):
+        points = grid_search(problem.head, Items(problem), [4.0, 1.0], tolerance=0.05, warm_start=warm_start)
+        assert all(point.certificate.gap <= 0.05 for point in points)
+    choice = choose_lam(problem.head, Items(problem), held_out, [4.0, 1.0], tolerance=0.05)
+    assert all(point.certificate.gap <= 0.05 for point in choice.points)
 
 
 class TestGrid:

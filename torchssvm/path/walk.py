@@ -13,7 +13,7 @@ from torchssvm.solvers.tolerance import Tolerance
 
 
 def go_to(dual: DualState, lam: float) -> None:
-    """Change a solved dual to another lambda; at a smaller one the weights stay ([G16] Proposition 1), else the dual."""
+    """Change a solved dual to another lambda: at a smaller one the weights stay ([G16] Prop. 1), else the dual."""
     if lam < dual.lam:
         dual.rescale(lam / dual.lam)
     else:

@@ -33,7 +33,8 @@ class Solver:
     """How a head is trained: the rules of a step, the storage of the dual's blocks, the loop and its draws.
 
     What is None is chosen, to fit what is given; ``Solver()`` leaves all of it to the library (see :func:`choose`). The
-    same solver on the same data gives the same run. It may be used again: every run begins with a copy of its storage.
+    same solver on the same data gives the same run where the same memory is free, however busy the machine. It may be
+    used again: every run begins with a copy of its storage.
 
     Attributes:
         direction: The direction of a step, such as ``Pairwise()``.
