@@ -6,19 +6,17 @@ from torchssvm.path.initial import start_at_largest_lam
 from torchssvm.path.lam_choice import HeldOutPoint, LamChoice
 from torchssvm.path.picture import plot
 from torchssvm.path.result import Breakpoint, RegularizationPath
-from torchssvm.path.rules import Accuracy, Certified, Heuristic, PathRule
+from torchssvm.path.rules import Certified, Heuristic
 from torchssvm.path.run import PathRun, regularization_path
 from torchssvm.solvers.guess_lam import guess_lam
 
 __all__ = [
-    "Accuracy",
     "Breakpoint",
     "Certified",
     "GridPoint",
     "HeldOutPoint",
     "Heuristic",
     "LamChoice",
-    "PathRule",
     "PathRun",
     "RegularizationPath",
     "choose_lam",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torchssvm.core.arguments import as_number
 from torchssvm.core.row_sparse import squared_norm
@@ -27,31 +27,12 @@ class Accuracy(NamedTuple):
     primal: float
 
 
-class PathRule(Protocol):
-    """Solves one breakpoint to kappa epsilon."""
-
-    @property
-    def kappa(self) -> float:
-        """The share of epsilon that a breakpoint is solved to, in (0, 1); the rest is used by the step to the next."""
-        ...
-
-    @property
-    def certified(self) -> bool:
-        """Whether the gaps are proved."""
-        ...
-
-    def first(self, trainer: Any, bound: float) -> Accuracy:
-        """Accuracy at the largest breakpoint, given the weights of Algorithm 6 and the bound of their gap."""
-        ...
-
-    def next(self, trainer: Any, tolerance: Tolerance, max_passes: float, progress: bool | ProgressLine) -> Accuracy:
-        """Train to the tolerance, or until the dual has made ``max_passes``."""
-        ...
-
-
 @dataclass(frozen=True)
 class Certified:
     """The epsilon-approximate path of [G16] Algorithm 7: every breakpoint ends with an exact pass.
+
+    Args:
+        kappa: The share of epsilon that a breakpoint is solved to, in (0, 1); the step to the next uses the rest.
 
     Example:
         >>> head = LinearMulticlass(4, 3)

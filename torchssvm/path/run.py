@@ -17,7 +17,7 @@ from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
 from torchssvm.path.initial import check_cone, start_at_largest_lam
 from torchssvm.path.result import Breakpoint, RegularizationPath
-from torchssvm.path.rules import Accuracy, Certified, PathRule
+from torchssvm.path.rules import Accuracy, Certified, Heuristic
 from torchssvm.path.walk import walk
 from torchssvm.solvers.progress_line import ProgressLine, shown
 from torchssvm.solvers.solver import Solver
@@ -59,7 +59,7 @@ class PathRun(Stateful):
         epsilon: Tolerance,
         lam_min: float,
         max_passes: float = math.inf,
-        rule: PathRule | None = None,
+        rule: Certified | Heuristic | None = None,
         solver: Solver | None = None,
         structure: Structure | None = None,
     ) -> None:
@@ -68,7 +68,7 @@ class PathRun(Stateful):
         self.max_passes = check_number(max_passes, "max_passes", above=0.0, finite=False)
         if rule is not None:
             check_object(rule, "rule", "next", "Certified()")
-        self.rule: PathRule = rule if rule is not None else Certified()
+        self.rule = rule if rule is not None else Certified()
         solver = or_default(solver, Solver, "solver")
         self.trainer: Any = make_trainer(head, dataset, 1.0, solver=solver, structure=structure, progress=False)
         self.dual: DualState = self.trainer.dual
@@ -212,7 +212,7 @@ def regularization_path(
     epsilon: Tolerance,
     lam_min: float,
     max_passes: float = math.inf,
-    rule: PathRule | None = None,
+    rule: Certified | Heuristic | None = None,
     solver: Solver | None = None,
     structure: Structure | None = None,
     on_breakpoint: Callable[[PathRun], None] | None = None,
