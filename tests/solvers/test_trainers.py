@@ -130,7 +130,6 @@ def test_arguments_that_have_gone_say_where_to(name):
         (torchssvm.grid_search, (head, data, [0.1]), {"options", "recipe"}),
         (torchssvm.regularization_path, (head, data), {"options", "recipe"}),
         (torchssvm.PathRun, (head, data), {"options", "recipe"}),
-        (torchssvm.TorchLoop, (head, None, data), {"options"}),
         (torchssvm.latent, (head, data, 0.1), {"options"}),
         (torchssvm.guess_lam, (head, data), {"collate_fn"}),
         (StructuredSVM, (head, 0.1), TO_SOLVER.keys()),
@@ -139,6 +138,8 @@ def test_arguments_that_have_gone_say_where_to(name):
         if name in gone:
             with pytest.raises(TypeError, match=re.escape(f"the argument {name} has gone: give {TO_SOLVER[name]}")):
                 function(*arguments, **{name: None})
+    with pytest.raises(TypeError, match="the argument options has gone: give batch_size="):
+        torchssvm.TorchLoop(head, None, data, options=None)
 
 
 def test_the_batches_of_a_pass_can_be_read_again():

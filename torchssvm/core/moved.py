@@ -24,15 +24,20 @@ TO_SOLVER = {
 """By the old name, what to give in its place."""
 
 
-def moved(*names: str) -> Callable[[Function], Function]:
-    """Decorates a function whose arguments ``names`` have gone to the solver: they raise TypeError, which says so."""
+def moved(*names: str, **own: str) -> Callable[[Function], Function]:
+    """Decorates a function whose arguments ``names`` have gone to the solver: they raise TypeError, which says so.
+
+    Args:
+        names: Of ``TO_SOLVER``.
+        own: Other names, and what to give in their place.
+    """
+    gone = {name: TO_SOLVER[name] for name in names} | own
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def call(*args: object, **kwargs: object) -> object:
-            for name in names:
-                if name in kwargs:
-                    raise TypeError(f"the argument {name} has gone: give {TO_SOLVER[name]} in its place")
+            for name in gone.keys() & kwargs.keys():
+                raise TypeError(f"the argument {name} has gone: give {gone[name]} in its place")
             return function(*args, **kwargs)
 
         call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # getfullargspec reads it

@@ -50,7 +50,7 @@ class TorchLoop(DualTrainer, Stateful):
 
     state_name = "loop"
 
-    @moved("options")
+    @moved(options="batch_size=..., order=..., seed=..., and schedule=... to solve")
     def __init__(
         self,
         head: nn.Module,
