@@ -348,7 +348,7 @@ class TestPath:
 
     def test_what_passes_run_out_on_is_not_promised(self):
         problem = multiclass(6, n=12)
-        path = follow(problem, lam_min=0.0, epsilon=0.01, max_passes=20, schedule=EveryPasses(100))
+        path = follow(problem, lam_min=0.0, epsilon=0.01, max_passes=20, solver=plainly(schedule=EveryPasses(100)))
         assert all(point.gap <= 0.01 for point in path.points)
 
     def test_an_interrupted_step_leaves_no_hole(self):
