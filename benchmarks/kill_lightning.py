@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader
 
-from torchssvm import CacheOracle, Corrective, GapBatchSampler, Labelings, LinearChain
+from torchssvm import CacheOracle, Corrective, GapBatchSampler, Labelings, LinearChain, Solver
 from torchssvm.lightning import Alternate, AveragedWeights, DualityGap, FactorwiseSVM, SafeCheckpointIO, StructuredSVM
 
 
@@ -88,10 +88,10 @@ def train(options: Options, folder: Path, report: Report, saves: bool) -> dict[s
             joint=Alternate(features=1, head=1),
         )
     elif kind == "compiled":
-        model = StructuredSVM(LinearChain(128, 26), lam=1e-2, compiled=True)
+        model = StructuredSVM(LinearChain(128, 26), lam=1e-2, solver=Solver(compiled=True))
     else:
         rules = {"direction": Corrective(), "oracle": CacheOracle(), "storage": Labelings(3)}
-        model = StructuredSVM(LinearChain(128, 26), lam=1e-2, compiled=False, **rules)
+        model = StructuredSVM(LinearChain(128, 26), lam=1e-2, solver=Solver(compiled=False, **rules))
     files = sorted(folder.glob("*.ckpt"))
     newest = files[-1] if files else None
     torch.manual_seed(1 if newest is None else 2)  # what is random must come from the checkpoint

@@ -36,8 +36,7 @@ from torchssvm import (
     Pairwise,
     Permutation,
     Proportional,
-    Recipe,
-    RunOptions,
+    Solver,
     Uniform,
     WeightedAverage,
     Weights,
@@ -318,11 +317,7 @@ def train_path(options: Options, folder: Path, report: Report, saves: bool) -> d
         lam_min=0.05,
         rule=Certified() if options["rule"] == "certified" else Heuristic(),
         max_passes=400,
-        recipe=Recipe(
-            make_dual=lambda lam: DualState.for_head(head, len(train), lam, storage=storage()),
-            make_loss=lambda dual: BlockGap(dual, direction(), oracle=oracle()),
-        ),
-        options=RunOptions(batch_size=4),
+        solver=Solver(direction(), oracle(), storage(), compiled=False, batch_size=4),
     )
     points = 0
     if path.exists():

@@ -21,8 +21,8 @@ from torchssvm import (
     NonProjective,
     Projective,
     Relative,
-    RunOptions,
     RunReport,
+    Solver,
     in_order,
     solve,
 )
@@ -79,7 +79,7 @@ def main(
         lam or 30.0 / len(bank),
         tolerance=Relative(gap),
         max_passes=max_passes,
-        options=RunOptions(seed=seed),
+        solver=Solver(seed=seed),
         on_check=on_check,
     )
 

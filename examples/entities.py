@@ -15,7 +15,7 @@ import torch
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from torchssvm import Certificate, RunOptions, RunReport, in_order, solve
+from torchssvm import Certificate, RunReport, Solver, in_order, solve
 from torchssvm.datasets import Columns, NamedEntities, chunk_scores
 from torchssvm.datasets.files import find
 from torchssvm.datasets.text.chunking_drawing import Tagged, draw_chunks
@@ -74,8 +74,8 @@ def main(
         history.append((certificate, time.perf_counter() - start))
         print(certificate)
 
-    options = RunOptions(seed=seed)
-    last = solve(head, entities, lam, tolerance=gap, max_passes=max_passes, options=options, on_check=on_check)
+    solver = Solver(seed=seed)
+    last = solve(head, entities, lam, tolerance=gap, max_passes=max_passes, solver=solver, on_check=on_check)
 
     found = [
         tags

@@ -15,7 +15,7 @@ import torch
 from jsonargparse import auto_cli
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
-from torchssvm import Graphs, LinearGraph
+from torchssvm import Graphs, LinearGraph, Solver
 from torchssvm.datasets import GapDataModule, HorseSegmentation, PrecomputedGraphs
 from torchssvm.datasets.images.horse_drawing import draw_segmentations
 from torchssvm.lightning import DualityGap, GapBar, Report, StructuredSVM
@@ -64,7 +64,7 @@ def main(
         graphs[0], test_dataset=graphs[1], batch_size=batch_size, seed=seed, evaluation_size=16
     )
     head = LinearGraph(graphs[0].in_features, graphs[0].edge_features)
-    model = StructuredSVM(head, LAM[edges] if lam is None else lam, bounds={"pairwise": (0.0, None)})
+    model = StructuredSVM(head, LAM[edges] if lam is None else lam, solver=Solver(bounds={"pairwise": (0.0, None)}))
 
     def draw(figure: Any, batch: Any, labelings: Any) -> None:
         rows = range(min(6, len(batch.index)))

@@ -18,7 +18,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from torchssvm import LinearGraph
+from torchssvm import LinearGraph, Solver
 from torchssvm.datasets import (
     GapDataModule,
     GraphSettings,
@@ -106,7 +106,7 @@ def main(
     if joint:
         head = LinearGraph(regions.in_features, regions.edge_features)
         recipe = JointTraining(joint, lr=1e-4, head_lr=1e-2, optimizer=ADAMW)
-        together = StructuredSVM(head, lam, regions, joint=recipe, bounds=bounds)
+        together = StructuredSVM(head, lam, regions, joint=recipe, solver=Solver(bounds=bounds))
         pairs = GapDataModule.from_datasets(PixelSegmentation(train), **loading)
         L.Trainer(max_epochs=joint + 1, **quiet).fit(together, pairs)  # the head is solved below, on kept features
         regions.eval()
@@ -115,7 +115,7 @@ def main(
     graphs, tests = (PrecomputedGraphs(PixelSegmentation(images), regions) for images in (train, test))
     loaders = GapDataModule.from_datasets(graphs, test_dataset=tests, **loading)
     head = LinearGraph(graphs.in_features, graphs.edge_features)
-    model = StructuredSVM(head, lam, bounds=bounds)
+    model = StructuredSVM(head, lam, solver=Solver(bounds=bounds))
     result = Report(report, "horses, graph cuts on a U-Net" + (" (trained jointly)" if joint else ""))
     callbacks = [DualityGap(gap, every_n_epochs=5, max_passes=max_passes), GapBar(), result]
     L.Trainer(max_epochs=-1, callbacks=callbacks, limit_val_batches=0, **quiet).fit(model, loaders)

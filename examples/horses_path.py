@@ -14,12 +14,9 @@ from jsonargparse import auto_cli
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
 from torchssvm import (
-    BCFW,
-    DualState,
     LinearGraph,
-    Recipe,
     RegularizationPath,
-    RunOptions,
+    Solver,
     in_order,
     regularization_path,
 )
@@ -58,9 +55,6 @@ def main(
     train, test = PrecomputedGraphs(images), PrecomputedGraphs(test_images)
     head = LinearGraph(train.in_features, train.edge_features)
 
-    def bounded(dual: DualState) -> BCFW:
-        return BCFW([{"params": [head.unary]}, {"params": [head.pairwise], "lower": 0.0}], dual)
-
     def show(run: PathRun) -> None:
         point = run.path.points[-1]
         print(f"lam {point.lam:.5g}: gap {point.gap:.4f}, {point.passes:.0f} passes, {point.seconds:.0f} s", flush=True)
@@ -71,8 +65,7 @@ def main(
         epsilon=epsilon,
         lam_min=lam_min,
         max_passes=max_passes,
-        recipe=Recipe(make_optimizer=bounded),
-        options=RunOptions(batch_size=batch_size, seed=seed),
+        solver=Solver(bounds={"pairwise": (0.0, None)}, batch_size=batch_size, seed=seed),
         on_breakpoint=show,
     )
     report.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ import torch
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from torchssvm import BlockGap, Penalty, RunOptions, SparseLinearMultilabel, TorchLoop
+from torchssvm import BlockGap, Penalty, SparseLinearMultilabel, TorchLoop
 from torchssvm.core.batch import in_order
 from torchssvm.core.figures import new_figure
 from torchssvm.datasets import ByDensity, Multilabel, MultilabelData, Scaling, multilabel_scores
@@ -107,8 +107,7 @@ def main(
     if interactions and model.gdmm.gap_estimate > gap:
         print(f"GDMM stopped at a certified {proof.certificate.gaps}: BCFW goes on from its point")
         dual = model.gdmm.dual_state(in_order(train))
-        options = RunOptions(batch_size=16, seed=seed)
-        loop = TorchLoop(head, BlockGap(dual), train, options)
+        loop = TorchLoop(head, BlockGap(dual), train, seed=seed)
         print(loop.solve(gap, max_passes=dual.passes + max_passes))
 
     found = torch.cat([model.decode(batch.x, batch.lengths) for batch in examples.test_dataloader()])

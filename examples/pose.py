@@ -20,7 +20,7 @@ from jsonargparse import auto_cli
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 from torch.utils.data import DataLoader, Subset
 
-from torchssvm import CacheOracle, Corrective, LinearPose
+from torchssvm import CacheOracle, Corrective, LinearPose, Solver
 from torchssvm.datasets import LSPET, GapDataModule, PoseTargets, PrecomputedFeatures, RandomViews
 from torchssvm.datasets.images.pose_drawing import draw_poses
 from torchssvm.lightning import DualityGap, GapBar, JointTraining, Report, StructuredSVM
@@ -104,10 +104,10 @@ def main(
         loader = DataLoader(images, 16, shuffle=True, collate_fn=train.collate, drop_last=True)
         trainer = L.Trainer(accelerator=accelerator, max_epochs=epochs, precision=precision, **quiet)
         trainer.fit(Pretraining(net), loader)
-    rules: dict[str, Any] = {"direction": Corrective(), "oracle": CacheOracle(), "bounds": body_bounds(strength)}
+    solver = Solver(direction=Corrective(), oracle=CacheOracle(), bounds=body_bounds(strength))
     if joint:
         recipe = JointTraining(joint, lr=1e-4, head_lr=1e-2, optimizer=ADAMW)
-        model = StructuredSVM(LinearPose(structure), lam, net, joint=recipe, **rules)
+        model = StructuredSVM(LinearPose(structure), lam, net, joint=recipe, solver=solver)
         trainer = L.Trainer(accelerator=accelerator, max_epochs=joint + 1, precision=precision, **quiet)
         trainer.fit(model, GapDataModule.from_datasets(targets[0], batch_size=batch_size, seed=seed))
     report.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ def main(
     loaders = GapDataModule.from_datasets(
         frozen[0], test_dataset=frozen[1], batch_size=batch_size, seed=seed, evaluation_size=16
     )
-    model = StructuredSVM(LinearPose(structure), lam, net.outputs, **rules)
+    model = StructuredSVM(LinearPose(structure), lam, net.outputs, solver=solver)
     result = Report(report, "poses, a tree of springs" + (" (network trained jointly)" if joint else ""))
     callbacks = [DualityGap(gap, every_n_epochs=2, max_passes=max_passes, batch_size=16), GapBar(), result]
     trainer = L.Trainer(

@@ -13,7 +13,7 @@ import torch
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from torchssvm import RegularizationPath, RunOptions, evaluate, in_order, regularization_path
+from torchssvm import RegularizationPath, Solver, evaluate, in_order, regularization_path
 from torchssvm.datasets import OCR
 from torchssvm.models import ocr_chain
 from torchssvm.path import PathRun, plot
@@ -54,7 +54,7 @@ def main(
         epsilon=epsilon,
         lam_min=lam_min,
         max_passes=max_passes,
-        options=RunOptions(batch_size=batch_size, seed=seed),
+        solver=Solver(batch_size=batch_size, seed=seed),
         on_breakpoint=show,
     )
     report.mkdir(parents=True, exist_ok=True)

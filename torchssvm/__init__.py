@@ -2,7 +2,7 @@
 
 What is used by its name in this package, by purpose:
 
-* Training: ``solve``, ``make_trainer``, ``Solver``, ``Relative``, ``RunOptions``; ``BCFW``, ``BlockGap``,
+* Training: ``solve``, ``make_trainer``, ``Solver``, ``Relative``; ``BCFW``, ``BlockGap``,
   ``StructuredHinge``, ``SoftmaxMargin``, ``Average``, ``UniformAverage``, ``WeightedAverage``, ``SuffixAverage``,
   ``save_checkpoint``, ``load_checkpoint``; in several processes, ``RankError``; targets with a hidden part, ``latent``,
   ``LatentTrainer``, ``LatentReport``.
@@ -30,7 +30,7 @@ What is used by its name in this package, by purpose:
   ``FullyCorrective``, ``Penalty``, ``ResidualBalancing``, ``BruteForce``, ``SortedOracle``, ``PassReport``;
   ``KernelSSVM`` with ``KernelChain``, ``KernelMulticlass``, ``RBF``, ``Polynomial``.
 * Choosing lambda: ``choose_lam``, ``LamChoice``, ``guess_lam``; paths: ``regularization_path``, ``RegularizationPath``,
-  ``PathRun``, ``grid_search``, ``Recipe``, ``Certified``, ``Heuristic``, ``KeepWeights``, ``KeepDual``.
+  ``PathRun``, ``grid_search``, ``Certified``, ``Heuristic``.
 * Checking and reporting: ``check``, ``CheckReport``, ``certify``, ``Certificate``, ``FactorwiseCertificate``,
   ``primal``, ``Objective``, ``evaluate``, ``Evaluation``, ``RunReport``.
 
@@ -52,11 +52,8 @@ from torchssvm.dual import DualState, Labelings, MeanParts, Weights
 from torchssvm.path import (
     Certified,
     Heuristic,
-    KeepDual,
-    KeepWeights,
     LamChoice,
     PathRun,
-    Recipe,
     RegularizationPath,
     choose_lam,
     grid_search,
@@ -70,7 +67,6 @@ from torchssvm.solvers import (
     Certificate,
     CompiledBCFW,
     Relative,
-    RunOptions,
     SoftmaxMargin,
     Solver,
     StructuredHinge,
@@ -252,8 +248,6 @@ __all__ = [
     "HiddenStates",
     "Hybrid",
     "IntegerProgram",
-    "KeepDual",
-    "KeepWeights",
     "KernelChain",
     "KernelMulticlass",
     "KernelSSVM",
@@ -305,12 +299,10 @@ __all__ = [
     "RankError",
     "Ranking",
     "RankingMeasure",
-    "Recipe",
     "RegularizationPath",
     "Relative",
     "ResidualBalancing",
     "RoofDual",
-    "RunOptions",
     "RunReport",
     "SciPyMilp",
     "Segmentation",

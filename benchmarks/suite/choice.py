@@ -20,7 +20,6 @@ from torchssvm import (
     LinearMultilabel,
     LinearTree,
     Pairwise,
-    RunOptions,
     Solver,
     make_trainer,
 )
@@ -66,7 +65,7 @@ def read(task: str) -> tuple[Any, nn.Module, float]:
 def train(task: str, rules: str, seconds: float, batch_size: int) -> dict[str, Any]:
     """CPU seconds and passes to each share of the primal; None where the time did not suffice."""
     data, head, lam = read(task)
-    trainer = make_trainer(head, data, lam, solver=Solver(**RULES[rules]), options=RunOptions(batch_size=batch_size))
+    trainer = make_trainer(head, data, lam, solver=Solver(batch_size=batch_size, **RULES[rules]))
     trainer.step()  # compiles
     found: dict[str, Any] = dict.fromkeys(map(str, SHARES))
     start, dual, checked, seen = time.process_time(), trainer.dual, 0.0, 0

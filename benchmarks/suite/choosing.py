@@ -20,7 +20,7 @@ from torchssvm import (
     LinearChain,
     LinearGraph,
     Relative,
-    RunOptions,
+    Solver,
     choose_lam,
     evaluate,
     guess_lam,
@@ -59,8 +59,8 @@ OPTIONS: dict[str, Any] = {
 QUICK = {"tasks": ["OCR-small"], "multiples": {"OCR-small": [100, 30]}, "shares": [0.5, 0.2], "seeds": 1}
 
 
-def read(task: str) -> tuple[Any, Any, nn.Module, dict[str, Any], Callable[[nn.Module], float]]:
-    """Training set, held-out set, head, options of training, and the score in per cent."""
+def read(task: str) -> tuple[Any, Any, nn.Module, dict[str, Any] | None, Callable[[nn.Module], float]]:
+    """Training set, held-out set, head, bounds of the weights, and the score in per cent."""
     train: Any
     held_out: Any
     if task.startswith("OCR"):
@@ -69,7 +69,7 @@ def read(task: str) -> tuple[Any, Any, nn.Module, dict[str, Any], Callable[[nn.M
         def letters(head: nn.Module) -> float:
             return 100.0 * (1.0 - (evaluate(head, head.structure, in_order(held_out)).token_error or 0.0))
 
-        return train, held_out, LinearChain(128, 26), {}, letters
+        return train, held_out, LinearChain(128, 26), None, letters
     if task == "entities":
         page, columns = "https://www.universalner.org", Columns(word=1, tag=2, comment="#")
         files = [find(f"uner_danish_ddt/{name}.iob2.gz", page) for name in ("train", "dev")]
@@ -80,7 +80,7 @@ def read(task: str) -> tuple[Any, Any, nn.Module, dict[str, Any], Callable[[nn.M
         def f1(head: nn.Module) -> float:
             return 100.0 * chunk_scores(true, predict(head, held_out)).overall.f1
 
-        return train, held_out, entity_chain(train.vocabulary, 1.5), {}, f1
+        return train, held_out, entity_chain(train.vocabulary, 1.5), None, f1
     images = [HorseSegmentation(split, num_train=200) for split in ("train", "test")]
     train, held_out = (PrecomputedGraphs(own) for own in images)
 
@@ -89,7 +89,7 @@ def read(task: str) -> tuple[Any, Any, nn.Module, dict[str, Any], Callable[[nn.M
         labels = [own for b in batches for own in head.structure.decode(apply_head(head, b)).labels]
         return 100.0 * images[1].scores(labels).iou
 
-    bounds = {"bounds": {"pairwise": (0.0, None)}}
+    bounds = {"pairwise": (0.0, None)}
     return train, held_out, LinearGraph(train.in_features, train.edge_features), bounds, iou
 
 
@@ -101,7 +101,7 @@ def guess(task: str) -> float:
 
 def over_lam(task: str, multiples: list[float], seconds: float) -> dict[str, Any]:
     """Scores at every lambda, each trained to 1 % of the primal."""
-    train, held_out, head, options, score = read(task)
+    train, held_out, head, bounds, score = read(task)
     n = len(train)
     rows: list[dict[str, float]] = []
     start = time.process_time()
@@ -121,15 +121,16 @@ def over_lam(task: str, multiples: list[float], seconds: float) -> dict[str, Any
         if now > seconds:
             raise TimeoutError
 
+    solver = Solver(bounds=bounds)
     with contextlib.suppress(TimeoutError):
-        choose_lam(head, train, held_out, [m / n for m in multiples], score=score, on_point=note, **options)
+        choose_lam(head, train, held_out, [m / n for m in multiples], score=score, on_point=note, solver=solver)
     return {"n": n, "rows": rows}
 
 
 def over_gap(task: str, lam_n: float, shares: list[float], seed: int, seconds: float) -> list[dict[str, float]]:
     """Scores at one lambda, at smaller and smaller gaps."""
-    train, _, head, options, score = read(task)
-    trainer = make_trainer(head, train, lam_n / len(train), options=RunOptions(seed=seed), **options)
+    train, _, head, bounds, score = read(task)
+    trainer = make_trainer(head, train, lam_n / len(train), solver=Solver(bounds=bounds, seed=seed))
     start, rows = time.process_time(), []
     for share in shares:
         certificate = trainer.solve(Relative(share), schedule=EveryPasses(1))

@@ -19,7 +19,6 @@ from torchssvm import (
     DualState,
     Labelings,
     LinearGraph,
-    RunOptions,
     TorchLoop,
     certify,
     in_order,
@@ -80,8 +79,8 @@ def train(
     with contextlib.suppress(TimeoutError):
         log(certify(head, dual, in_order(graphs, batch_size=16)))
         loss = BlockGap(dual, rules.direction(), oracle=rules.oracle())
-        options = RunOptions(batch_size=1, order=rules.order(), schedule=EveryVisits(EPOCHS), seed=seed)
-        TorchLoop(head, loss, graphs, options, optimizer=optimizer).solve(gap, on_check=log)
+        loop = TorchLoop(head, loss, graphs, batch_size=1, order=rules.order(), seed=seed, optimizer=optimizer)
+        loop.solve(gap, schedule=EveryVisits(EPOCHS), on_check=log)
     weights = {"edge_weights_at_0": int((head.pairwise == 0).sum()), "edge_weights": len(head.pairwise)}
     return {"checks": log.checks, "memory": dual.storage.nbytes(), **weights}
 

@@ -21,7 +21,6 @@ from torchssvm import (
     DualState,
     EveryPasses,
     LinearChain,
-    RunOptions,
     TorchLoop,
     evaluate,
     in_order,
@@ -47,9 +46,9 @@ def linear(lam: float, gap: float, max_passes: float) -> dict[str, Any]:
     """The linear head."""
     train, head = OCR("train", "small"), LinearChain(128, 26)
     loss = BlockGap(DualState.for_head(head, len(train), lam))
-    options = RunOptions(batch_size=BATCH_SIZE, schedule=EveryPasses(EPOCHS))
     start = time.process_time()
-    certificate = TorchLoop(head, loss, train, options).solve(gap, max_passes=max_passes)
+    loop = TorchLoop(head, loss, train, batch_size=BATCH_SIZE)
+    certificate = loop.solve(gap, max_passes=max_passes, schedule=EveryPasses(EPOCHS))
     return tested(head, certificate, time.process_time() - start)
 
 

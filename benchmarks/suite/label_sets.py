@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchssvm import GDMM, Batch, BlockGap, LinearMultilabel, Penalty, RunOptions, TorchLoop, in_order
+from torchssvm import GDMM, Batch, BlockGap, LinearMultilabel, Penalty, TorchLoop, in_order
 from torchssvm.datasets import ByDensity, Multilabel, SparseRows, multilabel_scores
 from torchssvm.datasets.files import find
 from torchssvm.datasets.multilabel.dataset import NAMES, PAGE
@@ -132,8 +132,8 @@ def train(
     result["gap"], result["of"] = result["gdmm_gap"], "the relaxation"
     if found.relaxed_gap > gap * cost:
         dual = optim.dual_state(in_order(examples))
-        before, options = dual.passes, RunOptions(batch_size=16, seed=seed)
-        last = TorchLoop(head, BlockGap(dual), examples, options).solve(gap * cost, max_passes=before + max_passes)
+        before, loop = dual.passes, TorchLoop(head, BlockGap(dual), examples, seed=seed)
+        last = loop.solve(gap * cost, max_passes=before + max_passes)
         result |= {"gap": last.gap / cost, "of": "the problem", "more_passes": last.passes - before}
     return head, {**result, **clock.stop()}
 

@@ -23,7 +23,6 @@ from torchssvm import (
     FullyCorrective,
     Labelings,
     Penalty,
-    RunOptions,
     SortedOracle,
     SparseLinearChain,
     SparseLinearMultilabel,
@@ -208,7 +207,7 @@ def label_sets_bcfw(lam: float, passes: int, root: str | None = None, interactio
     for examples, rounds in ((few, 1), (data, passes)):  # the first compiles
         head = SparseLinearMultilabel(data.num_features, data.num_labels, pairwise=interactions)
         loss = BlockGap(DualState.for_head(head, num_examples=len(examples), lam=lam))
-        loop = TorchLoop(head, loss, examples, RunOptions(batch_size=64))
+        loop = TorchLoop(head, loss, examples, batch_size=64)
         clock, seen, points = Clock(), 0, []
         while len(points) < rounds:
             seen += loop.step()

@@ -11,24 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from torchssvm import (
-    BlockGap,
     CacheOracle,
     Corrective,
-    DualState,
-    Labelings,
+    FrankWolfe,
     LinearChain,
-    Recipe,
-    RunOptions,
+    Solver,
     certify,
     grid_search,
     in_order,
     regularization_path,
 )
 from torchssvm.datasets import OCR
-from torchssvm.path import Certified, GridPoint, Heuristic, KeepWeights, PathRun
+from torchssvm.path import Certified, GridPoint, Heuristic, PathRun
 
 from .figures import grid
 from .measuring import Ask, Clock, Settings, Summary, Table, chosen
@@ -47,14 +43,12 @@ OPTIONS: dict[str, Any] = {
 QUICK = {"ways": ["path", "warm-cache"], "epsilon": 0.5, "powers": 2, "verify": 3, "max_passes": 30.0}
 
 
-def rules(way: str, head: nn.Module, words: OCR) -> Recipe:
-    """With the cache: corrective steps over active sets. Without: plain Frank-Wolfe steps."""
-    if not way.endswith("-cache"):
-        return Recipe()
-    return Recipe(
-        make_dual=lambda lam: DualState.for_head(head, len(words), lam, storage=Labelings()),
-        make_loss=lambda dual: BlockGap(dual, Corrective(), oracle=CacheOracle()),
+def rules(way: str, batch_size: int, seed: int) -> Solver:
+    """The torch loop. With the cache: corrective steps over active sets. Without: plain Frank-Wolfe steps."""
+    own = (
+        {"direction": Corrective(), "oracle": CacheOracle()} if way.endswith("-cache") else {"direction": FrankWolfe()}
     )
+    return Solver(**own, compiled=False, batch_size=batch_size, seed=seed)
 
 
 def follow(
@@ -90,8 +84,7 @@ def follow(
         lam_min=2.0**-powers,
         rule=Heuristic() if way == "heuristic" else Certified(),
         max_passes=max_passes,
-        recipe=rules(way, head, words),
-        options=RunOptions(batch_size=batch_size, seed=seed),
+        solver=rules(way, batch_size, seed),
         on_breakpoint=on_breakpoint,
     )
     return {"rows": rows, "complete": path.complete, "lowest": path.lowest, "verified": verified}
@@ -113,10 +106,9 @@ def search(way: str, epsilon: float, powers: int, batch_size: int, max_passes: f
         words,
         [2.0**power for power in range(powers, -powers - 1, -1)],
         tolerance=epsilon,
-        warm_start=None if way == "cold" else KeepWeights(),
+        warm_start=way != "cold",
         max_passes=max_passes,
-        recipe=rules(way, head, words),
-        options=RunOptions(batch_size=batch_size, seed=seed),
+        solver=rules(way, batch_size, seed),
         on_point=on_point,
     )
     return {"rows": rows}

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torchssvm import BCFW, BlockGap, DualState, Labelings, LinearPose, RunOptions, TorchLoop, Weights, WhenEstimated
+from torchssvm import BCFW, BlockGap, DualState, Labelings, LinearPose, TorchLoop, Weights, WhenEstimated
 from torchssvm.datasets import LSPET, PoseTargets, PrecomputedFeatures
 from torchssvm.lightning import StructuredSVM
 from torchssvm.models import PoseNetwork, body_bounds, body_nodes, body_pose
@@ -85,10 +85,11 @@ def train(
         {"params": [named[name]], "lower": low, "upper": high} for name, (low, high) in body_bounds(strength).items()
     ]
     schedule, seed = WhenEstimated(passes=3.0), images["seed"]
-    options = RunOptions(batch_size=batch_size, order=rules.order(), schedule=schedule, seed=seed)
+    own = {"batch_size": batch_size, "order": rules.order(), "seed": seed}
     with contextlib.suppress(TimeoutError):
         loss = BlockGap(dual, rules.direction(), oracle=rules.oracle())
-        TorchLoop(model, loss, data, options, optimizer=BCFW(groups, dual)).solve(gap, on_check=log)
+        loop = TorchLoop(model, loss, data, **own, optimizer=BCFW(groups, dual))
+        loop.solve(gap, schedule=schedule, on_check=log)
     return {"checks": log.checks}
 
 

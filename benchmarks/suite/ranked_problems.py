@@ -20,7 +20,6 @@ from torchssvm import (
     Labelings,
     LinearGraph,
     PoseMaps,
-    RunOptions,
     TorchLoop,
     WeightedLabels,
     Weights,
@@ -145,7 +144,7 @@ def _cuts(data: Cuts, lam: float, visits: int | None, seed: int) -> TorchLoop:
     head = LinearGraph(data.words, 2)
     dual = DualState.for_head(head, len(data), lam)
     optimizer = BCFW([{"params": [head.unary]}, {"params": [head.pairwise], "lower": 0.0}], dual)
-    return TorchLoop(head, BlockGap(dual), data, RunOptions(batch_size=visits, seed=seed), optimizer=optimizer)
+    return TorchLoop(head, BlockGap(dual), data, batch_size=visits or 16, seed=seed, optimizer=optimizer)
 
 
 def _poses(data: Bodies, lam: float, visits: int | None, seed: int) -> TorchLoop:
@@ -153,11 +152,11 @@ def _poses(data: Bodies, lam: float, visits: int | None, seed: int) -> TorchLoop
     for weights in head.parameters():
         torch.nn.init.zeros_(weights)
     dual = DualState.for_head(head, len(data), lam, storage=Weights())
-    low_high, options = body_bounds(0.01), RunOptions(batch_size=visits, seed=seed)
+    low_high = body_bounds(0.01)
     groups = [
         {"params": [w], "lower": low_high[name][0], "upper": low_high[name][1]} for name, w in head.named_parameters()
     ]
-    return TorchLoop(head, BlockGap(dual), data, options, optimizer=BCFW(groups, dual))
+    return TorchLoop(head, BlockGap(dual), data, batch_size=visits or 16, seed=seed, optimizer=BCFW(groups, dual))
 
 
 TASKS = {

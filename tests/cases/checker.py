@@ -36,7 +36,6 @@ from torchssvm import (
     MeanParts,
     Pairwise,
     Relative,
-    RunOptions,
     Sequential,
     Solver,
     Weights,
@@ -96,14 +95,13 @@ def rules(random: np.random.Generator, compiled: bool, sequential: bool) -> dict
 def trainer_of(listed: Listed, kind: str, seed: int) -> Any:
     random = np.random.default_rng([seed, 1])
     compiled = kind in COMPILED and bool(random.random() < 0.6)
-    options = RunOptions(batch_size=int(random.integers(1, 4)), seed=seed, round_visits=2)
+    size = int(random.integers(1, 4))
     return make_trainer(
         listed.head,
         listed,
         listed.truth.lam,
-        solver=Solver(**rules(random, compiled, kind in COMPILED)),
+        solver=Solver(batch_size=size, seed=seed, round_visits=2, **rules(random, compiled, kind in COMPILED)),
         structure=listed.structure,
-        options=options,
         progress=False,
     )
 
@@ -228,7 +226,13 @@ def check_latent(seed: int, *, rounds: int = 3) -> list[str]:
         torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(seed))
     at = listed.weights()  # the hidden parts of the first round are those of the weights before it
     run = LatentTrainer(
-        listed.head, listed, lam, structure=listed.structure, tolerance=Relative(0.02), max_passes=50.0, seed=seed
+        listed.head,
+        listed,
+        lam,
+        structure=listed.structure,
+        tolerance=Relative(0.02),
+        max_passes=50.0,
+        solver=Solver(seed=seed),
     )
     truth, wrong, slack = listed.truth, [], ROUNDING[dtype]
     for _ in range(rounds):

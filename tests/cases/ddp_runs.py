@@ -11,12 +11,13 @@ from pathlib import Path
 
 import lightning as L
 import torch
+from items import with_solver
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_words import Features, chain, everything, loader, some_words, trainer
 from torch import nn
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
-from torchssvm import BCFW, BlockGap, DualState, GapBatchSampler, LinearChain, SoftmaxMargin
+from torchssvm import BCFW, BlockGap, DualState, GapBatchSampler, LinearChain, SoftmaxMargin, Solver
 from torchssvm.lightning import (
     Alternate,
     AveragedWeights,
@@ -94,7 +95,9 @@ def resumed(make, words, folder: Path, name: str, **often) -> tuple[dict, dict]:
 def joint_model(make_features) -> StructuredSVM:
     torch.manual_seed(0)
     training = JointTraining(epochs=3, lr=0.01, loss=SoftmaxMargin)
-    return StructuredSVM(LinearChain(12, 26), lam=0.1, features=make_features(), joint=training, round_visits=4)
+    return StructuredSVM(
+        LinearChain(12, 26), lam=0.1, features=make_features(), joint=training, solver=Solver(round_visits=4)
+    )
 
 
 def with_statistics() -> StructuredSVM:
@@ -113,7 +116,7 @@ def joint(words) -> dict:
 
 def alternate(words, schedule) -> dict:
     options = {"joint": schedule, "features_optimizer": torch.optim.Adam, "features": Features()}
-    return fit(StructuredSVM(LinearChain(12, 26), lam=0.1, **options), loader(words))
+    return fit(StructuredSVM(LinearChain(12, 26), lam=0.1, **with_solver(**options)), loader(words))
 
 
 class OwnModule(L.LightningModule):

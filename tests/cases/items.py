@@ -6,7 +6,7 @@ from typing import Any
 
 from problems import Problem
 
-from torchssvm import Recipe, RunOptions
+from torchssvm import FrankWolfe, Solver
 
 
 class Items:
@@ -25,19 +25,14 @@ class Items:
         return self.problem.batch(items)
 
 
-def with_objects(
-    *,
-    batch_size: int = 2,
-    schedule: Any = None,
-    make_dual: Any = None,
-    make_loss: Any = None,
-    make_optimizer: Any = None,
-    **others: Any,
-) -> dict[str, Any]:
-    """Arguments of grids and paths, with their options and their recipe made of what is given."""
-    made = {"make_dual": make_dual, "make_loss": make_loss, "make_optimizer": make_optimizer}
-    return {
-        "options": RunOptions(batch_size=batch_size, schedule=schedule),
-        "recipe": Recipe(**{name: make for name, make in made.items() if make is not None}),
-        **others,
-    }
+def plainly(*, batch_size: int = 2, **rules: Any) -> Solver:
+    """The torch loop in small batches, by Frank-Wolfe steps on mean parts unless other rules are given."""
+    if not rules.keys() & {"direction", "oracle", "storage"}:
+        rules["direction"] = FrankWolfe()
+    return Solver(batch_size=batch_size, compiled=False, **rules)
+
+
+def with_solver(**options: Any) -> dict[str, Any]:
+    """The options with those of a :class:`Solver` in one."""
+    own = {name: options.pop(name) for name in list(options) if name in Solver.__dataclass_fields__}
+    return {**options, "solver": Solver(**own)} if own else options

@@ -8,6 +8,8 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
+from items import with_solver  # noqa: E402
+
 from torchssvm import GapBatchSampler, LinearChain  # noqa: E402
 from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
 from torchssvm.lightning import StructuredSVM  # noqa: E402
@@ -30,7 +32,7 @@ def everything(words) -> DataLoader:
 
 
 def chain(lam: float = 0.1, **options) -> StructuredSVM:
-    return StructuredSVM(LinearChain(128, 26), lam=lam, **options)
+    return StructuredSVM(LinearChain(128, 26), lam=lam, **with_solver(**options))
 
 
 def trainer(*callbacks, **options) -> L.Trainer:

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
+from items import with_solver  # noqa: E402
 from lightning.pytorch.callbacks import Callback  # noqa: E402
 
 from torchssvm import Batch, GapBatchSampler, LinearChain  # noqa: E402
@@ -54,7 +55,7 @@ def trainer(*callbacks: Callback, **options) -> L.Trainer:
 
 
 def svm(compiled: bool | None = False, **rules) -> StructuredSVM:
-    return StructuredSVM(LinearChain(3, 3), lam=0.1, compiled=compiled, **rules)
+    return StructuredSVM(LinearChain(3, 3), lam=0.1, **with_solver(compiled=compiled, **rules))
 
 
 MODELS = {

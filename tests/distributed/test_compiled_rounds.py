@@ -131,14 +131,14 @@ def test_several_processes_solve_and_repeat_the_same_bits():
         assert first[0][2] < 2.0 * passes
 
 
-def test_the_size_of_a_round_is_chosen_by_time_and_kept():
+def test_the_size_of_a_round_is_chosen_by_sizes_and_kept():
     problem = PROBLEMS["multiclass"](4, n=200, lam=0.1)
 
     def train(rank):
         loop = make(problem)
-        assert loop.kept()["round_visits"] is None
-        loop.step(16 * 2 * 10)
         chosen = loop._rounds.visits
+        loop.step(16 * 2 * 10)
+        assert loop._rounds.visits == chosen
         loop.consolidate_state_dict()
         state = loop.kept() if rank else loop.state_dict()
         again = make(problem)

@@ -19,7 +19,6 @@ from torchssvm import (
     Labelings,
     MeanParts,
     Pairwise,
-    RunOptions,
     TorchLoop,
     Weights,
     certify,
@@ -108,7 +107,7 @@ def test_visits_are_those_of_all_processes():
 
     def train(rank):
         made = problem.copy().train()
-        loop = TorchLoop(made.head, BlockGap(made.dual), Items(problem), RunOptions(batch_size=3))
+        loop = TorchLoop(made.head, BlockGap(made.dual), Items(problem), batch_size=3)
         return list(itertools.islice(loop._steps(), 2))
 
     assert in_processes(2, train) == [[5, 5], [5, 5]]

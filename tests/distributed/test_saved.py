@@ -21,7 +21,6 @@ from torchssvm import (
     Labelings,
     MeanParts,
     Pairwise,
-    RunOptions,
     TorchLoop,
     Weights,
     certify,
@@ -132,7 +131,7 @@ def test_a_loop_and_its_dual_are_saved_together(tmp_path):
 
     def train(rank):
         loop, again = (
-            TorchLoop(made.head, BlockGap(made.dual), Items(problem), RunOptions(batch_size=2), optimizer=made.optim)
+            TorchLoop(made.head, BlockGap(made.dual), Items(problem), batch_size=2, optimizer=made.optim)
             for made in (problem.copy().train() for _ in range(2))
         )
         run(loop, 4)

@@ -18,12 +18,9 @@ from torchssvm import (
     DualState,
     GapBatchSampler,
     Heuristic,
-    KeepWeights,
     LargestGap,
     Permutation,
-    Recipe,
     Relative,
-    RunOptions,
     Sequential,
     Solver,
     UniformAverage,
@@ -54,16 +51,15 @@ def same_everywhere(job, sizes=(1, 3)):
 
 
 RUNS = {
-    "compiled": {"options": RunOptions(round_visits=4)},
+    "compiled": {"solver": Solver(round_visits=4)},
     "one after another": {"solver": Solver(compiled=False, block_steps=Sequential())},
     "weights": {"solver": Solver(compiled=False, storage=Weights())},
-    "bounds": {"bounds": {"transition": (0.0, None), "emission": (-0.4, 0.5)}},
+    "bounds": {"solver": Solver(bounds={"transition": (0.0, None), "emission": (-0.4, 0.5)})},
     "by length": {
-        "solver": Solver(compiled=False),
-        "options": RunOptions(order=ByLength(PROBLEMS["chain"](5, n=17, longest=4).lengths), batch_size=2),
+        "solver": Solver(compiled=False, order=ByLength(PROBLEMS["chain"](5, n=17, longest=4).lengths), batch_size=2),
     },
-    "largest gap": {"solver": Solver(compiled=False), "options": RunOptions(order=LargestGap(), batch_size=2)},
-    "permutations": {"solver": Solver(compiled=False), "options": RunOptions(order=Permutation(), batch_size=2)},
+    "largest gap": {"solver": Solver(compiled=False, order=LargestGap(), batch_size=2)},
+    "permutations": {"solver": Solver(compiled=False, order=Permutation(), batch_size=2)},
 }
 
 
@@ -154,9 +150,9 @@ def test_the_path_covers_every_lambda(rule):
     problem = PROBLEMS["multiclass"](5, n=9, lam=0.3)
 
     def job(rank):
-        options = RunOptions(batch_size=2)
+        solver = Solver(batch_size=2, round_visits=4)
         path = regularization_path(
-            problem.copy().head, Items(problem), epsilon=0.3, lam_min=0.2, rule=rule, options=options, progress=False
+            problem.copy().head, Items(problem), epsilon=0.3, lam_min=0.2, rule=rule, solver=solver, progress=False
         )
         return [(point.lam, point.gap, point.primal, point.passes) for point in path.points], path.lowest
 
@@ -212,18 +208,17 @@ def test_grids_and_the_choice_of_lambda():
     held_out = Items(PROBLEMS["multiclass"](6, n=7))
 
     def job(rank):
-        head, options = problem.copy().head, RunOptions(batch_size=4, round_visits=8)
+        head, solver = problem.copy().head, Solver(batch_size=4, round_visits=8)
         grid = grid_search(
             head,
             Items(problem),
             [1.0, 0.3],
             tolerance=Relative(0.05),
-            warm_start=KeepWeights(),
-            recipe=Recipe(),
-            options=options,
+            warm_start=True,
+            solver=solver,
             progress=False,
         )
-        chosen = choose_lam(head, Items(problem), held_out, tolerance=Relative(0.3), options=options, progress=False)
+        chosen = choose_lam(head, Items(problem), held_out, tolerance=Relative(0.3), solver=solver, progress=False)
         return [
             [(point.lam, point.certificate.primal, point.certificate.dual) for point in grid],
             [(point.lam, point.certificate.primal, point.certificate.dual, point.score) for point in chosen.points],

@@ -1,5 +1,7 @@
 """PredictThenOptimize: its objective by hand, the anchor beside a quadratic program, lambda, oracles and errors."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from sklearn.base import clone
 from torch import nn
 
 from torchssvm import OptModel, Selection, ShortestPath, Situations
-from torchssvm.estimators import PredictThenOptimize, predict_then_optimize
+from torchssvm.estimators import PredictThenOptimize
 
 SQUARE = ShortestPath.grid(2, 2)
 PATHS = SQUARE.decisions()  # [2, 4]
@@ -119,13 +121,18 @@ class Choice:
         return np.eye(4)[self.c.argmin()] * (1 - 1e-7), self.c.min()
 
 
-@pytest.mark.parametrize("slow", [np.inf, 0.0])
-def test_programs_of_any_speed_are_trained(monkeypatch, slow):
-    monkeypatch.setattr(predict_then_optimize, "SLOW", slow)
+@pytest.mark.parametrize("quick", [True, False])
+def test_what_a_program_says_of_its_speed_chooses_the_solver(quick):
     x, costs = draw(20)
-    model = PredictThenOptimize(OptModel(Choice()), 0.1, tol=0.05, random_state=0).fit(x, costs)
-    assert model.certificate_.relative_gap <= 0.05
-    assert model.structure_.quick_to_decode == (slow > 0.0)
+    found = []
+    for delay in (0.0, 1e-3):  # a clock says nothing
+        program = OptModel(Choice())
+        program.quick, solve = quick, program.solve
+        program.solve = lambda *args, delay=delay, solve=solve: (time.sleep(delay), solve(*args))[1]
+        found.append(PredictThenOptimize(program, 0.1, tol=0.05, random_state=0).fit(x, costs))
+    assert found[0].structure_.quick_to_decode == quick
+    assert found[0].certificate_.relative_gap <= 0.05
+    assert np.array_equal(found[0].coef_, found[1].coef_)
 
 
 def test_a_model_of_pyepo_maximises_and_is_checked():

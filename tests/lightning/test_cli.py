@@ -114,7 +114,7 @@ model:
   features: {class_path: torchssvm.models.LetterFeatures, init_args: {width: 16}}
   features_optimizer: {class_path: torch.optim.Adam, init_args: {lr: 0.001}}
   joint: {features: 1, head: 1}
-  storage: {class_path: torchssvm.MeanParts}
+  solver: {storage: {class_path: torchssvm.MeanParts}}
 trainer: {accelerator: cpu, max_epochs: 2, limit_train_batches: 3, limit_val_batches: 1, logger: false}
 """
     )
@@ -154,10 +154,11 @@ RULES = """
 model:
   head: {class_path: torchssvm.LinearChain, init_args: {in_features: 128, num_states: 26}}
   lam: 0.1
-  direction: {class_path: torchssvm.Corrective, init_args: {steps: 7}}
-  oracle: {class_path: torchssvm.CacheOracle, init_args: {factor: 0.5}}
-  storage: {class_path: torchssvm.Labelings, init_args: {capacity: 5}}
-  line_search: torchssvm.ShortStep
+  solver:
+    direction: {class_path: torchssvm.Corrective, init_args: {steps: 7}}
+    oracle: {class_path: torchssvm.CacheOracle, init_args: {factor: 0.5}}
+    storage: {class_path: torchssvm.Labelings, init_args: {capacity: 5}}
+    line_search: torchssvm.ShortStep
 trainer: {accelerator: cpu, max_epochs: 1, limit_train_batches: 3, limit_val_batches: 1, logger: false}
 """
 
@@ -179,28 +180,34 @@ def rules(tmp_path, monkeypatch):
 
 def test_direction_oracle_and_storage_from_a_configuration(rules, tmp_path):
     model = rules()
-    assert repr(model.direction) == "Corrective(steps=7, tolerance=0.01)"
-    assert repr(model.oracle) == "CacheOracle(factor=0.5, floor=0.01)"
+    assert repr(model.rules.direction) == "Corrective(steps=7, tolerance=0.01)"
+    assert repr(model.rules.oracle) == "CacheOracle(factor=0.5, floor=0.01)"
     assert model.dual.storage.capacity == 5
-    assert repr(model.line_search) == "ShortStep()"
+    assert repr(model.rules.line_search) == "ShortStep()"
     content = torch.load(next(tmp_path.rglob("*.ckpt")), weights_only=True)
     assert content["optimizer_states"][0]["dual"]["storage"]["sets"]["capacity"] == 5
 
 
 def test_direction_and_oracle_from_flags(rules):
-    model = rules("--model.direction=torchssvm.Pairwise", "--model.oracle=null", "--model.storage=null")
-    assert repr(model.direction) == "Pairwise()"
-    assert repr(model.oracle) == "CacheOracle(factor=0.25, floor=0.01)"
+    model = rules(
+        "--model.solver.direction=torchssvm.Pairwise", "--model.solver.oracle=null", "--model.solver.storage=null"
+    )
+    assert repr(model.rules.direction) == "Pairwise()"
+    assert repr(model.rules.oracle) == "CacheOracle(factor=0.25, floor=0.01)"
     assert model.dual.storage.capacity == 20
-    flags = "--model.oracle=torchssvm.CacheOracle", "--model.oracle.factor=0.125", "--model.direction=null"
+    flags = (
+        "--model.solver.oracle=torchssvm.CacheOracle",
+        "--model.solver.oracle.factor=0.125",
+        "--model.solver.direction=null",
+    )
     model = rules(*flags)
-    assert repr(model.direction) == "Pairwise()"
-    assert model.oracle.factor == 0.125
+    assert repr(model.rules.direction) == "Pairwise()"
+    assert model.rules.oracle.factor == 0.125
 
 
 def test_a_contradicting_storage_in_a_configuration(rules):
     with pytest.raises(ValueError, match=r"direction=Corrective.*storage=MeanParts\(\).*Labelings\(\)"):
-        rules("--model.storage=torchssvm.MeanParts")
+        rules("--model.solver.storage=torchssvm.MeanParts")
 
 
 def test_an_unknown_option_is_an_error(capsys):

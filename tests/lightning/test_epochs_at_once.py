@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback,
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 from short_words import N, Words, svm, trainer  # noqa: E402
 
-from torchssvm import EveryPasses, LinearChain, Relative, RunOptions, StructuredHinge, make_trainer  # noqa: E402
+from torchssvm import EveryPasses, LinearChain, Relative, Solver, StructuredHinge, make_trainer  # noqa: E402
 from torchssvm.lightning import DualityGap, GapBar, JointTraining, StructuredSVM  # noqa: E402
 from torchssvm.lightning.compiled_epochs import EpochsAtOnce  # noqa: E402
 
@@ -46,7 +46,7 @@ def figures(certificate) -> tuple[float, ...]:
 def test_a_run_is_that_of_solve(passes: float | None, calls):
     schedule = None if passes is None else EveryPasses(passes)
     head, found = LinearChain(3, 3), []
-    alone = make_trainer(head, Words(), LAM, options=RunOptions(seed=3, schedule=schedule), progress=False)
+    alone = make_trainer(head, Words(), LAM, solver=Solver(seed=3, schedule=schedule), progress=False)
     alone.solve(0.002, on_check=found.append, progress=False)
     gap, fitted = DualityGap(0.002, schedule=schedule), model()
     fitting = trainer(gap, GapBar(), max_epochs=-1, enable_checkpointing=False, enable_progress_bar=True)

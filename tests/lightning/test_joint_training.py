@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
+from items import with_solver  # noqa: E402
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint  # noqa: E402
 from lightning_words import WORDS, Features, everything, loader, some_words, trainer  # noqa: E402
 
@@ -58,7 +59,7 @@ def others() -> DataLoader:
 def together(joint: JointTraining | None = None, lam: float = 0.01, **options) -> StructuredSVM:
     torch.manual_seed(0)
     joint = joint or JointTraining(epochs=2, lr=1e-2)
-    return StructuredSVM(LinearChain(12, 26), lam, Features(), joint=joint, **options)
+    return StructuredSVM(LinearChain(12, 26), lam, Features(), joint=joint, **with_solver(**options))
 
 
 class Watch(Callback):
@@ -102,7 +103,7 @@ def test_both_stages_of_one_fit(words):
     assert model.choice is not None
     assert model.choice.kept in ("joint", "solved")
     # the compiled loop made the steps, with corrective directions and the cache
-    assert isinstance(model.direction, Corrective)
+    assert isinstance(model.rules.direction, Corrective)
     assert model.dual.cache_hits > 0
     solved = StructuredSVM(LinearChain(12, 26), 0.01, model.features)
     solved.load_state_dict(last)
@@ -235,7 +236,7 @@ def test_other_rules_of_the_second_stage(words):
     model = together(storage=MeanParts())
     gap = DualityGap(1e-9, max_passes=4)
     trainer(gap, AveragedWeights(), max_epochs=8).fit(model, loader(words))
-    assert type(model.direction).__name__ == "FrankWolfe"
+    assert type(model.rules.direction).__name__ == "FrankWolfe"
     assert gap.certificate.passes >= 4
 
 
@@ -259,7 +260,10 @@ def test_features_that_take_lengths(words, compiled):
         {"features_optimizer": torch.optim.Adam, "joint": Alternate(1, 1)} if compiled is None else {},
     ]
     for option in options:
-        gap, model = DualityGap(1e-9), StructuredSVM(LinearChain(12, 26), 0.01, Packed(), compiled=compiled, **option)
+        gap, model = (
+            DualityGap(1e-9),
+            StructuredSVM(LinearChain(12, 26), 0.01, Packed(), **with_solver(compiled=compiled, **option)),
+        )
         fitting = trainer(gap, max_epochs=3)
         fitting.fit(model, loader(words), others())
         assert gap.certificate.gap >= 0.0 < gap.certificate.dual
@@ -426,7 +430,7 @@ def alternating(lr: float = 0.02, **options) -> StructuredSVM:
         Smooth().double(),
         lambda parameters: torch.optim.SGD(parameters, lr=lr),
         Alternate(1, 60, envelope=True),
-        **(rules | options),
+        **with_solver(**rules | options),
     )
 
 

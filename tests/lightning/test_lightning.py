@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 L = pytest.importorskip("lightning")
 
+from items import with_solver  # noqa: E402
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor, RichProgressBar, TQDMProgressBar  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger  # noqa: E402
 from lightning_words import WORDS, Features, chain, everything, loader, some_words, trainer  # noqa: E402
@@ -29,6 +30,7 @@ from torchssvm import (  # noqa: E402
     LinearChain,
     LinearMulticlass,
     MeanParts,
+    Solver,
     StructuredHinge,
     SuffixAverage,
     Weights,
@@ -45,7 +47,7 @@ def joint(lam: float = 0.01, **options) -> StructuredSVM:
         lam=lam,
         features=Features(),
         features_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=3e-3),
-        **options,
+        **with_solver(**options),
     )
 
 
@@ -360,7 +362,9 @@ def test_arguments_that_contradict_each_other():
     with pytest.raises(ValueError, match="needs features_optimizer"):
         StructuredSVM(make, 0.1, features=Features(), joint=Alternate())
     with pytest.raises(ValueError, match=r"MeanParts\(\)"):
-        StructuredSVM(make, 0.1, features=Features(), features_optimizer=torch.optim.Adam, storage=Weights())
+        StructuredSVM(
+            make, 0.1, features=Features(), features_optimizer=torch.optim.Adam, solver=Solver(storage=Weights())
+        )
     with pytest.raises(ValueError, match="no attribute `structure`"):
         StructuredSVM(nn.Linear(2, 2), 0.1)
     with pytest.raises(ValueError, match="features=0"):

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
+from items import with_solver  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 
@@ -53,7 +54,7 @@ def everything(words) -> DataLoader:
 
 
 def svm(**options) -> StructuredSVM:
-    return StructuredSVM(LinearChain(128, 26), lam=0.1, **({"bounds": BOUNDS} | options))
+    return StructuredSVM(LinearChain(128, 26), lam=0.1, **with_solver(**{"bounds": BOUNDS} | options))
 
 
 def trainer(*callbacks, **options) -> L.Trainer:
@@ -105,8 +106,12 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(words, tmp_path):
         trainer(max_epochs=4).fit(svm(bounds=None), loader(words), ckpt_path=last)
     with pytest.raises(ValueError, match="other bounds"):
         trainer(max_epochs=4).fit(svm(bounds=BOUNDS | {"transition": (0.0, 1.0)}), loader(words), ckpt_path=last)
-    loaded = StructuredSVM.load_from_checkpoint(last, head=LinearChain(128, 26), weights_only=True)
-    assert loaded.bounds == BOUNDS
+    old = torch.load(last, weights_only=True)  # as torchssvm 0.2 wrote it
+    old["hyper_parameters"] = {"lam": 0.1, "memory_limit": None, "bounds": BOUNDS}
+    torch.save(old, tmp_path / "old.ckpt")
+    for path in (last, tmp_path / "old.ckpt"):
+        loaded = StructuredSVM.load_from_checkpoint(path, head=LinearChain(128, 26), weights_only=True)
+        assert loaded.solver.bounds == BOUNDS
     assert (loaded.head.transition >= 0).all()
 
 
@@ -165,10 +170,11 @@ def test_bounds_in_a_configuration_file(tmp_path):
     (tmp_path / "svm.yaml").write_text(
         "head: {class_path: torchssvm.LinearChain, init_args: {in_features: 4, num_states: 2}}\n"
         "lam: 0.1\n"
-        "bounds: {transition: [0.0, null]}\n"
-        "line_search: {class_path: torchssvm.ShortStep}\n"
+        "solver:\n"
+        "  bounds: {transition: [0.0, null]}\n"
+        "  line_search: {class_path: torchssvm.ShortStep}\n"
     )
     make = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the name of older versions
     model = make(parser.parse_args([f"--model={tmp_path / 'svm.yaml'}"])).model
-    assert model.bounds == {"transition": (0.0, None)}
-    assert repr(model.line_search) == "ShortStep()"
+    assert model.solver.bounds == {"transition": (0.0, None)}
+    assert repr(model.rules.line_search) == "ShortStep()"

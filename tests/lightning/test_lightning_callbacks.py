@@ -36,7 +36,7 @@ from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 from lightning.pytorch.tuner import Tuner  # noqa: E402
 from short_words import MODELS, N, Watch, Words, svm, trainer  # noqa: E402
 
-from torchssvm import BCFW, BlockGap, DualState, LinearChain, MeanParts, certify  # noqa: E402
+from torchssvm import BCFW, BlockGap, DualState, LinearChain, MeanParts, Solver, certify  # noqa: E402
 from torchssvm.lightning import AveragedWeights, DualityGap, FactorwiseSVM, StructuredSVM, compiled_epochs  # noqa: E402
 
 pytestmark = [
@@ -249,7 +249,10 @@ def test_features_are_compiled_by_torch_and_steps_are_not():
     with pytest.raises(ValueError, match=re.escape("features=torch.compile(features)")):
         trainer(enable_checkpointing=False).fit(torch.compile(svm(), backend="eager"), Words().training())
     below = torch.compile(nn.Linear(3, 5), backend="eager")
-    gap, model = DualityGap(1e-9), StructuredSVM(LinearChain(5, 3), lam=0.1, features=below, compiled=False)
+    gap, model = (
+        DualityGap(1e-9),
+        StructuredSVM(LinearChain(5, 3), lam=0.1, features=below, solver=Solver(compiled=False)),
+    )
     trainer(gap, max_epochs=2, enable_checkpointing=False).fit(model, Words().training())
     assert gap.certificate.drift < 1e-5
 
@@ -306,7 +309,7 @@ def test_certificates_refuse_averages_in_a_module_of_ones_own():
 def test_a_precision_is_right_or_refused(precision: str, compiled: bool | None):
     """16-mixed on the CPU is bf16-mixed to Lightning, which says so."""
     torch.manual_seed(0)
-    model = StructuredSVM(LinearChain(5, 3), lam=0.1, features=nn.Linear(3, 5), compiled=compiled)
+    model = StructuredSVM(LinearChain(5, 3), lam=0.1, features=nn.Linear(3, 5), solver=Solver(compiled=compiled))
     gap = DualityGap(1e-9, every_n_epochs=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

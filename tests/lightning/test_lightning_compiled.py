@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
+from items import with_solver  # noqa: E402
 from lightning_words import Features, chain, everything, loader, some_words, trainer  # noqa: E402
 
 from torchssvm import (  # noqa: E402
@@ -25,6 +26,7 @@ from torchssvm import (  # noqa: E402
     Pairwise,
     ShortStep,
     SlackRescaling,
+    Solver,
     Weights,
     certify,
 )
@@ -119,7 +121,7 @@ def test_multiclass_of_labelings(visits):
 
     data = DataLoader(range(40), batch_size=7, shuffle=True, collate_fn=collate)
     gap = DualityGap(0.01, every_n_epochs=5)
-    model = StructuredSVM(LinearMulticlass(6, 3), lam=0.1, direction=Pairwise())
+    model = StructuredSVM(LinearMulticlass(6, 3), lam=0.1, solver=Solver(direction=Pairwise()))
     trainer(gap, max_epochs=300).fit(model, data)
     assert visits
     assert isinstance(model.dual.storage, Labelings)
@@ -143,13 +145,13 @@ OBSTACLES = {
 @pytest.mark.parametrize("name", OBSTACLES)
 def test_the_torch_loop_does_what_is_not_compiled(name, words, visits):
     options = {"head": LinearChain(128, 26), "lam": 0.1} | OBSTACLES[name]
-    model = StructuredSVM(**options)
+    model = StructuredSVM(**with_solver(**options))
     trainer(max_epochs=2).fit(model, loader(words))
     assert not visits
     assert model.dual.steps > 0
     if name != "compiled":
         with pytest.raises(ValueError, match=f"compiled=True, .* cannot be used: .*{name}"):
-            StructuredSVM(**options, compiled=True)
+            StructuredSVM(**with_solver(compiled=True, **options))
 
 
 def test_features_that_would_not_fit_are_computed_again_and_again(words, visits, monkeypatch):
@@ -212,7 +214,7 @@ def test_an_epoch_is_a_few_batches_without_data(words, visits):
             seen.append(batch)
 
     sampler = GapBatchSampler(num_examples=n, batch_size=16, seed=7)
-    model = StructuredSVM(LinearMulticlass(3, 3), lam=0.01, storage=MeanParts())
+    model = StructuredSVM(LinearMulticlass(3, 3), lam=0.01, solver=Solver(storage=MeanParts()))
     gap = DualityGap(1e-9, every_n_epochs=2)
     training = DataLoader(data, batch_sampler=sampler, collate_fn=data.collate)
     trainer(Watch(), gap, max_epochs=2).fit(model, training)

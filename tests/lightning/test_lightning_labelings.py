@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
+from items import with_solver  # noqa: E402
 from lightning.pytorch.callbacks import Callback  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 
@@ -32,6 +33,7 @@ from torchssvm import (  # noqa: E402
     MeanParts,
     Pairwise,
     Permutation,
+    Solver,
     Weights,
     certify,
     recompute_weights,
@@ -57,7 +59,7 @@ def loader(words, workers: int = 0) -> DataLoader:
 
 
 def model(**options) -> StructuredSVM:
-    return StructuredSVM(LinearChain(128, 26).double(), **({"lam": 0.05} | options))
+    return StructuredSVM(LinearChain(128, 26).double(), **with_solver(**{"lam": 0.05} | options))
 
 
 def trainer(*callbacks, **options) -> L.Trainer:
@@ -125,7 +127,11 @@ def test_a_storage_that_belongs_to_a_dual_is_refused():
 def test_trained_features_refuse_weights():
     with pytest.raises(ValueError, match=r"storage=Weights\(\).*MeanParts\(\) or Labelings\(\)"):
         StructuredSVM(
-            LinearChain(4, 26), 0.1, features=nn.Linear(128, 4), features_optimizer=torch.optim.SGD, storage=Weights()
+            LinearChain(4, 26),
+            0.1,
+            features=nn.Linear(128, 4),
+            features_optimizer=torch.optim.SGD,
+            solver=Solver(storage=Weights()),
         )
 
 
@@ -286,7 +292,7 @@ def test_trained_features_under_lightning(direction, words):
             features=Features(),
             features_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=3e-3),
             joint=Alternate(features=1, head=2),
-            **options,
+            **with_solver(**options),
         )
         gap = DualityGap(1e-9, every_n_epochs=1)
         trainer(gap, max_epochs=6).fit(made, loader(words))
@@ -304,6 +310,6 @@ def test_trained_features_under_lightning(direction, words):
 def test_copies_of_the_model_keep_the_rules():
     made = model(direction=Corrective(5), oracle=CacheOracle(0.1), storage=Labelings(3))
     twin = copy.deepcopy(made)
-    assert repr(twin.direction) == "Corrective(steps=5, tolerance=0.01)"
-    assert twin.oracle.factor == 0.1
-    assert twin.storage.capacity == 3
+    assert repr(twin.rules.direction) == "Corrective(steps=5, tolerance=0.01)"
+    assert twin.rules.oracle.factor == 0.1
+    assert twin.rules.storage.capacity == 3

@@ -45,6 +45,7 @@ from torchssvm import (  # noqa: E402
     RoofDual,
     ShortestPath,
     SlackRescaling,
+    Solver,
     SparseLinearChain,
     SparseLinearMultilabel,
     Tree,
@@ -170,7 +171,9 @@ def features() -> nn.Module:
 
 CASES = {
     "compiled": lambda: StructuredSVM(LinearChain(3, 3), lam=0.1),
-    "torch": lambda: StructuredSVM(LinearChain(3, 3), lam=0.1, compiled=False, bounds={"transition": (0.0, None)}),
+    "torch": lambda: StructuredSVM(
+        LinearChain(3, 3), lam=0.1, solver=Solver(compiled=False, bounds={"transition": (0.0, None)})
+    ),
     "features": lambda: StructuredSVM(LinearChain(5, 3), lam=0.1, features=features()),
     "factorwise": lambda: FactorwiseSVM(LinearChain(3, 3), lam=0.1, seed=3),
     "factorwise features": lambda: FactorwiseSVM(LinearChain(5, 3), lam=0.1, features=features()),
@@ -228,7 +231,7 @@ def test_what_cannot_be_made_is_asked_for(tmp_path: Path):
     with pytest.raises(RuntimeError, match="size mismatch"):
         StructuredSVM.load_from_checkpoint(path, head=LinearChain(4, 3))
 
-    fitted(StructuredSVM(LinearChain(3, 3), lam=0.1, structure=MyChain(3), compiled=False), path)
+    fitted(StructuredSVM(LinearChain(3, 3), lam=0.1, structure=MyChain(3), solver=Solver(compiled=False)), path)
     with pytest.raises(ValueError, match=r"not its head's, a MyChain, .* structure=MyChain\(...\)"):
         StructuredSVM.load_from_checkpoint(path)
     assert type(StructuredSVM.load_from_checkpoint(path, structure=MyChain(3)).structure) is MyChain

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
+from items import with_solver  # noqa: E402
 from lightning_words import trainer  # noqa: E402
 
 from torchssvm import CommonStep, LinearChain, LinearMulticlass  # noqa: E402
@@ -36,7 +37,7 @@ def points(number=9):
 def fit(accelerator, callbacks, *, epochs=3, ckpt_path=None, data=None, **options):
     torch.manual_seed(0)
     data = points() if data is None else data
-    model = StructuredSVM(LinearMulticlass(5, 3), 0.3, features=torch.nn.Linear(4, 5), **options)
+    model = StructuredSVM(LinearMulticlass(5, 3), 0.3, features=torch.nn.Linear(4, 5), **with_solver(**options))
     loaders = [DataLoader(data, batch_size=5, shuffle=shuffle, collate_fn=data.collate) for shuffle in (True, False)]
     run = trainer(*callbacks, max_epochs=epochs, accelerator=accelerator, devices=1)
     run.fit(model, *loaders, ckpt_path=ckpt_path)

@@ -15,14 +15,19 @@ from torchssvm import (  # noqa: E402
     CacheOracle,
     CompiledBCFW,
     Corrective,
+    EveryPasses,
     Labelings,
+    LinearChain,
     MeanParts,
     Pairwise,
     Relative,
-    Solver,
+    Uniform,
     Weights,
 )
-from torchssvm.lightning import DualityGap  # noqa: E402
+from torchssvm.lightning import (  # noqa: E402
+    DualityGap,
+    StructuredSVM,
+)
 from torchssvm.solvers import choice, training  # noqa: E402
 
 
@@ -36,29 +41,34 @@ def test_nothing_said_is_the_compiled_loop_with_the_cache(capsys, monkeypatch):
     monkeypatch.setattr(training, "_told", set())
     model, certificate = fitted()
     assert model._run.compiled
-    assert isinstance(model.direction, Corrective)
-    assert isinstance(model.oracle, CacheOracle)
+    assert isinstance(model.rules.direction, Corrective)
+    assert isinstance(model.rules.oracle, CacheOracle)
     assert isinstance(model.dual.storage, Labelings)
     fitted()
     assert capsys.readouterr().err.count("solver: compiled loop, Corrective") == 1
     assert certificate.gap == pytest.approx(certificate.primal - certificate.dual, abs=1e-9)
 
 
-def test_one_object_does_what_its_rules_do():
+def test_what_is_not_given_fits_what_is():
     for rules in ({"direction": Pairwise()}, {"storage": MeanParts()}, {"block_steps": BoxQP(2)}):
-        (whole, one), (apart, other) = fitted(solver=Solver(**rules)), fitted(**rules)
-        assert one.gap == other.gap
-        assert whole._run.compiled == apart._run.compiled == ("block_steps" not in rules)
+        model, _ = fitted(**rules)
+        assert model._run.compiled == ("block_steps" not in rules)
     model, _ = fitted(storage=Labelings(capacity=7))
-    assert isinstance(model.direction, Corrective)  # what is not given fits what is
+    assert isinstance(model.rules.direction, Corrective)  # what is not given fits what is
     assert model.dual.storage.capacity == 7
 
 
-def test_rules_are_given_once():
-    with pytest.raises(ValueError, match="rules of its own are given"):
-        svm(True, solver=Solver(Pairwise()))
+def test_solvers_that_do_not_fit_are_refused():
     with pytest.raises(TypeError, match="solver='fast' must be"):
-        svm(None, solver="fast")
+        StructuredSVM(LinearChain(3, 3), lam=0.1, solver="fast")
+    for name, value, where in (
+        ("seed", 1, "GapBatchSampler"),
+        ("order", Uniform(), "GapBatchSampler"),
+        ("batch_size", 4, "DataLoader"),
+        ("schedule", EveryPasses(), "DualityGap"),
+    ):
+        with pytest.raises(ValueError, match=rf"Solver\({name}=.*\) is for solve: under a Trainer give it .*{where}"):
+            svm(**{name: value})
     with pytest.raises(TypeError, match="compiled=0 must be"):
         svm(0)
     with pytest.raises(ValueError, match=r"compiled=True, and the compiled loop cannot be used: storage=Weights"):

@@ -16,7 +16,6 @@ from torchssvm import (
     Chain,
     LamChoice,
     Relative,
-    RunOptions,
     Solver,
     choose_lam,
     evaluate,
@@ -120,7 +119,7 @@ class TestResult:
         assert all(point.certificate.gap <= 0.02 for point in chosen(tolerance=0.02)[0].points)
 
     def test_the_same_seed_gives_the_same_bits(self):
-        first, second = (chosen(options=RunOptions(seed=5))[0] for _ in range(2))
+        first, second = (chosen(solver=Solver(seed=5))[0] for _ in range(2))
         for name, weight in first.head.state_dict().items():
             assert torch.equal(weight, second.head.state_dict()[name])
         assert [p.score for p in first.points] == [p.score for p in second.points]
@@ -174,13 +173,18 @@ class TestResult:
         problem, held_out = problems("multiclass")
         name = next(iter(dict(problem.head.named_parameters())))
         choice = choose_lam(
-            problem.head, Items(problem), held_out, [1.0, 0.3], bounds={name: bounds}, tolerance=Relative(0.01)
+            problem.head,
+            Items(problem),
+            held_out,
+            [1.0, 0.3],
+            solver=Solver(bounds={name: bounds}),
+            tolerance=Relative(0.01),
         )
         weights = dict(problem.head.named_parameters())[name].detach()
         assert float(weights.min()) >= bounds[0]
         assert bounds[1] is None or float(weights.max()) <= bounds[1]
         alone = PROBLEMS["multiclass"](3).head
-        cold = solve(alone, Items(problem.copy()), 0.3, bounds={name: bounds}, tolerance=Relative(0.01))
+        cold = solve(alone, Items(problem.copy()), 0.3, solver=Solver(bounds={name: bounds}), tolerance=Relative(0.01))
         warm = choice.points[-1].certificate
         assert max(warm.dual, cold.dual) <= min(warm.primal, cold.primal) + 1e-9
 
@@ -369,7 +373,7 @@ class TestBadInput:
             ({"patience": 0}, "patience=0 must be a whole number, at least 1"),
             ({"score": 1.0}, "score=1.0 must be a function"),
             ({"on_point": "print"}, "on_point='print' must be a function"),
-            ({"options": "fast"}, "options='fast' must be a torchssvm.RunOptions"),
+            ({"solver": "fast"}, "solver='fast' must be a torchssvm.Solver"),
             ({"solver": "fast"}, "solver='fast' must be"),
         ],
     )

@@ -3,18 +3,18 @@ from __future__ import annotations
 import copy
 import io
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from items import Items, with_objects
+from items import Items, plainly
 from problems import PROBLEMS, Problem, assert_same, chain, examples, multiclass, reference, rng
 from refusals import changes_state
 
 from torchssvm import (
-    BlockGap,
     CommonStep,
     Decoding,
     DualState,
@@ -22,7 +22,7 @@ from torchssvm import (
     LinearChain,
     MeanParts,
     Multiclass,
-    RunOptions,
+    Solver,
     Weights,
     certify,
 )
@@ -31,16 +31,15 @@ from torchssvm.datasets.padded import PaddedDataset
 from torchssvm.path import (
     Certified,
     Heuristic,
-    KeepDual,
-    KeepWeights,
     PathRun,
     RegularizationPath,
+    choose_lam,
     grid_search,
     plot,
     regularization_path,
     start_at_largest_lam,
 )
-from torchssvm.path.recipe import plain_optimizer
+from torchssvm.solvers import training
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))
@@ -72,8 +71,8 @@ def vector(weights: dict[str, torch.Tensor]) -> np.ndarray:
 
 
 def follow(problem: Problem, **options) -> RegularizationPath:
-    options = {"epsilon": 0.1, "lam_min": 0.05} | options
-    return regularization_path(problem.head, Items(problem), **with_objects(**options))
+    options = {"epsilon": 0.1, "lam_min": 0.05, "solver": plainly()} | options
+    return regularization_path(problem.head, Items(problem), **options)
 
 
 def two_of_a_kind(classes: int = 4) -> Problem:
@@ -258,7 +257,7 @@ class Verify:
         for _ in range(self.each):
             share = float(torch.rand((), generator=self.random))
             lam = path.points[-1].lam * (lowest / path.points[-1].lam) ** share
-            head, dual = copy.deepcopy((run._training.head, run.dual))
+            head, dual = copy.deepcopy((run.trainer.head, run.dual))
             dual.rescale(lam / dual.lam)
             self.gaps.append((lam, certify(head, dual, self.batches, refresh=False).gap))
 
@@ -271,6 +270,8 @@ class TestPath:
             ("chain", torch.float64, Weights),
             ("multiclass", torch.float32, Weights),
             ("multiclass", torch.float64, MeanParts),
+            ("chain", torch.float32, None),  # the library's choice: the compiled loop
+            ("multiclass", torch.float64, None),
         ],
     )
     def test_every_lambda_is_within_epsilon_of_the_optimum(self, kind, dtype, storage):
@@ -280,7 +281,7 @@ class TestPath:
         path = follow(
             problem,
             lam_min=0.1,
-            make_dual=lambda lam: DualState.for_head(problem.head, problem.n, lam, storage=storage()),
+            solver=None if storage is None else plainly(storage=storage()),
             on_breakpoint=verify,
         )
         assert path.certified
@@ -347,7 +348,7 @@ class TestPath:
 
     def test_what_passes_run_out_on_is_not_promised(self):
         problem = multiclass(6, n=12)
-        path = follow(problem, lam_min=0.0, epsilon=0.01, max_passes=20, schedule=EveryPasses(100))
+        path = follow(problem, lam_min=0.0, epsilon=0.01, max_passes=20, solver=plainly(schedule=EveryPasses(100)))
         assert all(point.gap <= 0.01 for point in path.points)
 
     def test_an_interrupted_step_leaves_no_hole(self):
@@ -363,7 +364,7 @@ class TestPath:
 
         broken = False
         problem = chain(5, lam=0.3)
-        run = PathRun(problem.head, Failing(problem), epsilon=0.1, lam_min=0.02, options=RunOptions(batch_size=2))
+        run = PathRun(problem.head, Failing(problem), epsilon=0.1, lam_min=0.02, solver=plainly())
         while len(run.path.points if run._points else ()) < 4:
             assert run.advance()
         broken, served = True, run.path.lowest
@@ -371,9 +372,7 @@ class TestPath:
             run.advance()
         assert not broken
         assert run.path.lowest == served
-        resumed = PathRun(
-            problem.copy().head, Items(problem), epsilon=0.1, lam_min=0.02, options=RunOptions(batch_size=2)
-        )
+        resumed = PathRun(problem.copy().head, Items(problem), epsilon=0.1, lam_min=0.02, solver=plainly())
         resumed.load_state_dict(run.state_dict())
         for one in (run, resumed):
             assert one.advance()
@@ -382,7 +381,7 @@ class TestPath:
 
     def test_a_dual_beside_the_path_is_not_resumed(self):
         problem = chain(5, lam=0.3)
-        run = PathRun(problem.head, Items(problem), epsilon=0.1, lam_min=0.02, options=RunOptions(batch_size=2))
+        run = PathRun(problem.head, Items(problem), epsilon=0.1, lam_min=0.02, solver=plainly())
         run.advance()
         state = run.state_dict()
         state["dual"]["lam"] *= 0.5
@@ -407,15 +406,14 @@ class TestPath:
         assert exact.gap(0.5) == exact.gap_estimate(0.5)
 
     def test_the_loss_is_the_callers_choice(self):
-        made: list[DualState] = []
-
-        def make_loss(dual):
-            made.append(dual)
-            return BlockGap(dual, block_steps=CommonStep())
-
-        problem = multiclass(8)
-        path = follow(problem, make_loss=make_loss, lam_min=1.0)
-        assert len(made) == 1
+        seen: list[Any] = []
+        path = follow(
+            multiclass(8),
+            solver=Solver(block_steps=CommonStep()),
+            on_breakpoint=lambda run: seen.append(run.trainer.loss.block_steps),
+            lam_min=1.0,
+        )
+        assert {str(steps) for steps in seen} == {"CommonStep()"}
         assert path.gap(1.0) <= 0.1 + 1e-12
 
     def test_words(self):
@@ -437,13 +435,6 @@ class TestPath:
             ({"epsilon": math.nan}, "epsilon=nan must be positive"),
             ({"lam_min": -1.0}, "lam_min=-1.0 must be at least 0"),
             ({"max_passes": 0}, "max_passes=0 must be positive"),
-            ({"batch_size": 0}, "batch_size=0 must be a whole number, at least 1"),
-            ({"make_dual": lambda lam: multiclass(9, n=2).train().dual}, "make_dual made a dual for 2"),
-            ({"make_loss": lambda dual: multiclass(9).train().loss}, "the block gap of another dual"),
-            (
-                {"make_optimizer": lambda dual: plain_optimizer(multiclass(9).train().dual)},
-                "the optimizer of another dual",
-            ),
         ],
     )
     def test_bad_input(self, wrong, message):
@@ -530,7 +521,7 @@ class TestResult:
             RegularizationPath.from_state_dict({**state, "format": 99})
 
     @pytest.mark.parametrize("rule", [Certified(), Heuristic()])
-    @pytest.mark.parametrize("storage", [MeanParts, Weights])
+    @pytest.mark.parametrize("storage", [MeanParts, Weights, None])
     def test_resumed_to_the_bit(self, rule, storage, tmp_path):
         def start(**options):
             problem = chain(5, dtype=torch.float32)
@@ -538,7 +529,7 @@ class TestResult:
                 problem,
                 rule=rule,
                 epsilon=0.2,
-                make_dual=lambda lam: DualState.for_head(problem.head, problem.n, lam, storage=storage()),
+                solver=None if storage is None else plainly(storage=storage()),
                 **options,
             )
 
@@ -567,7 +558,7 @@ class TestResult:
         ):
             with pytest.raises(ValueError, match=message):
                 follow(multiclass(6), resume=states[1], **options)
-        run = PathRun(multiclass(6).head, Items(multiclass(6)), epsilon=0.1, lam_min=0.05)
+        run = PathRun(multiclass(6).head, Items(multiclass(6)), epsilon=0.1, lam_min=0.05, solver=plainly())
         broken = copy.deepcopy(states[1])
         broken["dual"]["loss"][0] = math.nan
         lam = run.dual.lam
@@ -592,17 +583,27 @@ class TestResult:
         assert (tmp_path / "path.png").stat().st_size > 5000
 
 
+@pytest.mark.parametrize("kind", sorted(PROBLEMS))
+def test_whoever_walks_takes_the_compiled_loop_where_it_applies(kind, monkeypatch):
+    problem, held_out = PROBLEMS[kind](1), Items(PROBLEMS[kind](2))
+    monkeypatch.setattr(training, "TorchLoop", None)
+    assert regularization_path(problem.head, Items(problem), epsilon=0.2, lam_min=1.0).certified
+    for warm_start in (False, True):
+        points = grid_search(problem.head, Items(problem), [4.0, 1.0], tolerance=0.05, warm_start=warm_start)
+        assert all(point.certificate.gap <= 0.05 for point in points)
+    choice = choose_lam(problem.head, Items(problem), held_out, [4.0, 1.0], tolerance=0.05)
+    assert all(point.certificate.gap <= 0.05 for point in choice.points)
+
+
 class TestGrid:
     LAMS = (0.25, 4.0, 1.0, 16.0)
 
-    @pytest.mark.parametrize("warm", [None, KeepWeights(), KeepDual()])
+    @pytest.mark.parametrize("warm", [False, True])
     @pytest.mark.parametrize("kind", sorted(PROBLEMS))
     def test_every_point_is_certified(self, kind, warm):
         problem = PROBLEMS[kind](1)
         truth = reference(problem)
-        points = grid_search(
-            problem.head, Items(problem), self.LAMS, tolerance=0.05, warm_start=warm, options=RunOptions(batch_size=2)
-        )
+        points = grid_search(problem.head, Items(problem), self.LAMS, tolerance=0.05, warm_start=warm, solver=plainly())
         assert [point.lam for point in points] == sorted(self.LAMS, reverse=True)
         for point in points:
             assert point.certificate.lam == pytest.approx(point.lam)
@@ -626,9 +627,9 @@ class TestGrid:
             Items(problem),
             [1e-4, 1e-5],
             tolerance=1e-9,
-            warm_start=KeepWeights(),
+            warm_start=True,
             max_passes=5,
-            options=RunOptions(batch_size=2),
+            solver=plainly(),
         )
         assert all(5 <= point.passes < 8 for point in points)
 

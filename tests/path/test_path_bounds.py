@@ -7,13 +7,13 @@ import copy
 import numpy as np
 import pytest
 import torch
-from bounded import groups_of, optimum_within
+from bounded import optimum_within
 from graphs import GraphProblem
-from items import Items, with_objects
+from items import Items, plainly
 from problems import flat, rng
 
-from torchssvm import BCFW, BlockGap, Corrective, DualState, Labelings, MeanParts, Weights, certify
-from torchssvm.path import Certified, Heuristic, KeepDual, KeepWeights, PathRun, grid_search, regularization_path
+from torchssvm import Corrective, Labelings, MeanParts, Weights, certify
+from torchssvm.path import Certified, Heuristic, PathRun, grid_search, regularization_path
 
 pytest.importorskip("maxflow")
 
@@ -21,14 +21,9 @@ LOWER = np.array([-np.inf, -np.inf, 0.0, 0.0])
 NONE = np.full(4, np.inf)
 
 
-def options(problem, lower=0.0, storage=MeanParts, make_loss=BlockGap, **others):
-    def make_optimizer(dual):
-        return BCFW(groups_of(problem.head, {"pairwise": (lower, None)}), dual)
-
-    def make_dual(lam):
-        return DualState.for_head(problem.head, problem.n, lam, storage=storage())
-
-    return with_objects(make_optimizer=make_optimizer, make_dual=make_dual, make_loss=make_loss, **others)
+def options(lower=0.0, storage=MeanParts, direction=None, **others):
+    solver = plainly(bounds={"pairwise": (lower, None)}, storage=storage(), direction=direction)
+    return {"solver": solver, **others}
 
 
 def primal_above_optimum(problem, weights, lam):
@@ -54,14 +49,14 @@ def test_every_lambda_is_within_epsilon_of_the_optimum(storage):
         assert certify(head, dual, problem.everything(), refresh=False).gap == pytest.approx(path.gap(lam), abs=1e-9)
         checked.append(lam)
 
-    make_loss = (lambda dual: BlockGap(dual, Corrective())) if storage is Labelings else BlockGap
+    direction = Corrective() if storage is Labelings else None
     path = regularization_path(
         problem.head,
         Items(problem),
         epsilon=epsilon,
         lam_min=0.1,
         on_breakpoint=verify,
-        **options(problem, storage=storage, make_loss=make_loss),
+        **options(storage=storage, direction=direction),
     )
     assert path.lowest <= 0.1
     assert len(checked) == len(path.points) > 5
@@ -79,7 +74,7 @@ def test_every_lambda_is_within_epsilon_of_the_optimum(storage):
 def test_resumed_to_the_bit(rule, tmp_path):
     def start(**others):
         problem = GraphProblem(3, dtype=torch.float32)
-        common = options(problem, storage=Labelings, rule=rule, epsilon=0.15, lam_min=0.2)
+        common = options(storage=Labelings, rule=rule, epsilon=0.15, lam_min=0.2)
         return problem, regularization_path(problem.head, Items(problem), **common, **others)
 
     def keep(run):
@@ -97,7 +92,7 @@ def test_resumed_to_the_bit(rule, tmp_path):
 
 def test_other_bounds_are_not_resumed():
     problem, states = GraphProblem(3), []
-    common = options(problem, epsilon=0.2, lam_min=1.0)
+    common = options(epsilon=0.2, lam_min=1.0)
     regularization_path(problem.head, Items(problem), on_breakpoint=lambda r: states.append(r.state_dict()), **common)
     other = GraphProblem(3)
     run = PathRun(other.head, Items(other), epsilon=0.2, lam_min=1.0)
@@ -109,14 +104,14 @@ def test_other_bounds_are_not_resumed():
 def test_bounds_that_are_not_0_are_refused(lower):
     problem = GraphProblem(2)
     with pytest.raises(ValueError, match="a number other than 0"):
-        PathRun(problem.head, Items(problem), epsilon=0.1, lam_min=0.1, **options(problem, lower))
+        PathRun(problem.head, Items(problem), epsilon=0.1, lam_min=0.1, **options(lower))
 
 
-@pytest.mark.parametrize("warm_start", [None, KeepWeights(), KeepDual()])
+@pytest.mark.parametrize("warm_start", [False, True])
 def test_a_grid_is_certified_within_bounds(warm_start):
     problem = GraphProblem(2)
     lams = [1.0, 0.3]
-    points = grid_search(problem.head, Items(problem), lams, tolerance=0.05, warm_start=warm_start, **options(problem))
+    points = grid_search(problem.head, Items(problem), lams, tolerance=0.05, warm_start=warm_start, **options())
     for point in points:
         assert point.certificate.gap <= 0.05
         assert bool((point.weights["pairwise"] >= 0).all())

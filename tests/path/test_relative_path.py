@@ -8,11 +8,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from items import Items, with_objects
+from items import Items, plainly
 from problems import PROBLEMS, chain, multiclass, reference
 
-from torchssvm import Heuristic, PathRun, Relative, RunOptions, certify, grid_search, regularization_path
-from torchssvm.path import KeepDual, KeepWeights, RegularizationPath, plot
+from torchssvm import Heuristic, PathRun, Relative, certify, grid_search, regularization_path
+from torchssvm.path import RegularizationPath, plot
 
 SHARE = 0.2
 
@@ -22,8 +22,8 @@ def vector(weights: dict[str, torch.Tensor]) -> np.ndarray:
 
 
 def follow(problem, **options) -> RegularizationPath:
-    options = {"epsilon": Relative(SHARE), "lam_min": 0.3} | options
-    return regularization_path(problem.head, Items(problem), **with_objects(**options))
+    options = {"epsilon": Relative(SHARE), "lam_min": 0.3, "solver": plainly()} | options
+    return regularization_path(problem.head, Items(problem), **options)
 
 
 @pytest.mark.parametrize("kind", sorted(PROBLEMS))
@@ -99,7 +99,7 @@ def test_resumed_to_the_bit():
     assert [(p.lam, p.gap, p.primal) for p in resumed.points] == [(p.lam, p.gap, p.primal) for p in whole.points]
     for epsilon in (SHARE, Relative(0.1)):
         problem = multiclass(4)
-        run = PathRun(problem.head, Items(problem), epsilon=epsilon, lam_min=0.3, options=RunOptions(batch_size=2))
+        run = PathRun(problem.head, Items(problem), epsilon=epsilon, lam_min=0.3, solver=plainly())
         with pytest.raises(ValueError, match="of another run: epsilon is"):
             run.load_state_dict(states[2])
 
@@ -112,11 +112,11 @@ def test_the_picture_draws_what_is_allowed():
     assert (np.asarray(gap.get_ydata()) <= np.asarray(allowed.get_ydata()) + 1e-9).all()
 
 
-@pytest.mark.parametrize("warm_start", [None, KeepWeights(), KeepDual()])
+@pytest.mark.parametrize("warm_start", [False, True])
 def test_a_grid(warm_start):
     problem = chain(3)
     points = grid_search(
-        problem.head, Items(problem), [1.0, 0.3], tolerance=Relative(0.05), **with_objects(warm_start=warm_start)
+        problem.head, Items(problem), [1.0, 0.3], tolerance=Relative(0.05), warm_start=warm_start, solver=plainly()
     )
     for point in points:
         assert point.certificate.relative_gap <= 0.05

@@ -33,7 +33,7 @@ from torchssvm import (
     MeanParts,
     Pairwise,
     PredefinedStep,
-    RunOptions,
+    Solver,
     StructuredHinge,
     SuffixAverage,
     WeightedAverage,
@@ -68,7 +68,7 @@ class Interval(NamedTuple):
     w: torch.Tensor | None = None
 
 
-Solver = Callable[[Problem], Interval]
+Solves = Callable[[Problem], Interval]
 
 
 def interval(problem: Problem, certificate: Certificate) -> Interval:
@@ -164,7 +164,7 @@ def path(problem: Problem) -> Interval:
         epsilon=0.1,
         lam_min=0.9 * problem.lam,
         max_passes=2000,
-        options=RunOptions(batch_size=2),
+        solver=Solver(batch_size=2),
     )
     found.apply(problem.head, problem.lam)
     value = primal(problem.head, problem.structure, problem.everything(2), problem.lam).value
@@ -174,7 +174,7 @@ def path(problem: Problem) -> Interval:
 DIRECTIONS = [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()]
 ORACLES = [MaxOracle(), CacheOracle()]
 
-SOLVERS: dict[str, Solver] = {
+SOLVERS: dict[str, Solves] = {
     **{
         f"BCFW, {storage.__name__}, {search}, batches of {size}, {sweeps} sweeps": functools.partial(
             bcfw, storage=storage, search=search, size=size, sweeps=sweeps

@@ -25,7 +25,7 @@ from torchssvm import (
     CompiledBCFW,
     GapBatchSampler,
     Labelings,
-    RunOptions,
+    Solver,
     WeightedAverage,
     certify,
     load_checkpoint,
@@ -91,7 +91,7 @@ def path() -> tuple[dict[str, Any], Callable[[], Any]]:
         def __getitem__(self, item: int) -> int:
             return item
 
-    run = PathRun(problem.head, Items(), epsilon=0.1, lam_min=0.05, options=RunOptions(batch_size=2))
+    run = PathRun(problem.head, Items(), epsilon=0.1, lam_min=0.05, solver=Solver(batch_size=2))
     return {"run": run}, run.advance
 
 

@@ -53,7 +53,9 @@ def trainer(**solver: Any) -> Any:
 def latent() -> LatentTrainer:
     structure = HiddenStates(Chain(4), [0, 0, 1, 1])
     data = PaddedDataset(WORDS.x, WORDS.y.clamp(max=1))
-    return LatentTrainer(LinearChain(4, 4), data, 1.0, structure=structure, tolerance=Relative(0.5), seed=1)
+    return LatentTrainer(
+        LinearChain(4, 4), data, 1.0, structure=structure, tolerance=Relative(0.5), solver=Solver(seed=1)
+    )
 
 
 TRAINERS = {

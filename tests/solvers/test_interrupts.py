@@ -31,8 +31,8 @@ from torchssvm import (
     Pairwise,
     Permutation,
     Relative,
-    RunOptions,
     Sequential,
+    Solver,
     TorchLoop,
     WeightedAverage,
     Weights,
@@ -53,7 +53,8 @@ def torch_loop(storage, direction=None, bounds=None, **rules):
         one.head,
         BlockGap(dual, direction, **rules),
         Items(one),
-        RunOptions(batch_size=3, seed=4),
+        batch_size=3,
+        seed=4,
         optimizer=BCFW(bounded, dual),
     )
     return loop, WeightedAverage.following(dual), one
@@ -147,7 +148,9 @@ def test_latent_rounds_go_on():
 
     def make():
         structure = HiddenStates(Chain(4), [0, 0, 1, 1])
-        run = LatentTrainer(LinearChain(4, 4), data, 1.0, structure=structure, seed=1, tolerance=Relative(0.2))
+        run = LatentTrainer(
+            LinearChain(4, 4), data, 1.0, structure=structure, solver=Solver(seed=1), tolerance=Relative(0.2)
+        )
         run.step()
         return run
 

@@ -15,6 +15,7 @@ from torchssvm import (
     LinearMulticlass,
     Multiclass,
     Relative,
+    Solver,
     in_order,
     latent,
     primal,
@@ -40,7 +41,7 @@ def chains(lengths=True):
 
 def trainer(data=None, **options):
     options = {"tolerance": Relative(0.1), **options}
-    return LatentTrainer(LinearChain(4, 4), data or chains(), LAM, structure=CHAIN, seed=1, **options)
+    return LatentTrainer(LinearChain(4, 4), data or chains(), LAM, structure=CHAIN, solver=Solver(seed=1), **options)
 
 
 def objective(head, data, structure=CHAIN):

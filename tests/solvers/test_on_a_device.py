@@ -159,13 +159,13 @@ def chosen(device):
 
 def test_the_choice_says_where_the_head_trains(cuda, monkeypatch):
     choice = chosen(cuda)
-    assert choice.compiled
+    assert choice.solver.compiled
     assert str(choice).endswith("head trains on the CPU; Solver(compiled=False) trains on cuda:0")
     monkeypatch.setattr("torchssvm.solvers.choice.LONG_VISIT", 11)
     choice = chosen(cuda)
-    assert not choice.compiled
+    assert not choice.solver.compiled
     assert "a visit takes 12 multiplications, and cuda:0 does many" in str(choice)
-    assert chosen(torch.device("cpu")).compiled
+    assert chosen(torch.device("cpu")).solver.compiled
 
 
 def test_an_error_leaves_the_head_where_it_was(cuda):

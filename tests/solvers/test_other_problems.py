@@ -27,7 +27,6 @@ from torchssvm import (
     LinearMultilabel,
     MeanParts,
     Pairwise,
-    Recipe,
     Structure,
     WeightedAverage,
     WeightedLabels,
@@ -370,12 +369,8 @@ def test_a_path_of_a_relaxation_is_not_certified():
     for relaxed in (True, False):
         head, _, _, batch = train_one_of_three(relaxed, 0)
         data = PaddedDataset(batch.x, batch.y)
-
-        def make_dual(lam, head=head, relaxed=relaxed):
-            return DualState.for_head(head, 6, lam, structure=OneOfThree(relaxed))
-
-        recipe = Recipe(make_dual=make_dual)
-        path = regularization_path(head, data, epsilon=0.1, lam_min=0.5, recipe=recipe, progress=False)
+        structure = OneOfThree(relaxed)
+        path = regularization_path(head, data, epsilon=0.1, lam_min=0.5, structure=structure, progress=False)
         assert path.certified is not relaxed
         if relaxed:
             with pytest.raises(RuntimeError, match="relaxation"):

@@ -14,7 +14,7 @@ from torchssvm import (
     Certificate,
     EveryPasses,
     FactorwiseCertificate,
-    RunOptions,
+    Solver,
     choose_lam,
     grid_search,
     make_trainer,
@@ -164,7 +164,7 @@ def test_solve_shows_the_line_or_is_silent(monkeypatch):
 
 def test_the_schedule_of_the_options_holds_for_compiled_trainers():
     problem = chain(1, n=8, lam=0.3)
-    trainer = make_trainer(problem.head, Items(problem), 0.3, options=RunOptions(schedule=EveryPasses(3)))
+    trainer = make_trainer(problem.head, Items(problem), 0.3, solver=Solver(schedule=EveryPasses(3)))
     seen = []
     trainer.solve(1e-6, max_passes=20, on_check=seen.append)
     assert seen[0].passes < 6

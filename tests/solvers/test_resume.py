@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
+from items import with_solver  # noqa: E402
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: E402
 
 from torchssvm import (  # noqa: E402
@@ -159,10 +160,10 @@ def run(
             features=Features(),
             features_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-2),
             joint=Alternate(features=1, head=1),
-            **rules,
+            **with_solver(**rules),
         )
     else:
-        model = StructuredSVM(LinearChain(128, 26), lam=1e-2, **rules)
+        model = StructuredSVM(LinearChain(128, 26), lam=1e-2, **with_solver(**rules))
     torch.manual_seed(1 if resume is None else 2)  # whatever is random must come from the checkpoint
     everything = Everything()
     callbacks = [DualityGap(1e-9, every_n_epochs=every), AveragedWeights(), everything]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,7 +21,6 @@ from torchssvm import (
     MeanParts,
     Pairwise,
     Relative,
-    RunOptions,
     Solver,
     TorchLoop,
     Uniform,
@@ -63,32 +63,30 @@ def test_the_compiled_loop_is_chosen_where_it_applies(capsys):
 
 
 @pytest.mark.parametrize(
-    ("solver", "bounds", "words"),
+    ("solver", "words"),
     [
-        (Solver(compiled=False), None, "compiled=False"),
-        (None, {"transition": (0.0, None)}, "the weights have bounds"),
-        (Solver(storage=Weights()), None, "storage=Weights"),
+        (Solver(compiled=False), "compiled=False"),
+        (Solver(bounds={"transition": (0.0, None)}), "the weights have bounds"),
+        (Solver(storage=Weights()), "storage=Weights"),
     ],
 )
-def test_the_torch_loop_says_why_it_is_chosen(solver, bounds, words, capsys):
+def test_the_torch_loop_says_why_it_is_chosen(solver, words, capsys):
     problem = chain(2, n=8, lam=0.3)
-    trainer = make_trainer(problem.head, Items(problem), problem.lam, solver=solver, bounds=bounds)
+    trainer = make_trainer(problem.head, Items(problem), problem.lam, solver=solver)
     assert isinstance(trainer, TorchLoop)
     told = capsys.readouterr().err
     assert "torch loop" in told
     assert words in told
     assert trainer.solve(Relative(0.05), max_passes=400).relative_gap <= 0.05
-    if bounds:
+    if "bounds" in words:
         assert bool((problem.head.transition >= 0).all())
 
 
 def test_what_is_given_overrides():
     problem = chain(3, n=8)
-    options = RunOptions(batch_size=3, order=Uniform(), seed=5)
     storage = MeanParts()
-    loop = make_trainer(
-        problem.head, Items(problem), problem.lam, solver=Solver(storage=storage, compiled=False), options=options
-    )
+    solver = Solver(storage=storage, compiled=False, batch_size=3, order=Uniform(), seed=5)
+    loop = make_trainer(problem.head, Items(problem), problem.lam, solver=solver)
     assert isinstance(loop, TorchLoop)
     assert (loop.sampler.batch_size, loop.sampler.seed) == (3, 5)
     assert isinstance(loop.dual.storage, MeanParts)
@@ -105,12 +103,12 @@ def test_memory_chooses_the_storage(capsys):
     kept = {}
     for limit in (10**6, 3000, 600):
         problem = chain(4, n=8)
-        trainer = make_trainer(problem.head, Items(problem), problem.lam, memory_limit=limit)
+        trainer = make_trainer(problem.head, Items(problem), problem.lam, solver=Solver(memory_limit=limit))
         kept[limit] = type(trainer.dual.storage)
     assert next(iter(kept.values())) is Labelings
     assert Labelings not in list(kept.values())[1:]
     with pytest.raises(MemoryError, match="Labelings"):
-        solve(chain(4, n=8).head, Items(chain(4, n=8)), 0.3, memory_limit=10)
+        solve(chain(4, n=8).head, Items(chain(4, n=8)), 0.3, solver=Solver(memory_limit=10))
 
 
 def test_features_that_do_not_fit_leave_the_compiled_loop(monkeypatch, capsys):
@@ -118,11 +116,11 @@ def test_features_that_do_not_fit_leave_the_compiled_loop(monkeypatch, capsys):
 
     monkeypatch.setattr(choice, "SHARE", 1e-15)
     problem = chain(5, n=8)
-    limits = {"memory_limit": 10**6}
-    assert isinstance(make_trainer(problem.head, Items(problem), problem.lam, **limits), TorchLoop)
+    solver = Solver(memory_limit=10**6)
+    assert isinstance(make_trainer(problem.head, Items(problem), problem.lam, solver=solver), TorchLoop)
     assert "features of 8 examples would take" in capsys.readouterr().err
     with pytest.raises(MemoryError, match="use compiled=False"):
-        make_trainer(problem.head, Items(problem), problem.lam, solver=Solver(compiled=True), **limits)
+        make_trainer(problem.head, Items(problem), problem.lam, solver=replace(solver, compiled=True))
 
 
 def test_a_run_that_stops_far_from_its_optimum_warns():
@@ -177,8 +175,12 @@ def test_bad_input_changes_nothing():
         ((problem.head, data, 0.1, {"max_passes": 0}), ValueError, "max_passes=0"),
         ((problem.head, data, -1.0, {}), ValueError, "lam=-1"),
         ((problem.head, data, 0.1, {"solver": "fast"}), TypeError, "solver='fast' must be a torchssvm.Solver"),
-        ((problem.head, data, 0.1, {"options": 16}), TypeError, "options=16"),
-        ((problem.head, data, 0.1, {"bounds": {"edges": (0, 1)}}), ValueError, "bounds names 'edges'"),
+        (
+            (problem.head, data, 0.1, {"options": 16}),
+            TypeError,
+            "the argument options has gone: give solver=Solver\\(seed",
+        ),
+        ((problem.head, data, 0.1, {"solver": Solver(bounds={"edges": (0, 1)})}), ValueError, "bounds names 'edges'"),
         ((problem.head, loss, data, {}), TypeError, r"use TorchLoop\(head, loss, dataset\)"),
         ((problem.head, list(range(8)), 0.1, {}), ValueError, "has no method `collate`"),
         ((problem.head, [], 0.1, {}), ValueError, "the dataset is empty"),
@@ -202,18 +204,18 @@ def test_bad_input_changes_nothing():
         with pytest.raises(error, match=words):
             Solver(**wrong)
     with pytest.raises(ValueError, match="compiled=True, and the compiled loop cannot be used: the weights have"):
-        make_trainer(problem.head, data, 0.1, solver=Solver(compiled=True), bounds={"transition": (0.0, None)})
+        make_trainer(problem.head, data, 0.1, solver=Solver(compiled=True, bounds={"transition": (0.0, None)}))
 
 
 def test_a_seed_leaves_size_and_order_of_batches_alone():
     problem = chain(9, n=8)
     data = PaddedDataset(problem.x, problem.y, problem.lengths)
-    loop = make_trainer(problem.head, data, 0.3, solver=Solver(compiled=False), options=RunOptions(seed=3))
+    loop = make_trainer(problem.head, data, 0.3, solver=Solver(compiled=False, seed=3))
     assert isinstance(loop.sampler.order, ByLength)
     assert (loop.sampler.batch_size, loop.sampler.seed) == (8, 3)
-    other = make_trainer(problem.copy().head, data, 0.3, options=RunOptions(order=ByLength(problem.lengths)))
+    other = make_trainer(problem.copy().head, data, 0.3, solver=Solver(order=ByLength(problem.lengths)))
     assert isinstance(other, TorchLoop)  # the compiled loop has no batches
-    assert solve(problem.copy().head, data, 0.3, options=RunOptions(seed=1)).relative_gap <= 0.01
+    assert solve(problem.copy().head, data, 0.3, solver=Solver(seed=1)).relative_gap <= 0.01
 
 
 def test_a_trainer_of_either_kind_is_saved_with_its_dual(tmp_path):

@@ -14,7 +14,6 @@ from torchssvm import (
     DualState,
     EveryPasses,
     Permutation,
-    RunOptions,
     TorchLoop,
     Uniform,
     WhenEstimated,
@@ -22,8 +21,8 @@ from torchssvm import (
 )
 
 
-def solve(head, loss, dataset, *, optimizer=None, options=None, **limits) -> Certificate:
-    return TorchLoop(head, loss, dataset, options, optimizer=optimizer).solve(**limits)
+def solve(head, loss, dataset, *, loop=None, **limits) -> Certificate:
+    return TorchLoop(head, loss, dataset, **(loop or {})).solve(**limits)
 
 
 def block_gap(problem: Problem) -> BlockGap:
@@ -42,7 +41,7 @@ def test_the_gap_is_reached_and_proved(kind, order):
         Items(problem),
         tolerance=0.05,
         on_check=seen.append,
-        options=RunOptions(batch_size=2, order=order),
+        loop={"batch_size": 2, "order": order},
     )
     assert found is seen[-1]
     assert found.gap <= 0.05
@@ -59,7 +58,7 @@ def test_nothing_is_left_behind():
     loss = block_gap(problem)
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    solve(problem.head, loss, Items(problem), tolerance=0.05, options=RunOptions(batch_size=2))
+    solve(problem.head, loss, Items(problem), tolerance=0.05, loop={"batch_size": 2})
     assert torch.equal(torch.get_rng_state(), before)
     assert all(p.grad is None for p in problem.head.parameters())
     assert not list(loss.dual.mailbox._observers)
@@ -74,7 +73,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_one_others():
             block_gap(problem),
             Items(problem),
             tolerance=0.01,
-            options=RunOptions(batch_size=2, seed=seed),
+            loop={"batch_size": 2, "seed": seed},
         )
         return torch.nn.utils.parameters_to_vector(problem.head.parameters())
 
@@ -85,9 +84,9 @@ def test_the_same_seed_gives_the_same_weights_and_another_one_others():
 def test_passes_are_the_limit_and_count_what_was_before():
     problem = multiclass(4, lam=1e-4)
     loss = block_gap(problem)
-    first = solve(problem.head, loss, Items(problem), tolerance=1e-9, max_passes=7, options=RunOptions(batch_size=2))
+    first = solve(problem.head, loss, Items(problem), tolerance=1e-9, max_passes=7, loop={"batch_size": 2})
     assert 7 <= first.passes <= 9
-    again = solve(problem.head, loss, Items(problem), tolerance=1e-9, max_passes=7, options=RunOptions(batch_size=2))
+    again = solve(problem.head, loss, Items(problem), tolerance=1e-9, max_passes=7, loop={"batch_size": 2})
     assert again.passes == pytest.approx(first.passes + 1)  # one exact pass, no step
     assert again.gap == pytest.approx(first.gap)
 
@@ -112,7 +111,8 @@ def test_every_passes():
         tolerance=1e-9,
         max_passes=16,
         on_check=lambda c: seen.append(c.passes),
-        options=RunOptions(batch_size=4, schedule=EveryPasses(3)),
+        schedule=EveryPasses(3),
+        loop={"batch_size": 4},
     )
     # the count begins with the first step; an exact pass counts too
     assert seen[:3] == [4.5, 8.5, 12.5]
@@ -135,9 +135,7 @@ def test_when_estimated():
 def test_estimates_save_passes():
     def passes(schedule) -> float:
         problem = multiclass(8, n=20, lam=0.5)
-        return solve(
-            problem.head, block_gap(problem), Items(problem), tolerance=0.05, options=RunOptions(schedule=schedule)
-        ).passes
+        return solve(problem.head, block_gap(problem), Items(problem), tolerance=0.05, schedule=schedule).passes
 
     assert passes(WhenEstimated()) < passes(EveryPasses(10))
 
@@ -171,9 +169,8 @@ def test_steps_that_call_no_oracle_are_not_endless():
         Items(problem),
         tolerance=1e-12,
         max_passes=3.5,
-        optimizer=optimizer,
         on_check=seen.append,
-        options=RunOptions(batch_size=3),
+        loop={"batch_size": 3, "optimizer": optimizer},
     )
     assert found.passes == 4.0
     assert len(seen) == 3
@@ -200,7 +197,7 @@ def test_a_dataset_may_fetch_whole_batches():
 
 def test_steps_say_how_many_blocks_they_visited():
     problem = multiclass(12, n=6)
-    loop = TorchLoop(problem.head, block_gap(problem), Items(problem), RunOptions(batch_size=4, order=Permutation()))
+    loop = TorchLoop(problem.head, block_gap(problem), Items(problem), batch_size=4, order=Permutation())
     assert [loop.step() for _ in range(4)] == [4, 2, 4, 2]
 
 
@@ -231,11 +228,11 @@ def test_nothing_changes_before_arguments_are_looked_at():
             p.fill_(1.0)
     other = block_gap(multiclass(13))
     for options in (
-        {"tolerance": 0.1, "optimizer": torch.optim.SGD(problem.head.parameters(), lr=0.1)},
-        {"tolerance": 0.1, "optimizer": BCFW(other.dual.parameters, other.dual)},
+        {"optimizer": torch.optim.SGD(problem.head.parameters(), lr=0.1)},
+        {"optimizer": BCFW(other.dual.parameters, other.dual)},
     ):
         with pytest.raises(ValueError, match="must be a BCFW of the dual"):
-            solve(problem.head, loss, Items(problem), **options)
+            solve(problem.head, loss, Items(problem), tolerance=0.1, loop=options)
         assert all(bool((p == 1.0).all()) for p in problem.head.parameters())
     assert not loss.dual.mailbox.waiting
 
@@ -252,16 +249,12 @@ def test_bad_input():
         with pytest.raises(ValueError, match=message):
             solve(problem.head, loss, Items(problem), **wrong)
     with pytest.raises(ValueError, match="batch_size=0 must be a whole number, at least 1"):
-        RunOptions(batch_size=0)
+        TorchLoop(problem.head, loss, Items(problem), batch_size=0)
     with pytest.raises(ValueError, match="has 5 examples, and the dual was made for 6"):
         solve(problem.head, loss, Items(multiclass(13, n=5)), tolerance=0.1)
     with pytest.raises(ValueError, match="has no method `collate`"):
         solve(problem.head, loss, list(range(6)), tolerance=0.1)
     assert loss.dual.oracle_calls == 0
-    assert (
-        solve(problem.head, loss, list(range(6)), tolerance=0.1, options=RunOptions(collate_fn=problem.batch)).gap
-        <= 0.1
-    )
     with pytest.raises(ValueError, match="passes=0 must be positive"):
         EveryPasses(0)
     with pytest.raises(ValueError, match="at_least=3 must be positive"):

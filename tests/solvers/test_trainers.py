@@ -14,7 +14,9 @@ from problems import chain, multiclass
 from trainer_cases import TrainerTestCase
 
 import torchssvm
-from torchssvm import GDMM, RBF, Batch, BlockGap, CompiledBCFW, DualState, Recipe, RunOptions, TorchLoop, in_order
+from torchssvm import GDMM, RBF, Batch, BlockGap, CompiledBCFW, DualState, Solver, TorchLoop, in_order
+from torchssvm.core.moved import TO_SOLVER
+from torchssvm.lightning import StructuredSVM
 
 
 class TestCompiledBCFW(TrainerTestCase):
@@ -48,7 +50,7 @@ class TestTorchLoop(TrainerTestCase):
     def make(self):
         problem = chain(1, n=8, lam=1.0)
         dual = DualState.for_head(problem.head, problem.n, problem.lam)
-        return TorchLoop(problem.head, BlockGap(dual), Items(problem), RunOptions(batch_size=3))
+        return TorchLoop(problem.head, BlockGap(dual), Items(problem), batch_size=3)
 
 
 def test_no_name_is_a_module_too():
@@ -69,18 +71,37 @@ def test_options_are_checked_where_they_are_made():
         ({"seed": "a"}, TypeError, "seed='a'"),
         ({"order": "gaps"}, TypeError, "order='gaps'"),
         ({"schedule": 3}, TypeError, "schedule=3"),
-        ({"collate_fn": 3}, TypeError, "collate_fn=3"),
+        ({"round_visits": 0}, ValueError, "round_visits=0"),
+        ({"memory_limit": -1}, ValueError, "memory_limit=-1"),
     ):
         with pytest.raises(error, match=words):
-            RunOptions(**wrong)
+            Solver(**wrong)
     problem = multiclass(1)
-    loss = BlockGap(DualState.for_head(problem.head, problem.n, problem.lam))
-    with pytest.raises(TypeError, match="options=16 must be"):
-        torchssvm.TorchLoop(problem.head, loss, range(6), 16)
-    with pytest.raises(TypeError, match="make_loss=None must be a function"):
-        Recipe(make_loss=None)
-    with pytest.raises(TypeError, match="recipe=3 must be"):
-        torchssvm.grid_search(problem.head, range(6), [0.1], tolerance=0.1, recipe=3)
+    with pytest.raises(TypeError, match="solver=3 must be"):
+        torchssvm.grid_search(problem.head, Items(problem), [0.1], tolerance=0.1, solver=3)
+
+
+@pytest.mark.parametrize("name", TO_SOLVER)
+def test_arguments_that_have_gone_say_where_to(name):
+    """By every function that had them; nothing has begun."""
+    head, data = multiclass(1).head, Items(multiclass(1))
+    calls = [
+        (torchssvm.solve, (head, data, 0.1), {"options", "bounds", "memory_limit"}),
+        (torchssvm.make_trainer, (head, data, 0.1), {"options", "bounds", "memory_limit"}),
+        (torchssvm.choose_lam, (head, data, data), {"options", "bounds", "memory_limit"}),
+        (torchssvm.grid_search, (head, data, [0.1]), {"options", "recipe"}),
+        (torchssvm.regularization_path, (head, data), {"options", "recipe"}),
+        (torchssvm.PathRun, (head, data), {"options", "recipe"}),
+        (torchssvm.latent, (head, data, 0.1), {"options"}),
+        (torchssvm.guess_lam, (head, data), {"collate_fn"}),
+        (StructuredSVM, (head, 0.1), TO_SOLVER.keys()),
+    ]
+    for function, arguments, gone in calls:
+        if name in gone:
+            with pytest.raises(TypeError, match=re.escape(f"the argument {name} has gone: give {TO_SOLVER[name]}")):
+                function(*arguments, **{name: None})
+    with pytest.raises(TypeError, match="the argument options has gone: give batch_size="):
+        torchssvm.TorchLoop(head, None, data, options=None)
 
 
 def test_the_batches_of_a_pass_can_be_read_again():

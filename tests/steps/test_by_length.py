@@ -21,7 +21,6 @@ from torchssvm import (
     LargestGap,
     Permutation,
     Proportional,
-    RunOptions,
     TorchLoop,
     Uniform,
     certify,
@@ -170,7 +169,6 @@ def test_training_by_length_reaches_the_same_optimum():
     for order in (None, ByLength(data.lengths)):
         own = problem.copy()
         dual = DualState.for_head(own.head, num_examples=12, lam=0.1)
-        options = RunOptions(batch_size=3, order=order)
-        found.append(TorchLoop(own.head, BlockGap(dual), data, options).solve(0.01))
+        found.append(TorchLoop(own.head, BlockGap(dual), data, batch_size=3, order=order).solve(0.01))
     assert abs(found[0].primal - found[1].primal) < 0.02
     assert all(certificate.gap <= 0.01 for certificate in found)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchssvm import BlockGap, DualState, Multiclass, Proportional, RunOptions, TorchLoop, Uniform, primal
+from torchssvm import BlockGap, DualState, Multiclass, Proportional, TorchLoop, Uniform, primal
 from torchssvm.core.batch import Batch
 
 
@@ -46,7 +46,7 @@ def calls_to(order, n: int, labels: int, seed: int) -> int:
     objects, head = Objects(n), Toy(labels)
     dual = DualState.for_head(head, n, 1.0 / n, structure=Multiclass(labels + 1))
     everything = [objects.collate(list(range(n)))]
-    loop = TorchLoop(head, BlockGap(dual), objects, RunOptions(batch_size=1, order=order, seed=seed))
+    loop = TorchLoop(head, BlockGap(dual), objects, batch_size=1, order=order, seed=seed)
     while loop.step():
         if dual.oracle_calls % 8 == 0:
             gap = primal(head, dual.structure, everything, dual.lam).value - dual.value()

@@ -147,9 +147,8 @@ def fetcher(dataset: Any, collate_fn: Collate | None = None) -> partial[Batch]:
         )
     if collate is None:
         raise ValueError(
-            f"collate_fn=None, and {type(dataset).__name__} has no method `collate`: pass a function "
-            "that makes a Batch from items (solve: options=RunOptions(collate_fn=...)), or make the dataset a "
-            "torchssvm.datasets.PaddedDataset(x, y, lengths)"
+            f"collate_fn=None, and {type(dataset).__name__} has no method `collate`, which makes a Batch from items: "
+            "set dataset.collate to a function, or take a torchssvm.datasets.PaddedDataset(x, y, lengths)"
         )
     return partial(_fetched, dataset, collate)
 

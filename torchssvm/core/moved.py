@@ -1,11 +1,16 @@
-"""Names that stood at the top level of the package: where they are now."""
+"""Names that stood at the top level of the package, and arguments that have gone: where they are now."""
 
 from __future__ import annotations
 
+import functools
 import importlib
-from typing import Any
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from torchssvm.core.caller import warn
+
+Function = TypeVar("Function", bound=Callable[..., object])
 
 MOVED: dict[str, str] = {}
 """The modules that have names which still exist. They are found by ``torchssvm.NAME`` too, with a warning."""
@@ -16,6 +21,10 @@ LEFT = {
     "ExponentiatedGradient": _BASELINE,
     "NSlack": _BASELINE,
     "OneSlack": _BASELINE,
+    "KeepDual": "has gone: give grid_search(..., warm_start=True)",
+    "KeepWeights": "has gone: give grid_search(..., warm_start=True)",
+    "Recipe": "has gone: give solver=Solver(direction=..., oracle=..., storage=..., bounds=...)",
+    "RunOptions": "has gone: give solver=Solver(seed=..., order=..., schedule=..., batch_size=...)",
     "Subgradient": "is a baseline to compare with, and lies in benchmarks/baselines of the repository; train by "
     "StructuredHinge and an optimizer of torch",
 }
@@ -36,3 +45,40 @@ def find(name: str) -> Any:
     place = MOVED[name]
     warn(f"torchssvm.{name} is {place}.{name} now", DeprecationWarning)
     return getattr(importlib.import_module(place), name)
+
+
+TO_SOLVER = {
+    "options": "solver=Solver(seed=..., order=..., schedule=..., batch_size=..., round_visits=...)",
+    "recipe": "solver=Solver(direction=..., oracle=..., storage=..., bounds=...)",
+    "collate_fn": "an attribute of the dataset: dataset.collate = ...",
+    **{
+        name: f"solver=Solver({name}=...)"
+        for name in (
+            *("storage", "block_steps", "direction", "oracle", "line_search", "compiled"),
+            *("bounds", "memory_limit", "round_visits"),
+        )
+    },
+}
+"""By the old name, what to give in its place."""
+
+
+def moved(*names: str, **own: str) -> Callable[[Function], Function]:
+    """Decorates a function whose arguments ``names`` have gone to the solver: they raise TypeError, which says so.
+
+    Args:
+        names: Of ``TO_SOLVER``.
+        own: Other names, and what to give in their place.
+    """
+    gone = {name: TO_SOLVER[name] for name in names} | own
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def call(*args: object, **kwargs: object) -> object:
+            for name in gone.keys() & kwargs.keys():
+                raise TypeError(f"the argument {name} has gone: give {gone[name]} in its place")
+            return function(*args, **kwargs)
+
+        call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # getfullargspec reads it
+        return call  # type: ignore[return-value]
+
+    return decorate

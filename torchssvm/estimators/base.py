@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import replace
 from typing import Any
 
 from sklearn.base import BaseEstimator
@@ -12,14 +13,13 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from torchssvm.core.arguments import as_number, check_flags, check_number, is_whole
+from torchssvm.core.arguments import as_number, check_flags, check_number, is_whole, or_default
 from torchssvm.core.batch import in_order, tree_tensors
 from torchssvm.core.caller import warn
 from torchssvm.deployment import save_model
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.choice import BATCH
-from torchssvm.solvers.lam_advice import advice_if_small, guess_or_none, warn_if_zero
-from torchssvm.solvers.run_options import RunOptions
+from torchssvm.solvers.lam_advice import advice_if_small, warn_if_zero
+from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.tolerance import Relative, is_within
 from torchssvm.solvers.training import make_trainer
 
@@ -52,14 +52,14 @@ class CertifiedEstimator(BaseEstimator):
         if not is_whole(self.verbose):  # scikit-learn's estimators take verbose=1
             check_flags(verbose=self.verbose)
 
-    def _train(self, head: nn.Module, examples: Any, lam: float, **options: Any) -> Any:
+    def _train(self, head: nn.Module, examples: Any, lam: float, solver: Solver | None = None) -> Any:
         """Train the head to the gap, or go on with that of the last fit; sets the fitted attributes of the run.
 
         Args:
             head: A new head.
             examples: The training set.
             lam: Regularisation.
-            options: Further arguments of ``make_trainer``.
+            solver: Rules and bounds; the seed is that of the estimator.
 
         Returns:
             The trained head.
@@ -67,8 +67,8 @@ class CertifiedEstimator(BaseEstimator):
         trainer = self._last_run(head, examples) if self.warm_start else None
         if trainer is None:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-            run = RunOptions(batch_size=BATCH, seed=seed)
-            trainer = make_trainer(head, examples, lam, options=run, progress=bool(self.verbose), **options)
+            solver = replace(or_default(solver, Solver, "solver"), seed=seed)
+            trainer = make_trainer(head, examples, lam, solver=solver, progress=bool(self.verbose))
             self._run = (trainer, head, _signature(examples)) if self.warm_start else None
         else:
             head = self._run[1]
@@ -84,9 +84,9 @@ class CertifiedEstimator(BaseEstimator):
         self.certificate_, self.n_passes_ = certificate, certificate.passes
         self.head_, self.structure_ = head, head.structure
         if is_within(certificate.gap, tolerance, certificate.primal):
-            warn_if_zero(certificate, trainer.dual, head, examples, None, C)
+            warn_if_zero(certificate, trainer.dual, head, examples, C)
         else:
-            small = advice_if_small(lam, guess_or_none(head, examples, trainer.dual.structure, None), C)
+            small = advice_if_small(lam, trainer.dual, head, examples, C)
             warn(
                 f"the run ended at max_passes={self.max_passes:g} with a gap{certificate.kind} of "
                 f"{100 * certificate.relative_gap:.3g} % of the objective, and tol={self.tol:g} asks for "

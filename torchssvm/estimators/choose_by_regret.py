@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from torchssvm.core.arguments import or_default
 from torchssvm.estimators.anchor import part, situations
 from torchssvm.path.choose_lam import choose_lam
 from torchssvm.path.lam_choice import LamChoice
-from torchssvm.solvers.choice import BATCH, Solver
 from torchssvm.solvers.guess_lam import guess_lam
-from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.schedules import WhenEstimated
+from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.tolerance import Relative
 from torchssvm.steps.frank_wolfe import FrankWolfe
 from torchssvm.structures.decisions.data import DecisionProblems
@@ -85,8 +86,7 @@ def choose_by_regret(
             patience=2,
             budget=BUDGET,
             max_passes=max_passes,
-            solver=solver,
-            options=RunOptions(batch_size=BATCH, seed=seed, schedule=WhenEstimated(CHECKED)),
+            solver=replace(or_default(solver, Solver, "solver"), seed=seed, schedule=WhenEstimated(CHECKED)),
             progress=progress,
         )
 

@@ -14,7 +14,8 @@ from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import Examples, check_matrix, padded
 from torchssvm.estimators.labels import accuracy, check_lists, labelled, state_weights, states_of
 from torchssvm.estimators.sequences import check_list
-from torchssvm.solvers.choice import BATCH, Solver
+from torchssvm.solvers.choice import BATCH
+from torchssvm.solvers.solver import Solver
 from torchssvm.steps.frank_wolfe import FrankWolfe
 from torchssvm.structures.graph_cut.head import Graphs, LinearGraph
 from torchssvm.structures.graph_cut.structure import GraphCut, MinCut, RoofDual
@@ -124,7 +125,7 @@ class GraphSVC(StructuredEstimator):
             )
             # Trees are quick to decode: many cheap steps take less time, where there is more than one batch of them.
             solver = Solver(direction=FrankWolfe()) if len(graphs) > BATCH else None
-            head = self._train(head, _forests(graphs, states), self._lam(len(graphs)), solver=solver)
+            head = self._train(head, _forests(graphs, states), self._lam(len(graphs)), solver)
             self.coef_, self.intercept_ = (t.detach().numpy().copy() for t in (head.node, head.bias))
             self.edge_coef_ = head.edge.detach().numpy().copy()
             return self
@@ -139,8 +140,8 @@ class GraphSVC(StructuredEstimator):
         attractive = all((graph.features >= 0).all() for graph in graphs)
         structure = GraphCut(None if attractive else RoofDual(), normalize=False)
         head = LinearGraph(self.n_features_in_ + 1, self.n_edge_features_in_, structure=structure)
-        bounds = {"pairwise": (0.0, None)} if attractive else None
-        head = self._train(head, _cuts(graphs, states), self._lam(len(graphs)), bounds=bounds)
+        solver = Solver(bounds={"pairwise": (0.0, None)}) if attractive else None
+        head = self._train(head, _cuts(graphs, states), self._lam(len(graphs)), solver)
         unary = 2.0 * head.unary.detach().numpy()[None]  # a node's score is half the difference
         self.coef_, self.intercept_ = unary[:, :-1], unary[:, -1]
         self.edge_coef_ = head.pairwise.detach().numpy().copy()

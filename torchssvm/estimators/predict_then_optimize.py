@@ -20,7 +20,7 @@ from torchssvm.estimators.base import CertifiedEstimator
 from torchssvm.estimators.choose_by_regret import choose_by_regret
 from torchssvm.estimators.examples import check_matrix
 from torchssvm.path.lam_choice import LamChoice
-from torchssvm.solvers.choice import Solver
+from torchssvm.solvers.solver import Solver
 from torchssvm.steps.cache import CacheOracle
 from torchssvm.steps.corrective import Corrective
 from torchssvm.structures.decisions.data import DecisionProblems
@@ -29,9 +29,6 @@ from torchssvm.structures.decisions.potentials import Situations
 from torchssvm.structures.decisions.structure import Decisions
 
 Array = NDArray[Any]
-
-SLOW = 2e-4
-"""Seconds of a decoding from which decisions found before are tried first."""
 
 
 class PredictThenOptimize(CertifiedEstimator):
@@ -54,8 +51,8 @@ class PredictThenOptimize(CertifiedEstimator):
         shared: Whether the costs share one weight vector.
         intercept_scaling: The size of the feature that intercepts are weights of; the larger, the less intercepts are
             regularised. 0 is without intercepts.
-        solver: Rules of training, as in :func:`torchssvm.solve`. None takes a cache and corrective steps where the
-            program takes more than 0.2 ms for a decision, as measured, and the library's choice elsewhere.
+        solver: Rules of training, as in :func:`torchssvm.solve`. None takes a cache and corrective steps, and the
+            library's choice for a program that says that it is quick (:attr:`torchssvm.DecisionOracle.quick`).
         held_out: The share of the examples on which lambda is chosen.
         tol: Training ends when the objective is proved to be within this share of its optimum.
         max_passes: Or after so many passes over the data, with a ``ConvergenceWarning``.
@@ -126,7 +123,6 @@ class PredictThenOptimize(CertifiedEstimator):
         start = clock()
         problems = DecisionProblems(x, costs, structure)
         seconds = (clock() - start) / len(problems)
-        structure.quick_to_decode = seconds < SLOW
         solver = self.solver
         if solver is None and not structure.quick_to_decode:
             solver = Solver(direction=Corrective(), oracle=CacheOracle())
@@ -138,7 +134,7 @@ class PredictThenOptimize(CertifiedEstimator):
         with warnings.catch_warnings():
             if self.anchor != "zero":  # which may be right about every example
                 warnings.filterwarnings("ignore", message="the primal is 0 at zero weights")
-            head = self._train(self._new_head(x, structure), anchored, float(lam), solver=solver)
+            head = self._train(self._new_head(x, structure), anchored, float(lam), solver)
         self.lam_, self.choice_, self.seconds_per_decision_ = float(lam), choice, seconds
         weight = head.weight.detach().numpy().astype(np.float64)
         coef, intercept = weight, np.zeros(len(weight))

@@ -2,43 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from torchssvm.core.arguments import or_default
 from torchssvm.lightning.joint_training import JointTraining
-from torchssvm.solvers.choice import Solver
-from torchssvm.solvers.compiled.applies import reason_not_compiled
-from torchssvm.steps.direction import DirectionRule
+from torchssvm.solvers.choice import compiled_form
+from torchssvm.solvers.parameter_groups import check_bounds
+from torchssvm.solvers.solver import Solver
 
-Direction = DirectionRule | Callable[..., Any]
-"""A direction rule. The ``Callable`` is for configuration files: jsonargparse reads a protocol whose ``__call__``
-returns a Tensor as a factory of Tensors, and would refuse ``class_path: torchssvm.Pairwise``. ``Solver`` refuses any
-other callable."""
+_OF_THE_TRAINER = {
+    "batch_size": "to the DataLoader",
+    "order": "to a GapBatchSampler in the DataLoader",
+    "seed": "to a GapBatchSampler in the DataLoader",
+    "schedule": "to DualityGap",
+}
+"""What a Trainer has of its own, and where it is given."""
 
 
-def find_solver(module: Any, solver: Solver | None, one_by_one: Solver) -> Solver:
-    """The solver of a model, from the argument ``solver`` or from the rules that were given one by one.
+def find_solver(module: Any, solver: Solver | None) -> Solver:
+    """The solver of a model: ``solver``, or one that leaves all to the library.
 
     Args:
-        module: The ``StructuredSVM``, with head, structure, bounds and features.
+        module: The ``StructuredSVM``, with head, structure and features.
         solver: The argument.
-        one_by_one: The rules.
 
     Raises:
         TypeError: ``solver`` is not a Solver.
-        ValueError: Both are given; features that are trained and a storage that cannot follow them; or
-            ``compiled=True`` where the compiled loop cannot be used.
+        ValueError: It has what the Trainer has too; features are trained and the storage cannot follow them; bounds do
+            not fit the head; or ``compiled=True`` where the compiled loop cannot be used.
     """
-    given = or_default(solver, Solver, "solver")
-    if solver is not None and not one_by_one.is_default:
-        raise ValueError(f"solver={solver} and rules of its own are given: write the rules into the solver")
-    solver = one_by_one if solver is None else given
-    rules, moves = solver.rules(), module.features_optimizer is not None
+    solver = or_default(solver, Solver, "solver")
+    for name, where in _OF_THE_TRAINER.items():
+        if getattr(solver, name):
+            raise ValueError(f"Solver({name}={getattr(solver, name)}) is for solve: under a Trainer give it {where}")
+    check_bounds(module.head, solver.bounds)
+    rules, moves = solver.with_defaults(), module.features_optimizer is not None
     moving = moves and not module.joint.envelope  # between two epochs of the head
-    if moves and rules.storage.needs_gradients:
+    if moves and rules.storage is not None and rules.storage.needs_gradients:
         raise ValueError(
             f"storage={type(rules.storage).__name__}() keeps weights of old features; features that are trained need "
             "storage=MeanParts() or Labelings()"
@@ -46,7 +48,7 @@ def find_solver(module: Any, solver: Solver | None, one_by_one: Solver) -> Solve
     if solver.compiled and (
         reason := "the features are trained (features_optimizer)"
         if moving
-        else reason_not_compiled(module.head, module.structure, rules, bounds=bool(module.bounds))
+        else compiled_form(module.head, module.structure, rules)[1]
     ):
         raise ValueError(f"compiled=True, and the compiled loop cannot be used: {reason}")
     return solver

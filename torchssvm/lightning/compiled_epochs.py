@@ -233,8 +233,6 @@ def choose_solver(module: Any, loader: DataLoader, kind: str | None) -> Choice:
         structure=module.structure,
         num_examples=count_examples(loader),
         sample=_sample(module, loader),
-        bounds=bool(module.bounds),
-        memory_limit=module.memory_limit,
         obstacle=obstacle,
     )
     return of_all_ranks(chosen(solver), solver, chosen, ranks)
@@ -280,11 +278,11 @@ def make_loop(module: Any, loader: DataLoader) -> CompiledBCFW:
         module.head,
         module.dual,
         _batches(module, exact_pass_loader(loader)),
-        direction=module.direction,
-        oracle=module.oracle,
+        direction=module.rules.direction,
+        oracle=module.rules.oracle,
         order=order,
         seed=seed,
-        round_visits=module.round_visits,
+        round_visits=module.solver.round_visits,
     )
 
 

@@ -14,9 +14,11 @@ from torch import nn
 
 from torchssvm.core.structure import Structure
 from torchssvm.deployment.recipes import describe, rebuild
+from torchssvm.solvers.solver import Solver
 
 _KEY = "torchssvm_model"
 _FORMAT = 2
+_OF_SOLVER = ("bounds", "memory_limit")  # hyperparameters of their own in torchssvm 0.2
 
 
 class Loading(L.LightningModule):
@@ -79,7 +81,10 @@ class Loading(L.LightningModule):
                     "never done. Make the model, and give the file to trainer.predict(..., ckpt_path=...)"
                 )
             saved = copy.deepcopy(checkpoint.get(_KEY, {}))  # its tensors are mapped from the file, which may change
-            arguments = {**_parts(cls, saved, arguments), **arguments}
+            own = checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {})
+            kept = own.get("solver", {name: own[name] for name in _OF_SOLVER if own.get(name) is not None})
+            solver = {"solver": Solver(**copy.deepcopy(kept))} if kept else {}
+            arguments = {**_parts(cls, saved, arguments), **solver, **arguments}
         return super().load_from_checkpoint(
             checkpoint_path,
             map_location=map_location,

@@ -13,17 +13,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import Batch, as_batch
-from torchssvm.core.bounds import Bound
+from torchssvm.core.moved import TO_SOLVER, moved
 from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import check_lam, find_structure
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
-from torchssvm.dual.storage import Storage
 from torchssvm.lightning.alternate import Alternate, AlternatingRun, HeadAlone
-from torchssvm.lightning.arguments import Direction, check_joint, find_solver
+from torchssvm.lightning.arguments import check_joint, find_solver
 from torchssvm.lightning.compiled_epochs import (
     EpochPart,
     EpochParts,
@@ -42,15 +40,12 @@ from torchssvm.lightning.refusals import check_trainer, training_modes
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, recompute_weights
-from torchssvm.solvers.choice import Rules, Solver
 from torchssvm.solvers.compiled.proposal import ProposedVisits
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.parameter_groups import check_bounds, groups
+from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.trainer import IDLE_EPOCHS, Pacing
 from torchssvm.solvers.training import move, print_choice, warn_if_estimated_far
-from torchssvm.steps.block_steps import BlockSteps
-from torchssvm.steps.cache import OracleRule
-from torchssvm.steps.line_search import LineSearch
 from torchssvm.steps.sampler import GapBatchSampler
 
 _BAR_EVERY = 10
@@ -96,30 +91,19 @@ class StructuredSVM(Predicting):
         joint: How features and head are trained together: ``JointTraining(...)``, without ``features_optimizer``; or
             ``Alternate(...)``, which is what None means with one.
         structure: What an output is; None is ``head.structure``.
-        storage: How dual blocks are kept: ``MeanParts()``, ``Labelings()`` or ``Weights()``, which does not allow
-            features that are trained. Every fit begins with an empty copy.
-        block_steps: The step of each block of a batch, such as ``CommonStep()``.
-        direction: The direction of a step, such as ``Pairwise()`` or ``Corrective()``.
-        oracle: Whether to decode: ``CacheOracle()`` reuses cached labelings and logs ``cache_hits``.
-        memory_limit: Bytes that the dual blocks may take; None is the free memory of the device.
-        bounds: ``(lower, upper)`` by the name of a parameter of the head, such as ``{"transition": (0.0, None)}``; see
-            :class:`torchssvm.BCFW`.
-        line_search: Chooses the step size; None is ``ExactSearch()``.
-        compiled: Whether :class:`torchssvm.CompiledBCFW` makes the steps: features are computed once and kept for the
-            whole run, and the examples of a batch are visited one after another (``block_steps`` is unused). None is
-            True where possible. Use False if the dataset gives an example other features each time (augmentation).
-        solver: The rules ``storage``, ``block_steps``, ``direction``, ``oracle``, ``line_search`` and ``compiled`` as
-            one object; None takes what is given one by one. When a fit begins, it chooses those that are not given, as
-            :func:`torchssvm.solve` does, says which and why, and sets the attributes of these names. With
-            ``features_optimizer`` the others are those of ``BlockGap``.
-        round_visits: Of several processes with the compiled loop, see :class:`torchssvm.CompiledBCFW`; None times the
-            first rounds.
+        solver: What is given of the rules, the bounds on the weights and the memory; None gives nothing. When a fit
+            begins, the rest is chosen as :func:`torchssvm.solve` does, and said with the reason; with
+            ``features_optimizer`` it is that of ``BlockGap``. Order, seed, batch size and schedule are those of the
+            loader and of :class:`DualityGap`. With the compiled loop, features are computed once and kept for the whole
+            run: give ``Solver(compiled=False)`` if the dataset gives an example other features each time.
+
+    Attributes:
+        rules: The solver of the last fit, with every rule.
 
     Raises:
         ValueError: Arguments contradict each other (such as a direction that needs labelings and a storage that keeps
             none), a number is out of range, or bounds do not fit the head.
-        TypeError: A bound is neither a number nor a tensor; ``direction``, ``oracle`` or ``storage`` is not an object
-            of its kind.
+        TypeError: ``solver`` is not a Solver, or a bound is neither a number nor a tensor.
 
     Example:
         >>> model = StructuredSVM(head=LinearMulticlass(4, 3), lam=0.1)
@@ -134,6 +118,7 @@ class StructuredSVM(Predicting):
 
     several_epochs = True  # nothing here follows single epochs; subclasses may
 
+    @moved(*TO_SOLVER)
     def __init__(
         self,
         head: nn.Module,
@@ -142,16 +127,7 @@ class StructuredSVM(Predicting):
         features_optimizer: Callable[[Iterable], Optimizer] | None = None,
         joint: JointTraining | Alternate | None = None,
         structure: Structure | None = None,
-        storage: Storage | None = None,
-        block_steps: BlockSteps | None = None,
-        direction: Direction | None = None,
-        oracle: OracleRule | None = None,
-        memory_limit: int | None = None,
-        bounds: dict[str, tuple[Bound | None, Bound | None]] | None = None,
-        line_search: LineSearch | None = None,
-        compiled: bool | None = None,
         solver: Solver | None = None,
-        round_visits: int | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -162,8 +138,6 @@ class StructuredSVM(Predicting):
         elif joint is not None and features_optimizer is None:
             raise ValueError(f"joint={joint} needs features_optimizer; without it the features are frozen")
         lam = check_lam(lam)  # hyperparameters in checkpoints are plain numbers
-        self.save_hyperparameters("lam", "memory_limit", "bounds")
-        self.bounds = check_bounds(head, bounds)
         self.head = head
         self.features = features
         self.lam = lam
@@ -172,11 +146,10 @@ class StructuredSVM(Predicting):
         self.joint = (joint or Alternate()) if features_optimizer is not None else joint
         alternates = isinstance(self.joint, Alternate)
         self._stages = AlternatingRun() if alternates else HeadAlone() if self.joint is None else JointRun()
-        self.memory_limit = memory_limit
-        self.round_visits = None if round_visits is None else check_whole(round_visits, "round_visits")
-        one_by_one = Solver(direction, oracle, storage, block_steps, line_search, compiled)
-        self.solver = find_solver(self, solver, one_by_one)
-        self._use(self.solver.rules())
+        self.solver = find_solver(self, solver)
+        kept = {name: value for name in ("bounds", "memory_limit") if (value := getattr(self.solver, name)) is not None}
+        self.save_hyperparameters({"lam": lam, **({"solver": kept} if kept else {})})
+        self.rules: Any = self.solver.with_defaults()
         self._modes = {} if features is None else {name: part.training for name, part in features.named_modules()}
         self.train(self.training)
 
@@ -203,7 +176,8 @@ class StructuredSVM(Predicting):
             return
         optimizer = self.optimizer_of(bcfw=True)
         optimizer.zero_grad()
-        loss = BlockGap(self.dual, self.direction, oracle=self.oracle, block_steps=self.block_steps)
+        rules = self.rules
+        loss = BlockGap(self.dual, rules.direction, oracle=rules.oracle, block_steps=rules.block_steps)
         extracted = self.extract(batch.x, batch.lengths)
         with full_precision(self.device):
             potentials = self.potentials_of(extracted, batch.lengths)
@@ -246,7 +220,7 @@ class StructuredSVM(Predicting):
         dual = self.dual
         self.log("dual", dual.value(), prog_bar=True, **options)
         figures = {"oracle_calls": float(dual.oracle_calls)}
-        if self.oracle.needs_labelings:
+        if getattr(self.rules.oracle, "needs_labelings", False):
             figures["cache_hits"] = float(dual.cache_hits)
         if dual.ranks:
             figures["rho"] = dual.rho
@@ -258,7 +232,7 @@ class StructuredSVM(Predicting):
 
     @property
     def _rules(self) -> dict[str, str]:
-        rules = {name: getattr(self, name) for name in ("direction", "oracle", "block_steps", "line_search")}
+        rules = {name: getattr(self.rules, name) for name in ("direction", "oracle", "block_steps", "line_search")}
         return {name: re.sub(" at 0x[0-9a-f]+", "", repr(rule)) for name, rule in rules.items()}
 
     def configure_callbacks(self) -> list[Callback]:
@@ -290,28 +264,24 @@ class StructuredSVM(Predicting):
             choice = choose_solver(self, self.training_loader, run.kind)
             if not Ranks.here().rank:
                 print_choice(choice)
-            self._use(choice.rules)
-            run.compiled = choice.compiled
+            self.rules = choice.solver
+            run.compiled = choice.adapter is not None
         dual = DualState.for_head(
             self.head,
             n,
             self.lam,
             structure=self.structure,
-            storage=copy.deepcopy(self.storage),
-            memory_limit=self.memory_limit,
+            storage=copy.deepcopy(self.rules.storage),
+            memory_limit=self.solver.memory_limit,
         )
         with stages.starting_head(self, resumed=resume is not None):
-            own = groups(self.head, self.bounds)
-            optimizers: list[Optimizer] = [BCFW(own, dual, line_search=self.line_search)]
+            own = groups(self.head, check_bounds(self.head, self.solver.bounds))
+            optimizers: list[Optimizer] = [BCFW(own, dual, line_search=self.rules.line_search)]
         if isinstance(run.sampler, GapBatchSampler):
             run.sampler.bind(dual, by_permutation=self._features_turn)
         if resume is not None:
             resume.rewind(run.sampler)
         return [*optimizers, *stages.make_optimizers(self)]
-
-    def _use(self, rules: Rules) -> None:
-        """Take steps by these rules from now on."""
-        self.direction, self.oracle, self.storage, self.block_steps, self.line_search = rules
 
     def on_train_start(self) -> None:
         """Choose between features and head, and restore the state that a resumed run was saved in.

@@ -1,33 +1,24 @@
 """Regularisation paths: weights with a guaranteed gap for every lambda, and grids to compare them with."""
 
 from torchssvm.path.choose_lam import choose_lam
-from torchssvm.path.grid import GridPoint, KeepDual, KeepWeights, WarmStart, grid_search
+from torchssvm.path.grid import GridPoint, grid_search
 from torchssvm.path.initial import start_at_largest_lam
 from torchssvm.path.lam_choice import HeldOutPoint, LamChoice
 from torchssvm.path.picture import plot
-from torchssvm.path.recipe import MakeOptimizer, Recipe
 from torchssvm.path.result import Breakpoint, RegularizationPath
-from torchssvm.path.rules import Accuracy, Certified, Heuristic, PathRule, Training
+from torchssvm.path.rules import Certified, Heuristic
 from torchssvm.path.run import PathRun, regularization_path
 from torchssvm.solvers.guess_lam import guess_lam
 
 __all__ = [
-    "Accuracy",
     "Breakpoint",
     "Certified",
     "GridPoint",
     "HeldOutPoint",
     "Heuristic",
-    "KeepDual",
-    "KeepWeights",
     "LamChoice",
-    "MakeOptimizer",
-    "PathRule",
     "PathRun",
-    "Recipe",
     "RegularizationPath",
-    "Training",
-    "WarmStart",
     "choose_lam",
     "grid_search",
     "guess_lam",

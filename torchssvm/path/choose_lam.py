@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,17 +12,17 @@ import torch
 from torch import nn
 
 from torchssvm.core.arguments import check_dataset, check_number, check_whole, or_default
+from torchssvm.core.moved import moved
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
 from torchssvm.path.grid import check_lams
-from torchssvm.path.held_out import Run, advance, divided, held_out_batches
+from torchssvm.path.held_out import Run, divided, held_out_batches, scored
 from torchssvm.path.lam_choice import HeldOutPoint, LamChoice, chosen_of, highest, near
-from torchssvm.solvers.choice import Solver
+from torchssvm.path.walk import walk
 from torchssvm.solvers.guess_lam import guess_lam
-from torchssvm.solvers.parameter_groups import NamedBounds
 from torchssvm.solvers.progress_line import shown
-from torchssvm.solvers.run_options import RunOptions
-from torchssvm.solvers.tolerance import Relative, Tolerance
+from torchssvm.solvers.solver import Solver
+from torchssvm.solvers.tolerance import Relative, Tolerance, is_within
 from torchssvm.solvers.trainer import check_limits
 from torchssvm.solvers.training import device_of, make_trainer, move, on_device, warn_if_short
 
@@ -40,6 +39,7 @@ MOST = 8
 """At most so many lambdas are tried where none are given."""
 
 
+@moved("options", "bounds", "memory_limit")
 def choose_lam(
     head: nn.Module,
     dataset: Any,
@@ -54,9 +54,6 @@ def choose_lam(
     max_passes: float = 1000.0,
     solver: Solver | None = None,
     structure: Structure | None = None,
-    bounds: NamedBounds | None = None,
-    options: RunOptions | None = None,
-    memory_limit: int | None = None,
     on_point: Callable[[HeldOutPoint], None] | None = None,
     progress: bool = True,
 ) -> LamChoice:
@@ -94,11 +91,8 @@ def choose_lam(
             that does not reach ``tolerance`` in what is left, or in ``max_passes``, is not chosen and is the last; the
             last too is one with less than twice its own passes left, as the next one takes more. None tries all.
         max_passes: Most effective passes for each lambda; a run that ends by it warns.
-        solver: As in :func:`torchssvm.solve`, like the next four.
+        solver: As in :func:`torchssvm.solve`; its seed also divides the examples into folds.
         structure: What an output is.
-        bounds: Bounds on the weights.
-        options: Order of the examples, seed, and when exact passes are made; its ``collate_fn`` is for both datasets.
-        memory_limit: Bytes that the dual's blocks may take.
         on_point: Called after each lambda, while the head holds its weights.
         progress: Whether one line on stderr shows lambda, gap, dual, passes and seconds.
 
@@ -131,7 +125,7 @@ def choose_lam(
     for name, function in (("score", score), ("on_point", on_point)):
         if function is not None and not callable(function):
             raise TypeError(f"{name}={function!r} must be a function, such as lambda head: ...")
-    options, structure = or_default(options, RunOptions, "options"), find_structure(head, structure)
+    solver, structure = or_default(solver, Solver, "solver"), find_structure(head, structure)
     check_dataset(dataset)
     device = device_of(head)
     if (held_out is None) == (folds is None):
@@ -140,55 +134,51 @@ def choose_lam(
             "on, or folds=5, which holds every example out once"
         )
     if folds is None:
-        sets = [(dataset, held_out_batches(head, dataset, held_out, structure, options, device))]
+        sets = [(dataset, held_out_batches(head, dataset, held_out, structure, device))]
     else:
-        sets = divided(dataset, check_whole(folds, "folds", 2), options)
+        sets = divided(dataset, check_whole(folds, "folds", 2), solver.seed)
 
     if lams is None:
-        guess = guess_lam(head, dataset, structure=structure, collate_fn=options.collate_fn)
+        guess = guess_lam(head, dataset, structure=structure)
         ordered = [factor * guess for factor in FACTORS]
-    make = partial(
-        make_trainer,
-        solver=solver,
-        structure=structure,
-        bounds=bounds,
-        memory_limit=memory_limit,
-        progress=progress,
-    )
+    make = partial(make_trainer, solver=solver, structure=structure, progress=progress)
     runs = []
     for own, batches in sets:
         trained, scale = head if folds is None else copy.deepcopy(head), len(dataset) / len(own)
-        run_options = options if folds is None else replace(options, collate_fn=None)  # the parts collate
-        runs.append(Run(trained, make(trained, own, scale * ordered[0], options=run_options), batches, scale))
+        runs.append(Run(trained, make(trained, own, scale * ordered[0]), batches, scale))
     points: list[HeldOutPoint] = []
     eligible: list[HeldOutPoint] = []
     untried: list[float] = []
     weights: dict[float, list[torch.Tensor]] = {}
     since = 0  # lambdas since the one with the highest score
     left = math.inf  # passes of the budget
+
+    def ahead() -> Iterator[tuple[float, float]]:
+        """The lambdas, as long as there are some, and the most passes of a run at each."""
+        while ordered:
+            lam = ordered.pop(0)
+            smaller = not points or lam < min(point.lam for point in points)
+            yield lam, min(max_passes, left / len(runs)) if smaller else max_passes
+
     with shown(progress) as line:
         try:
-            while ordered:
-                lam = ordered.pop(0)
-                if line is not None:
-                    line.prefix = f"lam {lam:.3g}"
-                smaller = not points or lam < min(point.lam for point in points)
-                most = min(max_passes, left / len(runs)) if smaller else max_passes
-                point, reached = advance(
-                    runs, lam, bool(points), coarse, most, budget is None, max_passes, structure, score, device, line
-                )
+            for solved in walk([(run.trainer, run.scale) for run in runs], ahead(), coarse, line=line):
+                certificates = [each.result for each in solved]
+                reached = all(is_within(own.gap, coarse, own.primal) for own in certificates)
+                if budget is None:
+                    for certificate in certificates:
+                        warn_if_short(certificate, coarse, max_passes)
+                point = scored(runs, solved, structure, score, device)
                 points.append(point)
                 since, left = since + 1, left - point.passes
                 if not eligible or reached or budget is None:
                     eligible.append(point)
-                    weights[lam] = [parameter.detach().clone() for parameter in runs[0].head.parameters()]
+                    weights[point.lam] = [parameter.detach().clone() for parameter in runs[0].head.parameters()]
                     eligible = near(eligible)
                     weights = {each.lam: weights[each.lam] for each in eligible}
                     if highest(eligible) is point:
                         since, left = 0, math.inf if budget is None else budget * sum(p.passes for p in points)
                 if on_point is not None:
-                    if line is not None:
-                        line.clear()  # the callback may print
                     with on_device(runs[0].head, device):
                         on_point(point)
                 if since == patience or left < 2 * point.passes or (budget is not None and not reached):
@@ -205,9 +195,7 @@ def choose_lam(
     best = chosen_of(eligible)
     if folds is not None:
         with on_device(head, device):
-            certificate = make(head, dataset, best.lam, options=options).solve(
-                tolerance, max_passes=max_passes, progress=progress
-            )
+            certificate = make(head, dataset, best.lam).solve(tolerance, max_passes=max_passes, progress=progress)
         warn_if_short(certificate, tolerance, max_passes)
         last = best._replace(certificate=certificate)
         points[points.index(best)], best = last, last

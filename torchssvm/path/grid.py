@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import as_number, check_dataset, check_number, or_default
-from torchssvm.core.compiling import clock
-from torchssvm.dual.state import DualState
-from torchssvm.path.recipe import Recipe
-from torchssvm.solvers.block_gap import BlockGap
+from torchssvm.core.arguments import as_number, check_flags
+from torchssvm.core.moved import moved
+from torchssvm.core.structure import Structure
+from torchssvm.path.walk import walk
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.progress_line import shown
-from torchssvm.solvers.run_options import RunOptions
+from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.tolerance import Tolerance
-from torchssvm.solvers.torch_loop import TorchLoop
+from torchssvm.solvers.trainer import check_limits
+from torchssvm.solvers.training import device_of, make_trainer, on_device
 
 
 class GridPoint(NamedTuple):
@@ -39,44 +39,6 @@ class GridPoint(NamedTuple):
     weights: dict[str, Tensor]
 
 
-class WarmStart(Protocol):
-    """Changes a solved dual to a smaller lambda."""
-
-    def __call__(self, dual: DualState, lam: float) -> None:
-        """Change ``dual`` to ``lam``, which is smaller than ``dual.lam``."""
-        ...
-
-
-class KeepWeights:
-    """Keeps the weights at the next lambda and rescales the dual, as in the paper ([G16] Proposition 1).
-
-    Example:
-        >>> head = LinearMulticlass(4, 3)
-        >>> grid = grid_search(head, data, [1.0, 0.1], tolerance=Relative(0.1), warm_start=KeepWeights())
-        >>> all(point.certificate.relative_gap <= 0.1 for point in grid)
-        True
-    """
-
-    def __call__(self, dual: DualState, lam: float) -> None:
-        """Multiply the dual variables by ``lam / dual.lam``."""
-        dual.rescale(lam / dual.lam)
-
-
-class KeepDual:
-    """Keeps the dual variables at the next lambda and rescales the weights.
-
-    Example:
-        >>> head = LinearMulticlass(4, 3)
-        >>> grid = grid_search(head, data, [1.0, 0.1], tolerance=Relative(0.1), warm_start=KeepDual())
-        >>> all(point.certificate.relative_gap <= 0.1 for point in grid)
-        True
-    """
-
-    def __call__(self, dual: DualState, lam: float) -> None:
-        """Divide the weights by ``lam / dual.lam``."""
-        dual.change_lam(lam)
-
-
 def check_lams(lams: Any) -> list[float]:
     """The lambdas of a grid in descending order.
 
@@ -92,6 +54,7 @@ def check_lams(lams: Any) -> list[float]:
     return ordered
 
 
+@moved("recipe", "options")
 def grid_search(
     head: nn.Module,
     dataset: Any,
@@ -99,9 +62,9 @@ def grid_search(
     *,
     tolerance: Tolerance,
     max_passes: float = math.inf,
-    warm_start: WarmStart | None = None,
-    recipe: Recipe | None = None,
-    options: RunOptions | None = None,
+    warm_start: bool = False,
+    solver: Solver | None = None,
+    structure: Structure | None = None,
     on_point: Callable[[GridPoint], None] | None = None,
     progress: bool = True,
 ) -> list[GridPoint]:
@@ -109,13 +72,13 @@ def grid_search(
 
     Args:
         head: The head; afterwards it holds the weights of the smallest lambda.
-        dataset: Map-style, n examples.
+        dataset: Map-style, n examples with ``collate``.
         lams: Distinct positive numbers, in any order.
         tolerance: The gap to reach at each lambda: a positive number, or ``Relative(0.01)``.
         max_passes: Most effective passes for each lambda.
-        warm_start: ``KeepWeights()`` or ``KeepDual()`` continue from the previous lambda; None starts from zero.
-        recipe: Makes the dual, loss and optimizer; None is ``Recipe()``.
-        options: Size and order of batches, and when exact passes are made; None is ``RunOptions()``.
+        warm_start: Whether each lambda begins with the weights of the one before ([G16] Proposition 1), else with zero.
+        solver: As in :func:`torchssvm.solve`, like ``structure``.
+        structure: What an output is.
         on_point: Called after each lambda.
         progress: Whether one line on stderr shows lambda, gap, dual, passes and seconds.
 
@@ -123,8 +86,8 @@ def grid_search(
         The points in descending order of lambda.
 
     Raises:
-        TypeError: ``lams`` is a string or a single number; or as :class:`torchssvm.TorchLoop`.
-        ValueError: ``lams`` is empty or holds a duplicate or a non-positive number; or as :class:`torchssvm.TorchLoop`.
+        TypeError: ``lams`` is a string or a single number; or as :func:`torchssvm.solve`.
+        ValueError: ``lams`` is empty or holds a duplicate or a non-positive number; or as :func:`torchssvm.solve`.
 
     Example:
         >>> grid = grid_search(LinearMulticlass(4, 3), data, [1.0, 0.1, 0.01], tolerance=Relative(0.05))
@@ -132,35 +95,17 @@ def grid_search(
         [1.0, 0.1, 0.01]
     """
     ordered = check_lams(lams)
-    check_number(max_passes, "max_passes", above=0.0, finite=False)
-    check_dataset(dataset)
-    recipe, options = or_default(recipe, Recipe, "recipe"), or_default(options, RunOptions, "options")
+    check_limits(tolerance, max_passes)
+    check_flags(warm_start=warm_start)
     points: list[GridPoint] = []
-    loss: BlockGap | None = None
-    with shown(progress) as line:
-        for lam in ordered:
-            if line is not None:
-                line.prefix = f"lam {lam:.3g}"
-            start = clock()
-            if loss is None or warm_start is None:
-                for parameter in head.parameters():
-                    nn.init.zeros_(parameter)
-                loss = recipe.loss(head, len(dataset), lam)
-            else:
-                warm_start(loss.dual, lam)
-            before = loss.dual.passes
-            loop = TorchLoop(head, loss, dataset, options, optimizer=recipe.make_optimizer(loss.dual))
-            certificate = loop.solve(tolerance, max_passes=before + max_passes, progress=line or False)
-            point = GridPoint(
-                lam,
-                certificate,
-                certificate.passes - before,
-                clock() - start,
-                {name: p.detach().to("cpu", copy=True) for name, p in head.named_parameters()},
-            )
-            points.append(point)
-            if on_point is not None:
-                if line is not None:
-                    line.clear()  # the callback may print
-                on_point(point)
+    device = device_of(head)
+    with shown(progress) as line, on_device(head, device):
+        for together in [ordered] if warm_start else [[lam] for lam in ordered]:
+            trainer = make_trainer(head, dataset, together[0], solver=solver, structure=structure, progress=progress)
+            aims = [(lam, max_passes) for lam in together]
+            for (solved,) in walk([(trainer, 1.0)], aims, tolerance, line=line):
+                weights = {name: p.detach().to("cpu", copy=True) for name, p in head.named_parameters()}
+                points.append(GridPoint(solved.lam, solved.result, solved.passes, solved.seconds, weights))
+                if on_point is not None:
+                    on_point(points[-1])
     return points

@@ -12,15 +12,12 @@ from torch import nn
 
 from torchssvm.core.arguments import as_number
 from torchssvm.core.batch import check_fits, pass_over
-from torchssvm.core.compiling import clock
 from torchssvm.core.part import NAMES, Part
 from torchssvm.core.structure import Structure
-from torchssvm.path.grid import KeepDual, KeepWeights
 from torchssvm.path.lam_choice import HeldOutPoint
+from torchssvm.path.walk import Solved
 from torchssvm.solvers.evaluation import evaluate, merge_evaluations
-from torchssvm.solvers.run_options import RunOptions
-from torchssvm.solvers.tolerance import Tolerance, is_within
-from torchssvm.solvers.training import on_device, warn_if_short
+from torchssvm.solvers.training import on_device
 
 
 class Run(NamedTuple):
@@ -32,35 +29,20 @@ class Run(NamedTuple):
     scale: float  # of lambda: lam n is that of all examples
 
 
-def advance(
+def scored(
     runs: list[Run],
-    lam: float,
-    again: bool,
-    tolerance: Tolerance,
-    most: float,
-    warns: bool,
-    max_passes: float,
+    solved: list[Solved],
     structure: Structure,
     score: Callable[[nn.Module], float] | None,
     device: torch.device,
-    line: Any,
-) -> tuple[HeldOutPoint, bool]:
-    """Train and score every run at ``lam``, from where it is; and whether all reached the gap."""
-    found, values, passes, seconds, reached = [], [], 0.0, 0.0, True
+) -> HeldOutPoint:
+    """What every run has reached at a lambda, and how well it predicts what it holds out."""
+    found, values, lam = [], [], solved[0].lam
     for run in runs:
-        trainer, own = run.trainer, run.scale * lam
-        start, before = clock(), trainer.dual.passes
-        if again:
-            (KeepWeights() if own < trainer.dual.lam else KeepDual())(trainer.dual, own)
-        certificate = trainer.solve(tolerance, max_passes=before + most, progress=line or False)
-        seconds, passes = seconds + clock() - start, passes + certificate.passes - before
-        reached &= is_within(certificate.gap, tolerance, certificate.primal)
-        if warns:
-            warn_if_short(certificate, tolerance, max_passes)
         with on_device(run.head, device):
             found.append(evaluate(run.head, structure, run.batches, device))
             value = -found[-1].loss if score is None else _score(run.head, score)
-        value = float(trainer.dual.ranks.gather(torch.tensor(value, dtype=torch.float64))[0])  # all follow one
+        value = float(run.trainer.dual.ranks.gather(torch.tensor(value, dtype=torch.float64))[0])  # all follow one
         if math.isnan(value):
             raise ValueError(f"score(head) is nan at lam={lam:g}: it must be a number, the larger the better")
         values.append(value)
@@ -69,7 +51,8 @@ def advance(
         mean, losses = -held.loss, held.losses
     else:
         mean, losses = sum(values) / len(values), -torch.tensor(values, dtype=torch.float64)
-    return HeldOutPoint(lam, certificate, held, mean, passes, seconds, losses), reached
+    passes, seconds = (sum(getattr(each, name) for each in solved) for name in ("passes", "seconds"))
+    return HeldOutPoint(lam, solved[-1].result, held, mean, passes, seconds, losses)
 
 
 @torch.no_grad()
@@ -94,24 +77,22 @@ def _score(head: nn.Module, score: Callable[[nn.Module], float]) -> float:
     return found
 
 
-def divided(dataset: Any, folds: int, options: RunOptions) -> list[tuple[Part, Any]]:
+def divided(dataset: Any, folds: int, seed: int) -> list[tuple[Part, Any]]:
     """For every fold, the examples beyond it and the batches of its own."""
     n = len(dataset)
     if folds > n:
         raise ValueError(f"folds={folds} and there are {n} examples: each fold needs one")
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(options.seed))
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     sets = []
     for own in torch.tensor_split(order, folds):
         rest = torch.ones(n, dtype=torch.bool)
         rest[own] = False
-        held_out = Part(dataset, own.sort().values, options.collate_fn)
-        sets.append((Part(dataset, rest.nonzero().flatten(), options.collate_fn), pass_over(held_out)))
+        held_out = Part(dataset, own.sort().values)
+        sets.append((Part(dataset, rest.nonzero().flatten()), pass_over(held_out)))
     return sets
 
 
-def held_out_batches(
-    head: nn.Module, dataset: Any, held_out: Any, structure: Structure, options: RunOptions, device: Any
-) -> Any:
+def held_out_batches(head: nn.Module, dataset: Any, held_out: Any, structure: Structure, device: Any) -> Any:
     """The batches of the held-out examples; the first of them is decoded, to refuse what does not fit.
 
     Raises:
@@ -123,8 +104,8 @@ def held_out_batches(
         raise ValueError("held_out is the training set itself: give examples that are not trained on")
     if not len(held_out):
         raise ValueError("held_out is empty: give examples that are not trained on")
-    batches = pass_over(held_out, options.collate_fn)
-    check_fits(head, structure, held_out, options.collate_fn)
+    batches = pass_over(held_out)
+    check_fits(head, structure, held_out)
     for name in NAMES if hasattr(dataset, "vocabulary") and hasattr(held_out, "vocabulary") else ():
         own, other = getattr(dataset, name, None), getattr(held_out, name, None)
         compares: Any = type(own).__eq__

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.batch import Batch, Collate, apply_head, fetcher, in_order, restrict, to_device
+from torchssvm.core.batch import Batch, apply_head, fetcher, in_order, restrict, to_device
 from torchssvm.core.precision import full_precision
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.dual.checks import check_batch, check_dual
 from torchssvm.dual.state import DualState
-from torchssvm.path.recipe import MakeOptimizer, plain_optimizer
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.tolerance import Relative, Tolerance, check_tolerance
@@ -25,36 +24,13 @@ _BATCH = 256  # examples of a step, at most
 _MARGIN = 1e9  # lam exceeds what a full step needs by this factor while the blocks move to their corners
 
 
-def begin(dual: DualState, make_optimizer: MakeOptimizer) -> BCFW:
-    """Set the weights of a new dual to zero, and make its optimizer.
-
-    Raises:
-        ValueError: A bound is neither 0 nor infinite, or the optimizer belongs to another dual.
-    """
-    for parameter in dual.parameters:
-        nn.init.zeros_(parameter)
-    dual.remember_weights()
-    optimizer = make_optimizer(dual)
-    if optimizer.dual is not dual:
-        raise ValueError(
-            "make_optimizer(dual) returned the optimizer of another dual: make a new one of the dual given"
-        )
-    if not dual.box.is_cone:
-        raise ValueError(
-            "make_optimizer bounds weights by a number other than 0, but a path starts where the weights are inversely "
-            "proportional to lambda: use lower=0.0, upper=0.0, or no bound"
-        )
-    return optimizer
-
-
 def start_at_largest_lam(
     head: nn.Module,
     dual: DualState,
     dataset: Any,
     *,
     tolerance: Tolerance,
-    collate_fn: Collate | None = None,
-    make_optimizer: MakeOptimizer = plain_optimizer,
+    optimizer: BCFW | None = None,
 ) -> float:
     """Move every block of a new dual to the output with the largest loss, and choose ``lam`` to reach ``tolerance``.
 
@@ -74,8 +50,7 @@ def start_at_largest_lam(
         dual: A dual without steps; its ``lam`` is replaced.
         dataset: The training set.
         tolerance: kappa epsilon; positive, or ``Relative(share)``.
-        collate_fn: None is ``dataset.collate``.
-        make_optimizer: Makes the optimizer of the dual.
+        optimizer: That of the dual, with bounds; None is one without.
 
     Returns:
         An upper bound of the gap at ``dual.lam``, which is now lambda^infinity: ``tolerance``, up to rounding, where
@@ -88,8 +63,12 @@ def start_at_largest_lam(
     check_dual(dual)
     if dual.steps:
         raise ValueError(f"the dual has taken {dual.steps} steps: the path starts from a new one")
-    optimizer = begin(dual, make_optimizer)
-    _to_largest_losses(head, dual, dataset, optimizer, collate_fn)
+    optimizer = optimizer if optimizer is not None else BCFW(dual.parameters, dual)
+    check_cone(dual)
+    for parameter in dual.parameters:
+        nn.init.zeros_(parameter)
+    dual.remember_weights()
+    _to_largest_losses(head, dual, dataset, optimizer)
     n = dual.num_examples
     dual.change_lam(1.0)  # the weights are psi~ now
     thetas = torch.zeros_like(dual.loss)
@@ -97,7 +76,7 @@ def start_at_largest_lam(
 
     @torch.no_grad()
     def decode() -> None:
-        for batch in restrict(in_order(dataset, collate_fn=collate_fn), dual.own):
+        for batch in restrict(in_order(dataset), dual.own):
             batch = to_device(batch, dual.parameters[0].device)
             with full_precision(dual.loss.device):
                 potentials = apply_head(head, batch)
@@ -124,15 +103,22 @@ def start_at_largest_lam(
     return scale / lam
 
 
-def _to_largest_losses(
-    head: nn.Module, dual: DualState, dataset: Any, optimizer: BCFW, collate_fn: Collate | None
-) -> None:
+def check_cone(dual: DualState) -> None:
+    """Raise ValueError if a bound of the weights is neither 0 nor infinite."""
+    if not dual.box.is_cone:
+        raise ValueError(
+            "bounds limit weights by a number other than 0, but a path starts where the weights are inversely "
+            "proportional to lambda: use (0.0, None), (None, 0.0), or no bound"
+        )
+
+
+def _to_largest_losses(head: nn.Module, dual: DualState, dataset: Any, optimizer: BCFW) -> None:
     """Take full Frank-Wolfe steps with every corner taken at w = 0; they work with any storage.
 
     ``lam`` is raised until the exact line search takes a full step. The dual's weights are kept in
     ``dual.recomputed``, where the next step starts, while the head holds zeros.
     """
-    loss, fetch = BlockGap(dual, block_steps=CommonStep()), fetcher(dataset, collate_fn)
+    loss, fetch = BlockGap(dual, block_steps=CommonStep()), fetcher(dataset)
     ranks, own = dual.ranks, dual.own
     steps = math.ceil(math.ceil(dual.num_examples / ranks.size) / _BATCH)  # as many in each process
 

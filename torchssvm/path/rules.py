@@ -3,47 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
-
-from torch import nn
+from typing import Any, NamedTuple
 
 from torchssvm.core.arguments import as_number
-from torchssvm.core.batch import pass_over
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.path.recipe import MakeOptimizer
-from torchssvm.solvers.block_gap import BlockGap
-from torchssvm.solvers.certificate import certify
+from torchssvm.dual.state import DualState
+from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.progress_line import ProgressLine
-from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.tolerance import Tolerance, is_within
-from torchssvm.solvers.torch_loop import TorchLoop
-
-
-class Training(NamedTuple):
-    """What is needed to train at one lambda, starting from the current dual.
-
-    Attributes:
-        head: The head.
-        loss: The block gap of the head's dual.
-        dataset: The training set.
-        options: Size and order of batches, and when exact passes are made.
-        max_passes: Most effective passes of the dual.
-        make_optimizer: Makes the optimizer of the dual, with bounds on the weights.
-        progress: The line that follows the run; False is none.
-    """
-
-    head: nn.Module
-    loss: BlockGap
-    dataset: Any
-    options: RunOptions
-    max_passes: float
-    make_optimizer: MakeOptimizer
-    progress: bool | ProgressLine = False
-
-    def loop(self) -> TorchLoop:
-        """The torch loop that goes on from the current dual."""
-        optimizer = self.make_optimizer(self.loss.dual)
-        return TorchLoop(self.head, self.loss, self.dataset, self.options, optimizer=optimizer)
 
 
 class Accuracy(NamedTuple):
@@ -60,31 +27,12 @@ class Accuracy(NamedTuple):
     primal: float
 
 
-class PathRule(Protocol):
-    """Solves one breakpoint to kappa epsilon."""
-
-    @property
-    def kappa(self) -> float:
-        """The share of epsilon that a breakpoint is solved to, in (0, 1); the rest is used by the step to the next."""
-        ...
-
-    @property
-    def certified(self) -> bool:
-        """Whether the gaps are proved."""
-        ...
-
-    def first(self, training: Training, bound: float) -> Accuracy:
-        """Accuracy at the largest breakpoint, given the weights of Algorithm 6 and the bound of their gap."""
-        ...
-
-    def next(self, training: Training, tolerance: Tolerance) -> Accuracy:
-        """Train to the tolerance, or until the passes are used up."""
-        ...
-
-
 @dataclass(frozen=True)
 class Certified:
     """The epsilon-approximate path of [G16] Algorithm 7: every breakpoint ends with an exact pass.
+
+    Args:
+        kappa: The share of epsilon that a breakpoint is solved to, in (0, 1); the step to the next uses the rest.
 
     Example:
         >>> head = LinearMulticlass(4, 3)
@@ -98,24 +46,20 @@ class Certified:
     def __post_init__(self) -> None:
         _check_kappa(self.kappa)
 
-    def first(self, training: Training, bound: float) -> Accuracy:
+    def first(self, trainer: Any, bound: float) -> Accuracy:
         """Accuracy by one exact pass; the gap is usually much smaller than ``bound``."""
-        certificate = certify(
-            training.head, training.loss.dual, pass_over(training.dataset, training.options.collate_fn)
-        )
-        return self._accuracy(training, certificate.gap, certificate.dual)
+        return self._accuracy(trainer.dual, trainer.certify())
 
-    def next(self, training: Training, tolerance: Tolerance) -> Accuracy:
-        """Train by :meth:`torchssvm.TorchLoop.solve`."""
-        certificate = training.loop().solve(tolerance, max_passes=training.max_passes, progress=training.progress)
-        return self._accuracy(training, certificate.gap, certificate.dual)
+    def next(self, trainer: Any, tolerance: Tolerance, max_passes: float, progress: bool | ProgressLine) -> Accuracy:
+        """Train by the trainer's ``solve``."""
+        return self._accuracy(trainer.dual, trainer.solve(tolerance, max_passes=max_passes, progress=progress))
 
-    def _accuracy(self, training: Training, gap: float, value: float) -> Accuracy:
+    def _accuracy(self, dual: DualState, found: Certificate) -> Accuracy:
         # P - D changes by (1 - rho)(sum_i l_i - lam/2 |w|^2 - lam/2 |w(alpha)|^2). This holds for the held weights w,
         # despite their rounding, and for an upper bound in place of P. Under bounds the last term is
         # lam (<v, w> - |w|^2/2), and the formula is the same.
-        dual = training.loss.dual
-        return Accuracy(gap, value - dual.lam / 2 * squared_norm(dual.parameters), value + gap)
+        slope = found.dual - dual.lam / 2 * squared_norm(dual.parameters)
+        return Accuracy(found.gap, slope, found.dual + found.gap)
 
 
 @dataclass(frozen=True)
@@ -136,26 +80,27 @@ class Heuristic:
     def __post_init__(self) -> None:
         _check_kappa(self.kappa)
 
-    def first(self, training: Training, bound: float) -> Accuracy:
+    def first(self, trainer: Any, bound: float) -> Accuracy:
         """The bound of Algorithm 6."""
-        return self._accuracy(training, bound)
+        return self._accuracy(trainer.dual, bound)
 
-    def next(self, training: Training, tolerance: Tolerance) -> Accuracy:
+    def next(self, trainer: Any, tolerance: Tolerance, max_passes: float, progress: bool | ProgressLine) -> Accuracy:
         """Take steps until the sum of the stale gaps is within the tolerance."""
-        dual, loop = training.loss.dual, training.loop()
-        loop.step()
-        while dual.passes < training.max_passes:
+        dual = trainer.dual
+        trainer.step()
+        while dual.passes < max_passes:
             gap = dual.gap_estimate
             if is_within(gap, tolerance, dual.value() + gap):
                 break
-            loop.step()
-            if isinstance(training.progress, ProgressLine):
-                training.progress.update(dual.passes, dual.gap_estimate, dual.value)
-        return self._accuracy(training, dual.gap_estimate)
+            trainer.step()
+            if isinstance(progress, ProgressLine):
+                progress.update(dual.passes, dual.gap_estimate, dual.value)
+        return self._accuracy(dual, dual.gap_estimate)
 
-    def _accuracy(self, training: Training, gap: float) -> Accuracy:
-        dual = training.loss.dual  # under bounds that are 0 or infinite, <v, w> = |w|^2
-        slope = dual.total_loss - dual.lam * squared_norm(dual.parameters)
+    def _accuracy(self, dual: DualState, gap: float) -> Accuracy:
+        slope = dual.total_loss - dual.lam * squared_norm(
+            dual.parameters
+        )  # under bounds, 0 or infinite, <v, w> = |w|^2
         return Accuracy(gap, slope, dual.value() + gap)
 
 

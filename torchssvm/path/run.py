@@ -4,43 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from torchssvm.core.arguments import check_dataset, check_number, check_object, or_default
+from torchssvm.core.arguments import check_number, check_object, or_default
 from torchssvm.core.compiling import clock
+from torchssvm.core.moved import moved
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Maybe, Open, Schema, Stateful, damaged
-from torchssvm.path.initial import begin, start_at_largest_lam
-from torchssvm.path.recipe import Recipe
+from torchssvm.core.structure import Structure
+from torchssvm.dual.state import DualState
+from torchssvm.path.initial import check_cone, start_at_largest_lam
 from torchssvm.path.result import Breakpoint, RegularizationPath
-from torchssvm.path.rules import Accuracy, Certified, PathRule, Training
+from torchssvm.path.rules import Accuracy, Certified, Heuristic
+from torchssvm.path.walk import walk
 from torchssvm.solvers.progress_line import ProgressLine, shown
-from torchssvm.solvers.run_options import RunOptions
+from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.tolerance import Relative, Tolerance, check_tolerance, is_within, largest_gap, times
+from torchssvm.solvers.training import device_of, make_trainer, on_device
 
 
 class PathRun(Stateful):
     """Follows a regularisation path, one breakpoint at a time, from the largest lambda to the smallest.
 
-    :func:`regularization_path` calls ``advance`` until it returns False. Between two calls ``state_dict`` holds
-    everything that the rest of the run depends on.
-
-    Args:
-        head: The head; its weights are replaced.
-        dataset: Map-style, n examples; an item's index is its place.
-        epsilon: The largest gap allowed at any lambda, a positive number or ``Relative(share)``.
-        lam_min: Stop when this lambda is covered.
-        max_passes: Stop at this many effective passes in all.
-        rule: ``Certified()`` (the default) or ``Heuristic()``.
-        recipe: Makes the dual, loss and optimizer; None is ``Recipe()``.
-        options: Size and order of batches, and when exact passes are made, at each breakpoint; None: ``RunOptions()``.
+    :func:`regularization_path`, which has the same arguments, calls ``advance`` until it returns False. Between two
+    calls ``state_dict`` holds everything that the rest of the run depends on.
 
     Attributes:
+        trainer: That of all breakpoints, by the solver that was chosen.
         dual: The dual at the last breakpoint.
-        loss: The block gap of the dual.
         progress: The line that follows the run; None at first.
 
     Raises:
@@ -57,6 +50,7 @@ class PathRun(Stateful):
     state_name = "run"
     progress: ProgressLine | None = None
 
+    @moved("recipe", "options")
     def __init__(
         self,
         head: nn.Module,
@@ -65,24 +59,21 @@ class PathRun(Stateful):
         epsilon: Tolerance,
         lam_min: float,
         max_passes: float = math.inf,
-        rule: PathRule | None = None,
-        recipe: Recipe | None = None,
-        options: RunOptions | None = None,
+        rule: Certified | Heuristic | None = None,
+        solver: Solver | None = None,
+        structure: Structure | None = None,
     ) -> None:
         self.epsilon = check_tolerance(epsilon, "epsilon", above=0.0)
         self.lam_min = check_number(lam_min, "lam_min", 0.0)
-        max_passes = check_number(max_passes, "max_passes", above=0.0, finite=False)
-        options = or_default(options, RunOptions, "options")
-        check_dataset(dataset)
+        self.max_passes = check_number(max_passes, "max_passes", above=0.0, finite=False)
         if rule is not None:
             check_object(rule, "rule", "next", "Certified()")
-        self.rule: PathRule = rule if rule is not None else Certified()
-        recipe = or_default(recipe, Recipe, "recipe")
-        self.loss = recipe.loss(head, len(dataset), 1.0)
-        self.dual = self.loss.dual
-        if not self.dual.steps:
-            begin(self.dual, recipe.make_optimizer)
-        self._training = Training(head, self.loss, dataset, options, max_passes, recipe.make_optimizer)
+        self.rule = rule if rule is not None else Certified()
+        solver = or_default(solver, Solver, "solver")
+        self.trainer: Any = make_trainer(head, dataset, 1.0, solver=solver, structure=structure, progress=False)
+        self.dual: DualState = self.trainer.dual
+        check_cone(self.dual)
+        self._dataset, self._seed = dataset, solver.seed
         self._names = [name for name, _ in head.named_parameters()]
         self._points: list[Breakpoint] = []
         self._lowest = math.inf
@@ -113,27 +104,19 @@ class PathRun(Stateful):
         """
         if self._stopped or self._lowest <= self.lam_min:
             return False
-        start, dual, training = clock(), self.dual, self._training
-        tolerance = times(self.epsilon, self.rule.kappa)
-        bound = 0.0
+        start, tolerance, bound = clock(), times(self.epsilon, self.rule.kappa), 0.0
         if not self._points:
+            trainer = self.trainer
+            optimizer = getattr(trainer, "optimizer", None)  # the compiled loop has none
             bound = start_at_largest_lam(
-                training.head,
-                dual,
-                training.dataset,
-                tolerance=tolerance,
-                collate_fn=training.options.collate_fn,
-                make_optimizer=training.make_optimizer,
+                trainer.head, self.dual, self._dataset, tolerance=tolerance, optimizer=optimizer
             )
-            accuracy = self.rule.first(training, bound)
+            accuracy = self.rule.first(trainer, bound)
         else:
-            dual.rescale(self._lowest / dual.lam)  # the factor is 1 if an interrupted call has already rescaled
-            seed = training.options.seed + len(self._points)
-            line = self.progress
-            if line is not None:
-                line.prefix = f"lam {dual.lam:.3g}"
-            training = training._replace(options=replace(training.options, seed=seed), progress=line or False)
-            accuracy = self.rule.next(training, tolerance)
+            self.trainer.reseed(self._seed + len(self._points))
+            aim = (self._lowest, self.max_passes - self.dual.passes)
+            walked = walk([(self.trainer, 1.0)], [aim], tolerance, line=self.progress, train=self.rule.next)
+            accuracy = next(walked)[0].result
         self._seconds += clock() - start
         if not is_within(accuracy.gap, self.epsilon, accuracy.primal):
             # Out of passes: the last breakpoint covers lambdas down to here.
@@ -160,7 +143,7 @@ class PathRun(Stateful):
         )
         self._points.append(point)
         self._lowest = self._factor() * point.lam
-        self._stopped = self.dual.passes >= self._training.max_passes
+        self._stopped = self.dual.passes >= self.max_passes
 
     def _factor(self) -> float:
         """Step rho of [G16] eq. 13 from the last breakpoint; 0 if that breakpoint covers all smaller lambdas."""
@@ -218,9 +201,10 @@ class PathRun(Stateful):
         self._points = [] if path is None else list(path.points)
         self._lowest = math.inf if path is None else path.lowest
         self._seconds = self._points[-1].seconds if self._points else 0.0
-        self._stopped = self.dual.passes >= self._training.max_passes
+        self._stopped = self.dual.passes >= self.max_passes
 
 
+@moved("recipe", "options")
 def regularization_path(
     head: nn.Module,
     dataset: Any,
@@ -228,9 +212,9 @@ def regularization_path(
     epsilon: Tolerance,
     lam_min: float,
     max_passes: float = math.inf,
-    rule: PathRule | None = None,
-    recipe: Recipe | None = None,
-    options: RunOptions | None = None,
+    rule: Certified | Heuristic | None = None,
+    solver: Solver | None = None,
+    structure: Structure | None = None,
     on_breakpoint: Callable[[PathRun], None] | None = None,
     resume: dict[str, Any] | None = None,
     progress: bool = True,
@@ -250,8 +234,9 @@ def regularization_path(
             is separable.
         max_passes: Stop at this many effective passes in all; the path then ends early.
         rule: ``Certified()`` (the default): every breakpoint ends with an exact pass. ``Heuristic()``: estimates only.
-        recipe: Makes the dual, loss and optimizer; None is ``Recipe()``. The lambda given to ``make_dual`` is replaced.
-        options: Size and order of batches, and when exact passes are made, at each breakpoint; None: ``RunOptions()``.
+        solver: As in :func:`torchssvm.solve`, like ``structure``; bounds are 0 or infinite. The draws begin anew at
+            each breakpoint, by the next seed.
+        structure: What an output is.
         on_breakpoint: Called with the run after each breakpoint: ``run.path`` is the path so far, ``run.state_dict()``
             a checkpoint.
         resume: A checkpoint, to continue bit for bit; all other arguments must be the same.
@@ -269,22 +254,21 @@ def regularization_path(
         >>> all(point.gap <= 0.1 for point in path.points)
         True
     """
-    following = PathRun(
-        head,
-        dataset,
-        epsilon=epsilon,
-        lam_min=lam_min,
-        max_passes=max_passes,
-        rule=rule,
-        recipe=recipe,
-        options=options,
-    )
-    if resume is not None:
-        following.load_state_dict(resume)
-    with shown(progress) as following.progress:
+    with on_device(head, device_of(head)), shown(progress) as line:
+        following = PathRun(
+            head,
+            dataset,
+            epsilon=epsilon,
+            lam_min=lam_min,
+            max_passes=max_passes,
+            rule=rule,
+            solver=solver,
+            structure=structure,
+        )
+        if resume is not None:
+            following.load_state_dict(resume)
+        following.progress = line
         while following.advance():
             if on_breakpoint is not None:
-                if following.progress is not None:
-                    following.progress.clear()  # the callback may print
                 on_breakpoint(following)
     return following.path

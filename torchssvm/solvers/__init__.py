@@ -4,12 +4,12 @@ from torchssvm.solvers.averages import SuffixAverage, UniformAverage, WeightedAv
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, certify, recompute_weights
-from torchssvm.solvers.choice import Solver, choose
+from torchssvm.solvers.choice import choose
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.gdmm.solver import GDMM
-from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.running_average import Average
 from torchssvm.solvers.softmax_margin import SoftmaxMargin
+from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.structured_hinge import StructuredHinge
 from torchssvm.solvers.tolerance import Relative
 from torchssvm.solvers.torch_loop import TorchLoop
@@ -24,7 +24,6 @@ __all__ = [
     "Certificate",
     "CompiledBCFW",
     "Relative",
-    "RunOptions",
     "SoftmaxMargin",
     "Solver",
     "StructuredHinge",

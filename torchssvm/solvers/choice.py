@@ -18,17 +18,17 @@ from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.storage import Storage
 from torchssvm.dual.weights import Weights
-from torchssvm.solvers.compiled.applies import reason_not_compiled
+from torchssvm.solvers.compiled.base_adapter import HeadAdapter
+from torchssvm.solvers.compiled.draws import can_draw
 from torchssvm.solvers.compiled.head_adapter import find_adapter
-from torchssvm.steps.block_steps import BlockSteps, check_block_steps
+from torchssvm.solvers.compiled.solver import check_compiled
+from torchssvm.solvers.solver import Solver
 from torchssvm.steps.box_qp import BoxQP
-from torchssvm.steps.cache import CacheOracle, MaxOracle, OracleRule
+from torchssvm.steps.cache import CacheOracle, MaxOracle
 from torchssvm.steps.corrective import Corrective
-from torchssvm.steps.direction import DirectionRule
 from torchssvm.steps.frank_wolfe import FrankWolfe
-from torchssvm.steps.line_search import LineSearch
+from torchssvm.steps.line_search import ExactSearch
 from torchssvm.steps.pairwise import Pairwise
-from torchssvm.steps.rules import check_rules
 
 BATCH = 64
 """Examples of a step of the torch loop, where nobody says otherwise: more of them share the costs of Python."""
@@ -43,84 +43,6 @@ LONG_VISIT = 1_000_000
 """Multiplications of a visit beyond which a head on a device is trained there: a thousand visits a second on a core."""
 
 CPU = torch.device("cpu")
-
-
-class Rules(NamedTuple):
-    """Every rule of a solver; see :class:`Solver`."""
-
-    direction: DirectionRule
-    oracle: OracleRule
-    storage: Storage
-    block_steps: BlockSteps
-    line_search: LineSearch | None
-
-
-@dataclass(frozen=True, eq=False)
-class Solver:
-    """How a head is trained: the rules of a step, the storage of the dual's blocks, and the loop.
-
-    What is None is chosen, to fit what is given; ``Solver()`` leaves all of it to the library (see :func:`choose`).
-
-    Attributes:
-        direction: The direction of a step, such as ``Pairwise()``.
-        oracle: Whether to decode: ``MaxOracle()`` or ``CacheOracle()``.
-        storage: How blocks are kept: ``MeanParts()``, ``Labelings()`` or ``Weights()``; every run begins with a copy.
-        block_steps: The steps of a batch's blocks, such as ``Sequential()``: the torch loop is then chosen.
-        line_search: Chooses the step size; None is ``ExactSearch()``.
-        compiled: Whether :class:`torchssvm.CompiledBCFW` takes the steps; None is True where it can. False also suits a
-            dataset that gives an example other features each time (augmentation).
-
-    Raises:
-        TypeError: An attribute is not an object of its kind.
-        ValueError: Attributes contradict each other, such as a direction that needs labelings and a storage that keeps
-            none; or the storage already belongs to a dual.
-
-    Example:
-        >>> solver = Solver(direction=Pairwise(), oracle=CacheOracle())
-        >>> solve(LinearMulticlass(4, 3), data, lam=0.01, solver=solver).exact
-        True
-    """
-
-    direction: Any = None
-    oracle: OracleRule | None = None
-    storage: Storage | None = None
-    block_steps: BlockSteps | None = None
-    line_search: LineSearch | None = None
-    compiled: bool | None = None
-
-    def __post_init__(self) -> None:
-        if self.compiled is not None and not isinstance(self.compiled, bool):
-            raise TypeError(f"compiled={self.compiled!r} must be True, False or None")
-        self.rules()
-
-    @property
-    def is_default(self) -> bool:
-        """Whether nothing is given."""
-        return all(value is None for value in vars(self).values())
-
-    def rules(self) -> Rules:
-        """The rules, with the defaults of ``BlockGap`` in the place of None.
-
-        Raises:
-            TypeError, ValueError: See the class.
-        """
-        direction: Any = self.direction if self.direction is not None else FrankWolfe()
-        oracle = self.oracle if self.oracle is not None else MaxOracle()
-        storage = self.storage
-        if storage is None:
-            needed = getattr(direction, "needs_labelings", False) or getattr(oracle, "needs_labelings", False)
-            storage = Labelings() if needed else MeanParts()
-        if not isinstance(storage, Storage):
-            raise TypeError(f"storage={storage} must be an object such as MeanParts(), Labelings() or Weights()")
-        check_rules(direction, oracle, storage)
-        if hasattr(storage, "num_examples"):
-            raise ValueError(
-                f"storage={type(storage).__name__}() already belongs to a DualState: give a new one, which every run "
-                "copies"
-            )
-        block_steps = check_block_steps(self.block_steps if self.block_steps is not None else BoxQP())
-        block_steps.check(direction, oracle, storage)
-        return Rules(direction, oracle, storage, block_steps, self.line_search)
 
 
 class Sample(NamedTuple):
@@ -145,19 +67,19 @@ class Choice(NamedTuple):
     """The solver of a run.
 
     Attributes:
-        rules: Every rule.
-        compiled: Whether the compiled loop takes the steps.
+        solver: With every rule; ``compiled`` is True or False.
+        adapter: That of the head, where the compiled loop takes the steps; else None.
         reason: Why, as a clause.
     """
 
-    rules: Rules
-    compiled: bool
+    solver: Solver
+    adapter: HeadAdapter | None
     reason: str
 
     def __str__(self) -> str:
-        own = self.rules
+        own = self.solver
         text = f"{own.direction}, {own.oracle}, {type(own.storage).__name__}()"
-        if self.compiled:
+        if own.compiled:
             return f"solver: compiled loop, {text}: {self.reason}"
         text += f", {own.block_steps}, which trains any head to the same certificate"
         return f"solver: torch loop, {text} (not compiled: {self.reason})"
@@ -170,8 +92,6 @@ def choose(
     num_examples: int,
     sample: Sample,
     *,
-    bounds: bool = False,
-    memory_limit: int | None = None,
     obstacle: str | None = None,
 ) -> Choice:
     """The solver with all of its rules.
@@ -192,27 +112,28 @@ def choose(
     given, the others are the quickest that work with them: a cache wherever labelings are kept, for one.
 
     Args:
-        solver: The rules that are given.
+        solver: What is given.
         head: The head.
         structure: What an output is.
         num_examples: n, the number of examples.
         sample: The first examples.
-        bounds: Whether the weights have bounds.
-        memory_limit: Bytes that the blocks may take; None is what the device has left.
         obstacle: Why the compiled loop cannot be used, where the caller knows of a reason; None if it does not.
 
     Raises:
         ValueError: ``compiled=True``, and the compiled loop cannot be used.
         MemoryError: ``compiled=True``, and the features take more than half of the free memory.
     """
-    fits = _Fits(num_examples, structure, list(head.parameters()), sample, memory_limit)
-    rules = _complete(solver, fits, compiled=True)
+    fits = _Fits(num_examples, structure, list(head.parameters()), sample, solver.memory_limit)
     device = fits.parameters[0].device
-    if device.type != "cpu" and Ranks.here():
+    on_device = device.type != "cpu"
+    if on_device and Ranks.here():
         obstacle = obstacle or f"of several processes each trains where its head is, here on {device}"
+    if solver.order is not None and not can_draw(solver.order):
+        obstacle = f"order={solver.order} is not compiled"
     if solver.block_steps is not None:
         obstacle = f"block_steps={solver.block_steps} is a rule of the torch loop"
-    why_not = obstacle or reason_not_compiled(head, structure, rules, bounds=bounds)
+    found = _complete(solver, fits, compiled=True)
+    adapter, why_not = (None, obstacle) if obstacle is not None else compiled_form(head, structure, found)
     if solver.compiled and why_not is not None:
         raise ValueError(f"compiled=True, and the compiled loop cannot be used: {why_not}")
     if solver.compiled is False:
@@ -221,16 +142,40 @@ def choose(
         if solver.compiled:
             raise MemoryError(f"{too_large}: use compiled=False, which computes them for every batch")
         why_not = too_large
-    on_device = device.type != "cpu"
-    if why_not is None and on_device and not solver.compiled and (work := _multiplications(head, sample)) > LONG_VISIT:
-        why_not = f"a visit takes {work:,} multiplications, and {device} does many visits at a time"
+    if why_not is None and on_device and not solver.compiled:
+        assert adapter is not None
+        if (work := _multiplications(adapter, sample)) > LONG_VISIT:
+            why_not = f"a visit takes {work:,} multiplications, and {device} does many visits at a time"
     if why_not is not None:
-        rules = _complete(solver, fits, compiled=False)
-        return Choice(rules, False, why_not)
+        return Choice(_complete(solver, fits, compiled=False), None, why_not)
     reason = "the features stay as they are"
     if on_device:
         reason += f", and the head trains on the CPU; Solver(compiled=False) trains on {device}"
-    return Choice(rules, True, reason)
+    return Choice(found, adapter, reason)
+
+
+def compiled_form(head: nn.Module, structure: Structure, solver: Solver) -> tuple[HeadAdapter | None, str | None]:
+    """The adapter of a head, or None and why the compiled loop cannot train it, as a clause.
+
+    Args:
+        head: The head; if it is on a device, the loop trains it on the CPU.
+        structure: What an output is.
+        solver: The ``Solver``, with all of its rules.
+    """
+    if solver.bounds:
+        return None, "the weights have bounds"
+    if solver.line_search is not None and type(solver.line_search) is not ExactSearch:
+        return None, f"line_search={solver.line_search} is not ExactSearch()"
+    if type(solver.storage) not in (MeanParts, Labelings):
+        return None, f"storage={type(solver.storage).__name__}() is not compiled"
+    try:
+        check_compiled(solver.direction, solver.oracle)
+        adapter = find_adapter(head, anywhere=True)
+    except (ImportError, TypeError) as error:
+        return None, str(error).removesuffix("; use BlockGap and BCFW")
+    if not structure.same_as(adapter.structure):
+        return None, f"structure={structure} is not that of the head, {adapter.structure}"
+    return adapter, None
 
 
 def of_all_ranks(choice: Choice, solver: Solver, choose: Callable[[Solver], Choice], ranks: Ranks) -> Choice:
@@ -238,19 +183,19 @@ def of_all_ranks(choice: Choice, solver: Solver, choose: Callable[[Solver], Choi
 
     Args:
         choice: That of this process.
-        solver: The rules that were given.
-        choose: Chooses from the rules that it is given.
+        solver: What was given.
+        choose: Chooses from the solver that it is given.
         ranks: The processes.
     """
     kinds = list(STORAGES.values())
-    own = [int(choice.compiled), *(type(choice.rules.storage) is kind for kind in kinds)]
+    own = [int(bool(choice.solver.compiled)), *(type(choice.solver.storage) is kind for kind in kinds)]
     first = ranks.gather(torch.tensor(own))[0].tolist()
     if first == own:
         return choice
     return choose(replace(solver, compiled=bool(first[0]), storage=kinds[first[1:].index(1)]()))
 
 
-def _complete(solver: Solver, fits: _Fits, *, compiled: bool) -> Rules:
+def _complete(solver: Solver, fits: _Fits, *, compiled: bool) -> Solver:
     """The rules that are given, and the quickest that work with them."""
     storage, direction, oracle = solver.storage, solver.direction, solver.oracle
     quick = fits.structure.quick_to_decode and not compiled
@@ -262,13 +207,19 @@ def _complete(solver: Solver, fits: _Fits, *, compiled: bool) -> Rules:
         elif direction is not None or solver.block_steps is not None or (quick and not few):
             kinds = [MeanParts, Labelings, Weights]
         storage = next((kind() for kind in kinds if fits(kind(), compiled=compiled)), kinds[0]())
-    if storage.keeps_labelings:
-        direction = direction if direction is not None else Corrective() if compiled else Pairwise()
-        oracle = oracle if oracle is not None else MaxOracle() if few else CacheOracle()
+    keeps = storage.keeps_labelings
+    if direction is None:
+        direction = (Corrective() if compiled else Pairwise()) if keeps else FrankWolfe()
+    if oracle is None:
+        oracle = CacheOracle() if keeps and not few else MaxOracle()
+    block_steps = solver.block_steps if solver.block_steps is not None else BoxQP()
     try:
-        return Solver(direction, oracle, storage, solver.block_steps, solver.line_search).rules()
+        block_steps.check(direction, oracle, storage)
     except ValueError:  # these block steps do not go with the cache
-        return solver.rules()
+        return solver.with_defaults().with_rules(compiled=compiled)
+    return solver.with_rules(
+        direction=direction, oracle=oracle, storage=storage, block_steps=block_steps, compiled=compiled
+    )
 
 
 def _features_too_large(sample: Sample, num_examples: int) -> str | None:
@@ -284,14 +235,13 @@ def _features_too_large(sample: Sample, num_examples: int) -> str | None:
     )
 
 
-def _multiplications(head: nn.Module, sample: Sample) -> int:
+def _multiplications(adapter: HeadAdapter, sample: Sample) -> int:
     """About how many multiplications the scores and the decoding of an example take: features and pairs times labels.
 
     Args:
-        head: A head that has a compiled loop.
+        adapter: That of the head.
         sample: The first examples.
     """
-    adapter = find_adapter(head, anywhere=True)
     features = tree_tensors(sample.x)[0].numel() // max(sample.size, 1)
     if adapter.ragged_labels:  # a feature is that of one label
         return features

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_dataset, check_number, check_object, check_seed, check_whole, or_default
+from torchssvm.core.arguments import check_dataset, check_number, check_object, check_whole, or_default
 from torchssvm.core.batch import Batch, apply_head, fetcher, lengths_of, pass_over, tree_replace, tree_tensors
 from torchssvm.core.digest import UNKNOWN
+from torchssvm.core.moved import moved
 from torchssvm.core.potentials import Potentials, inner
 from torchssvm.core.problem import find_structure
 from torchssvm.core.ranks import Ranks
@@ -21,9 +22,8 @@ from torchssvm.core.structure import Structure, fit
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.solvers.certificate import Certificate, recompute_weights
-from torchssvm.solvers.choice import Solver
 from torchssvm.solvers.objective import primal
-from torchssvm.solvers.run_options import RunOptions
+from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.tolerance import Relative, Tolerance
 from torchssvm.solvers.training import make_trainer
 
@@ -59,6 +59,7 @@ class LatentReport:
         )
 
 
+@moved("options")
 def latent(
     head: nn.Module,
     dataset: Any,
@@ -68,8 +69,7 @@ def latent(
     rounds: int = 50,
     tolerance: Tolerance | None = None,
     max_passes: float = 1000.0,
-    options: RunOptions | None = None,
-    seed: int = 0,
+    solver: Solver | None = None,
 ) -> LatentReport:
     """Train a head where targets have a hidden part (Yu and Joachims, 2009).
 
@@ -87,8 +87,8 @@ def latent(
         rounds: The most rounds.
         tolerance: The certified gap of each round; None is ``Relative(0.01)``.
         max_passes: The most effective passes of a round.
-        options: As in :func:`torchssvm.solve`.
-        seed: Of hidden parts that are drawn at random.
+        solver: As in :func:`torchssvm.solve`, for mean parts in the torch loop; its seed is also that of hidden parts
+            that are drawn at random.
 
     Example:
         >>> structure = HiddenStates(Multiclass(6), shows=[0, 0, 1, 1, 2, 2])  # two templates for each class
@@ -97,7 +97,7 @@ def latent(
         True
     """
     trainer = LatentTrainer(
-        head, dataset, lam, structure=structure, tolerance=tolerance, max_passes=max_passes, options=options, seed=seed
+        head, dataset, lam, structure=structure, tolerance=tolerance, max_passes=max_passes, solver=solver
     )
     return trainer.solve(rounds)
 
@@ -144,8 +144,7 @@ class LatentTrainer(Stateful):
         structure: Structure | None = None,
         tolerance: Tolerance | None = None,
         max_passes: float = 1000.0,
-        options: RunOptions | None = None,
-        seed: int = 0,
+        solver: Solver | None = None,
     ) -> None:
         check_dataset(dataset)
         if not len(dataset):
@@ -157,15 +156,15 @@ class LatentTrainer(Stateful):
         self.head = head
         self.tolerance = tolerance if tolerance is not None else Relative(0.01)
         self.max_passes = check_number(max_passes, "max_passes", above=0.0, finite=False)
-        options = or_default(options, RunOptions, "options")
-        solver = Solver(storage=MeanParts(), compiled=False)
-        random = torch.Generator().manual_seed(check_seed(seed))
+        given = or_default(solver, Solver, "solver")
+        if given.compiled or not (given.storage is None or type(given.storage) is MeanParts):
+            raise ValueError(f"solver={given}: hidden parts that change need storage=MeanParts() in the torch loop")
+        solver = replace(given, storage=given.storage or MeanParts(), compiled=False)
+        random = torch.Generator().manual_seed(solver.seed)
         held = [p.detach().clone() for p in head.parameters()]
-        self.data = _Completed(dataset, options)
+        self.data = _Completed(dataset)
         first, _ = self._complete(None if any(bool(p.any()) for p in held) else random)
-        self.loop = make_trainer(
-            head, self.data, lam, solver=solver, structure=self.structure, options=options, progress=False
-        )
+        self.loop: Any = make_trainer(head, self.data, lam, solver=solver, structure=self.structure, progress=False)
         self.data.rows = self.next = first
         try:
             self.objectives = [primal(head, self.structure, pass_over(self.data), self.loop.dual.lam).bound]
@@ -283,7 +282,7 @@ class LatentTrainer(Stateful):
             recompute_weights(self.head, dual, pass_over(self.data))
 
     def _batches(self) -> Iterable[tuple[Batch, Potentials]]:
-        for batch in pass_over(self.data.dataset, self.data.collate_fn):
+        for batch in pass_over(self.data.dataset):
             batch = batch.to(next(self.head.parameters()).device)
             yield batch, apply_head(self.head, batch)
 
@@ -317,9 +316,9 @@ def _itself(rows: Rows) -> Rows:
 class _Completed:
     """The dataset with completed targets."""
 
-    def __init__(self, dataset: Any, options: RunOptions) -> None:
-        self.dataset, self.collate_fn = dataset, options.collate_fn
-        self._fetch = fetcher(dataset, options.collate_fn)
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self._fetch = fetcher(dataset)
         self.rows: Rows = []
         self.template: Any = None
         self.lengths = lengths_of(dataset)

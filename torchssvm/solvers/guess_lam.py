@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from torchssvm.core.arguments import check_dataset
-from torchssvm.core.batch import Collate, apply_head, fetcher, to_device
+from torchssvm.core.batch import apply_head, fetcher, to_device
+from torchssvm.core.moved import moved
 from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
@@ -23,9 +24,8 @@ SHARE = 1 / 30
 """Of the lambda at which an example moves the weights as far as it needs; see docs/choosing.md for what it is worth."""
 
 
-def guess_lam(
-    head: nn.Module, dataset: Any, *, structure: Structure | None = None, collate_fn: Collate | None = None
-) -> float:
+@moved("collate_fn")
+def guess_lam(head: nn.Module, dataset: Any, *, structure: Structure | None = None) -> float:
     """A lambda to begin with: a thirtieth of that at which one example alone is fitted by weights of its own.
 
     At zero weights the output with the largest loss L_i violates the margin by L_i, and differs from the target by
@@ -37,7 +37,6 @@ def guess_lam(
         head: Features -> potentials, linear in all its weights, whatever they are; stays as it is.
         dataset: The training set: map-style, n examples with ``collate``. 64 examples, evenly spread, are decoded.
         structure: What an output is; None is ``head.structure``.
-        collate_fn: None is ``dataset.collate``.
 
     Raises:
         ValueError: The dataset is empty, no output of these examples has a loss or known scores fit all of them, or all
@@ -52,7 +51,7 @@ def guess_lam(
     n = len(dataset)
     if not n:
         raise ValueError("dataset is empty: there is nothing to train on")
-    structure, fetch = find_structure(head, structure), fetcher(dataset, collate_fn)
+    structure, fetch = find_structure(head, structure), fetcher(dataset)
     trial = copy.deepcopy(head)
     weights = [parameter.requires_grad_(True) for parameter in trial.parameters()]
     for weight in weights:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from torchssvm.core.batch import Collate, pass_over
+from torchssvm.core.batch import pass_over
 from torchssvm.core.caller import warn
 from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
@@ -26,16 +26,17 @@ LITTLE = 0.02
 """Weights are practically zero where the primal is less than this share below that of zero weights."""
 
 
-def guess_or_none(head: nn.Module, dataset: Any, structure: Structure, collate_fn: Collate | None) -> float | None:
+def guess_or_none(head: nn.Module, dataset: Any, structure: Structure) -> float | None:
     """What :func:`torchssvm.guess_lam` gives; None where it has no answer: an advice never ends a run that is done."""
     try:
-        return guess_lam(head, dataset, structure=structure, collate_fn=collate_fn)
+        return guess_lam(head, dataset, structure=structure)
     except Exception:
         return None
 
 
-def advice_if_small(lam: float, guess: float | None, C: float | None = None) -> str:
+def advice_if_small(lam: float, dual: DualState, head: nn.Module, dataset: Any, C: float | None = None) -> str:
     """What to try in the place of a lambda that is far too small, as a sentence; else empty."""
+    guess = guess_or_none(head, dataset, dual.structure)
     if guess is None or guess < FAR_BELOW * lam:
         return ""
     return f". lam={lam:.3g} is {guess / lam:,.0f} times below that of guess_lam: try {_to_try(lam, guess, C)}"
@@ -50,7 +51,6 @@ def warn_if_zero(
     dual: DualState,
     head: nn.Module,
     dataset: Any,
-    collate_fn: Collate | None,
     C: float | None = None,
 ) -> None:
     """Warn of a run whose weights are practically zero, since lambda is far too large.
@@ -63,12 +63,11 @@ def warn_if_zero(
         dual: The dual.
         head: The head.
         dataset: The training set.
-        collate_fn: As in :func:`torchssvm.guess_lam`.
         C: What lambda was given by, ``1 / (lam n)``; None if it was not.
     """
     if 0.5 * certificate.lam * dual.held_norm**2 > LITTLE * certificate.primal or dual.ranks:
         return
-    guess = guess_or_none(head, dataset, dual.structure, collate_fn)
+    guess = guess_or_none(head, dataset, dual.structure)
     if guess is None or certificate.lam <= FAR_ABOVE * guess:
         return
     zeros = {name: torch.zeros_like(parameter) for name, parameter in head.named_parameters()}
@@ -76,7 +75,7 @@ def warn_if_zero(
     def without_weights(*inputs: Any) -> Any:
         return functional_call(head, zeros, inputs)
 
-    batches, lam = pass_over(dataset, collate_fn), certificate.lam
+    batches, lam = pass_over(dataset), certificate.lam
     try:
         nothing = primal(without_weights, dual.structure, batches, lam, parameters=zeros.values()).value
     except Exception:

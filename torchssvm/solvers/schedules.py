@@ -56,8 +56,8 @@ class EveryPasses:
         ValueError: ``passes`` is not positive.
 
     Example:
-        >>> options = RunOptions(schedule=EveryPasses(5))
-        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, options=options).relative_gap <= 0.01
+        >>> solver = Solver(schedule=EveryPasses(5))
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, solver=solver).relative_gap <= 0.01
         True
     """
 
@@ -84,8 +84,8 @@ class WhenEstimated(EveryPasses):
         at_least: Effective passes after an exact pass before estimates are trusted again.
 
     Example:
-        >>> options = RunOptions(schedule=WhenEstimated(passes=20))
-        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, options=options).relative_gap <= 0.01
+        >>> solver = Solver(schedule=WhenEstimated(passes=20))
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, solver=solver).relative_gap <= 0.01
         True
     """
 

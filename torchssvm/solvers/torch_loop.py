@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchssvm.core.arguments import check_dataset, or_default
+from torchssvm.core.arguments import check_dataset
 from torchssvm.core.batch import apply_head, check_fits, fetcher, pass_over, to_device
+from torchssvm.core.moved import moved
 from torchssvm.core.schema import Schema, Stateful
 from torchssvm.distributed.exchange import refusing_on_all
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, certify
-from torchssvm.solvers.run_options import RunOptions
 from torchssvm.solvers.trainer import DualTrainer
+from torchssvm.steps.orders import Order
 from torchssvm.steps.sampler import GapBatchSampler
 
 
@@ -30,45 +31,47 @@ class TorchLoop(DualTrainer, Stateful):
         head: The head of the dual, or features and the head as one module.
         loss: The block gap of the dual, with the rules of its steps.
         dataset: Map-style, n examples; an item's index is its place.
-        options: Size and order of batches, and when exact passes are made; None is ``RunOptions()``.
+        batch_size: Blocks in a step, of each process.
+        order: In which order blocks are visited; None is ``Proportional()``.
+        seed: Seed of the order.
         optimizer: The ``BCFW`` of the dual; None is ``BCFW(loss.dual.parameters, loss.dual)``.
 
     Raises:
         ValueError: The dataset has another size than the dual, or no ``collate``; or the optimizer is not the BCFW of
             this dual.
-        TypeError: ``options`` is not a :class:`RunOptions`, or the dataset has no length.
+        TypeError: The dataset has no length, or the order is of another kind.
 
     Example:
         >>> head = LinearMulticlass(4, 3)
         >>> loss = BlockGap(DualState.for_head(head, num_examples=30, lam=0.1))
-        >>> TorchLoop(head, loss, data, RunOptions(batch_size=10)).solve(tolerance=0.05).gap <= 0.05
+        >>> TorchLoop(head, loss, data, batch_size=10).solve(tolerance=0.05).gap <= 0.05
         True
     """
 
     state_name = "loop"
 
+    @moved(options="batch_size=..., order=..., seed=..., and schedule=... to solve")
     def __init__(
         self,
         head: nn.Module,
         loss: BlockGap,
         dataset: Any,
-        options: RunOptions | None = None,
         *,
+        batch_size: int = 16,
+        order: Order | None = None,
+        seed: int = 0,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        self.options = options = or_default(options, RunOptions, "options")
-        self.schedule = options.schedule
         check_dataset(dataset)
         if len(dataset) != loss.dual.num_examples:
             raise ValueError(f"dataset has {len(dataset)} examples, and the dual was made for {loss.dual.num_examples}")
-        check_fits(head, loss.dual.structure, dataset, options.collate_fn)
+        check_fits(head, loss.dual.structure, dataset)
         if optimizer is not None and getattr(optimizer, "dual", None) is not loss.dual:
             raise ValueError(f"optimizer={type(optimizer).__name__} must be a BCFW of the dual of the loss")
         self.head, self.loss, self.dual, self.dataset = head, loss, loss.dual, dataset
-        size = 16 if options.batch_size is None else options.batch_size
-        self.sampler = GapBatchSampler(loss.dual, batch_size=size, order=options.order, seed=options.seed)
+        self.sampler = GapBatchSampler(loss.dual, batch_size=batch_size, order=order, seed=seed)
         self.optimizer: Any = optimizer if optimizer is not None else BCFW(loss.dual.parameters, loss.dual)
-        self._fetch = fetcher(dataset, options.collate_fn)
+        self._fetch = fetcher(dataset)
         self._epoch: Iterator[list[int]] | None = None
 
     def step(self) -> int:
@@ -95,7 +98,12 @@ class TorchLoop(DualTrainer, Stateful):
 
     def certify(self) -> Certificate:
         """An exact pass; see :func:`torchssvm.certify`."""
-        return certify(self.head, self.dual, pass_over(self.dataset, self.options.collate_fn))
+        return certify(self.head, self.dual, pass_over(self.dataset))
+
+    def reseed(self, seed: int) -> None:
+        """Begin the draws anew."""
+        old, self._epoch = self.sampler, None
+        self.sampler = GapBatchSampler(self.dual, batch_size=old.batch_size, order=old.order, seed=seed)
 
     def _next_index(self) -> list[int]:
         while True:

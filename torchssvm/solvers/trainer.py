@@ -253,19 +253,15 @@ class DualTrainer:
         on_check: Callable[[Certificate], None] | None = None,
         progress: bool | ProgressLine = True,
     ) -> Certificate:
-        """Take steps until an exact pass proves that the gap is within ``tolerance``, from the dual's current state.
+        """Take steps until an exact pass proves that the gap is within ``tolerance``; as :meth:`Trainer.solve`.
 
         Args:
-            tolerance: The gap to reach: a number of at least 0, or ``Relative(0.01)``, a share of the primal.
-            max_passes: Stop after the step that reaches this many effective passes, those before this call included;
-                the certificate takes one more pass.
-            schedule: When exact passes are made, asked after every step; None is that of the options given
-                to :func:`torchssvm.make_trainer` or a :class:`torchssvm.TorchLoop`, else ``WhenEstimated()``.
+            tolerance: The gap to reach.
+            max_passes: The run stops after the step that reaches it; the certificate takes one more pass.
+            schedule: When exact passes are made, asked after every step; None is that of the solver given
+                to :func:`torchssvm.make_trainer`, else ``WhenEstimated()``.
             on_check: Called with the certificate of every exact pass.
-            progress: Whether one line on stderr shows gap, dual, passes and seconds; it changes no bit of the run.
-
-        Returns:
-            The last certificate, of the current weights.
+            progress: Whether one line on stderr follows the run.
 
         Raises:
             ValueError: An argument is out of range.

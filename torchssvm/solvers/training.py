@@ -7,7 +7,6 @@ import copy
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import nn
 from torchssvm.core.arguments import check_dataset, or_default
 from torchssvm.core.batch import apply_head, check_fits, fetcher, lengths_of, pass_over, rows_in_order, to_device
 from torchssvm.core.caller import warn
+from torchssvm.core.moved import moved
 from torchssvm.core.problem import check_lam, find_structure
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
@@ -24,13 +24,12 @@ from torchssvm.dual.state import DualState
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.choice import BATCH, Choice, Sample, Solver, choose, of_all_ranks
-from torchssvm.solvers.compiled.draws import can_draw
+from torchssvm.solvers.choice import BATCH, CPU, Choice, Sample, choose, of_all_ranks
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
-from torchssvm.solvers.lam_advice import advice_if_small, guess_or_none, warn_if_zero
-from torchssvm.solvers.parameter_groups import NamedBounds, check_bounds, groups
-from torchssvm.solvers.run_options import RunOptions
+from torchssvm.solvers.lam_advice import advice_if_small, warn_if_zero
+from torchssvm.solvers.parameter_groups import check_bounds, groups
+from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.tolerance import Relative, Tolerance, is_within
 from torchssvm.solvers.torch_loop import TorchLoop
 from torchssvm.solvers.trainer import check_limits
@@ -42,6 +41,7 @@ FAR = 0.1
 _told: set[str] = set()
 
 
+@moved("options", "bounds", "memory_limit")
 def solve(
     head: nn.Module,
     dataset: Any,
@@ -51,9 +51,6 @@ def solve(
     max_passes: float = 1000.0,
     solver: Solver | None = None,
     structure: Structure | None = None,
-    bounds: NamedBounds | None = None,
-    options: RunOptions | None = None,
-    memory_limit: int | None = None,
     on_check: Callable[[Certificate], None] | None = None,
     progress: bool = True,
 ) -> Certificate:
@@ -72,12 +69,9 @@ def solve(
         lam: Regularisation, the lambda of ``lam/2 |w|^2``; positive.
         tolerance: The gap to reach, a number or ``Relative(share)``; None is ``Relative(0.01)``, 1 % of the primal.
         max_passes: Stop at this many effective passes (n oracle calls each), with a warning.
-        solver: Rules that are given; the others are chosen to fit them. None gives no rule.
+        solver: What is given: rules, bounds on the weights, seed, order, memory; the rest is chosen to fit it. None
+            gives nothing.
         structure: What an output is; None is ``head.structure``.
-        bounds: ``(lower, upper)`` by the name of a parameter of the head, None for no bound.
-        options: Seed, order, and when exact passes are made; size of the batches of the torch loop, which are of
-            examples of similar length if no order is given and the dataset has an attribute ``lengths``.
-        memory_limit: Bytes that the dual's blocks may take; None is what the device has left.
         on_check: Called with the certificate of every exact pass.
         progress: Whether one line on stderr shows gap, dual, passes and seconds, estimates between certificates marked
             by ``~``, after a line with the choice of the solver. False is silent; the bits of the run are the same.
@@ -103,20 +97,9 @@ def solve(
     """
     tolerance = tolerance if tolerance is not None else Relative(0.01)
     check_limits(tolerance, max_passes)
-    options = or_default(options, RunOptions, "options")
     device = device_of(head)
     with on_device(head, device):
-        trainer = make_trainer(
-            head,
-            dataset,
-            lam,
-            solver=solver,
-            structure=structure,
-            bounds=bounds,
-            options=options,
-            memory_limit=memory_limit,
-            progress=progress,
-        )
+        trainer = make_trainer(head, dataset, lam, solver=solver, structure=structure, progress=progress)
 
         def check(certificate: Certificate) -> None:
             assert on_check is not None
@@ -126,13 +109,13 @@ def solve(
         told = None if on_check is None else check
         certificate = trainer.solve(tolerance, max_passes=max_passes, on_check=told, progress=progress)
     if is_within(certificate.gap, tolerance, certificate.primal):
-        warn_if_zero(certificate, trainer.dual, head, dataset, options.collate_fn)
+        warn_if_zero(certificate, trainer.dual, head, dataset)
     else:
-        guess = guess_or_none(head, dataset, trainer.dual.structure, options.collate_fn)
-        warn_if_short(certificate, tolerance, max_passes, advice_if_small(lam, guess))
+        warn_if_short(certificate, tolerance, max_passes, advice_if_small(lam, trainer.dual, head, dataset))
     return certificate
 
 
+@moved("options", "bounds", "memory_limit")
 def make_trainer(
     head: nn.Module,
     dataset: Any,
@@ -140,9 +123,6 @@ def make_trainer(
     *,
     solver: Solver | None = None,
     structure: Structure | None = None,
-    bounds: NamedBounds | None = None,
-    options: RunOptions | None = None,
-    memory_limit: int | None = None,
     progress: bool = True,
 ) -> CompiledBCFW | TorchLoop:
     """The trainer that :func:`solve` would run, with a new dual; arguments and errors as there.
@@ -172,59 +152,59 @@ def make_trainer(
         )
     check_dataset(dataset)
     lam, structure, n = check_lam(lam), find_structure(head, structure), len(dataset)
-    solver = or_default(solver, Solver, "solver")
+    given = or_default(solver, Solver, "solver")
     if not n:
         raise ValueError("the dataset is empty")
-    bounds = check_bounds(head, bounds)
-    given = or_default(options, RunOptions, "options")
-    check_fits(head, structure, dataset, given.collate_fn)
+    bounds = check_bounds(head, given.bounds)
+    check_fits(head, structure, dataset)
     ranks = Ranks.here()
     chosen = partial(
         choose,
         head=head,
         structure=structure,
         num_examples=n,
-        sample=ranks.run_on_all(lambda: _first(head, dataset, given)),
-        bounds=bool(bounds),
-        memory_limit=memory_limit,
-        obstacle=None if given.order is None or can_draw(given.order) else f"order={given.order} is not compiled",
+        sample=ranks.run_on_all(lambda: _first(head, dataset)),
     )
-    choice = of_all_ranks(ranks.run_on_all(lambda: chosen(solver)), solver, chosen, ranks)
+    choice = of_all_ranks(ranks.run_on_all(lambda: chosen(given)), given, chosen, ranks)
     if progress and not ranks.rank:
         print_choice(choice)
-    rules = choice.rules
-    new_dual = partial(
-        DualState.for_head,
-        num_examples=n,
-        lam=lam,
-        structure=structure,
-        storage=copy.deepcopy(rules.storage),
-        memory_limit=memory_limit,
-    )
-    if choice.compiled:
-        with _zero_weights(head):
-            move(head, torch.device("cpu"))
-            loop = CompiledBCFW(
+    rules: Any = choice.solver
+    with _zero_weights(head):
+        if choice.adapter is not None:
+            move(head, CPU)
+        dual = DualState.for_head(
+            head,
+            n,
+            lam,
+            structure=structure,
+            storage=copy.deepcopy(rules.storage),
+            memory_limit=rules.memory_limit,
+        )
+        if choice.adapter is not None:
+            trainer: Any = CompiledBCFW(
                 head,
-                new_dual(head),
-                pass_over(dataset, given.collate_fn),
+                dual,
+                pass_over(dataset),
                 direction=rules.direction,
                 oracle=rules.oracle,
-                order=given.order,
-                seed=given.seed,
-                round_visits=given.round_visits,
+                order=rules.order,
+                seed=rules.seed,
+                round_visits=rules.round_visits,
+                adapter=choice.adapter,
             )
-        loop.schedule = given.schedule
-        return loop
-    if given.batch_size is None:
-        given = replace(given, batch_size=max(BATCH // ranks.size, 1))
-    if given.order is None and (lengths := lengths_of(dataset)) is not None:
-        given = replace(given, order=ByLength(lengths))
-    dual = new_dual(head)
-    loss = BlockGap(dual, rules.direction, oracle=rules.oracle, block_steps=rules.block_steps)
-    with _zero_weights(head):
-        optimizer = BCFW(groups(head, bounds), dual, line_search=rules.line_search)
-        return TorchLoop(head, loss, dataset, given, optimizer=optimizer)
+        else:
+            order, lengths = rules.order, lengths_of(dataset)
+            trainer = TorchLoop(
+                head,
+                BlockGap(dual, rules.direction, oracle=rules.oracle, block_steps=rules.block_steps),
+                dataset,
+                batch_size=rules.batch_size if rules.batch_size is not None else max(BATCH // ranks.size, 1),
+                order=ByLength(lengths) if order is None and lengths is not None else order,
+                seed=rules.seed,
+                optimizer=BCFW(groups(head, bounds), dual, line_search=rules.line_search),
+            )
+    trainer.schedule = rules.schedule
+    return trainer
 
 
 @contextlib.contextmanager
@@ -315,10 +295,10 @@ def warn_if_estimated_far(dual: DualState) -> None:
 
 
 @torch.no_grad()
-def _first(head: nn.Module, dataset: Any, options: RunOptions, most: int = 64) -> Sample:
+def _first(head: nn.Module, dataset: Any, most: int = 64) -> Sample:
     """The first examples, and what the head makes of them."""
     lengths = lengths_of(dataset)
     rows = rows_in_order(Ranks.here().own(len(dataset)), most, lengths)[0]
     share = 1.0 if lengths is None else float(lengths.double().mean() / lengths[list(rows)].double().mean())
-    batch = to_device(fetcher(dataset, options.collate_fn)(rows), device_of(head))
+    batch = to_device(fetcher(dataset)(rows), device_of(head))
     return Sample(batch.x, apply_head(head, batch), len(batch.index), batch.y, share)

@@ -77,7 +77,7 @@ class LargestGap:
     """The blocks with the largest gaps first.
 
     Example:
-        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, options=RunOptions(order=LargestGap())).relative_gap <= 0.01
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, solver=Solver(order=LargestGap())).relative_gap <= 0.01
         True
     """
 
@@ -96,7 +96,7 @@ class Uniform:
     """Every batch is a uniform draw of distinct examples, independent of the others ([B13] Algorithm 4).
 
     Example:
-        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, options=RunOptions(order=Uniform())).relative_gap <= 0.01
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, solver=Solver(order=Uniform())).relative_gap <= 0.01
         True
     """
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Subset
 
-from torchssvm import BlockGap, DualState, RunOptions, SparseFeatures, SparseLinearChain, TorchLoop
+from torchssvm import BlockGap, DualState, SparseFeatures, SparseLinearChain, TorchLoop
 from torchssvm.datasets import LargeChains, SparseChains
 
 SMALL = {"num_states": 4, "in_features": 5, "lengths": (1, 5), "successors": 2, "own": 2, "num_chains": 20}
@@ -166,7 +166,7 @@ def test_training_finds_transitions():
     )
     head = SparseLinearChain(train.in_features, train.num_states, boundary=False)
     dual = DualState.for_head(head, num_examples=len(train), lam=1.0)
-    assert TorchLoop(head, BlockGap(dual), train, RunOptions(batch_size=4)).solve(0.05, max_passes=15).gap < 0.05
+    assert TorchLoop(head, BlockGap(dual), train, batch_size=4).solve(0.05, max_passes=15).gap < 0.05
     batch = test.__getitems__(range(len(test)))
     found = dual.structure.argmax(head(batch.x, batch.lengths)).labeling
     error = float((found != batch.y)[batch.y >= 0].double().mean())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from problems import examples
 from torch.utils.data import DataLoader
 
-from torchssvm import BlockGap, CacheOracle, Corrective, DualState, Edges, Labelings, RunOptions, TorchLoop, check
+from torchssvm import BlockGap, CacheOracle, Corrective, DualState, Edges, Labelings, Solver, TorchLoop, check
 from torchssvm.datasets import AlignmentErrors, SentencePair, WordAlignment, alignment_errors
 from torchssvm.datasets.text.alignment_features import AlignmentFeatures, CoOccurrence, dice, stem
 from torchssvm.datasets.text.alignment_text import read_aligned, read_unaligned
@@ -355,7 +355,7 @@ def fit(dataset, lam, gap):
     head = alignment_matching(dataset.in_features)
     dual = DualState.for_head(head, len(dataset), lam, storage=Labelings())
     loss = BlockGap(dual, Corrective(), oracle=CacheOracle())
-    return head, TorchLoop(head, loss, dataset, RunOptions(batch_size=4)).solve(gap, max_passes=200)
+    return head, TorchLoop(head, loss, dataset, batch_size=4).solve(gap, max_passes=200)
 
 
 def test_made_up_languages_are_learned(root, train):
@@ -393,7 +393,7 @@ def test_the_data_module(root):
     data.setup("fit")
     assert len(data.val_dataloader().dataset) == 8
     model = StructuredSVM(
-        alignment_matching(data.train.in_features), lam=1.0, direction=Corrective(), storage=Labelings()
+        alignment_matching(data.train.in_features), lam=1.0, solver=Solver(direction=Corrective(), storage=Labelings())
     )
     gap = DualityGap(tolerance=0.1, every_n_epochs=5)
     trainer = lightning.Trainer(

@@ -9,7 +9,7 @@ from chunking_problems import conll2000_or_skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchssvm import BlockGap, DualState, RunOptions, SparseLinearChain, TorchLoop
+from torchssvm import BlockGap, DualState, SparseLinearChain, TorchLoop
 from torchssvm.datasets import Vocabulary, WordChains
 from torchssvm.datasets.text.spelling import Spellings
 from torchssvm.datasets.text.word_chains import OTHER
@@ -147,7 +147,7 @@ def test_training_reads_sentences():
     test = WordChains.from_sentences(sentences[80:], vocabulary=train.vocabulary, noise=0.6, seed=1)
     head = SparseLinearChain(train.in_features, train.num_states, boundary=False)
     dual = DualState.for_head(head, num_examples=len(train), lam=0.02)
-    assert TorchLoop(head, BlockGap(dual), train, RunOptions(batch_size=8)).solve(0.05, max_passes=20).gap < 0.05
+    assert TorchLoop(head, BlockGap(dual), train, batch_size=8).solve(0.05, max_passes=20).gap < 0.05
     batch = test.__getitems__(range(len(test)))
     potentials = head(batch.x, batch.lengths)
     chain = float((dual.structure.argmax(potentials).labeling != batch.y).double().mean())

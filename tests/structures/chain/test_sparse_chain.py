@@ -28,6 +28,7 @@ from torchssvm import (
     MeanParts,
     Pairwise,
     Sequential,
+    Solver,
     SparseFeatures,
     SparseLinearChain,
     StructuredHinge,
@@ -385,7 +386,7 @@ class Words(Dataset):
 @pytest.mark.parametrize("compiled", [True, False])
 def test_under_a_trainer(compiled):
     words = Words(problem())
-    model = StructuredSVM(SparseLinearChain(F, K), lam=LAM, compiled=compiled)
+    model = StructuredSVM(SparseLinearChain(F, K), lam=LAM, solver=Solver(compiled=compiled))
     gap = DualityGap(tolerance=0.06, every_n_epochs=5)
     trainer = L.Trainer(
         max_epochs=400, callbacks=[gap], logger=False, enable_checkpointing=False, enable_progress_bar=False,

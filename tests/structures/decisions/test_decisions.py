@@ -24,7 +24,6 @@ from torchssvm import (
     Pairwise,
     Potentials,
     Relative,
-    RunOptions,
     Selection,
     ShortestPath,
     Situations,
@@ -297,13 +296,13 @@ def test_shared_weights_and_stored_decisions():
 def test_a_resumed_run_goes_on_to_the_same_bits():
     structure, x, costs = roads()
     problems = DecisionProblems(x, costs, structure)
-    options = RunOptions(batch_size=8)
+    solver = Solver(batch_size=8)
     first, whole = (LinearDecisions(4, structure=structure) for _ in range(2))
-    trainer, alone = (make_trainer(head, problems, lam=0.1, options=options) for head in (first, whole))
+    trainer, alone = (make_trainer(head, problems, lam=0.1, solver=solver) for head in (first, whole))
     for _ in range(7):
         trainer.step()
     other = LinearDecisions(4, structure=structure)
-    resumed = make_trainer(other, problems, lam=0.1, options=options)
+    resumed = make_trainer(other, problems, lam=0.1, solver=solver)
     resumed.dual.load_state_dict(copy.deepcopy(trainer.dual.state_dict()))
     resumed.load_state_dict(copy.deepcopy(trainer.state_dict()))
     for _ in range(5):

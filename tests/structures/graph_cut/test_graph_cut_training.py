@@ -29,6 +29,7 @@ from torchssvm import (
     RoofDual,
     Segmentation,
     ShortStep,
+    Solver,
     Weights,
     certify,
     check,
@@ -247,7 +248,7 @@ def test_lightning_trains_within_bounds_and_decodes(tmp_path):
     problem = GraphProblem(2, lam=0.3)
     best, _ = optimum_within(problem.reference(), np.array([-np.inf, -np.inf, 0.0, 0.0]), np.full(4, np.inf))
     model = StructuredSVM(
-        problem.head, lam=problem.lam, direction=Corrective(), storage=Labelings(), bounds=ATTRACTIVE
+        problem.head, lam=problem.lam, solver=Solver(direction=Corrective(), storage=Labelings(), bounds=ATTRACTIVE)
     ).double()
     loader = DataLoader(range(problem.n), batch_size=2, collate_fn=problem.batch)
     gap = DualityGap(tolerance=1e-4, every_n_epochs=5)

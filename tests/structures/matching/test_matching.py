@@ -31,6 +31,7 @@ from torchssvm import (
     MeanParts,
     Pairwise,
     Potentials,
+    Solver,
     Weights,
     check,
 )
@@ -460,7 +461,9 @@ def test_lightning_trains_and_decodes(tmp_path):
         def __getitem__(self, i):
             return i
 
-    model = StructuredSVM(problem.head, lam=problem.lam, direction=Corrective(), storage=Labelings()).double()
+    model = StructuredSVM(
+        problem.head, lam=problem.lam, solver=Solver(direction=Corrective(), storage=Labelings())
+    ).double()
     loader = DataLoader(Data(), batch_size=2, collate_fn=problem.batch)
     gap = DualityGap(tolerance=1e-4, every_n_epochs=5)
     trainer = lightning.Trainer(

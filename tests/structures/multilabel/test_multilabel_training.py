@@ -21,6 +21,7 @@ from torchssvm import (
     MessagePassing,
     Multilabel,
     Pairwise,
+    Solver,
     SparseFeatures,
     SparseLinearMultilabel,
     Weights,
@@ -231,7 +232,9 @@ def test_lightning_trains_and_decodes(tmp_path):
 
     problem = MultilabelProblem(5)
     best = problem.reference().optimum()
-    model = StructuredSVM(problem.head, lam=problem.lam, direction=Corrective(), storage=Labelings()).double()
+    model = StructuredSVM(
+        problem.head, lam=problem.lam, solver=Solver(direction=Corrective(), storage=Labelings())
+    ).double()
     gap = DualityGap(tolerance=1e-4, every_n_epochs=5)
     trainer = lightning.Trainer(
         max_epochs=200, callbacks=[gap], logger=False, enable_checkpointing=False, enable_progress_bar=False,

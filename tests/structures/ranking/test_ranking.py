@@ -26,7 +26,6 @@ from torchssvm import (
     PrecisionAt,
     Ranking,
     Relative,
-    RunOptions,
     Solver,
     Weights,
     check,
@@ -440,8 +439,8 @@ def test_every_solver_certifies_the_same_optimum(measure):
 @pytest.mark.parametrize("storage", [MeanParts, Labelings])
 def test_a_run_goes_on_to_the_same_bits(storage):
     def trainer():
-        solver, options = Solver(storage=storage()), RunOptions(batch_size=4, seed=3)
-        return make_trainer(LinearRanking(4), lists(), 0.05, solver=solver, options=options, progress=False)
+        solver = Solver(storage=storage(), batch_size=4, seed=3)
+        return make_trainer(LinearRanking(4), lists(), 0.05, solver=solver, progress=False)
 
     whole, first, second = trainer(), trainer(), trainer()
     for _ in range(6):
@@ -457,7 +456,7 @@ def test_a_run_goes_on_to_the_same_bits(storage):
 
 def test_weights_stay_within_bounds():
     head = LinearRanking(4, structure=Ranking(NDCG()))
-    proof = solve(head, lists(), 0.05, bounds={"weight": (0.0, None)}, progress=False)
+    proof = solve(head, lists(), 0.05, solver=Solver(bounds={"weight": (0.0, None)}), progress=False)
     assert proof.relative_gap <= 0.01
     assert float(head.weight.detach().min()) >= 0.0
     free = solve(LinearRanking(4, structure=Ranking(NDCG())), lists(), 0.05, progress=False)

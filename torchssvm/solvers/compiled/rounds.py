@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.compiling import clock
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import inner_product, rows_of
 from torchssvm.core.undisturbed import undisturbed
@@ -49,16 +48,17 @@ class Loop(Protocol):
         """Move blocks back towards those that were kept."""
 
 
-_FIRST = 16  # visits of a round before its size is chosen
-_TRIED = 8  # rounds that are timed, after a first one
+_LATENCY, _PER_WEIGHT, _PER_PRODUCT = 1e-3, 1e-8, 1e-9
+"""Seconds of an exchange, of each weight in it, and of a multiplication of a visit: round figures of a usual machine.
+They are no measurements, so that the same data give the same rounds."""
 _PART = 20  # a round is at most this part of a process's examples
 
 
 class Rounds:
     """Visits in rounds: each process visits some of its blocks, and the box QP over the ranks combines their moves.
 
-    Short rounds need fewer passes, long ones fewer exchanges. Where no size is given, the first rounds are timed, and
-    a round then takes as many visits as take the time of an exchange.
+    Short rounds need fewer passes, long ones fewer exchanges. Where no size is given, a round takes as many visits as
+    would take the time of an exchange, by the sizes of weights and examples alone.
 
     Args:
         loop: The compiled loop.
@@ -66,9 +66,9 @@ class Rounds:
     """
 
     def __init__(self, loop: Loop, visits: int | None) -> None:
-        self._loop, self.visits = loop, visits
+        self._loop = loop
         self._exchange = Exchange(loop.dual.ranks, loop.dual.parameters)
-        self._times: list[tuple[float, float]] = []  # seconds of a visit and of an exchange, in each timed round
+        self.visits = self._usual() if visits is None else visits
 
     def step(self, visits: int) -> int:
         """Rounds of together ``visits`` visits of all processes; returns those made."""
@@ -77,7 +77,7 @@ class Rounds:
         loop.begin()
         try:
             while own > 0:
-                size = min(_FIRST if self.visits is None else self.visits, own)
+                size = min(self.visits, own)
                 made = self._round(size)
                 done, own = done + made, own - size
                 if not made:
@@ -92,11 +92,10 @@ class Rounds:
         counters = dual.oracle_calls, dual.cache_hits, dual.moved, dual.steps
         kept: Kept | None = None
         before: _Before | None = None
-        start, spent = clock(), 0.0  # the moment when the visits end, and the seconds of one of them
 
         @undisturbed()
         def visit() -> tuple[list[Tensor], Figures]:
-            nonlocal kept, before, start, spent
+            nonlocal kept, before
             order = loop.draws.order_of(size)
             kept, before = loop.keep(order), _Before(loop, order)
             loop.visit_all(order)
@@ -107,8 +106,6 @@ class Rounds:
                 now - old for now, old in zip((dual.oracle_calls, dual.cache_hits, dual.moved), counters, strict=False)
             )
             loss, gap = float(dual.loss.sum()) - change, float(dual.gap_estimates.sum())
-            start, seconds = clock(), clock() - start
-            spent = seconds / max(moved, 1)
             return gradients, Figures(value, 1.0, loss, change, gap, calls, hits, moved)
 
         try:
@@ -128,19 +125,19 @@ class Rounds:
             loop.blend(kept, min(step * found.beta, 1.0))
             dual.move_weights(found.gradients, -step / dual.lam)
             record(dual, found, step)
-        if self.visits is None:
-            self._time(spent, clock() - start)
         return figures.moved
 
-    def _time(self, visit: float, exchange: float) -> None:
-        """Choose the size of a round once enough of them have been timed, by the mean of all processes."""
-        self._times.append((visit, exchange))
-        if len(self._times) <= _TRIED:
-            return
-        dual = self._loop.dual
-        own = torch.tensor(self._times[1:], dtype=torch.float64).median(0).values
-        visit, exchange = sum_in_order(dual.ranks.gather(own)).tolist()
-        self.visits = max(1, min(math.ceil(exchange / visit), dual.num_examples // dual.ranks.size // _PART))
+    def _usual(self) -> int:
+        """Visits of a round: an exchange costs as much; a visit reads its features for all labels, and pairs."""
+        loop, dual = self._loop, self._loop.dual
+        examples, emission = loop.examples, loop.emission
+        states = emission.shape[1] if emission.ndim == 2 else 1
+        values = examples.x if examples.dense else examples.value if examples.arcs is None else examples.arcs.known
+        products = (values.size + len(examples.added) * states) * states
+        total = sum_in_order(dual.ranks.gather(torch.tensor(float(products), dtype=torch.float64)))
+        visit = _PER_PRODUCT * max(float(total) / dual.num_examples, 1.0)
+        exchange = _LATENCY + _PER_WEIGHT * sum(p.numel() for p in dual.parameters)
+        return max(1, min(math.ceil(exchange / visit), dual.num_examples // dual.ranks.size // _PART))
 
 
 class _Before:

@@ -20,6 +20,7 @@ from torchssvm.dual.checks import check_visits
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate, conclude
+from torchssvm.solvers.compiled.base_adapter import HeadAdapter
 from torchssvm.solvers.compiled.blend import Kept, blend, keep_blocks
 from torchssvm.solvers.compiled.draws import Draws
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
@@ -61,8 +62,9 @@ class CompiledBCFW(DualTrainer, Stateful):
         oracle: As in ``BlockGap``; None is ``MaxOracle()``.
         order: ``Proportional()`` (the default), ``Uniform()`` or ``Permutation()``.
         seed: Seed of the draws.
-        round_visits: Of several processes, the visits that each makes between two exchanges; None times the first
-            rounds and chooses it, so that the bits of a run are those of another only if it is given.
+        round_visits: Of several processes, the visits that each makes between two exchanges; None chooses it by the
+            sizes of weights and examples.
+        adapter: What was found for the head and these rules before, by :func:`torchssvm.solvers.choose`.
 
     Raises:
         TypeError: The head, its structure, a rule or the storage has no compiled form.
@@ -93,14 +95,16 @@ class CompiledBCFW(DualTrainer, Stateful):
         order: Order | None = None,
         seed: int = 0,
         round_visits: int | None = None,
+        adapter: HeadAdapter | None = None,
     ) -> None:
         self.direction: Any = direction if direction is not None else FrankWolfe()
         self.oracle: Any = oracle if oracle is not None else MaxOracle()
         size = None if round_visits is None else check_whole(round_visits, "round_visits")
-        check_compiled(self.direction, self.oracle)
+        if adapter is None:
+            check_compiled(self.direction, self.oracle)
+            adapter = find_adapter(head)
         self._corrects = isinstance(self.direction, Corrective)
         self.draws = Draws(order if order is not None else Proportional(), dual, seed)
-        adapter = find_adapter(head)
         validate_problem(adapter, dual)
         for held in (dual, dual.storage):  # which may have been made before the head was moved
             held.to(dual.parameters[0].device)
@@ -140,6 +144,10 @@ class CompiledBCFW(DualTrainer, Stateful):
         self._lengths = torch.from_numpy(self.examples.start).diff()
         self._validate_blocks()
         self._memory = BlockMemory(adapter, dual, self._lengths, curvature=self.direction.needs_curvature)
+
+    def reseed(self, seed: int) -> None:
+        """Begin the draws of the blocks anew, by another seed."""
+        self.draws = Draws(self.draws.order, self.dual, seed)
 
     @torch.no_grad()
     def step(self, visits: int | None = None) -> int:

@@ -1,0 +1,77 @@
+"""Training at one lambda after another, each from where the last one ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torchssvm.core.compiling import clock
+from torchssvm.dual.state import DualState
+from torchssvm.solvers.progress_line import ProgressLine
+from torchssvm.solvers.tolerance import Tolerance
+
+
+def go_to(dual: DualState, lam: float) -> None:
+    """Change a solved dual to another lambda: at a smaller one the weights stay ([G16] Prop. 1), else the dual."""
+    if lam < dual.lam:
+        dual.rescale(lam / dual.lam)
+    else:
+        dual.change_lam(lam)
+
+
+class Solved(NamedTuple):
+    """What a trainer has reached at one lambda.
+
+    Attributes:
+        lam: Lambda.
+        result: What ``train`` returned: the last certificate, where nothing else was given.
+        passes: Effective passes that this lambda took.
+        seconds: Wall-clock seconds that this lambda took.
+    """
+
+    lam: float
+    result: Any
+    passes: float
+    seconds: float
+
+
+def to_certificate(trainer: Any, tolerance: Tolerance, max_passes: float, progress: bool | ProgressLine) -> Any:
+    """Train until a certificate is within the tolerance, and return it."""
+    return trainer.solve(tolerance, max_passes=max_passes, progress=progress)
+
+
+def walk(
+    trainers: Sequence[tuple[Any, float]],
+    lams: Iterable[tuple[float, float]],
+    tolerance: Tolerance,
+    *,
+    line: ProgressLine | None,
+    train: Callable[[Any, Tolerance, float, bool | ProgressLine], Any] = to_certificate,
+) -> Iterator[list[Solved]]:
+    """Train at every lambda, from the dual of the one before; the line that follows the run is clear at every yield.
+
+    Args:
+        trainers: Those that go the same way, such as one of every fold, each with what lambda is multiplied by for it.
+        lams: Lambdas, each with the most passes of a trainer; read one at a time, so that they may depend on what was
+            yielded. The first is usually that of the trainers' duals.
+        tolerance: The gap to reach at each.
+        line: Follows the run.
+        train: Trains at one lambda.
+
+    Yields:
+        At each lambda, what each trainer has reached.
+    """
+    for lam, most in lams:
+        if line is not None:
+            line.prefix = f"lam {lam:.3g}"
+        found = []
+        for trainer, scale in trainers:
+            dual, start, before = trainer.dual, clock(), trainer.dual.passes
+            if not math.isclose(scale * lam, dual.lam, rel_tol=1e-12):  # an interrupted walk may have changed it
+                go_to(dual, scale * lam)
+            result = train(trainer, tolerance, before + most, line or False)
+            found.append(Solved(lam, result, dual.passes - before, clock() - start))
+        if line is not None:
+            line.clear()
+        yield found
