@@ -13,6 +13,8 @@ from benchmark_parts import measured, part_of
 
 from torchssvm.datasets import OCR, PaddedDataset
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))  # as it is where a script of this folder runs
 pytest.importorskip("matplotlib")

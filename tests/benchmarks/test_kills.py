@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 if not hasattr(os, "fork"):
     pytest.skip("processes are forked", allow_module_level=True)
 pytest.importorskip("lightning")

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import PROBLEMS, Problem, Training, assert_same, chain, examples, flat, multiclass, reference, rng
-from refusals import changes_state
 from torch import Tensor
 
 from torchssvm import (
@@ -328,11 +327,7 @@ class AverageTestCase(ABC):
         average = self.kind.following(training.dual)
         training.run(schedule(problem, 0, 7))
         certify(training.head, training.dual, problem.everything())  # without it BCFW refuses such a step by itself
-        with (
-            changes_state("the step was taken, and is kept"),
-            pytest.raises(RuntimeError, match=r"changed inside apply\(\)"),
-            average.apply(),
-        ):
+        with pytest.raises(RuntimeError, match=r"changed inside apply\(\)"), average.apply():
             training.step([1])
         assert certify(training.head, training.dual, problem.everything()).drift < 1e-12
         training.run(schedule(problem, 1, 3))

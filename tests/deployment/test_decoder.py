@@ -136,6 +136,7 @@ def exported_once(kind: str) -> tuple:
     return decoder, found, export(decoder, largest(found), dynamic_shapes=sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["chain", "lists", "tree", "classes", "label sets"])
 def test_exported_with_any_batch_and_length(kind: str) -> None:
     decoder, found, program = exported_once(kind)
@@ -145,6 +146,7 @@ def test_exported_with_any_batch_and_length(kind: str) -> None:
         assert torch.equal(exported(*batch), decoder(*batch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["chain", "classes"])
 def test_one_whole_graph_for_the_compiler(kind: str) -> None:
     make, draw, _ = KINDS[kind]
@@ -165,6 +167,7 @@ def test_ragged_batches_compiled_ahead_of_time(tmp_path) -> None:
         assert torch.equal(ahead(*batch), decoder(*batch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["chain", "classes"])
 def test_onnx(kind: str, tmp_path) -> None:
     for package in ("onnx", "onnxscript"):

@@ -97,6 +97,7 @@ def test_what_has_no_decoder_is_read_as_a_head(trained: nn.Module, tmp_path) -> 
         load_model(tmp_path / "cuts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trained", ["lists"], indirect=True)
 def test_in_a_fresh_process_without_lightning_or_scikit_learn(trained: nn.Module, tmp_path) -> None:
     path = tmp_path / "tagger.safetensors"

@@ -14,6 +14,8 @@ from processes import in_processes
 from torchssvm import CacheOracle, CompiledBCFW, Corrective, DualState, FrankWolfe, Labelings, MaxOracle, Pairwise
 from torchssvm.dual import held_weights
 
+pytestmark = pytest.mark.slow
+
 KINDS = {
     "chain": lambda: PROBLEMS["chain"](5, n=14, states=3, features=5, longest=4, lam=0.02),
     "chain, lists": KINDS["chain, sparse, nine states"],

@@ -1,0 +1,46 @@
+"""Which of a test's many cases say something new: the others run with the slow tests.
+
+Where a test has three arguments or more, every two of their values meet in one case at least; where it has two, every
+value occurs. The first case of a test is always among them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+
+import pytest
+
+SMALL = 4
+"""So many cases are not worth a choice."""
+
+
+def mark_repeated(items: Sequence[pytest.Item]) -> None:
+    """Mark as slow the cases of each test whose values meet in others as well."""
+    tests = defaultdict(list)
+    for item in items:
+        if (case := getattr(item, "callspec", None)) is not None:
+            tests[item.nodeid.partition("[")[0]].append((tuple(case._idlist), item))
+    for cases in tests.values():
+        if len(cases) > SMALL:
+            chosen = cover([values for values, _ in cases])
+            for place, (_, item) in enumerate(cases):
+                if place not in chosen:
+                    item.add_marker("slow")
+
+
+def cover(cases: Sequence[tuple[str, ...]]) -> set[int]:
+    """Places of cases in which all pairs of values meet (of two arguments: all values occur), chosen greedily."""
+    varied = [values for values in zip(*cases, strict=True) if len(set(values)) > 1]
+    if len(varied) < 2:
+        return set(range(len(cases)))
+    together = min(2, len(varied) - 1)
+    rows = zip(*varied, strict=True)
+    meetings = [set(itertools.combinations(enumerate(row), together)) for row in rows]
+    left, chosen = set().union(*meetings), set()
+    while left:
+        best = max(range(len(cases)), key=lambda place: len(meetings[place] & left))
+        chosen.add(best)
+        left -= meetings[best]
+    return chosen
