@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import PROBLEMS, Problem, Training, assert_same, chain, examples, flat, multiclass, reference, rng
+from tables import each_row
 from torch import Tensor
 
 from torchssvm import (
@@ -260,7 +261,7 @@ class AverageTestCase(ABC):
         with pytest.raises(RuntimeError, match="has no dual, so only its primal is available"):
             alone.certify(training.head, training.dual, problem.everything())
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("spoil", "words"),
         [
             (lambda batches: batches[:-1], "left out"),
@@ -438,7 +439,7 @@ class AverageTestCase(ABC):
         resumed.load_state_dict(state)
         assert_same(run(11, resumed, params, random).state_dict(), whole.state_dict())
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("change", "words"),
         [
             ({"format": 1}, "format 1, this version reads format 2"),
@@ -520,7 +521,7 @@ class AverageTestCase(ABC):
         assert gone() is None
         training.step([0])
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("params", "error", "words"),
         [
             ([], ValueError, "one or more floating-point tensors"),

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples, is_allowed, rng
 from structure_cases import StructureTestCase
+from tables import each_row
 
 from torchssvm import Chain, Multiclass, Transitions, WeightedLabels
 from torchssvm.core.potentials import Potentials
@@ -59,7 +60,7 @@ class MulticlassCase(StructureTestCase):
         scores = torch.tensor([[1.0, 1.0, 0.0, 1.0], [0.0, 2.0, 2.0, 1.0]])
         assert Multiclass(4).argmax(Potentials(scores)).labeling.tolist() == [0, 1]
 
-    @pytest.mark.parametrize("classes", [0, -3])
+    @each_row("classes", [0, -3])
     def test_there_is_a_class(self, classes):
         with pytest.raises(ValueError, match=f"num_classes={classes}"):
             Multiclass(classes)
@@ -178,7 +179,7 @@ class ChainCase(StructureTestCase):
         assert torch.equal(found == -1, beyond)
         assert torch.equal(self.labels_of(target) == -1, beyond)
 
-    @pytest.mark.parametrize("length", [0, -1, 9])
+    @each_row("length", [0, -1, 9])
     def test_lengths_outside_the_padding_are_refused(self, length):
         structure, potentials, target = self.setting(2, 3)
         lengths = torch.full((3,), potentials["emission"].shape[1])

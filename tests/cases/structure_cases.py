@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from labelings_cases import LabelingsTestCase
 from problems import examples, rng
+from tables import each_row
 from torch import Tensor
 
 from torchssvm.core.batch import tree_map, tree_tensors
@@ -317,7 +318,7 @@ class StructureTestCase(LabelingsTestCase):
             with pytest.raises(ValueError, match="potentials"):
                 structure.check_target(target, wrong)
 
-    @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+    @each_row("value", [torch.nan, torch.inf, -torch.inf])
     def test_potentials_that_are_not_finite_are_refused(self, value):
         structure, potentials, target = self.setting(5, 3)
         for name in potentials.tensors:
@@ -326,7 +327,7 @@ class StructureTestCase(LabelingsTestCase):
             with pytest.raises(ValueError, match=r"rows \[1\] are not finite"):
                 find_corner(structure, potentials.replace(tensors), target)
 
-    @pytest.mark.parametrize("value", [torch.nan, torch.inf])
+    @each_row("value", [torch.nan, torch.inf])
     def test_scores_that_are_not_finite_are_not_decoded(self, value):
         structure, potentials, _ = self.setting(5, 3)
         potentials.index = torch.tensor([40, 17, 30])  # errors name the example

@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from tables import each_row
 from torch import nn
 from torch.export import Dim, export
 
@@ -289,7 +290,7 @@ def test_what_a_subclass_decodes_counts(structure) -> None:
     assert torch.equal(Decoder(head, structure)(x), K - 1 - Decoder(head)(x))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("head", "structure"),
     [
         (LinearChain(F, K), Multiclass(K)),
@@ -305,7 +306,7 @@ def test_a_structure_that_does_not_fit_the_head_is_refused_at_once(head, structu
         Decoder(head, structure)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "head, words",
     [
         (lambda: LinearForest(2, 2, 3), "Forest cannot be decoded in plain torch operators"),

@@ -10,6 +10,7 @@ import textwrap
 
 import pytest
 import torch
+from tables import each_row
 from torch import nn
 
 from torchssvm import (
@@ -273,7 +274,7 @@ def test_a_file_with_another_byte_gives_a_model_or_an_error_that_names_it(tmp_pa
     assert not unnamed
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("sentences", "vocabulary", "words"),
     [
         ([[["a"]]], None, "vocabulary=None must map names of features to columns"),

@@ -13,6 +13,7 @@ from explicit_duals import ExplicitDuals, recorded_moves
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import PROBLEMS, Training, WithoutAdjoint, assert_same, chain, examples, flat, multiclass, reference, rng
+from tables import each_row
 
 import torchssvm
 from torchssvm import (
@@ -259,7 +260,7 @@ def test_rules_that_need_labelings_say_so(storage, rule):
         multiclass(1).train(storage=None if storage is None else storage(), **{name: rule})
 
 
-@pytest.mark.parametrize("storage", ["MeanParts", "Weights"])
+@each_row("storage", ["MeanParts", "Weights"])
 def test_storages_without_labelings_refuse_to_keep_their_inner_products(storage):
     made: Storage = getattr(torchssvm, storage)()
     with pytest.raises(ValueError, match=r"Labelings\(\)"):
@@ -357,7 +358,7 @@ def with_one(position: tuple[int, ...], number: float):
     return change
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "options"),
     [
         (("kind",), {"value": "mean_parts"}),

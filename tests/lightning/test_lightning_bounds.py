@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from tables import each_row
 from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
@@ -142,7 +143,7 @@ def test_another_line_search(words):
     assert rate == pytest.approx(2 * WORDS / (blocks + 2 * WORDS) / 0.1)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("bounds", "error", "words"),
     [
         ({"pairs": (0.0, None)}, ValueError, "bounds names 'pairs'"),

@@ -9,6 +9,7 @@ import dataclasses
 import pytest
 import torch
 from problems import Problem, Training, chain, reference
+from tables import each_row
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -94,7 +95,7 @@ def test_the_storage_is_what_direction_and_oracle_need(rules, storage, words):
         assert getattr(made.dual.storage, "capacity", None) == getattr(rules["storage"], "capacity", None)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "options, error, words_of_it",
     [
         ({"direction": Away(), "storage": MeanParts()}, ValueError, r"direction=Away\(\) .* storage=MeanParts\(\)"),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from items import Items
 from problems import PROBLEMS, Problem, reference
+from tables import each_row
 
 from torchssvm import (
     Chain,
@@ -354,7 +355,7 @@ class TestTable:
 
 
 class TestBadInput:
-    @pytest.mark.parametrize(
+    @each_row(
         ("options", "message"),
         [
             ({"lams": []}, "distinct positive numbers, at least one"),

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from items import Items, with_objects
 from problems import PROBLEMS, Problem, assert_same, chain, examples, multiclass, reference, rng
+from tables import each_row
 
 from torchssvm import (
     BlockGap,
@@ -429,7 +430,7 @@ class TestPath:
         for lam, gap in verify.gaps:
             assert gap == pytest.approx(path.gap(lam), abs=1e-4)
 
-    @pytest.mark.parametrize(
+    @each_row(
         "wrong, message",
         [
             ({"epsilon": 0.0}, "epsilon=0.0 must be positive"),
@@ -631,7 +632,7 @@ class TestGrid:
         )
         assert all(5 <= point.passes < 8 for point in points)
 
-    @pytest.mark.parametrize("lams", [[], [0.0], [-1.0, 1.0], [1.0, 1.0], [math.inf], [math.nan]])
+    @each_row("lams", [[], [0.0], [-1.0, 1.0], [1.0, 1.0], [math.inf], [math.nan]])
     def test_bad_input(self, lams):
         problem = multiclass(4)
         with pytest.raises(ValueError, match="must hold distinct positive numbers"):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from custom import LabelSets, Scores, label_sets
 from problems import PROBLEMS, Problem, Training, assert_same, chain, flat, multiclass, rng
+from tables import each_row
 from torch import nn
 
 from torchssvm import (
@@ -80,7 +81,7 @@ def test_features_in_the_padding_that_are_not_finite():
         training.step(batch.replace(x=x))
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@each_row("value", [torch.nan, torch.inf])
 def test_potentials_that_are_not_finite(value):
     training = started()
     batch = training.problem.batch([0, 2])
@@ -137,7 +138,7 @@ def test_labels_outside_the_states(kind, wrong):
         training.step(batch.replace(y=y))
 
 
-@pytest.mark.parametrize("lengths", [[3, 0], [3, -2], [3, 4], [0, 0]])
+@each_row("lengths", [[3, 0], [3, -2], [3, 4], [0, 0]])
 def test_lengths_outside_the_padding(lengths):
     training = started("chain")
     batch = training.problem.batch([0, 2])
@@ -146,7 +147,7 @@ def test_lengths_outside_the_padding(lengths):
         training.step(batch.replace(lengths=torch.tensor(lengths)))
 
 
-@pytest.mark.parametrize("lengths", [torch.tensor([3]), torch.tensor([3, 3, 3]), torch.tensor([3.0, 3.0])])
+@each_row("lengths", [torch.tensor([3]), torch.tensor([3, 3, 3]), torch.tensor([3.0, 3.0])])
 def test_lengths_of_a_wrong_kind(lengths):
     training = started("chain")
     batch = training.problem.batch([0, 2])
@@ -161,7 +162,7 @@ def test_chains_without_a_position():
         training.step(batch.replace(x=batch.x[:, :0], y=batch.y[:, :0], lengths=torch.tensor([0, 0])))
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@each_row("storage", STORAGES)
 def test_targets_of_another_shape(storage):
     training = started("chain", storage)
     batch = training.problem.batch([0, 2])
@@ -423,7 +424,7 @@ def test_refused_parameters_keep_their_values():
     assert bool((head.weight == 2.0).all())
 
 
-@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"weight_decay": 0.1, "nesterov": True}, {"bounds": "0"}])
+@each_row("options", [{"momentum": 0.9}, {"weight_decay": 0.1, "nesterov": True}, {"bounds": "0"}])
 def test_unknown_options_of_a_group(options):
     head = LinearMulticlass(3, 3)
     dual = DualState.for_head(head, 6, 0.5)
@@ -449,7 +450,7 @@ def test_frozen_parameters():
         DualState.for_head(head, 3, 0.1)
 
 
-@pytest.mark.parametrize("lam", [0.0, -1.0, float("nan"), float("inf"), -0.0])
+@each_row("lam", [0.0, -1.0, float("nan"), float("inf"), -0.0])
 def test_lam(lam):
     with pytest.raises(ValueError, match=f"lam={lam} must be positive and finite"):
         DualState.for_head(LinearMulticlass(3, 3), 6, lam)
@@ -466,7 +467,7 @@ def test_lam_of_numpy():
         DualState.for_head(LinearMulticlass(3, 3), 6, True)
 
 
-@pytest.mark.parametrize("n", [0, -1, 2.5, True, None, "6"])
+@each_row("n", [0, -1, 2.5, True, None, "6"])
 def test_num_examples(n):
     kind = TypeError if n is None or isinstance(n, str) else ValueError
     with pytest.raises(kind, match=f"num_examples={n!r} must be a whole number.*is the dataset empty"):
@@ -598,7 +599,7 @@ def test_small_gradients_that_were_changed(adjoint, steps):
             scaled.optim.step()
 
 
-@pytest.mark.parametrize("adjoint", [True, False])
+@each_row("adjoint", [True, False])
 def test_gradients_of_accumulated_batches_that_were_changed(adjoint):
     for steps in (0, 3):
         training = started("chain", steps=steps, adjoint=adjoint)
@@ -610,7 +611,7 @@ def test_gradients_of_accumulated_batches_that_were_changed(adjoint):
             training.optim.step()
 
 
-@pytest.mark.parametrize("adjoint", [True, False])
+@each_row("adjoint", [True, False])
 def test_stale_gradients(adjoint):
     """zero_grad() was forgotten: the old gradient is still in .grad."""
     training = started("chain", steps=1, adjoint=adjoint)
@@ -619,7 +620,7 @@ def test_stale_gradients(adjoint):
         training.optim.step()
 
 
-@pytest.mark.parametrize("adjoint", [True, False])
+@each_row("adjoint", [True, False])
 def test_a_forward_pass_from_before_another_step(adjoint):
     """The directions start from blocks that have moved since."""
     training = started("chain", steps=2, adjoint=adjoint)
@@ -632,7 +633,7 @@ def test_a_forward_pass_from_before_another_step(adjoint):
         training.optim.step()
 
 
-@pytest.mark.parametrize("adjoint", [True, False])
+@each_row("adjoint", [True, False])
 def test_a_forward_pass_from_before_the_weights_were_loaded(adjoint):
     training = started("chain", steps=4, adjoint=adjoint)
     state = copy.deepcopy(training.optim.state_dict())
@@ -806,7 +807,7 @@ def saved(**options: Any) -> dict[str, Any]:
     return copy.deepcopy(training.optim.state_dict())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "words"),
     [
         ({"n": 7}, r"num_examples'\] is 7 there and 6 here"),
@@ -945,7 +946,7 @@ def spoiled(state: dict[str, Any], where: str) -> dict[str, Any]:
     return state
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("where", "words"),
     [
         ("NaN weights", "weights"),
@@ -995,7 +996,7 @@ def test_sparse_weights_of_every_example_in_a_checkpoint():
         training.optim.load_state_dict(state)
 
 
-@pytest.mark.parametrize("state", [None, [1], "state"])
+@each_row("state", [None, [1], "state"])
 def test_checkpoints_that_are_no_dictionary(state):
     training = started()
     with refused(training, ValueError, f"BCFW should be a dict, it is an? {type(state).__name__}"):
@@ -1011,7 +1012,7 @@ def test_checkpoints_of_samplers_with_wrong_counters(name, value):
         sampler.load_state_dict(state)
 
 
-@pytest.mark.parametrize(("name", "value"), [("count", 10**30), ("count", True), ("steps", True), ("loss", -1.0)])
+@each_row(("name", "value"), [("count", 10**30), ("count", True), ("steps", True), ("loss", -1.0)])
 def test_checkpoints_of_averages_with_wrong_numbers(name, value):
     training = started(steps=0)
     average = WeightedAverage.following(training.dual)
@@ -1057,7 +1058,7 @@ def damage_buffer(entry: dict[str, Any], what: str) -> None:
         raise AssertionError(what)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "what",
     [
         "NaN values",
@@ -1081,7 +1082,7 @@ def test_checkpoints_with_damaged_mean_parts(what):
         fresh.optim.load_state_dict(state)
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.3, 0.9])
+@each_row("keep", [0.0, 0.3, 0.9])
 def test_truncated_files(keep):
     training = started()
     file = io.BytesIO()

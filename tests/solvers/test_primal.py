@@ -9,6 +9,7 @@ from custom import Approximate, LabelSets, label_sets
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference, rng
+from tables import each_row
 from torch import nn
 
 from torchssvm import certify, primal
@@ -97,7 +98,7 @@ def primal_of(head, structure, batch, other):
     return type(found)(**{**vars(found), "seconds": other.seconds})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("batches", "options", "words"),
     [
         ([[0, 1], [2, 4]], {}, "left out 1 of 5 examples"),

@@ -7,6 +7,7 @@ from collections import OrderedDict
 import pytest
 import torch
 from head_cases import HeadTestCase
+from tables import each_row
 
 from torchssvm import (
     Chain,
@@ -113,7 +114,7 @@ def test_the_ocr_model_has_the_papers_4082_weights():
     assert sum(p.numel() for p in LinearChain(128, 26).parameters()) == 4082
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "words"),
     [
         ({"structure": Chain(4)}, "num_states=3"),
@@ -175,7 +176,7 @@ def test_states_with_transposed_weights_are_refused(name, strict):
         assert all(torch.equal(a, b) for a, b in zip(other.parameters(), head.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("dense", "sparse"),
     [
         (LinearMultilabel(3, 3), SparseLinearMultilabel(3, 3)),

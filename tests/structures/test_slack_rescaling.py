@@ -11,6 +11,7 @@ from custom import Approximate, LabelSets
 from hypothesis import example, given
 from hypothesis import strategies as st
 from problems import examples, rng
+from tables import each_row
 
 from torchssvm import (
     BruteForceSearch,
@@ -317,7 +318,7 @@ def test_without_an_exact_oracle_the_error_names_them_all():
     SlackRescaling(Unlisted(4, 2), LossScaleSearch())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("structure", "oracle", "words"),
     [
         (Unlisted(4, 2), BruteForceSearch(), r"Unlisted does not define enumerate\(\)(.|\n)*LossScaleSearch"),
@@ -334,7 +335,7 @@ def test_what_does_not_fit_is_refused(structure, oracle, words):
         SlackRescaling(structure, oracle)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("make", "words"),
     [
         (lambda: BruteForceSearch(0), "most=0"),

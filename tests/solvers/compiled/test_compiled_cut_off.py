@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from problems import assert_same, flat, rng
+from tables import each_row
 
 from torchssvm import (
     BCFW,
@@ -169,14 +170,13 @@ def test_transforms_of_torch_func_go_through_the_head():
     torch.testing.assert_close(found["start_transitions"][:, :, 1, 1], torch.tensor([[1.0, 0, 0, 0]] * 2))
 
 
-@pytest.mark.parametrize(
+@each_row(
     "change, words",
     [
         (lambda batch: [tuple(batch)], "batches gave a tuple"),
         (lambda batch: batch, "batches gave a Tensor"),
         (lambda batch: [batch.replace(x=batch.x.to_sparse())], "x must be a dense tensor"),
     ],
-    ids=["tuple", "bare", "sparse"],
 )
 def test_batches_of_another_kind_are_refused(change, words):
     head, dual, batch = many_states()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import settings
 from random_entries import STAMP, check_found, check_heaps, filled, marks, random_entries, some, touch
+from tables import each_row
 
 from torchssvm.solvers.gdmm.brute_force import dense
 from torchssvm.solvers.gdmm.entry_heaps import VISITED, add, change, room, value_of
@@ -92,7 +93,7 @@ def test_a_state_does_not_share_memory_with_entries():
     np.testing.assert_array_equal(dense(from_state(kept)), v)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name, damage, message",
     [
         ("row", lambda x: x + 50, "at most 8"),

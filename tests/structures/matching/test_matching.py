@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from problems import Training, examples, flat, rng
 from scipy.optimize import linprog
 from structure_cases import StructureTestCase
+from tables import each_row
 from torch.utils.data import DataLoader
 
 from torchssvm import (
@@ -244,7 +245,7 @@ def test_targets_that_are_no_matchings_are_refused():
         Matching().check_target(target, potentials)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "words"),
     [
         ({"precision_cost": -1.0}, "precision_cost=-1"),

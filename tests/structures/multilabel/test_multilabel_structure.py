@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from label_sets import plain_label_sets
 from problems import examples, rng
 from structure_cases import BATCHES, SEEDS, StructureTestCase
+from tables import each_row
 
 from torchssvm import BranchAndBound, MessagePassing, Multilabel, Potentials
 from torchssvm.core.max_oracle import find_corner
@@ -78,7 +79,7 @@ class MultilabelCase(StructureTestCase):
         """At potentials of any sign, where messages alone are not exact."""
         return super().several(Multilabel(K, pairwise=structure.pairwise), potentials, seed, count)
 
-    @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+    @each_row("value", [torch.nan, torch.inf, -torch.inf])
     def test_potentials_that_are_not_finite_are_refused(self, value):
         structure, potentials, target = self.setting(5, 3)
         for name in potentials.tensors:
@@ -171,7 +172,7 @@ def test_what_is_too_much_for_branching_has_a_bound():
 # -- Arguments -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "words"),
     [
         ({"num_labels": 0}, "num_labels=0"),

@@ -9,6 +9,7 @@ from bounded import Bounded, optimum_within
 from head_cases import HeadTestCase
 from multilabel_problems import F, K, MultilabelProblem
 from problems import flat
+from tables import each_row
 from torch.utils.data import DataLoader
 
 from torchssvm import (
@@ -126,7 +127,7 @@ def test_the_pairs_are_one_vector_for_all_examples():
     assert LinearMultilabel(F, K)(torch.randn(5, F))["pairwise"].stride(0) == 0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("x", "error", "words"),
     [
         (torch.zeros(2, 3), TypeError, "SparseFeatures"),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from problems import examples, rng
 from scipy.optimize import linear_sum_assignment
 from structure_cases import StructureTestCase
+from tables import each_row
 
 from torchssvm import (
     NDCG,
@@ -367,7 +368,7 @@ def test_check_takes_it(measure):
     check(head, head.structure, Batch(x, y, torch.arange(3), lengths)).raise_if_wrong()
 
 
-@pytest.mark.parametrize("measure", [AveragePrecision(2), NDCG(), PrecisionAt(1, relevant=2)], ids=repr)
+@each_row("measure", [AveragePrecision(2), NDCG(), PrecisionAt(1, relevant=2)])
 def test_lists_without_a_relevant_document_are_refused(measure):
     target = torch.tensor([[2, 0], [0, 0]])
     with pytest.raises(ValueError, match=r"in rows \[1\].*leave these lists out"):
