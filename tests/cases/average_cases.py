@@ -74,6 +74,7 @@ class AverageTestCase(ABC):
 
     # Formulas
 
+    @pytest.mark.every_variant
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_the_average_is_the_explicit_sum(self, dtype):
         random = rng(0)
@@ -142,6 +143,7 @@ class AverageTestCase(ABC):
 
     # Certificates
 
+    @pytest.mark.every_variant
     @examples(8)
     @given(seed=SOLVED, kind=KINDS, storage=STORAGES, adjoint=st.booleans(), steps=st.integers(1, 40))
     def test_certificates_bracket_the_optimum(self, seed, kind, storage, adjoint, steps):
@@ -392,6 +394,7 @@ class AverageTestCase(ABC):
 
     # Checkpoints
 
+    @pytest.mark.every_variant
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("stop", [1, 7, 8])
     def test_a_resumed_average_is_the_uninterrupted_one_to_the_bit(self, stop, dtype):

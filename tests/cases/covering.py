@@ -1,4 +1,7 @@
-"""Which of a test's many cases say something new: the others run with the slow tests.
+"""Which of a test's many cases, and of a kind's variants, say something new: the others run with the slow tests.
+
+The whole battery runs once for each kind. A class marked ``variant`` runs its own tests, and of those that it inherits
+the ones marked ``every_variant``.
 
 Where a test has three arguments or more, every two of their values meet in one case at least; where it has two, every
 value occurs. The first case of a test is always among them.
@@ -17,9 +20,12 @@ SMALL = 4
 
 
 def mark_repeated(items: Sequence[pytest.Item]) -> None:
-    """Mark as slow the cases of each test whose values meet in others as well."""
+    """Mark as slow what variants inherit, and the cases of each test whose values meet in others as well."""
     tests = defaultdict(list)
     for item in items:
+        inherited = item.get_closest_marker("variant") and item.originalname not in vars(item.cls)
+        if inherited and not item.get_closest_marker("every_variant"):
+            item.add_marker("slow")
         if (case := getattr(item, "callspec", None)) is not None:
             tests[item.nodeid.partition("[")[0]].append((tuple(case._idlist), item))
     for cases in tests.values():

@@ -134,6 +134,7 @@ class FactorGraphTestCase(ABC):
 
     # -- What holds at every step ----------------------------------------------------------------------------
 
+    @pytest.mark.every_variant
     @examples(12)
     @given(
         seed=SEEDS,
@@ -222,6 +223,7 @@ class FactorGraphTestCase(ABC):
         held = flat(gdmm.problem.held()).numpy()
         assert np.abs(held - graph.weights(duals)).max() <= 1e-9
 
+    @pytest.mark.every_variant
     @rules
     def test_the_violation_is_the_total_variation(self, rule):
         task = self.make(4)

@@ -85,6 +85,7 @@ class MulticlassCostCase(MulticlassCase):
         cost = torch.randint(0, 4, (self.classes, self.classes), generator=random)
         return float(int(labeling) != int(target)) * float(cost[int(target), int(labeling)])
 
+    @pytest.mark.every_variant
     def test_the_first_index_is_the_target(self):
         cost = torch.zeros(3, 3)
         cost[0, 2] = 5.0
@@ -257,6 +258,7 @@ class ChainTransitionsCase(ChainCase):
         yield torch.full_like(target, 2), "begins with state 2 in row 0.*transitions forbid"
         yield torch.full_like(target, 0), "ends with state 0 in row 0.*transitions forbid"
 
+    @pytest.mark.every_variant
     @examples(15)
     @given(seed=st.integers(0, 2**31 - 1), integers=st.booleans())
     def test_what_is_found_is_allowed(self, seed, integers):

@@ -77,6 +77,7 @@ class TestFrankWolfe(DirectionTestCase):
         assert float(slopes.sum()) == pytest.approx(truth.primal(setting.w) - truth.dual(setting.alphas), abs=1e-10)
 
 
+@pytest.mark.variant
 class TestFrankWolfeWithoutLabelings(TestFrankWolfe):
     """As MeanParts and Weights have it: the block is one point, and the corner is always new."""
 
@@ -228,6 +229,7 @@ class Halfway:
         return "Halfway()"
 
 
+@pytest.mark.variant
 class TestHalfway(DirectionTestCase):
     def make_rule(self):
         return Halfway()

@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from covering import cover
 from head_cases import HeadTestCase
 from tables import each_row
 
@@ -50,6 +51,7 @@ class TestLinearMulticlass(HeadTestCase):
             LinearMulticlass(3, 4, structure=Multiclass(5))
 
 
+@pytest.mark.variant
 class TestLinearMulticlassWithoutBias(TestLinearMulticlass):
     bias = False
 
@@ -103,10 +105,13 @@ class LinearChainCase(HeadTestCase):
         assert count == 2 * 3 + pairs + 3 * self.bias + 6 * self.boundary
 
 
-for _bias, _boundary, _positions, _lengths in itertools.product((True, False), (True, False), (None, 4, 6), (1, 0)):
+_OPTIONS = list(itertools.product((True, False), (True, False), (None, 4, 6), (1, 0)))
+_PAIRS = cover([tuple(map(str, options)) for options in _OPTIONS])
+for _place, (_bias, _boundary, _positions, _lengths) in enumerate(_OPTIONS):
     _words = ["bias"] * _bias + ["boundary"] * _boundary + ["lengths"] * _lengths + [f"positions{_positions}"]
     _name = "TestLinearChain_" + "_".join(_words)
     _options = {"bias": _bias, "boundary": _boundary, "positions": _positions, "lengths": bool(_lengths)}
+    _options["pytestmark"] = [] if _place in _PAIRS else [pytest.mark.variant]
     globals()[_name] = type(_name, (LinearChainCase,), {**_options, "__module__": __name__})
 
 

@@ -58,10 +58,12 @@ class TestSlackMulticlass(Rescaled, plain.MulticlassCase):
         assert repr(self.make_structure()) == "SlackRescaling(Multiclass(4), oracle=EveryClass())"
 
 
+@pytest.mark.variant
 class TestSlackMulticlassCost(Rescaled, plain.MulticlassCostCase):
     pass
 
 
+@pytest.mark.variant
 class TestSlackMulticlassOutputs(Rescaled, plain.MulticlassCostCase):
     oracle = BruteForceSearch()
 
@@ -71,22 +73,27 @@ class TestSlackChain(Rescaled, plain.ChainCase):
         assert isinstance(self.make_structure().oracle, EveryLossLevel)
 
 
+@pytest.mark.variant
 class TestSlackChainPositions(Rescaled, plain.ChainPositionsCase):
     pass
 
 
+@pytest.mark.variant
 class TestSlackChainCounts(Rescaled, plain.ChainCountsCase):
     pass
 
 
+@pytest.mark.variant
 class TestSlackChainClassWeights(Rescaled, plain.ChainClassWeightsCase):
     """Costs of 0.5, 0 and 3: units of 0.5."""
 
 
+@pytest.mark.variant
 class TestSlackChainTransitions(Rescaled, plain.ChainTransitionsCase):
     pass
 
 
+@pytest.mark.variant
 class TestSlackChainWeightedLabels(Rescaled, plain.ChainWeightedLabelsCase):
     """Costs without a common unit."""
 

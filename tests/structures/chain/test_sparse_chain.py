@@ -88,6 +88,7 @@ class TestSparseLinearChain(HeadTestCase):
             yield (x, torch.tensor([4, 2, wrong])), "lengths"
 
 
+@pytest.mark.variant
 class TestWithoutBiases(TestSparseLinearChain):
     bias = boundary = False
 
@@ -96,6 +97,7 @@ class Ones(Packed):
     with_values = False
 
 
+@pytest.mark.variant
 class TestWithoutValues(TestSparseLinearChain):
     def make_head(self):
         return Ones(3, 2, sparse_gradient=False)

@@ -186,17 +186,20 @@ class TestMatching(MatchingCase):
     """Both sides differ in size, and some edges are possible."""
 
 
+@pytest.mark.variant
 class TestMatchingUnpadded(MatchingCase):
     padded = False
     possible = False
     most = (2, 4)
 
 
+@pytest.mark.variant
 class TestMatchingCounts(MatchingCase):
     options = {"precision_cost": 2.0, "recall_cost": 0.5, "normalize": False}  # noqa: RUF012
     most = (4, 2)
 
 
+@pytest.mark.variant
 class TestMatchingRecallOnly(MatchingCase):
     options = {"precision_cost": 0.0}  # noqa: RUF012
 
@@ -341,6 +344,7 @@ class TestLinearEdges(HeadTestCase):
         assert repr(LinearEdges(2).structure) == "Matching(normalize=True, precision_cost=1.0, recall_cost=3.0)"
 
 
+@pytest.mark.variant
 class TestLinearEdgesWithoutLengths(TestLinearEdges):
     lengths = False
 

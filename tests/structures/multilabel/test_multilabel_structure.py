@@ -94,6 +94,7 @@ class TestMultilabel(MultilabelCase):
     """Weights that all examples share, as the heads give them."""
 
 
+@pytest.mark.variant
 class TestMultilabelByExample(MultilabelCase):
     """Every example has its own scores of pairs; a label that costs nothing, and the sum of costs."""
 
@@ -101,10 +102,12 @@ class TestMultilabelByExample(MultilabelCase):
     options = {"normalize": False, "weights": WEIGHTS}  # noqa: RUF012
 
 
+@pytest.mark.variant
 class TestMultilabelWithoutPairs(MultilabelCase):
     options = {"pairwise": False, "weights": WEIGHTS}  # noqa: RUF012
 
 
+@pytest.mark.variant
 class TestAttractiveByMessages(MultilabelCase):
     """A minimum cut: messages alone are exact."""
 
@@ -112,6 +115,7 @@ class TestAttractiveByMessages(MultilabelCase):
     options = {"decoder": MessagePassing(10_000)}  # noqa: RUF012
 
 
+@pytest.mark.variant
 class TestInTorchOperations(TestMultilabel):
     @pytest.fixture(autouse=True)
     def plain(self, monkeypatch):

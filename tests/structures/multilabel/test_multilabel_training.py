@@ -68,10 +68,12 @@ class TestLinearMultilabel(HeadTestCase):
         assert head.pairwise.grad.tolist() == [2.0] * 3
 
 
+@pytest.mark.variant
 class TestWithoutBias(TestLinearMultilabel):
     bias = False
 
 
+@pytest.mark.variant
 class TestWithoutPairs(TestLinearMultilabel):
     pairwise = False
 
@@ -105,6 +107,7 @@ class TestSparseLinearMultilabel(TestLinearMultilabel):
         yield (x, torch.ones(3, dtype=torch.int64)), "lengths must be None"
 
 
+@pytest.mark.variant
 class TestSparseWithoutBiasAndPairs(TestSparseLinearMultilabel):
     bias = pairwise = False
 

@@ -97,6 +97,7 @@ class TestPose(PoseCase):
     """Two nodes on 2 x 2 places, two types."""
 
 
+@pytest.mark.variant
 class TestPoseWithSpreads(PoseCase):
     """The root last, one row of places; the loss in units of the target's size."""
 

@@ -202,6 +202,7 @@ class TestNDCG(RankingCase):
             assert float(corner.hinge[row]) == pytest.approx(float(values[chosen].sum()) + constant, abs=1e-12)
 
 
+@pytest.mark.variant
 class TestNDCGOfTheFirst(TestNDCG):
     measure = NDCG(k=2)
     most = 3
@@ -261,6 +262,7 @@ class TestAveragePrecision(PairsCase):
         return 1 - sum(precision) / len(precision)
 
 
+@pytest.mark.variant
 class TestPairSwaps(PairsCase):
     """All pairs of rankings are listed, so lists are short; longer ones are tested below."""
 
