@@ -880,112 +880,61 @@ def test_checkpoints_with_a_damaged_storage(storage):
             training.optim.load_state_dict(damaged)
 
 
-def spoiled(state: dict[str, Any], where: str) -> dict[str, Any]:
-    dual = state["dual"]
-    if where == "NaN weights":
-        dual["weights"][0][0, 0] = torch.nan
-    elif where == "infinite weights":
-        dual["weights"][0][0, 0] = torch.inf
-    elif where == "NaN loss":
-        dual["loss"][0] = torch.nan
-    elif where == "infinite loss":
-        dual["loss"][0] = torch.inf
-    elif where == "NaN gaps":
-        dual["gap_estimates"][0] = torch.nan
-    elif where == "negative gaps":
-        dual["gap_estimates"][0] = -1.0
-    elif where == "float32 loss":
-        dual["loss"] = dual["loss"].float()
-    elif where == "short loss":
-        dual["loss"] = dual["loss"][:-1]
-    elif where == "NaN recomputed":
-        dual["recomputed"][0][0, 0] = torch.nan
-    elif where == "recomputed of another shape":
-        dual["recomputed"][0] = dual["recomputed"][0][:1]
-    elif where == "recomputed of another type":
-        dual["recomputed"] = ["a", "b"]
-    elif where == "recomputed too short":
-        dual["recomputed"] = dual["recomputed"][:1]
-    elif where == "negative steps":
-        dual["steps"] = -1
-    elif where in ("huge steps", "huge oracle calls", "huge visits"):
-        dual[where.removeprefix("huge ").replace(" ", "_")] = 10**30
-    elif where == "steps that are no number":
-        dual["steps"] = True
-    elif where == "moved that is no number":
-        dual["moved"] = True
-    elif where == "negative loss":
-        dual["loss"][1] = -1.0
-    elif where == "sparse weights":
-        dual["weights"][0] = dual["weights"][0].to_sparse()
-    elif where == "weights on the meta device":
-        dual["weights"][0] = dual["weights"][0].to("meta")
-    elif where == "sparse recomputed":
-        dual["recomputed"][0] = dual["recomputed"][0].to_sparse()
-    elif where == "sparse loss":
-        dual["loss"] = dual["loss"].to_sparse()
-    elif where == "a sparse storage":
-        (entry,) = dual["storage"]["buffers"].values()
-        entry["values"] = entry["values"].to_sparse()
-    elif where == "options of another optimizer":
-        state["param_groups"][0]["momentum"] = 0.9
-    elif where == "a step that is not finite":
-        state["param_groups"][0]["lr"] = torch.nan
-    elif where == "another format":
-        dual["format"] = 99
-    elif where == "no param_groups":
-        del state["param_groups"]
-    elif where == "param_groups without parameters":
-        state["param_groups"] = []
-    elif where == "no state":
-        del state["state"]
-    elif where == "dual of another type":
-        state["dual"] = [1, 2]
-    else:
-        raise AssertionError(where)
-    return state
+def with_entry(*path: Any, value: Any = None, change: Any = None) -> Any:
+    """Sets one entry of a saved state, or changes it; of numbers in a tensor, the last part of the path is a place."""
+
+    def spoil(state: dict[str, Any]) -> None:
+        inner = state
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value if change is None else change(inner[path[-1]])
+
+    return spoil
+
+
+NO_NUMBER = r"should be .*it is a sparse or meta tensor"
 
 
 @each_row(
-    ("where", "words"),
+    ("spoil", "words"),
     [
-        ("NaN weights", "weights"),
-        ("infinite weights", "weights"),
-        ("NaN loss", "loss"),
-        ("infinite loss", "loss"),
-        ("NaN gaps", "gap_estimates"),
-        ("negative gaps", "gap_estimates"),
-        ("float32 loss", "loss"),
-        ("short loss", "loss"),
-        ("NaN recomputed", "recomputed"),
-        ("recomputed of another shape", "recomputed"),
-        ("recomputed of another type", "recomputed"),
-        ("recomputed too short", "recomputed"),
-        ("negative steps", "steps"),
-        ("huge steps", r"'steps'\] should be a number of 64 bits, it is 10{30}"),
-        ("huge oracle calls", r"'oracle_calls'\] should be a number of 64 bits, it is 10{30}"),
-        ("huge visits", r"'visits'\] should be a number of 64 bits, it is 10{30}"),
-        ("steps that are no number", r"'steps'\] should be an int, at least 0, it is a bool"),
-        ("moved that is no number", r"'moved'\] should be an int, at least 0, it is a bool"),
-        ("negative loss", "numbers are not those that were saved"),  # known costs make some negative
-        ("sparse weights", r"'weights'\]\[0\] should be .*it is a sparse or meta tensor"),
-        ("weights on the meta device", r"'weights'\]\[0\] should be .*it is a sparse or meta tensor"),
-        ("sparse recomputed", r"'recomputed'\]\[0\] should be .*it is a sparse or meta tensor"),
-        ("sparse loss", r"'loss'\] should be .*it is a sparse or meta tensor"),
-        ("a sparse storage", r"'potentials'\]\['values'\] should be .*it is a sparse or meta tensor"),
-        ("options of another optimizer", r"another optimizer: .*\['momentum'\]"),
-        ("a step that is not finite", r"'lr'\] should be .*it is nan"),
-        ("another format", "format 99"),
-        ("no param_groups", "param_groups"),
-        ("param_groups without parameters", "group"),
-        ("no state", "state"),
-        ("dual of another type", "dual"),
+        (with_entry("dual", "weights", 0, (0, 0), value=torch.nan), "weights"),
+        (with_entry("dual", "loss", 0, value=torch.inf), "loss"),
+        (with_entry("dual", "gap_estimates", 0, value=torch.nan), "gap_estimates"),
+        (with_entry("dual", "gap_estimates", 0, value=-1.0), "gap_estimates"),
+        (with_entry("dual", "loss", change=lambda t: t.float()), "loss"),
+        (with_entry("dual", "loss", change=lambda t: t[:-1]), "loss"),
+        (with_entry("dual", "recomputed", 0, (0, 0), value=torch.nan), "recomputed"),
+        (with_entry("dual", "recomputed", 0, change=lambda t: t[:1]), "recomputed"),
+        (with_entry("dual", "recomputed", value=["a", "b"]), "recomputed"),
+        (with_entry("dual", "recomputed", change=lambda held: held[:1]), "recomputed"),
+        (with_entry("dual", "steps", value=-1), "steps"),
+        (with_entry("dual", "steps", value=10**30), r"'steps'\] should be a number of 64 bits, it is 10{30}"),
+        (with_entry("dual", "visits", value=10**30), r"'visits'\] should be a number of 64 bits, it is 10{30}"),
+        (with_entry("dual", "steps", value=True), r"'steps'\] should be an int, at least 0, it is a bool"),
+        (with_entry("dual", "moved", value=True), r"'moved'\] should be an int, at least 0, it is a bool"),
+        (with_entry("dual", "loss", 1, value=-1.0), "numbers are not those that were saved"),  # some costs are negative
+        (with_entry("dual", "weights", 0, change=lambda t: t.to_sparse()), rf"'weights'\]\[0\] {NO_NUMBER}"),
+        (with_entry("dual", "weights", 0, change=lambda t: t.to("meta")), rf"'weights'\]\[0\] {NO_NUMBER}"),
+        (with_entry("dual", "recomputed", 0, change=lambda t: t.to_sparse()), rf"'recomputed'\]\[0\] {NO_NUMBER}"),
+        (
+            with_entry("dual", "storage", "buffers", "potentials", "values", change=lambda t: t.to_sparse()),
+            rf"'potentials'\]\['values'\] {NO_NUMBER}",
+        ),
+        (with_entry("param_groups", 0, "momentum", value=0.9), r"another optimizer: .*\['momentum'\]"),
+        (with_entry("param_groups", 0, "lr", value=torch.nan), r"'lr'\] should be .*it is nan"),
+        (with_entry("dual", "format", value=99), "format 99"),
+        (lambda state: state.pop("param_groups"), "param_groups"),
+        (with_entry("param_groups", value=[]), "group"),
+        (lambda state: state.pop("state"), "state"),
+        (with_entry("dual", value=[1, 2]), "dual"),
     ],
 )
-def test_checkpoints_with_wrong_numbers(where, words):
-    training = started()
+def test_checkpoints_with_wrong_numbers(spoil, words):
+    training, state = started(), saved()
+    spoil(state)
     with refused(training, ValueError, words):
-        training.optim.load_state_dict(spoiled(saved(), where))
+        training.optim.load_state_dict(state)
 
 
 def test_sparse_weights_of_every_example_in_a_checkpoint():
@@ -1035,48 +984,24 @@ def test_checkpoints_of_gdmm_with_wrong_counters(name, value):
         gdmm.load_state_dict({**state, "gdmm": {**state["gdmm"], name: value}})
 
 
-def damage_buffer(entry: dict[str, Any], what: str) -> None:
-    if what == "NaN values":
-        entry["values"][1] = torch.nan
-    elif what == "values of another dtype":
-        entry["values"] = entry["values"].float()
-    elif what == "no values":
-        entry["values"] = entry["values"][:0]
-    elif what == "outside":
-        entry["start"][0] = 10**6
-    elif what == "negative":
-        entry["start"][0] = -5
-    elif what == "starts of another dtype":
-        entry["start"] = entry["start"].double()
-    elif what == "too few":
-        entry["rows"] = entry["rows"][:-1]
-    elif what == "padding that is not zero":
-        entry["values"][0] = 7.0
-    elif what == "overlapping":
-        entry["start"][:] = 1
-    else:
-        raise AssertionError(what)
-
-
 @each_row(
-    "what",
+    "spoil",
     [
-        "NaN values",
-        "values of another dtype",
-        "no values",
-        "outside",
-        "negative",
-        "starts of another dtype",
-        "too few",
-        "padding that is not zero",
-        "overlapping",
+        with_entry("values", 1, value=torch.nan),
+        with_entry("values", change=lambda t: t.float()),
+        with_entry("values", change=lambda t: t[:0]),
+        with_entry("start", 0, value=10**6),
+        with_entry("start", 0, value=-5),
+        with_entry("start", change=lambda t: t.double()),
+        with_entry("rows", change=lambda t: t[:-1]),
+        with_entry("values", 0, value=7.0),  # padding that is not zero
+        with_entry("start", change=torch.ones_like),  # rows that overlap
     ],
 )
-def test_checkpoints_with_damaged_mean_parts(what):
-    training = started(steps=6)
-    state = copy.deepcopy(training.optim.state_dict())
+def test_checkpoints_with_damaged_mean_parts(spoil):
+    state = copy.deepcopy(started(steps=6).optim.state_dict())
     (entry,) = state["dual"]["storage"]["buffers"].values()
-    damage_buffer(entry, what)
+    spoil(entry)
     fresh = started()
     with refused(fresh, ValueError, "damaged|storage"):
         fresh.optim.load_state_dict(state)
