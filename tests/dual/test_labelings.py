@@ -223,12 +223,6 @@ def test_an_exact_pass_fills_the_cache_and_moves_no_mass(seed, kind, capacity):
     assert mass_is_1(training)
 
 
-def test_capacity_must_make_sense():
-    for capacity in (0, -1):
-        with pytest.raises(ValueError, match=f"capacity={capacity}"):
-            Labelings(capacity)
-
-
 def test_the_smallest_integers_that_hold_the_labels():
     for classes, dtype in ((3, torch.int8), (200, torch.int16)):
         problem = multiclass(1, n=3, classes=classes, features=1, bias=False, lam=0.01)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 import pytest
@@ -148,8 +147,6 @@ def test_another_line_search(words):
     [
         ({"pairs": (0.0, None)}, ValueError, "bounds names 'pairs'"),
         ({"transition": 0.0}, ValueError, "bounds['transition']=0.0 must be a pair"),
-        ({"transition": (1.0, 0.0)}, ValueError, "lower=1.0 is above upper=0.0"),
-        ({"transition": (math.nan, None)}, ValueError, "NaN"),
         ({"transition": ("0", None)}, TypeError, "lower must be a number"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -828,12 +827,6 @@ def test_checkpoints_of_another_problem(options, words):
         training.optim.load_state_dict(state)
 
 
-def test_checkpoints_of_mean_parts_for_weights():
-    training = started(storage=Weights)
-    with refused(training, ValueError, r"storage'\]\['kind'\] is mean_parts there and weights here"):
-        training.optim.load_state_dict(saved())
-
-
 def test_checkpoints_of_another_optimizer():
     training = started()
     state = torch.optim.SGD(multiclass(1).head.parameters(), lr=0.1).state_dict()
@@ -937,14 +930,6 @@ def test_checkpoints_with_wrong_numbers(spoil, words):
         training.optim.load_state_dict(state)
 
 
-def test_sparse_weights_of_every_example_in_a_checkpoint():
-    state = saved(storage=Weights)
-    state["dual"]["storage"]["blocks"][0] = state["dual"]["storage"]["blocks"][0].to_sparse()
-    training = started(storage=Weights)
-    with refused(training, ValueError, r"'storage'\]\['blocks'\]\[0\] should be .*, it is a sparse or meta tensor"):
-        training.optim.load_state_dict(state)
-
-
 @each_row("state", [None, [1], "state"])
 def test_checkpoints_that_are_no_dictionary(state):
     training = started()
@@ -1005,20 +990,6 @@ def test_checkpoints_with_damaged_mean_parts(spoil):
     fresh = started()
     with refused(fresh, ValueError, "damaged|storage"):
         fresh.optim.load_state_dict(state)
-
-
-@each_row("keep", [0.0, 0.3, 0.9])
-def test_truncated_files(keep):
-    training = started()
-    file = io.BytesIO()
-    torch.save(training.optim.state_dict(), file)
-    content = file.getvalue()
-    before = training.snapshot()
-    with pytest.raises((RuntimeError, EOFError)):
-        training.optim.load_state_dict(torch.load(io.BytesIO(content[: int(len(content) * keep)]), weights_only=True))
-    assert_same(training.snapshot(), before)
-    training.optim.load_state_dict(torch.load(io.BytesIO(content), weights_only=True))
-    training.step([0])
 
 
 def test_a_sampler_is_given_a_size_by_name():

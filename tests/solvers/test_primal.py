@@ -9,7 +9,6 @@ from custom import Approximate, LabelSets, label_sets
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference, rng
-from tables import each_row
 from torch import nn
 
 from torchssvm import certify, primal
@@ -96,23 +95,6 @@ def test_features_below_the_head_are_not_regularised_when_parameters_say_so():
 def primal_of(head, structure, batch, other):
     found = primal(head, structure, [batch], 0.2)
     return type(found)(**{**vars(found), "seconds": other.seconds})
-
-
-@each_row(
-    ("batches", "options", "words"),
-    [
-        ([[0, 1], [2, 4]], {}, "left out 1 of 5 examples"),
-        ([[0, 1], [2, 3]], {"num_examples": 5}, "left out 1 of 5 examples"),
-        ([[0, 1], [2, 3, 4], [1]], {}, "twice"),
-        ([[0, 1, 1], [2, 3, 4]], {}, "twice"),
-        ([[0, 1, 2, 3, 4]], {"num_examples": 3}, "index holds 0 to 4, and num_examples=3"),
-        ([], {}, "batches are empty"),
-    ],
-)
-def test_missing_and_repeated_examples_are_errors(batches, options, words):
-    problem = chain(2)
-    with pytest.raises(ValueError, match=words):
-        primal(problem.head, problem.structure, [problem.batch(rows) for rows in batches], problem.lam, **options)
 
 
 def test_bad_input():

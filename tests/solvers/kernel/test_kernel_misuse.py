@@ -12,7 +12,7 @@ from kernel_problems import kernel_head, kernel_svm
 from problems import assert_same, chain, multiclass
 from tables import each_row
 
-from torchssvm import LinearChain, Permutation
+from torchssvm import LinearChain
 from torchssvm.solvers.kernel import RBF, KernelChain, KernelHead, KernelMulticlass, KernelSSVM, Linear, Polynomial
 
 
@@ -195,17 +195,3 @@ class TestTraining:
         assert not any(bool(p.any()) for p in head.parameters())
         assert len(head.support) == 0
         assert again.certify().dual == 0.0
-
-    def test_solve_arguments(self) -> None:
-        svm = kernel_svm(chain(0), RBF(), batch_size=2, order=Permutation())
-        for options, message in [
-            ({"tolerance": -0.1}, "tolerance=-0.1"),
-            ({"tolerance": 0.0}, "tolerance=0 is never reached"),
-            ({"tolerance": 0.1, "max_passes": 0}, "max_passes=0"),
-        ]:
-            with pytest.raises(ValueError, match=message):
-                svm.solve(**options)
-        with pytest.raises(TypeError, match="schedule=3"):
-            svm.solve(0.1, schedule=3)
-        with pytest.raises(ValueError, match="batch_size=0"):
-            kernel_svm(chain(0), RBF(), batch_size=0)

@@ -191,14 +191,6 @@ def test_bad_options(options, words):
         Multilabel(**{"num_labels": 4, **options})
 
 
-def test_bad_decoders():
-    for make in (MessagePassing, BranchAndBound):
-        with pytest.raises(ValueError, match="max_rounds=0"):
-            make(max_rounds=0)
-    with pytest.raises(ValueError, match="effort=0"):
-        BranchAndBound(effort=0)
-
-
 def test_repr_tells_structures_apart():
     structures = [
         Multilabel(4), Multilabel(5), Multilabel(4, normalize=False), Multilabel(4, weights=WEIGHTS),
