@@ -23,6 +23,7 @@ def test_rounds_with_hidden_states_claim_nothing_wrong():
     assert {seed: wrong for seed in range(1, 1 + COUNT) if (wrong := check_latent(seed))} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["chains", "classes", "decisions", "graphs"] if THOROUGH else ["chains", "decisions"])
 def test_two_processes_claim_nothing_wrong(kind):
     check(kind, 1, steps=1)  # kernels are compiled and loaded before processes are forked
