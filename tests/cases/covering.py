@@ -3,8 +3,8 @@
 The whole battery runs once for each kind. A class marked ``variant`` runs its own tests, and of those that it inherits
 the ones marked ``every_variant``.
 
-Where a test has three arguments or more, every two of their values meet in one case at least; where it has two, every
-value occurs. The first case of a test is always among them.
+Where a test has three arguments or more, every two of their values meet in one case at least; where it has two and more
+than a dozen cases, every value occurs. The first case of a test is always among them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import pytest
 
-SMALL = 4
-"""So many cases are not worth a choice."""
+FEW, DOZEN = 4, 12
+"""So many cases of any number of arguments, and of two, are not worth a choice."""
 
 
 def mark_repeated(items: Sequence[pytest.Item]) -> None:
@@ -29,7 +29,7 @@ def mark_repeated(items: Sequence[pytest.Item]) -> None:
         if (case := getattr(item, "callspec", None)) is not None:
             tests[item.nodeid.partition("[")[0]].append((tuple(case._idlist), item))
     for cases in tests.values():
-        if len(cases) > SMALL:
+        if len(cases) > FEW:
             chosen = cover([values for values, _ in cases])
             for place, (_, item) in enumerate(cases):
                 if place not in chosen:
@@ -37,9 +37,9 @@ def mark_repeated(items: Sequence[pytest.Item]) -> None:
 
 
 def cover(cases: Sequence[tuple[str, ...]]) -> set[int]:
-    """Places of cases in which all pairs of values meet (of two arguments: all values occur), chosen greedily."""
+    """Places of cases in which all pairs of values meet (of two arguments with many: all occur), chosen greedily."""
     varied = [values for values in zip(*cases, strict=True) if len(set(values)) > 1]
-    if len(varied) < 2:
+    if len(varied) < 2 or (len(varied) == 2 and len(cases) <= DOZEN):
         return set(range(len(cases)))
     together = min(2, len(varied) - 1)
     rows = zip(*varied, strict=True)

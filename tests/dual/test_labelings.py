@@ -31,6 +31,7 @@ from torchssvm import (
 )
 from torchssvm.core.batch import apply_head
 from torchssvm.core.max_oracle import find_corner
+from torchssvm.dual.active_sets import ActiveSets
 from torchssvm.dual.storage import Storage
 from torchssvm.dual.stored_labelings import StoredLabelings
 
@@ -440,3 +441,13 @@ def test_a_run_that_is_resumed_goes_on_to_the_same_bits(direction, oracle, dtype
     assert_same(second.snapshot(), whole.snapshot())
     assert whole.dual.storage.mixed.any()
     assert flat(whole.dual.parameters).abs().max() > 0
+
+
+def test_a_slot_that_is_used_again_knows_no_inner_products_and_holds_larger_labels():
+    sets, first, loss = ActiveSets(1, 1, -1, torch.device("cpu")), torch.tensor([0]), torch.zeros(1)
+    for label, dtype in ((5, torch.int8), (300, torch.int16)):
+        sets.insert(first, None, torch.tensor([[label]]), loss)
+        assert sets.labelings[0].tolist() == [[[label]]]
+        assert sets.labelings[0].dtype == dtype
+        assert not sets.known.any()
+        sets.known.fill_(True)
