@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import refusals
 import torch
+from covering import mark_repeated
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():  # before anything imports Triton: its kernels run on the pretended device
@@ -31,11 +31,7 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files come first, so that two processes that begin at both ends meet where files are short."""
     items.sort(key=lambda item: not item.nodeid.startswith("tests/solvers/"))
-
-
-def pytest_collection_finish() -> None:
-    """All test modules, and with them the modules that they test, are imported by now."""
-    refusals.install()
+    mark_repeated(items)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -57,11 +53,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False
     return FromBothEnds(config, log)
-
-
-@pytest.fixture(autouse=True)
-def refusals_change_nothing() -> None:
-    refusals.forget_all()
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from suite.synthetic import Chains
 
 from torchssvm.datasets import OCR, PaddedDataset
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 pytest.importorskip("matplotlib")
 

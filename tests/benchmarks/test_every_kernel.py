@@ -12,9 +12,12 @@ import torch
 import torchssvm
 from torchssvm.core.jit import triton_available
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() or not triton_available(), reason="counts launches on the pretended device"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        torch.cuda.is_available() or not triton_available(), reason="counts launches on the pretended device"
+    ),
+]
 PACKAGE = Path(torchssvm.__file__).parent
 
 

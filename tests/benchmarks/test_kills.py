@@ -9,14 +9,15 @@ import time
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 if not hasattr(os, "fork"):
     pytest.skip("processes are forked", allow_module_level=True)
 pytest.importorskip("lightning")
 
-import kills  # after what it needs
+import kills  # noqa: E402  # after what it needs
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", kills.MODES)
 @pytest.mark.filterwarnings("ignore")
 def test_killed_runs_end_as_runs_left_alone(name):

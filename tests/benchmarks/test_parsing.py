@@ -8,6 +8,8 @@ import pytest
 from benchmark_parts import measured
 from treebanks import treebank
 
+pytestmark = pytest.mark.slow
+
 
 def test_both_sides_learn_the_grammar(tmp_path):
     pytest.importorskip("conllu")

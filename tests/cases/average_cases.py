@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import PROBLEMS, Problem, Training, assert_same, chain, examples, flat, multiclass, reference, rng
-from refusals import changes_state
+from tables import each_row
 from torch import Tensor
 
 from torchssvm import (
@@ -74,6 +74,7 @@ class AverageTestCase(ABC):
 
     # Formulas
 
+    @pytest.mark.every_variant
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_the_average_is_the_explicit_sum(self, dtype):
         random = rng(0)
@@ -142,6 +143,7 @@ class AverageTestCase(ABC):
 
     # Certificates
 
+    @pytest.mark.every_variant
     @examples(8)
     @given(seed=SOLVED, kind=KINDS, storage=STORAGES, adjoint=st.booleans(), steps=st.integers(1, 40))
     def test_certificates_bracket_the_optimum(self, seed, kind, storage, adjoint, steps):
@@ -261,7 +263,7 @@ class AverageTestCase(ABC):
         with pytest.raises(RuntimeError, match="has no dual, so only its primal is available"):
             alone.certify(training.head, training.dual, problem.everything())
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("spoil", "words"),
         [
             (lambda batches: batches[:-1], "left out"),
@@ -328,11 +330,7 @@ class AverageTestCase(ABC):
         average = self.kind.following(training.dual)
         training.run(schedule(problem, 0, 7))
         certify(training.head, training.dual, problem.everything())  # without it BCFW refuses such a step by itself
-        with (
-            changes_state("the step was taken, and is kept"),
-            pytest.raises(RuntimeError, match=r"changed inside apply\(\)"),
-            average.apply(),
-        ):
+        with pytest.raises(RuntimeError, match=r"changed inside apply\(\)"), average.apply():
             training.step([1])
         assert certify(training.head, training.dual, problem.everything()).drift < 1e-12
         training.run(schedule(problem, 1, 3))
@@ -396,6 +394,7 @@ class AverageTestCase(ABC):
 
     # Checkpoints
 
+    @pytest.mark.every_variant
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("stop", [1, 7, 8])
     def test_a_resumed_average_is_the_uninterrupted_one_to_the_bit(self, stop, dtype):
@@ -443,7 +442,7 @@ class AverageTestCase(ABC):
         resumed.load_state_dict(state)
         assert_same(run(11, resumed, params, random).state_dict(), whole.state_dict())
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("change", "words"),
         [
             ({"format": 1}, "format 1, this version reads format 2"),
@@ -525,7 +524,7 @@ class AverageTestCase(ABC):
         assert gone() is None
         training.step([0])
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("params", "error", "words"),
         [
             ([], ValueError, "one or more floating-point tensors"),

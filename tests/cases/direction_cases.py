@@ -99,6 +99,7 @@ class DirectionTestCase(ABC):
         )
         return Setting(truth, columns, alphas, w, blocks, curvature)
 
+    @pytest.mark.every_variant
     @examples(30)
     @given(seed=SEEDS, kind=KINDS, mixed=st.booleans())
     def test_it_changes_masses_and_nothing_else(self, seed, kind, mixed):
@@ -126,6 +127,7 @@ class DirectionTestCase(ABC):
                 found = linprog(np.zeros(matrix.shape[1]), A_eq=matrix, b_eq=wanted, bounds=(0, None))
                 assert found.status == 0, f"example {i}, gamma {gamma}: {found.message}"
 
+    @pytest.mark.every_variant
     @examples(30)
     @given(seed=SEEDS, kind=KINDS, mixed=st.booleans())
     def test_the_slope_is_the_derivative_of_the_dual(self, seed, kind, mixed):

@@ -94,6 +94,7 @@ class HeadTestCase(ABC):
                 for name, tensor in potentials.tensors.items():
                     assert torch.equal(twin.tensors[name], tensor)
 
+    @pytest.mark.every_variant
     @examples(7)
     @given(seed=SEEDS, batch=st.integers(1, 4))
     def test_potentials_are_the_definition(self, seed, batch):
@@ -119,6 +120,7 @@ class HeadTestCase(ABC):
         for name in at_both:
             torch.testing.assert_close(at_both[name], a * at_u[name] + b * at_v[name])
 
+    @pytest.mark.every_variant
     @examples(7)
     @given(seed=SEEDS, batch=st.integers(1, 4))
     def test_the_adjoint_is_autograd_for_every_example(self, seed, batch):
@@ -137,6 +139,7 @@ class HeadTestCase(ABC):
         for mine, general in zip(found, per_example_adjoint(without, parts, parameters), strict=True):
             torch.testing.assert_close(mine, general)
 
+    @pytest.mark.every_variant
     @examples(5)
     @given(seed=SEEDS, batch=st.integers(1, 4))
     def test_the_gram_product_is_the_map_times_its_adjoint(self, seed, batch):
@@ -193,6 +196,7 @@ class HeadTestCase(ABC):
             for mine, other in zip(per_example_adjoint(alone, cropped, parameters), together, strict=True):
                 torch.testing.assert_close(mine[0], other[row])
 
+    @pytest.mark.every_variant
     @examples(7)
     @given(seed=SEEDS, noise=st.sampled_from([1.0, 1e6]))
     def test_features_in_the_padding_do_not_matter(self, seed, noise):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+import pytest
 import torch
 from any_order import on_a_device
 from hypothesis import given
@@ -53,6 +54,7 @@ class LabelingsTestCase(ABC):
         stacked = [torch.stack(several, 1) for several in zip(*map(tree_tensors, found), strict=True)]
         return tree_replace(found[0], stacked)
 
+    @pytest.mark.every_variant
     @examples(10)
     @given(seed=st.integers(0, 2**31 - 1), batch=st.integers(1, 4), count=st.integers(1, 4))
     def test_cached_labelings_score_what_their_parts_do(self, seed, batch, count):

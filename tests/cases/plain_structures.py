@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples, is_allowed, rng
 from structure_cases import StructureTestCase
+from tables import each_row
 
 from torchssvm import Chain, Multiclass, Transitions, WeightedLabels
 from torchssvm.core.potentials import Potentials
@@ -59,7 +60,7 @@ class MulticlassCase(StructureTestCase):
         scores = torch.tensor([[1.0, 1.0, 0.0, 1.0], [0.0, 2.0, 2.0, 1.0]])
         assert Multiclass(4).argmax(Potentials(scores)).labeling.tolist() == [0, 1]
 
-    @pytest.mark.parametrize("classes", [0, -3])
+    @each_row("classes", [0, -3])
     def test_there_is_a_class(self, classes):
         with pytest.raises(ValueError, match=f"num_classes={classes}"):
             Multiclass(classes)
@@ -84,6 +85,7 @@ class MulticlassCostCase(MulticlassCase):
         cost = torch.randint(0, 4, (self.classes, self.classes), generator=random)
         return float(int(labeling) != int(target)) * float(cost[int(target), int(labeling)])
 
+    @pytest.mark.every_variant
     def test_the_first_index_is_the_target(self):
         cost = torch.zeros(3, 3)
         cost[0, 2] = 5.0
@@ -178,7 +180,7 @@ class ChainCase(StructureTestCase):
         assert torch.equal(found == -1, beyond)
         assert torch.equal(self.labels_of(target) == -1, beyond)
 
-    @pytest.mark.parametrize("length", [0, -1, 9])
+    @each_row("length", [0, -1, 9])
     def test_lengths_outside_the_padding_are_refused(self, length):
         structure, potentials, target = self.setting(2, 3)
         lengths = torch.full((3,), potentials["emission"].shape[1])
@@ -256,6 +258,7 @@ class ChainTransitionsCase(ChainCase):
         yield torch.full_like(target, 2), "begins with state 2 in row 0.*transitions forbid"
         yield torch.full_like(target, 0), "ends with state 0 in row 0.*transitions forbid"
 
+    @pytest.mark.every_variant
     @examples(15)
     @given(seed=st.integers(0, 2**31 - 1), integers=st.booleans())
     def test_what_is_found_is_allowed(self, seed, integers):

@@ -59,6 +59,7 @@ class StorageTestCase(ABC):
             for _ in range(steps)
         ]
 
+    @pytest.mark.every_variant
     @examples(12)
     @given(seed=SEEDS, kind=KINDS, sweeps=st.sampled_from([0, 1, 10]), adjoint=st.booleans())
     def test_the_trajectory_is_that_of_explicit_duals(self, seed, kind, sweeps, adjoint):
@@ -95,6 +96,7 @@ class StorageTestCase(ABC):
             assert training.dual.loss.tolist() == pytest.approx(losses, abs=1e-12)
         assert training.dual.value() == pytest.approx(truth.dual(alphas), abs=1e-10)
 
+    @pytest.mark.every_variant
     @examples(15)
     @given(seed=SEEDS, kind=KINDS)
     def test_gather_is_what_was_moved(self, seed, kind):
@@ -201,6 +203,7 @@ class StorageTestCase(ABC):
         target = training.problem.structure.check_target(batch.y, potentials)
         return training.dual.storage.gather(batch.index, potentials, target).inner(potentials)
 
+    @pytest.mark.every_variant
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("kind", sorted(PROBLEMS))
     def test_state_dict_round_trip_to_the_bit(self, kind, dtype):

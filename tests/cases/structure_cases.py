@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from labelings_cases import LabelingsTestCase
 from problems import examples, rng
+from tables import each_row
 from torch import Tensor
 
 from torchssvm.core.batch import tree_map, tree_tensors
@@ -120,6 +121,7 @@ class StructureTestCase(LabelingsTestCase):
 
     # -- The tests -----------------------------------------------------------------------------------------
 
+    @pytest.mark.every_variant
     @examples(10)
     @given(seed=SEEDS, batch=BATCHES, dtype=st.sampled_from([torch.float32, torch.float64]))
     def test_marginals_are_means_over_all_outputs(self, seed, batch, dtype):
@@ -141,6 +143,7 @@ class StructureTestCase(LabelingsTestCase):
                 assert not found.parts[name][row].sum() > tensor.sum() + 1e-4  # nothing in the padding
             torch.testing.assert_close(found.log_partition[row], scores.logsumexp(0), atol=1e-4, rtol=1e-6)
 
+    @pytest.mark.every_variant
     @examples(10)
     @given(seed=SEEDS, batch=BATCHES, integers=st.booleans())
     def test_argmax_is_the_best_of_all_outputs(self, seed, batch, integers):
@@ -152,6 +155,7 @@ class StructureTestCase(LabelingsTestCase):
             torch.testing.assert_close(found.value.double(), best)
         assert found.exact
 
+    @pytest.mark.every_variant
     @examples(10)
     @given(seed=SEEDS, batch=BATCHES, integers=st.booleans())
     def test_augmented_argmax_is_the_best_of_all_outputs(self, seed, batch, integers):
@@ -178,6 +182,7 @@ class StructureTestCase(LabelingsTestCase):
             different = {tuple(self.one(labeling, potentials, row).flatten().tolist()) for labeling in listed}
             assert len(different) == self.count(structure, potentials, row)
 
+    @pytest.mark.every_variant
     @examples(6)
     @given(seed=SEEDS, batch=BATCHES)
     def test_the_score_is_the_inner_product_with_the_parts(self, seed, batch):
@@ -190,6 +195,7 @@ class StructureTestCase(LabelingsTestCase):
                 expected = self.reference_score(own[row], self.one(labeling, potentials, row))
                 assert float(score[row]) == pytest.approx(expected, abs=1e-10)
 
+    @pytest.mark.every_variant
     @examples(6)
     @given(seed=SEEDS, batch=BATCHES)
     def test_the_loss_is_the_definition_and_its_potentials(self, seed, batch):
@@ -242,6 +248,7 @@ class StructureTestCase(LabelingsTestCase):
             single = as_decoding(structure.augmented_argmax(cropped, own)).labeling
             assert torch.equal(self.one(single, cropped, 0), self.one(augmented, potentials, row))
 
+    @pytest.mark.every_variant
     @examples(10)
     @given(seed=SEEDS, batch=BATCHES, noise=st.sampled_from([1.0, 1e6, -1e6]))
     def test_what_stands_in_the_padding_does_not_matter(self, seed, batch, noise):
@@ -317,7 +324,7 @@ class StructureTestCase(LabelingsTestCase):
             with pytest.raises(ValueError, match="potentials"):
                 structure.check_target(target, wrong)
 
-    @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+    @each_row("value", [torch.nan, torch.inf, -torch.inf])
     def test_potentials_that_are_not_finite_are_refused(self, value):
         structure, potentials, target = self.setting(5, 3)
         for name in potentials.tensors:
@@ -326,7 +333,7 @@ class StructureTestCase(LabelingsTestCase):
             with pytest.raises(ValueError, match=r"rows \[1\] are not finite"):
                 find_corner(structure, potentials.replace(tensors), target)
 
-    @pytest.mark.parametrize("value", [torch.nan, torch.inf])
+    @each_row("value", [torch.nan, torch.inf])
     def test_scores_that_are_not_finite_are_not_decoded(self, value):
         structure, potentials, _ = self.setting(5, 3)
         potentials.index = torch.tensor([40, 17, 30])  # errors name the example

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from problems import assert_same, chain, multiclass
+from tables import each_row
 from torch import Tensor
 
 from torchssvm import (
@@ -210,15 +211,15 @@ SIZED: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("size", [2.5, "3", True, -1, [3]])
-@pytest.mark.parametrize(("name", "make"), SIZED, ids=[f"{name}-{place}" for place, (name, _) in enumerate(SIZED)])
+@each_row("size", [2.5, "3", True, -1, [3]])
+@each_row(("name", "make"), SIZED)
 def test_sizes(name, make, size):
     kind = TypeError if isinstance(size, str | list) else ValueError
     with pytest.raises(kind, match=rf"{name}=.* must be a whole number"):
         make(size)
 
 
-@pytest.mark.parametrize("seed", ["x", 2.5, True, None])
+@each_row("seed", ["x", 2.5, True, None])
 def test_seeds(seed):
     for make in (
         lambda: GapBatchSampler(num_examples=5, batch_size=2, seed=seed),
@@ -270,14 +271,14 @@ def _crf() -> Any:
     return torch_struct.LinearChainCRF
 
 
-@pytest.mark.parametrize("value", ["x", "0.5", [0.5]])
-@pytest.mark.parametrize(("name", "make"), NUMBERS, ids=[f"{name}-{place}" for place, (name, _) in enumerate(NUMBERS)])
+@each_row("value", ["x", "0.5", [0.5]])
+@each_row(("name", "make"), NUMBERS)
 def test_numbers_are_no_words(name, make, value):
     with pytest.raises(TypeError, match=rf"{name}=.* must be a number, not a {type(value).__name__}"):
         make(value)
 
 
-@pytest.mark.parametrize("limit", [-5, "a", 1e9, True])
+@each_row("limit", [-5, "a", 1e9, True])
 def test_memory_limits(limit):
     problem = multiclass(1, dtype=torch.float32)
     kernel = KernelMulticlass(RBF(), 3, 3)
@@ -292,7 +293,7 @@ def test_memory_limits(limit):
 # -- Flags, structures, rules, duals, batches --------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("make", "words"),
     [
         (lambda: LinearMulticlass(3, 3, bias="no"), "bias='no' must be True or False"),
@@ -363,8 +364,8 @@ BAD_TARGETS: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", BAD_TARGETS)
-@pytest.mark.parametrize("problem", [multiclass, chain])
+@each_row("kind", BAD_TARGETS)
+@each_row("problem", [multiclass, chain])
 def test_targets_of_another_kind(problem, kind):
     spoil, words = BAD_TARGETS[kind]
     training = problem(1).train().run([[0], [1, 2]])
@@ -385,7 +386,7 @@ def test_targets_of_another_kind(problem, kind):
     training.step([0])
 
 
-@pytest.mark.parametrize("kind", BAD_TARGETS)
+@each_row("kind", BAD_TARGETS)
 def test_targets_of_another_kind_for_gdmm(kind):
     spoil, words = BAD_TARGETS[kind]
     problem = chain(1)
@@ -398,7 +399,7 @@ def _applied(head: Any, batch: Any) -> Any:
     return head(batch.x) if batch.lengths is None else head(batch.x, batch.lengths)
 
 
-@pytest.mark.parametrize("weights", [None, [1.0], torch.ones(5, 3, device="meta"), torch.ones(5, 3).to_sparse()])
+@each_row("weights", [None, [1.0], torch.ones(5, 3, device="meta"), torch.ones(5, 3).to_sparse()])
 def test_weights_of_labels_of_another_kind(weights):
     training = chain(1).train()
     batch = training.problem.everything()[0]
@@ -415,8 +416,8 @@ BAD_FEATURES: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", BAD_FEATURES)
-@pytest.mark.parametrize("problem", [multiclass, chain])
+@each_row("kind", BAD_FEATURES)
+@each_row("problem", [multiclass, chain])
 def test_features_of_another_kind(problem, kind):
     spoil, words = BAD_FEATURES[kind]
     training = problem(1).train().run([[0], [1, 2]])
@@ -427,7 +428,7 @@ def test_features_of_another_kind(problem, kind):
     assert_same(training.snapshot(), before)
 
 
-@pytest.mark.parametrize("spoil", [lambda t: t.to("meta"), lambda t: t.to(torch.complex128), lambda t: t.to_sparse()])
+@each_row("spoil", [lambda t: t.to("meta"), lambda t: t.to(torch.complex128), lambda t: t.to_sparse()])
 def test_potentials_of_another_kind(spoil):
     training = multiclass(1).train().run([[0]])
     batch = training.problem.batch([0, 1])
@@ -436,7 +437,7 @@ def test_potentials_of_another_kind(spoil):
         training.loss(potentials, batch.y, batch.index)
 
 
-@pytest.mark.parametrize("name", ["index", "lengths"])
+@each_row("name", ["index", "lengths"])
 def test_index_and_lengths_without_numbers(name):
     training = chain(1).train()
     batch = training.problem.everything()[0]
@@ -450,7 +451,7 @@ def test_index_and_lengths_without_numbers(name):
 X, Y = torch.zeros(3, 4, 2), torch.zeros(3, 4, dtype=torch.int64)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("make", "words"),
     [
         (lambda: PaddedDataset([[1]], Y), "x must be a dense, real tensor, not a list"),

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples
+from tables import each_row
 from torch._subclasses import FakeTensorMode
 
 from torchssvm import (
@@ -67,7 +68,7 @@ def test_selected_tokens_come_first_in_their_order(rows):
     assert torch.equal(whole, y.masked_fill(~mask, -1))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("mask", "tensors", "words"),
     [
         (MASK.long(), (X,), "mask must be bool"),
@@ -110,7 +111,7 @@ def test_a_mask_is_not_taken_for_lengths(entry, mask):
         entry(mask)
 
 
-@pytest.mark.parametrize("missing", [-1, -100])
+@each_row("missing", [-1, -100])
 def test_labels_that_are_missing_are_refused_with_their_place(missing):
     y = torch.tensor([[0, 1, 2, 0, 1], [2, 1, missing, -1, -1]])
     lengths = torch.tensor([5, 3])
@@ -173,7 +174,7 @@ def test_a_loader_without_collate_fn_names_it():
         next(iter(torch.utils.data.DataLoader(data, batch_size=2)))
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@each_row("value", [torch.nan, torch.inf])
 def test_examples_whose_scores_are_not_finite_are_not_evaluated(value):
     x = torch.randn(9, 5, 4)
     x[6, 1, 0] = value

@@ -12,6 +12,8 @@ from numba.core.caching import IndexDataCacheFile
 from torchssvm.core import kernel_cache
 from torchssvm.core.jit import njit
 
+pytestmark = pytest.mark.slow
+
 
 def third(x):
     return x / 3

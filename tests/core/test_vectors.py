@@ -331,6 +331,7 @@ def test_each_operation_has_code():
     assert names <= vars(vector_code).keys()
 
 
+@pytest.mark.slow
 def test_on_a_machine_without_vectors_of_avx():
     """All other tests here, compiled for any x86-64 machine: LLVM splits the vectors."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-k", "not machine", __file__]

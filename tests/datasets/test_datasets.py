@@ -7,6 +7,7 @@ import torch
 from fresh import fresh_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import each_row
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
@@ -135,7 +136,7 @@ def test_decode_word():
         OCR.decode_word([-2])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("arguments", "message"),
     [
         ({"split": "val"}, "split must be .* not 'val'"),

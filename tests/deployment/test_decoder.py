@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from tables import each_row
 from torch import nn
 from torch.export import Dim, export
 
@@ -136,6 +137,7 @@ def exported_once(kind: str) -> tuple:
     return decoder, found, export(decoder, largest(found), dynamic_shapes=sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["chain", "lists", "tree", "classes", "label sets"])
 def test_exported_with_any_batch_and_length(kind: str) -> None:
     decoder, found, program = exported_once(kind)
@@ -145,6 +147,7 @@ def test_exported_with_any_batch_and_length(kind: str) -> None:
         assert torch.equal(exported(*batch), decoder(*batch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["chain", "classes"])
 def test_one_whole_graph_for_the_compiler(kind: str) -> None:
     make, draw, _ = KINDS[kind]
@@ -165,6 +168,7 @@ def test_ragged_batches_compiled_ahead_of_time(tmp_path) -> None:
         assert torch.equal(ahead(*batch), decoder(*batch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["chain", "classes"])
 def test_onnx(kind: str, tmp_path) -> None:
     for package in ("onnx", "onnxscript"):
@@ -286,7 +290,7 @@ def test_what_a_subclass_decodes_counts(structure) -> None:
     assert torch.equal(Decoder(head, structure)(x), K - 1 - Decoder(head)(x))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("head", "structure"),
     [
         (LinearChain(F, K), Multiclass(K)),
@@ -302,7 +306,7 @@ def test_a_structure_that_does_not_fit_the_head_is_refused_at_once(head, structu
         Decoder(head, structure)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "head, words",
     [
         (lambda: LinearForest(2, 2, 3), "Forest cannot be decoded in plain torch operators"),

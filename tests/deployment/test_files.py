@@ -10,6 +10,7 @@ import textwrap
 
 import pytest
 import torch
+from tables import each_row
 from torch import nn
 
 from torchssvm import (
@@ -106,6 +107,7 @@ def test_label_sets_of_branch_and_bound_are_read_as_a_head(trained: nn.Module, t
     Decoder(found.head, Multilabel(3, decoder=MessagePassing()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trained", ["lists"], indirect=True)
 def test_in_a_fresh_process_without_lightning_or_scikit_learn(trained: nn.Module, tmp_path) -> None:
     path = tmp_path / "tagger.safetensors"
@@ -281,7 +283,7 @@ def test_a_file_with_another_byte_gives_a_model_or_an_error_that_names_it(tmp_pa
     assert not unnamed
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("sentences", "vocabulary", "words"),
     [
         ([[["a"]]], None, "vocabulary=None must map names of features to columns"),

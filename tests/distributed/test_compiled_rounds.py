@@ -10,9 +10,12 @@ import torch
 from compiled_kinds import ARCS, KINDS, lists
 from problems import PROBLEMS, assert_same, flat
 from processes import in_processes
+from tables import each_row
 
 from torchssvm import CacheOracle, CompiledBCFW, Corrective, DualState, FrankWolfe, Labelings, MaxOracle, Pairwise
 from torchssvm.dual import state as dual_state
+
+pytestmark = pytest.mark.slow
 
 KINDS = {
     "chain": lambda: PROBLEMS["chain"](5, n=14, states=3, features=5, longest=4, lam=0.02),
@@ -104,7 +107,7 @@ def test_a_process_without_gaps_waits_for_the_others(kind):
     assert in_processes(2, train) == [True, True]
 
 
-@pytest.mark.parametrize("visits", [0, -1, 2.5, True, "4"])
+@each_row("visits", [0, -1, 2.5, True, "4"])
 def test_the_size_of_a_round_in_a_checkpoint_is_checked(visits):
     loop = make(PROBLEMS["multiclass"](4, n=14, lam=0.1))
     with pytest.raises(ValueError, match=r"\['round_visits'\] should be an int, at least 1"):

@@ -27,6 +27,8 @@ from torchssvm import (
 from torchssvm.core.ranks import RankError
 from torchssvm.dual import state as dual_state
 
+pytestmark = pytest.mark.slow
+
 
 def kept(dual):
     return copy.deepcopy((dual.own_state(), dual.value(), dual.gap_estimate, dual.held_norm))

@@ -28,6 +28,8 @@ from torchssvm import (
     save_checkpoint,
 )
 
+pytestmark = pytest.mark.slow
+
 STORAGES = {
     "mean parts": lambda: {"storage": MeanParts()},
     "labelings": lambda: {"storage": Labelings(capacity=2), "direction": Pairwise(), "oracle": CacheOracle()},

@@ -34,6 +34,8 @@ from torchssvm import (
 )
 from torchssvm.path.initial import start_at_largest_lam
 
+pytestmark = pytest.mark.slow
+
 
 def overlap(brackets):
     return max(low for low, _ in brackets) <= min(high for _, high in brackets)

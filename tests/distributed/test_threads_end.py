@@ -9,6 +9,8 @@ import textwrap
 import pytest
 from torch import distributed as dist
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc names the threads")
 @pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")

@@ -8,6 +8,7 @@ import io
 import pytest
 import torch
 from problems import PROBLEMS, Reference, Training, assert_same, multiclass, reference, rng, steps_of
+from tables import each_row
 
 from torchssvm import (
     Away,
@@ -123,7 +124,7 @@ def test_rules_that_move_labelings_need_them():
         CacheOracle(factor=-1.0)
 
 
-@pytest.mark.parametrize("field", ["rest_mass", "mixed", "sets"])
+@each_row("field", ["rest_mass", "mixed", "sets"])
 def test_a_damaged_state_is_refused(field):
     run = training(multiclass(1), Pairwise(), MaxOracle()).run([[0], [1, 2]])
     state = run.optim.state_dict()

@@ -13,6 +13,7 @@ from explicit_duals import ExplicitDuals, recorded_moves
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import PROBLEMS, Training, WithoutAdjoint, assert_same, chain, examples, flat, multiclass, reference, rng
+from tables import each_row
 
 import torchssvm
 from torchssvm import (
@@ -30,6 +31,7 @@ from torchssvm import (
 )
 from torchssvm.core.batch import apply_head
 from torchssvm.core.max_oracle import find_corner
+from torchssvm.dual.active_sets import ActiveSets
 from torchssvm.dual.labelings import StoredLabelings
 from torchssvm.dual.storage import Storage
 
@@ -222,12 +224,6 @@ def test_an_exact_pass_fills_the_cache_and_moves_no_mass(seed, kind, capacity):
     assert mass_is_1(training)
 
 
-def test_capacity_must_make_sense():
-    for capacity in (0, -1):
-        with pytest.raises(ValueError, match=f"capacity={capacity}"):
-            Labelings(capacity)
-
-
 def test_the_smallest_integers_that_hold_the_labels():
     for classes, dtype in ((3, torch.int8), (200, torch.int16)):
         problem = multiclass(1, n=3, classes=classes, features=1, bias=False, lam=0.01)
@@ -259,7 +255,7 @@ def test_rules_that_need_labelings_say_so(storage, rule):
         multiclass(1).train(storage=None if storage is None else storage(), **{name: rule})
 
 
-@pytest.mark.parametrize("storage", ["MeanParts", "Weights"])
+@each_row("storage", ["MeanParts", "Weights"])
 def test_storages_without_labelings_refuse_to_keep_their_inner_products(storage):
     made: Storage = getattr(torchssvm, storage)()
     with pytest.raises(ValueError, match=r"Labelings\(\)"):
@@ -357,7 +353,7 @@ def with_one(position: tuple[int, ...], number: float):
     return change
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "options"),
     [
         (("kind",), {"value": "mean_parts"}),
@@ -445,3 +441,17 @@ def test_a_run_that_is_resumed_goes_on_to_the_same_bits(direction, oracle, dtype
     assert_same(second.snapshot(), whole.snapshot())
     assert whole.dual.storage.mixed.any()
     assert flat(whole.dual.parameters).abs().max() > 0
+
+
+def test_a_slot_that_is_used_again_knows_no_inner_products_and_holds_larger_labels():
+    sets, first, loss = (
+        ActiveSets(1, 1, -1, torch.device("cpu")),
+        torch.tensor([0]),
+        torch.zeros(1, dtype=torch.float64),
+    )
+    for label, dtype in ((5, torch.int8), (300, torch.int16)):
+        sets.insert(first, None, torch.tensor([[label]]), loss)
+        assert sets.labelings[0].tolist() == [[[label]]]
+        assert sets.labelings[0].dtype == dtype
+        assert not sets.known.any()
+        sets.known.fill_(True)

@@ -84,10 +84,12 @@ class TestLabelings(StorageTestCase):
         return problem.n * (2 * 8 + 2 * 8 + 1 + self.capacity * (3 * 8 + 1 + tokens))
 
 
+@pytest.mark.variant
 class TestLabelingsThatLeaveAllTheTime(TestLabelings):
     capacity = 2
 
 
+@pytest.mark.variant
 class TestOneLabeling(TestLabelings):
     capacity = 1
 

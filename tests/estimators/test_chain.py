@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import sparse
+from tables import each_row
 
 from torchssvm.estimators import ChainSVC
 
@@ -40,7 +41,7 @@ def one(place, value, of=X):
     return [value if i == place else own for i, own in enumerate(of)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("x", "labels", "message"),
     [
         (one(1, X[1][:, 0]), y, r"X\[1\] has shape \[3\]"),

@@ -15,6 +15,7 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
+from tables import each_row
 from torch.nn.utils.rnn import pad_sequence
 from trainer_cases import FakeStream
 
@@ -200,7 +201,7 @@ def test_a_warm_start_goes_on(case):
         estimator.fit(X[:-1], y[:-1])
 
 
-@pytest.mark.parametrize("changed", [{"class_weight": {"x": 5.0, "y": 1.0, "z": 1.0}}, {"normalize": True}])
+@each_row("changed", [{"class_weight": {"x": 5.0, "y": 1.0, "z": 1.0}}, {"normalize": True}])
 def test_a_warm_start_refuses_another_loss(changed):
     X, y = _sequences()
     estimator = ChainSVC(tol=0.2, warm_start=True).fit(X, y)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 from sklearn.base import clone
+from tables import each_row
 from torch import nn
 
 from torchssvm import OptModel, Selection, ShortestPath, Situations
@@ -172,7 +173,7 @@ def test_a_model_of_pyepo_maximises_and_is_checked():
         OptModel(Choice)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "error", "said"),
     [
         ({"anchor": "mean"}, ValueError, "anchor='mean' must be one of 'zero', 'least-squares'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from sklearn.preprocessing import MultiLabelBinarizer
+from tables import each_row
 
 from torchssvm.datasets import NamedChains
 from torchssvm.estimators import ChainSVC, GraphSVC, MultilabelSVC, MultinomialSVC, PredictThenOptimize
@@ -78,7 +79,7 @@ def test_a_missing_class_is_refused_and_two_classes_may_be_minus_1_and_1(kind):
     assert set(kind(**QUICK).fit(ROWS, y.astype(str)).classes_) == {"-1", "1", "-100"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("y", "first"),
     [
         ([(0, 2), (1,), (), (0,)] * 3, r"y\[1\]=\(1,\)"),
@@ -149,7 +150,7 @@ def test_negative_edge_features_are_refused_where_minimum_cuts_decode():
         fitted.predict([(ROWS[:3], cycle, mixed)])
 
 
-@pytest.mark.parametrize("value", [None, float("nan"), float("-inf"), 10**400, 1j])
+@each_row("value", [None, float("nan"), float("-inf"), 10**400, 1j])
 def test_a_wrong_feature_is_named_with_sentence_and_token(value):
     x = [[{"word": "a"}, {"word": "b"}] for _ in range(30)]
     y = [["A", "B"] for _ in x]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KEYS = {
     *("task", "n", "num_weights", "lam", "primal", "dual", "gap", "oracle_calls", "passes", "seconds"),

@@ -16,6 +16,8 @@ from torchssvm.datasets.text import conll2000
 from torchssvm.datasets.text.chunking_drawing import Tagged, draw_chunks
 from torchssvm.datasets.text.conll2000 import SPLITS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 pytest.importorskip("lightning")

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distributed.py"
 SMALL = ("--pictures", "6", "--side", "6", "--lam", "100", "--gap", "0.1")
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from benchmark_parts import measured, part_of
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 pytest.importorskip("jsonargparse")

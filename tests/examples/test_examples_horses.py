@@ -13,6 +13,8 @@ from torchssvm import RegularizationPath
 from torchssvm.datasets import HorseSegmentation
 from torchssvm.datasets.images.segmentation_augmentation import random_views, resized
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 pytest.importorskip("lightning")

@@ -10,6 +10,8 @@ import pytest
 from benchmark_parts import measured, part_of
 from multilabel_files import Column, arff_text, write
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 LABELS = ["TAG_sun", "TAG_sea", "TAG_snow", "TAG_sky", "TAG_town"]
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 from benchmark_parts import measured
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("lightning")

@@ -13,6 +13,8 @@ from torchssvm.datasets.text import conll2000
 from torchssvm.datasets.text.conll2000 import SPLITS
 from torchssvm.deployment import batch_of_names, load_model
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("safetensors")
 
 ROOT = Path(__file__).parents[2]

@@ -20,6 +20,8 @@ pytest.importorskip("jsonargparse")
 from torchssvm.cli import main
 from torchssvm.lightning import StructuredSVM
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "ocr.yaml"
 
 

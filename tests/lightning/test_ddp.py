@@ -20,6 +20,8 @@ pytest.importorskip("lightning")
 import ddp_runs
 from lightning_words import WORDS, loader, some_words
 
+pytestmark = pytest.mark.slow
+
 FITS = ("torch", "compiled", "shuffled", "joint", "statistics", "alternate", "own module")
 
 

@@ -419,16 +419,6 @@ def test_one_trainer_that_fits_again_with_more_epochs_goes_on_or_starts_anew():
     assert [entry.certificate.passes for entry in gap.history] == [2.0, 4.0]  # after epochs 2 and 3 of the trainer
 
 
-def test_loaders_that_are_made_again_are_refused():
-    class Data(L.LightningDataModule):
-        def train_dataloader(self):
-            return Words().training()
-
-    fitting = trainer(max_epochs=2, reload_dataloaders_every_n_epochs=1, enable_checkpointing=False)
-    with pytest.raises(ValueError, match=re.escape("reload_dataloaders_every_n_epochs=1")):
-        fitting.fit(svm(), datamodule=Data())
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_several_loaders_are_validated_beside_certificates(name: str):
     gap, model, loaders = DualityGap(1e-9, every_n_epochs=2), MODELS[name](), [Words().everything(), Words().training()]

@@ -350,19 +350,6 @@ def test_a_second_fit_starts_anew_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert torch.equal(weights(module), first)
 
 
-def test_weights_changed_by_others_are_refused(tmp_path: Path) -> None:
-    data = Words()
-
-    class Meddle(L.Callback):
-        def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            if trainer.current_epoch == 1:
-                with torch.no_grad():
-                    pl_module.head.bias.add_(1.0)  # type: ignore[union-attr, operator]
-
-    with pytest.raises(RuntimeError, match="changed by others"):
-        trainer(tmp_path, 3, Meddle()).fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), loader(data))
-
-
 def test_another_dataset_is_refused(tmp_path: Path) -> None:
     first = trainer(tmp_path, 1)
     first.fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), loader(Words()))

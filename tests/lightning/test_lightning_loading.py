@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tables import each_row
 from torch import nn
 
 L = pytest.importorskip("lightning")
@@ -123,7 +124,7 @@ NOT_MADE = [
 ]
 
 
-@pytest.mark.parametrize("name", [*NOT_MADE, "Potentials", "EdgePotentials", "OracleResult"])
+@each_row("name", [*NOT_MADE, "Potentials", "EdgePotentials", "OracleResult"])
 def test_nothing_else_is_made_from_a_checkpoint(name: str):
     with pytest.raises(ValueError, match=f"the class '{name}', and it may be one of"):
         rebuild({"class": name, "arguments": {}})
@@ -147,7 +148,7 @@ def test_what_is_not_of_this_package_has_no_recipe():
     assert describe(changed) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("recipe", "words"),
     [
         ({"class": "os.system", "arguments": {"command": "true"}}, "'os.system', and it may be one of"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tables import each_row
 from torch import nn
 
 from torchssvm import Batch, Graphs, LinearGraph, StructuredHinge, WeightedLabels
@@ -64,7 +65,7 @@ def test_features_have_half_the_size_and_logits_that_of_the_image():
         assert classifier(image).shape == (2, height, width)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "make, message",
     [
         (lambda: PixelFeatures(0), "width=0 must be a whole number, at least 1"),

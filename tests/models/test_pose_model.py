@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from problems import flat, rng
+from tables import each_row
 
 from torchssvm import BCFW, BlockGap, DualState, PoseMaps, Weights, certify
 from torchssvm.core.batch import Batch
@@ -73,7 +74,7 @@ def test_fewer_different_poses_than_types():
     assert torch.equal(spreads, torch.ones_like(spreads))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("places", "options", "words"),
     [
         (torch.zeros(4, 3, 2), {}, r"\[n, 2, 2\]"),
@@ -151,9 +152,7 @@ def test_the_bounds_are_a_head_that_finds_bodies_already():
     assert bool((head.deformation[..., ::2].abs() <= 0.02).all())
 
 
-@pytest.mark.parametrize(
-    "options", [{"strength": 0.0}, {"strength": 0.1, "types": -1.0}, {"strength": 0.1, "types": "x"}]
-)
+@each_row("options", [{"strength": 0.0}, {"strength": 0.1, "types": -1.0}, {"strength": 0.1, "types": "x"}])
 def test_bounds_that_make_no_sense(options):
     with pytest.raises((TypeError, ValueError), match=f"{list(options)[-1]}="):
         body_bounds(**options)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from poses import tiny_pose
 from problems import rng
+from tables import each_row
 
 from torchssvm import (
     BCFW,
@@ -46,7 +47,7 @@ def test_a_grid_that_cannot_be_halved_evenly():
     assert tiny_network(widths=(8,))(torch.rand(1, 3, 16, 16)).unary.shape == (1, 3, 4, 4)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "words"),
     [
         ({"widths": (8, 12)}, "multiples of 8"),

@@ -11,6 +11,7 @@ from bounded import optimum_within
 from graphs import GraphProblem
 from items import Items, plainly
 from problems import flat, rng
+from tables import each_row
 
 from torchssvm import Corrective, Labelings, MeanParts, Weights, certify
 from torchssvm.path import Certified, Heuristic, PathRun, grid_search, regularization_path
@@ -100,7 +101,7 @@ def test_other_bounds_are_not_resumed():
         run.load_state_dict(states[1])
 
 
-@pytest.mark.parametrize("lower", [0.5, -1.0])
+@each_row("lower", [0.5, -1.0])
 def test_bounds_that_are_not_0_are_refused(lower):
     problem = GraphProblem(2)
     with pytest.raises(ValueError, match="a number other than 0"):

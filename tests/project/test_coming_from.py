@@ -17,6 +17,7 @@ NEEDS = {  # the peers and extras of each page; its blocks run where all are ins
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", sorted(NEEDS))
 @pytest.mark.filterwarnings("ignore")  # of the peers
 def test_both_sides_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,7 @@ def target(wheel, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_module_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -91,6 +92,7 @@ def test_the_wheel_holds_every_module_and_nothing_else(wheel):
     assert rest == {"torchssvm/py.typed", "torchssvm/datasets/ocr/ocr_letters.npz", "torchssvm/datasets/ocr/OCR.md"}
 
 
+@pytest.mark.slow
 def test_the_metadata_of_the_wheel(wheel):
     with zipfile.ZipFile(wheel) as archive:
         read = {Path(n).name: archive.read(n).decode() for n in archive.namelist() if ".dist-info/" in n}
@@ -105,6 +107,7 @@ def test_the_metadata_of_the_wheel(wheel):
     assert "!=2.6.3" in lightning
 
 
+@pytest.mark.slow
 def test_every_module_of_the_wheel_imports_outside_the_clone_and_the_data_comes_with_it(target, tmp_path):
     names = sorted(sources())
     assert {"torchssvm", "torchssvm.models", "torchssvm.datasets", "torchssvm.datasets.ocr.dataset"} <= set(names)
@@ -126,6 +129,7 @@ def test_every_module_of_the_wheel_imports_outside_the_clone_and_the_data_comes_
     assert not bare
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["inside", "outside"])
 def test_this_installation_finds_the_mapped_packages_and_imports_nothing_optional_or_slow(where, tmp_path):
     out = fresh_python(
@@ -144,6 +148,7 @@ def test_this_installation_finds_the_mapped_packages_and_imports_nothing_optiona
     assert not bare
 
 
+@pytest.mark.slow
 def test_torch_struct_is_optional(tmp_path):
     out = fresh_python(
         "import sys\n"

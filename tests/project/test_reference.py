@@ -140,6 +140,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if not is_constant(name)])
 def test_the_example_of_a_name_runs(name: str, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in EXTRAS.get(name, ()):

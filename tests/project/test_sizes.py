@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 
+import pytest
 import wrong_sizes
 
 from torchssvm.core.jit import Kernel
 
 
+@pytest.mark.slow
 def test_wrong_sizes_are_answered_or_refused(monkeypatch, capsys):
     monkeypatch.setattr(Kernel, "dispatcher", property(lambda kernel: kernel._function))  # Python checks bounds
     scikit = importlib.util.find_spec("sklearn") is not None

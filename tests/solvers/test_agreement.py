@@ -245,9 +245,20 @@ def check(found: Interval, truth, optimum: float) -> None:
         assert found.primal == pytest.approx(truth.primal(found.w), abs=1e-9)
 
 
+def by_turns(kind: str, name: str):
+    """Every solver on one of the kinds that it applies to, by turns; its other kinds are slow."""
+    own = [other for other in KINDS if applies(name, other) and chosen(name, other)]
+    first = own[list(SOLVERS).index(name) % len(own)] == kind
+    return pytest.param(kind, name, marks=() if first else pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "kind, name",
-    [(kind, name) for kind, name in itertools.product(KINDS, SOLVERS) if applies(name, kind) and chosen(name, kind)],
+    [
+        by_turns(kind, name)
+        for kind, name in itertools.product(KINDS, SOLVERS)
+        if applies(name, kind) and chosen(name, kind)
+    ],
 )
 def test_every_interval_holds_the_optimum_of_the_qp(kind, name):
     truth, optimum = listed(kind)
@@ -274,6 +285,7 @@ def test_on_problems_that_nobody_has_chosen(name, seed, kind, lam):
     check(SOLVERS[name](problem), truth, optimum)
 
 
+@pytest.mark.slow
 def test_all_intervals_meet_on_real_words():
     """Too many outputs to list: no solver's dual is above another's primal."""
     words = OCR("train", "small")

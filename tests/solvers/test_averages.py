@@ -38,6 +38,7 @@ class TestWeightedAverage(AverageTestCase):
             assert self.kind([torch.zeros(1)]).coefficient(k + 1) == pytest.approx(2 / (k + 2))
 
 
+@pytest.mark.variant
 class TestSuffixAverage(AverageTestCase):
     kind = SuffixAverage
 
@@ -46,6 +47,7 @@ class TestSuffixAverage(AverageTestCase):
         return [1 / (count - start + 1) if t >= start else 0.0 for t in range(1, count + 1)]
 
 
+@pytest.mark.variant
 class TestUniformAverage(AverageTestCase):
     kind = UniformAverage
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import torch
 from custom import LabelSets, Scores, label_sets
 from problems import PROBLEMS, Problem, Training, assert_same, chain, flat, multiclass, rng
+from tables import each_row
 from torch import nn
 
 from torchssvm import (
@@ -80,7 +80,7 @@ def test_features_in_the_padding_that_are_not_finite():
         training.step(batch.replace(x=x))
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@each_row("value", [torch.nan, torch.inf])
 def test_potentials_that_are_not_finite(value):
     training = started()
     batch = training.problem.batch([0, 2])
@@ -137,7 +137,7 @@ def test_labels_outside_the_states(kind, wrong):
         training.step(batch.replace(y=y))
 
 
-@pytest.mark.parametrize("lengths", [[3, 0], [3, -2], [3, 4], [0, 0]])
+@each_row("lengths", [[3, 0], [3, -2], [3, 4], [0, 0]])
 def test_lengths_outside_the_padding(lengths):
     training = started("chain")
     batch = training.problem.batch([0, 2])
@@ -146,7 +146,7 @@ def test_lengths_outside_the_padding(lengths):
         training.step(batch.replace(lengths=torch.tensor(lengths)))
 
 
-@pytest.mark.parametrize("lengths", [torch.tensor([3]), torch.tensor([3, 3, 3]), torch.tensor([3.0, 3.0])])
+@each_row("lengths", [torch.tensor([3]), torch.tensor([3, 3, 3]), torch.tensor([3.0, 3.0])])
 def test_lengths_of_a_wrong_kind(lengths):
     training = started("chain")
     batch = training.problem.batch([0, 2])
@@ -161,7 +161,7 @@ def test_chains_without_a_position():
         training.step(batch.replace(x=batch.x[:, :0], y=batch.y[:, :0], lengths=torch.tensor([0, 0])))
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@each_row("storage", STORAGES)
 def test_targets_of_another_shape(storage):
     training = started("chain", storage)
     batch = training.problem.batch([0, 2])
@@ -425,7 +425,7 @@ def test_refused_parameters_keep_their_values():
     assert bool((head.weight == 2.0).all())
 
 
-@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"weight_decay": 0.1, "nesterov": True}, {"bounds": "0"}])
+@each_row("options", [{"momentum": 0.9}, {"weight_decay": 0.1, "nesterov": True}, {"bounds": "0"}])
 def test_unknown_options_of_a_group(options):
     head = LinearMulticlass(3, 3)
     dual = DualState.for_head(head, 6, 0.5)
@@ -451,7 +451,7 @@ def test_frozen_parameters():
         DualState.for_head(head, 3, 0.1)
 
 
-@pytest.mark.parametrize("lam", [0.0, -1.0, float("nan"), float("inf"), -0.0])
+@each_row("lam", [0.0, -1.0, float("nan"), float("inf"), -0.0])
 def test_lam(lam):
     with pytest.raises(ValueError, match=f"lam={lam} must be positive and finite"):
         DualState.for_head(LinearMulticlass(3, 3), 6, lam)
@@ -468,7 +468,7 @@ def test_lam_of_numpy():
         DualState.for_head(LinearMulticlass(3, 3), 6, True)
 
 
-@pytest.mark.parametrize("n", [0, -1, 2.5, True, None, "6"])
+@each_row("n", [0, -1, 2.5, True, None, "6"])
 def test_num_examples(n):
     kind = TypeError if n is None or isinstance(n, str) else ValueError
     with pytest.raises(kind, match=f"num_examples={n!r} must be a whole number.*is the dataset empty"):
@@ -600,7 +600,7 @@ def test_small_gradients_that_were_changed(adjoint, steps):
             scaled.optim.step()
 
 
-@pytest.mark.parametrize("adjoint", [True, False])
+@each_row("adjoint", [True, False])
 def test_gradients_of_accumulated_batches_that_were_changed(adjoint):
     for steps in (0, 3):
         training = started("chain", steps=steps, adjoint=adjoint)
@@ -612,7 +612,7 @@ def test_gradients_of_accumulated_batches_that_were_changed(adjoint):
             training.optim.step()
 
 
-@pytest.mark.parametrize("adjoint", [True, False])
+@each_row("adjoint", [True, False])
 def test_stale_gradients(adjoint):
     """zero_grad() was forgotten: the old gradient is still in .grad."""
     training = started("chain", steps=1, adjoint=adjoint)
@@ -621,7 +621,7 @@ def test_stale_gradients(adjoint):
         training.optim.step()
 
 
-@pytest.mark.parametrize("adjoint", [True, False])
+@each_row("adjoint", [True, False])
 def test_a_forward_pass_from_before_another_step(adjoint):
     """The directions start from blocks that have moved since."""
     training = started("chain", steps=2, adjoint=adjoint)
@@ -634,7 +634,7 @@ def test_a_forward_pass_from_before_another_step(adjoint):
         training.optim.step()
 
 
-@pytest.mark.parametrize("adjoint", [True, False])
+@each_row("adjoint", [True, False])
 def test_a_forward_pass_from_before_the_weights_were_loaded(adjoint):
     training = started("chain", steps=4, adjoint=adjoint)
     state = copy.deepcopy(training.optim.state_dict())
@@ -823,7 +823,7 @@ def saved(**options: Any) -> dict[str, Any]:
     return copy.deepcopy(training.optim.state_dict())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "words"),
     [
         ({"n": 7}, r"num_examples'\] is 7 there and 6 here"),
@@ -842,12 +842,6 @@ def test_checkpoints_of_another_problem(options, words):
     state = saved(**options)
     with refused(training, ValueError, words):
         training.optim.load_state_dict(state)
-
-
-def test_checkpoints_of_mean_parts_for_weights():
-    training = started(storage=Weights)
-    with refused(training, ValueError, r"storage'\]\['kind'\] is mean_parts there and weights here"):
-        training.optim.load_state_dict(saved())
 
 
 def test_checkpoints_of_another_optimizer():
@@ -896,123 +890,64 @@ def test_checkpoints_with_a_damaged_storage(storage):
             training.optim.load_state_dict(damaged)
 
 
-def spoiled(state: dict[str, Any], where: str) -> dict[str, Any]:
-    dual = state["dual"]
-    if where == "NaN weights":
-        dual["weights"][0][0, 0] = torch.nan
-    elif where == "infinite weights":
-        dual["weights"][0][0, 0] = torch.inf
-    elif where == "NaN loss":
-        dual["loss"][0] = torch.nan
-    elif where == "infinite loss":
-        dual["loss"][0] = torch.inf
-    elif where == "NaN gaps":
-        dual["gap_estimates"][0] = torch.nan
-    elif where == "negative gaps":
-        dual["gap_estimates"][0] = -1.0
-    elif where == "float32 loss":
-        dual["loss"] = dual["loss"].float()
-    elif where == "short loss":
-        dual["loss"] = dual["loss"][:-1]
-    elif where == "NaN recomputed":
-        dual["recomputed"][0][0, 0] = torch.nan
-    elif where == "recomputed of another shape":
-        dual["recomputed"][0] = dual["recomputed"][0][:1]
-    elif where == "recomputed of another type":
-        dual["recomputed"] = ["a", "b"]
-    elif where == "recomputed too short":
-        dual["recomputed"] = dual["recomputed"][:1]
-    elif where == "negative steps":
-        dual["steps"] = -1
-    elif where in ("huge steps", "huge oracle calls", "huge visits"):
-        dual[where.removeprefix("huge ").replace(" ", "_")] = 10**30
-    elif where == "steps that are no number":
-        dual["steps"] = True
-    elif where == "moved that is no number":
-        dual["moved"] = True
-    elif where == "negative loss":
-        dual["loss"][1] = -1.0
-    elif where == "sparse weights":
-        dual["weights"][0] = dual["weights"][0].to_sparse()
-    elif where == "weights on the meta device":
-        dual["weights"][0] = dual["weights"][0].to("meta")
-    elif where == "sparse recomputed":
-        dual["recomputed"][0] = dual["recomputed"][0].to_sparse()
-    elif where == "sparse loss":
-        dual["loss"] = dual["loss"].to_sparse()
-    elif where == "a sparse storage":
-        (entry,) = dual["storage"]["buffers"].values()
-        entry["values"] = entry["values"].to_sparse()
-    elif where == "options of another optimizer":
-        state["param_groups"][0]["momentum"] = 0.9
-    elif where == "a step that is not finite":
-        state["param_groups"][0]["lr"] = torch.nan
-    elif where == "another format":
-        dual["format"] = 99
-    elif where == "no param_groups":
-        del state["param_groups"]
-    elif where == "param_groups without parameters":
-        state["param_groups"] = []
-    elif where == "no state":
-        del state["state"]
-    elif where == "dual of another type":
-        state["dual"] = [1, 2]
-    else:
-        raise AssertionError(where)
-    return state
+def with_entry(*path: Any, value: Any = None, change: Any = None) -> Any:
+    """Sets one entry of a saved state, or changes it; of numbers in a tensor, the last part of the path is a place."""
+
+    def spoil(state: dict[str, Any]) -> None:
+        inner = state
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value if change is None else change(inner[path[-1]])
+
+    return spoil
 
 
-@pytest.mark.parametrize(
-    ("where", "words"),
+NO_NUMBER = r"should be .*it is a sparse or meta tensor"
+
+
+@each_row(
+    ("spoil", "words"),
     [
-        ("NaN weights", "weights"),
-        ("infinite weights", "weights"),
-        ("NaN loss", "loss"),
-        ("infinite loss", "loss"),
-        ("NaN gaps", "gap_estimates"),
-        ("negative gaps", "gap_estimates"),
-        ("float32 loss", "loss"),
-        ("short loss", "loss"),
-        ("NaN recomputed", "recomputed"),
-        ("recomputed of another shape", "recomputed"),
-        ("recomputed of another type", "recomputed"),
-        ("recomputed too short", "recomputed"),
-        ("negative steps", "steps"),
-        ("huge steps", r"'steps'\] should be a number of 64 bits, it is 10{30}"),
-        ("huge oracle calls", r"'oracle_calls'\] should be a number of 64 bits, it is 10{30}"),
-        ("huge visits", r"'visits'\] should be a number of 64 bits, it is 10{30}"),
-        ("steps that are no number", r"'steps'\] should be an int, at least 0, it is a bool"),
-        ("moved that is no number", r"'moved'\] should be an int, at least 0, it is a bool"),
-        ("negative loss", "numbers are not those that were saved"),  # known costs make some negative
-        ("sparse weights", r"'weights'\]\[0\] should be .*it is a sparse or meta tensor"),
-        ("weights on the meta device", r"'weights'\]\[0\] should be .*it is a sparse or meta tensor"),
-        ("sparse recomputed", r"'recomputed'\]\[0\] should be .*it is a sparse or meta tensor"),
-        ("sparse loss", r"'loss'\] should be .*it is a sparse or meta tensor"),
-        ("a sparse storage", r"'potentials'\]\['values'\] should be .*it is a sparse or meta tensor"),
-        ("options of another optimizer", r"another optimizer: .*\['momentum'\]"),
-        ("a step that is not finite", r"'lr'\] should be .*it is nan"),
-        ("another format", "format 99"),
-        ("no param_groups", "param_groups"),
-        ("param_groups without parameters", "group"),
-        ("no state", "state"),
-        ("dual of another type", "dual"),
+        (with_entry("dual", "weights", 0, (0, 0), value=torch.nan), "weights"),
+        (with_entry("dual", "loss", 0, value=torch.inf), "loss"),
+        (with_entry("dual", "gap_estimates", 0, value=torch.nan), "gap_estimates"),
+        (with_entry("dual", "gap_estimates", 0, value=-1.0), "gap_estimates"),
+        (with_entry("dual", "loss", change=lambda t: t.float()), "loss"),
+        (with_entry("dual", "loss", change=lambda t: t[:-1]), "loss"),
+        (with_entry("dual", "recomputed", 0, (0, 0), value=torch.nan), "recomputed"),
+        (with_entry("dual", "recomputed", 0, change=lambda t: t[:1]), "recomputed"),
+        (with_entry("dual", "recomputed", value=["a", "b"]), "recomputed"),
+        (with_entry("dual", "recomputed", change=lambda held: held[:1]), "recomputed"),
+        (with_entry("dual", "steps", value=-1), "steps"),
+        (with_entry("dual", "steps", value=10**30), r"'steps'\] should be a number of 64 bits, it is 10{30}"),
+        (with_entry("dual", "visits", value=10**30), r"'visits'\] should be a number of 64 bits, it is 10{30}"),
+        (with_entry("dual", "steps", value=True), r"'steps'\] should be an int, at least 0, it is a bool"),
+        (with_entry("dual", "moved", value=True), r"'moved'\] should be an int, at least 0, it is a bool"),
+        (with_entry("dual", "loss", 1, value=-1.0), "numbers are not those that were saved"),  # some costs are negative
+        (with_entry("dual", "weights", 0, change=lambda t: t.to_sparse()), rf"'weights'\]\[0\] {NO_NUMBER}"),
+        (with_entry("dual", "weights", 0, change=lambda t: t.to("meta")), rf"'weights'\]\[0\] {NO_NUMBER}"),
+        (with_entry("dual", "recomputed", 0, change=lambda t: t.to_sparse()), rf"'recomputed'\]\[0\] {NO_NUMBER}"),
+        (
+            with_entry("dual", "storage", "buffers", "potentials", "values", change=lambda t: t.to_sparse()),
+            rf"'potentials'\]\['values'\] {NO_NUMBER}",
+        ),
+        (with_entry("param_groups", 0, "momentum", value=0.9), r"another optimizer: .*\['momentum'\]"),
+        (with_entry("param_groups", 0, "lr", value=torch.nan), r"'lr'\] should be .*it is nan"),
+        (with_entry("dual", "format", value=99), "format 99"),
+        (lambda state: state.pop("param_groups"), "param_groups"),
+        (with_entry("param_groups", value=[]), "group"),
+        (lambda state: state.pop("state"), "state"),
+        (with_entry("dual", value=[1, 2]), "dual"),
     ],
 )
-def test_checkpoints_with_wrong_numbers(where, words):
-    training = started()
+def test_checkpoints_with_wrong_numbers(spoil, words):
+    training, state = started(), saved()
+    spoil(state)
     with refused(training, ValueError, words):
-        training.optim.load_state_dict(spoiled(saved(), where))
-
-
-def test_sparse_weights_of_every_example_in_a_checkpoint():
-    state = saved(storage=Weights)
-    state["dual"]["storage"]["blocks"][0] = state["dual"]["storage"]["blocks"][0].to_sparse()
-    training = started(storage=Weights)
-    with refused(training, ValueError, r"'storage'\]\['blocks'\]\[0\] should be .*, it is a sparse or meta tensor"):
         training.optim.load_state_dict(state)
 
 
-@pytest.mark.parametrize("state", [None, [1], "state"])
+@each_row("state", [None, [1], "state"])
 def test_checkpoints_that_are_no_dictionary(state):
     training = started()
     with refused(training, ValueError, f"BCFW should be a dict, it is an? {type(state).__name__}"):
@@ -1028,7 +963,7 @@ def test_checkpoints_of_samplers_with_wrong_counters(name, value):
         sampler.load_state_dict(state)
 
 
-@pytest.mark.parametrize(("name", "value"), [("count", 10**30), ("count", True), ("steps", True), ("loss", -1.0)])
+@each_row(("name", "value"), [("count", 10**30), ("count", True), ("steps", True), ("loss", -1.0)])
 def test_checkpoints_of_averages_with_wrong_numbers(name, value):
     training = started(steps=0)
     average = WeightedAverage.following(training.dual)
@@ -1051,65 +986,27 @@ def test_checkpoints_of_gdmm_with_wrong_counters(name, value):
         gdmm.load_state_dict({**state, "gdmm": {**state["gdmm"], name: value}})
 
 
-def damage_buffer(entry: dict[str, Any], what: str) -> None:
-    if what == "NaN values":
-        entry["values"][1] = torch.nan
-    elif what == "values of another dtype":
-        entry["values"] = entry["values"].float()
-    elif what == "no values":
-        entry["values"] = entry["values"][:0]
-    elif what == "outside":
-        entry["start"][0] = 10**6
-    elif what == "negative":
-        entry["start"][0] = -5
-    elif what == "starts of another dtype":
-        entry["start"] = entry["start"].double()
-    elif what == "too few":
-        entry["rows"] = entry["rows"][:-1]
-    elif what == "padding that is not zero":
-        entry["values"][0] = 7.0
-    elif what == "overlapping":
-        entry["start"][:] = 1
-    else:
-        raise AssertionError(what)
-
-
-@pytest.mark.parametrize(
-    "what",
+@each_row(
+    "spoil",
     [
-        "NaN values",
-        "values of another dtype",
-        "no values",
-        "outside",
-        "negative",
-        "starts of another dtype",
-        "too few",
-        "padding that is not zero",
-        "overlapping",
+        with_entry("values", 1, value=torch.nan),
+        with_entry("values", change=lambda t: t.float()),
+        with_entry("values", change=lambda t: t[:0]),
+        with_entry("start", 0, value=10**6),
+        with_entry("start", 0, value=-5),
+        with_entry("start", change=lambda t: t.double()),
+        with_entry("rows", change=lambda t: t[:-1]),
+        with_entry("values", 0, value=7.0),  # padding that is not zero
+        with_entry("start", change=torch.ones_like),  # rows that overlap
     ],
 )
-def test_checkpoints_with_damaged_mean_parts(what):
-    training = started(steps=6)
-    state = copy.deepcopy(training.optim.state_dict())
+def test_checkpoints_with_damaged_mean_parts(spoil):
+    state = copy.deepcopy(started(steps=6).optim.state_dict())
     (entry,) = state["dual"]["storage"]["buffers"].values()
-    damage_buffer(entry, what)
+    spoil(entry)
     fresh = started()
     with refused(fresh, ValueError, "damaged|storage"):
         fresh.optim.load_state_dict(state)
-
-
-@pytest.mark.parametrize("keep", [0.0, 0.3, 0.9])
-def test_truncated_files(keep):
-    training = started()
-    file = io.BytesIO()
-    torch.save(training.optim.state_dict(), file)
-    content = file.getvalue()
-    before = training.snapshot()
-    with pytest.raises((RuntimeError, EOFError)):
-        training.optim.load_state_dict(torch.load(io.BytesIO(content[: int(len(content) * keep)]), weights_only=True))
-    assert_same(training.snapshot(), before)
-    training.optim.load_state_dict(torch.load(io.BytesIO(content), weights_only=True))
-    training.step([0])
 
 
 def test_a_sampler_is_given_a_size_by_name():

@@ -14,6 +14,7 @@ from bounded import Bounded, groups_of, optimum_within
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import PROBLEMS, Problem, assert_same, chain, examples, flat, multiclass, reference, rng, steps_of
+from tables import each_row
 
 from torchssvm import (
     BCFW,
@@ -469,7 +470,7 @@ def test_groups_in_another_order_keep_their_own_bounds():
     assert [group.get("lower") for group in other.optim.param_groups] == [None, 0.0, None, None, None]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("damage", "words"),
     [
         (lambda dual: dual.pop("box"), "'box'] is missing"),
@@ -539,10 +540,9 @@ def test_bounds_that_make_no_sense(options, error, words):
     assert not dual.box.has_bounds
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("before", "after"),
     [({}, {"weight": (0.0, None)}), ({"weight": (0.0, None)}, {}), ({"weight": (0.0, None)}, {"weight": (0.1, None)})],
-    ids=str,
 )
 def test_a_trained_dual_keeps_its_bounds(before, after):
     run = Bounded(multiclass(1), before).run([[0], [1, 2]])
@@ -553,7 +553,7 @@ def test_a_trained_dual_keeps_its_bounds(before, after):
     run.step([0])
 
 
-@pytest.mark.parametrize(("name", "value"), [("lower", -5.0), ("upper", 1.0), ("lower", None)])
+@each_row(("name", "value"), [("lower", -5.0), ("upper", 1.0), ("lower", None)])
 def test_bounds_cannot_be_changed_later(name, value):
     run = Bounded(multiclass(1), {"weight": (0.0, None)}).run([[0], [1, 2]])
     held = run.snapshot()

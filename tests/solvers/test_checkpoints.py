@@ -496,6 +496,7 @@ def content_of(number: int) -> torch.Tensor:
     return torch.full((500_000,), number, dtype=torch.int32)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 @pytest.mark.filterwarnings("ignore:.*loaded the checkpoint before it")
 def test_a_process_killed_while_it_saves_loses_nothing(tmp_path):

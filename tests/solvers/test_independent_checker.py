@@ -42,6 +42,7 @@ def test_rounds_with_hidden_states_claim_nothing_wrong():
         found.update({seed: check_latent(seed) for seed in range(1, 1 + COUNT)})
 
 
+@pytest.mark.slow
 def test_two_processes_claim_nothing_wrong():
     with reported("two processes") as found:
         found.update(check_processes(COUNT))

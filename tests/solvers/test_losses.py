@@ -181,12 +181,6 @@ def test_bare_tensors_and_mappings_are_potentials_too(kind):
         assert torch.equal(training.loss(bare, batch.y, batch.index), whole)
 
 
-def test_sweeps_must_make_sense():
-    for sweeps in (-1, 0):
-        with pytest.raises(ValueError, match=f"sweeps={sweeps}"):
-            BoxQP(sweeps)
-
-
 def test_block_steps_must_be_such_a_rule():
     for wrong in (5, BoxQP, "sequential"):
         with pytest.raises(TypeError, match=r"block_steps=.* must be an object such as BoxQP"):

@@ -97,23 +97,6 @@ def primal_of(head, structure, batch, other):
     return type(found)(**{**vars(found), "seconds": other.seconds})
 
 
-@pytest.mark.parametrize(
-    ("batches", "options", "words"),
-    [
-        ([[0, 1], [2, 4]], {}, "left out 1 of 5 examples"),
-        ([[0, 1], [2, 3]], {"num_examples": 5}, "left out 1 of 5 examples"),
-        ([[0, 1], [2, 3, 4], [1]], {}, "twice"),
-        ([[0, 1, 1], [2, 3, 4]], {}, "twice"),
-        ([[0, 1, 2, 3, 4]], {"num_examples": 3}, "index holds 0 to 4, and num_examples=3"),
-        ([], {}, "batches are empty"),
-    ],
-)
-def test_missing_and_repeated_examples_are_errors(batches, options, words):
-    problem = chain(2)
-    with pytest.raises(ValueError, match=words):
-        primal(problem.head, problem.structure, [problem.batch(rows) for rows in batches], problem.lam, **options)
-
-
 def test_bad_input():
     problem = multiclass(2)
     batch = problem.batch(range(6))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from items import Items
 from kernel_problems import kernel_svm
 from problems import PROBLEMS, Problem, assert_same, chain, examples, flat, rng
 
@@ -30,11 +31,13 @@ from torchssvm import (
     Pairwise,
     Permutation,
     Proportional,
+    RunOptions,
     WeightedAverage,
     Weights,
     certify,
     recompute_weights,
 )
+from torchssvm.path import PathRun
 from torchssvm.solvers.kernel import RBF
 from torchssvm.solvers.kernel import Pairwise as KernelPairwise
 
@@ -317,6 +320,29 @@ class Kernels(Work):
         return found
 
 
+class Path(Work):
+    def __init__(self) -> None:
+        problem = chain(5, lam=0.3)
+        options = RunOptions(batch_size=2)
+        self.run = PathRun(problem.head, Items(problem), epsilon=0.1, lam_min=0.02, options=options)
+
+    def valid(self) -> None:
+        self.run.advance()
+
+    def state(self) -> Any:
+        points = self.run.path.points if self.run.dual.steps else []
+        return [self.run.dual.state_dict(), [point.weights for point in points]]
+
+    def refusals(self) -> list[Callable[[], Any]]:
+        run, state = self.run, self.run.state_dict()
+        return [
+            lambda: run.load_state_dict(damaged(state, "rule")),
+            lambda: run.load_state_dict(damaged(state, "dual", "loss")),
+            lambda: run.load_state_dict({**state, "rule": "Nothing()"}),
+            lambda: run.load_state_dict({**state, "dual": {**state["dual"], "lam": 9.0}}),
+        ]
+
+
 def check(make: Callable[[], Work], seed: int) -> set[int]:
     """Both runs, in the same bits after every piece; which refusals there were."""
     random, plain, disturbed, tried = rng(seed), make(), make(), set()
@@ -382,6 +408,7 @@ EACH = {
     "compiled loop": lambda: CompiledLoop(0, "chain", Labelings, Pairwise(), None, Permutation()),
     "GDMM": lambda: Factorwise(0),
     "kernels": lambda: Kernels(0, "chain", None),
+    "path": Path,
 }
 
 

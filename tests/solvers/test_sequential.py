@@ -6,6 +6,7 @@ import pytest
 import torch
 from compiled_kinds import KINDS
 from problems import PROBLEMS, Training, WithoutAdjoint, assert_same, flat, reference
+from tables import each_row
 
 from torchssvm import (
     BlockGap,
@@ -133,7 +134,7 @@ def test_a_gradient_that_was_changed_is_refused():
     assert_same(training.snapshot(), before)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "storage, rules",
     [
         (Labelings(), {"direction": Pairwise()}),
@@ -141,7 +142,6 @@ def test_a_gradient_that_was_changed_is_refused():
         (Labelings(), {}),
         (Weights(), {}),
     ],
-    ids=["direction", "oracle", "labelings", "weights"],
 )
 def test_other_rules_and_storages_are_refused(storage, rules):
     problem = KINDS["chain"]()

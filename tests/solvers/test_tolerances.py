@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tables import each_row
 
 import torchssvm
 from torchssvm import Corrective, Relative
@@ -68,13 +69,13 @@ def test_one_place_says_what_a_tolerance_allows():
     assert times(0.2, 0.5) == 0.1
 
 
-@pytest.mark.parametrize("wrong", [-0.1, float("nan"), float("inf")])
+@each_row("wrong", [-0.1, float("nan"), float("inf")])
 def test_what_is_out_of_range(wrong: float):
     with pytest.raises(ValueError, match=r"epsilon=(-0.1|nan|inf) must be"):
         check_tolerance(wrong, "epsilon")
 
 
-@pytest.mark.parametrize("wrong", ["1 %", None, True, Relative, [0.1]])
+@each_row("wrong", ["1 %", None, True, Relative, [0.1]])
 def test_what_is_no_tolerance(wrong: Any):
     with pytest.raises(TypeError, match=r"epsilon=.* must be a number, not a .*; Relative\(0.01\) is"):
         check_tolerance(wrong, "epsilon")

@@ -7,6 +7,7 @@ from direction_cases import KINDS, SEEDS, DirectionTestCase, Setting
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples, multiclass
+from tables import each_row
 
 import torchssvm
 from torchssvm import Away, BlockGap, Corrective, FrankWolfe, Hybrid, Pairwise
@@ -76,6 +77,7 @@ class TestFrankWolfe(DirectionTestCase):
         assert float(slopes.sum()) == pytest.approx(truth.primal(setting.w) - truth.dual(setting.alphas), abs=1e-10)
 
 
+@pytest.mark.variant
 class TestFrankWolfeWithoutLabelings(TestFrankWolfe):
     """As MeanParts and Weights have it: the block is one point, and the corner is always new."""
 
@@ -203,12 +205,12 @@ class TestCorrective(DirectionTestCase):
             expected = gain(setting, i, explicit("pairwise", setting, i))
             assert reached - setting.truth.dual(setting.alphas) == pytest.approx(expected, abs=1e-10)
 
-    @pytest.mark.parametrize("steps", [0, -2])
+    @each_row("steps", [0, -2])
     def test_steps_must_make_sense(self, steps):
         with pytest.raises(ValueError, match=f"steps={steps}"):
             Corrective(steps=steps)
 
-    @pytest.mark.parametrize("tolerance", [-0.1, 1.0, float("nan")])
+    @each_row("tolerance", [-0.1, 1.0, float("nan")])
     def test_tolerance_must_make_sense(self, tolerance):
         with pytest.raises(ValueError, match="tolerance="):
             Corrective(tolerance=tolerance)
@@ -227,6 +229,7 @@ class Halfway:
         return "Halfway()"
 
 
+@pytest.mark.variant
 class TestHalfway(DirectionTestCase):
     def make_rule(self):
         return Halfway()

@@ -62,6 +62,7 @@ def ratio(n: int, labels: int) -> float:
     return statistics.median(uniform) / statistics.median(gap)
 
 
+@pytest.mark.slow
 def test_gap_sampling_visits_the_hard_object():
     """Uniform draws need some n K calls, gap sampling some max(n, K): the factor is near 13 here, and 1 without it."""
     assert ratio(32, 32) >= 32 / 4

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from problems import assert_same, chain, examples, multiclass, rng
 from resumed_draws import check_resuming, run
 from scipy import stats
+from tables import each_row
 from torch.utils.data import DataLoader, Dataset
 
 from torchssvm import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform, certify
@@ -347,7 +348,7 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(change, words):
     assert run(training, sampler, 2)
 
 
-@pytest.mark.parametrize("order", [Permutation(), Proportional()], ids=repr)
+@each_row("order", [Permutation(), Proportional()])
 def test_what_is_drawn_at_once_must_be_there(order):
     """Orders without gaps draw a whole epoch; the others all examples whose gaps are unknown."""
     training = multiclass(3, n=8).train()
@@ -360,7 +361,7 @@ def test_what_is_drawn_at_once_must_be_there(order):
     assert_same(sampler.state_dict(), state)
 
 
-@pytest.mark.parametrize("name", ["num_examples", "batch_size", "epoch", "used", "generator", "drawn", "snapshots"])
+@each_row("name", ["num_examples", "batch_size", "epoch", "used", "generator", "drawn", "snapshots"])
 def test_states_with_something_missing_are_refused(name):
     training = multiclass(3, n=8).train()
     sampler = GapBatchSampler(training.dual, batch_size=2)

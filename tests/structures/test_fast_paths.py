@@ -10,7 +10,7 @@ import torch
 from torchssvm import BCFW, BlockGap, Chain, DualState, LinearChain, LinearMulticlass, certify
 from torchssvm.core.batch import Batch
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.potentials import Potentials, inner
+from torchssvm.core.potentials import inner
 from torchssvm.core.structure import Structure
 from torchssvm.dual import rows as rows_module
 from torchssvm.steps import box_qp
@@ -156,18 +156,6 @@ def test_labelings_that_are_none_are_not_used_as_indices(bad, plain):
 
     found, other = run(), plain(run)
     assert found == (other if isinstance(other, str) else pytest.approx(other))
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-@pytest.mark.parametrize("name", ["emission", "transition"])
-def test_potentials_that_are_not_finite_are_named(name, value):
-    structure, batch = Chain(4), words(torch.float32)
-    tensors = {
-        k: t.detach().clone() for k, t in head_with_weights(torch.float32)(batch.x, batch.lengths).tensors.items()
-    }
-    tensors[name][2, 0, 3] = value
-    with pytest.raises(ValueError, match=r"rows \[2\] are not finite"):
-        find_corner(structure, Potentials(tensors, batch.lengths, ragged={"emission": 0}), batch.y)
 
 
 @DTYPES

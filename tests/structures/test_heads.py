@@ -6,7 +6,9 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from covering import cover
 from head_cases import HeadTestCase
+from tables import each_row
 
 from torchssvm import (
     Chain,
@@ -49,6 +51,7 @@ class TestLinearMulticlass(HeadTestCase):
             LinearMulticlass(3, 4, structure=Multiclass(5))
 
 
+@pytest.mark.variant
 class TestLinearMulticlassWithoutBias(TestLinearMulticlass):
     bias = False
 
@@ -102,10 +105,13 @@ class LinearChainCase(HeadTestCase):
         assert count == 2 * 3 + pairs + 3 * self.bias + 6 * self.boundary
 
 
-for _bias, _boundary, _positions, _lengths in itertools.product((True, False), (True, False), (None, 4, 6), (1, 0)):
+_OPTIONS = list(itertools.product((True, False), (True, False), (None, 4, 6), (1, 0)))
+_PAIRS = cover([tuple(map(str, options)) for options in _OPTIONS])
+for _place, (_bias, _boundary, _positions, _lengths) in enumerate(_OPTIONS):
     _words = ["bias"] * _bias + ["boundary"] * _boundary + ["lengths"] * _lengths + [f"positions{_positions}"]
     _name = "TestLinearChain_" + "_".join(_words)
     _options = {"bias": _bias, "boundary": _boundary, "positions": _positions, "lengths": bool(_lengths)}
+    _options["pytestmark"] = [] if _place in _PAIRS else [pytest.mark.variant]
     globals()[_name] = type(_name, (LinearChainCase,), {**_options, "__module__": __name__})
 
 
@@ -113,7 +119,7 @@ def test_the_ocr_model_has_the_papers_4082_weights():
     assert sum(p.numel() for p in LinearChain(128, 26).parameters()) == 4082
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "words"),
     [
         ({"structure": Chain(4)}, "num_states=3"),
@@ -175,7 +181,7 @@ def test_states_with_transposed_weights_are_refused(name, strict):
         assert all(torch.equal(a, b) for a, b in zip(other.parameters(), head.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("dense", "sparse"),
     [
         (LinearMultilabel(3, 3), SparseLinearMultilabel(3, 3)),

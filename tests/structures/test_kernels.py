@@ -45,19 +45,6 @@ def test_compiled_viterbi_equals_torch(seed, batch, longest, states, axes, ragge
     assert torch.equal(value, same_value)
 
 
-@pytest.mark.parametrize("spot", [(0, 0, 0), (1, 2, 1)])
-def test_nan_is_seen_on_both_paths(spot, monkeypatch):
-    """A NaN somewhere in the potentials must end in an error, whatever the kernel makes of comparisons with it."""
-    for decode in (viterbi, viterbi_torch):
-        monkeypatch.setattr(chain, "viterbi", decode)
-        head = LinearChain(2, 3)
-        dual = DualState.for_head(head, 2, 0.1)
-        x = torch.randn(2, 3, 2)
-        x[spot] = torch.nan
-        with pytest.raises(ValueError, match="not finite"):
-            BlockGap(dual)(head(x), torch.zeros(2, 3, dtype=torch.int64), torch.arange(2))
-
-
 def random_qp(seed, size, rank):
     random = np.random.default_rng(seed)
     factors = random.normal(size=(size, rank))

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples, rng
 from random_potentials import assert_same, chains, strided
+from tables import each_row
 
 from torchssvm.core import tuning
 from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
@@ -176,7 +177,7 @@ OPERATORS = {  # scores of any shapes that fit
 }
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@each_row("name", OPERATORS)
 def test_scores_are_floating(name):
     """Whole numbers and truth values are refused by name; half precision and mixed dtypes take the torch operations."""
     decode, shapes = OPERATORS[name]
@@ -192,7 +193,7 @@ def test_scores_are_floating(name):
             torch.testing.assert_close(found.to(wanted.dtype), wanted, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("length", [0, -1, 6])
+@each_row("length", [0, -1, 6])
 def test_bad_lengths_are_refused(length):
     emission, transition, _ = chains(1)
     with pytest.raises(ValueError, match=f"lengths must lie between 1 and the padded length 5, got {length} in row 1"):

@@ -11,6 +11,7 @@ from custom import Approximate, LabelSets
 from hypothesis import example, given
 from hypothesis import strategies as st
 from problems import examples, rng
+from tables import each_row
 
 from torchssvm import (
     BruteForceSearch,
@@ -57,10 +58,12 @@ class TestSlackMulticlass(Rescaled, plain.MulticlassCase):
         assert repr(self.make_structure()) == "SlackRescaling(Multiclass(4), oracle=EveryClass())"
 
 
+@pytest.mark.variant
 class TestSlackMulticlassCost(Rescaled, plain.MulticlassCostCase):
     pass
 
 
+@pytest.mark.variant
 class TestSlackMulticlassOutputs(Rescaled, plain.MulticlassCostCase):
     oracle = BruteForceSearch()
 
@@ -70,22 +73,27 @@ class TestSlackChain(Rescaled, plain.ChainCase):
         assert isinstance(self.make_structure().oracle, EveryLossLevel)
 
 
+@pytest.mark.variant
 class TestSlackChainPositions(Rescaled, plain.ChainPositionsCase):
     pass
 
 
+@pytest.mark.variant
 class TestSlackChainCounts(Rescaled, plain.ChainCountsCase):
     pass
 
 
+@pytest.mark.variant
 class TestSlackChainClassWeights(Rescaled, plain.ChainClassWeightsCase):
     """Costs of 0.5, 0 and 3: units of 0.5."""
 
 
+@pytest.mark.variant
 class TestSlackChainTransitions(Rescaled, plain.ChainTransitionsCase):
     pass
 
 
+@pytest.mark.variant
 class TestSlackChainWeightedLabels(Rescaled, plain.ChainWeightedLabelsCase):
     """Costs without a common unit."""
 
@@ -317,7 +325,7 @@ def test_without_an_exact_oracle_the_error_names_them_all():
     SlackRescaling(Unlisted(4, 2), LossScaleSearch())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("structure", "oracle", "words"),
     [
         (Unlisted(4, 2), BruteForceSearch(), r"Unlisted does not define enumerate\(\)(.|\n)*LossScaleSearch"),
@@ -334,7 +342,7 @@ def test_what_does_not_fit_is_refused(structure, oracle, words):
         SlackRescaling(structure, oracle)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("make", "words"),
     [
         (lambda: BruteForceSearch(0), "most=0"),

@@ -3,6 +3,7 @@ from __future__ import annotations
 from types import ModuleType
 
 import plain_structures as plain
+import pytest
 import torch
 from custom import LabelSets
 from labelings_cases import LabelingsTestCase
@@ -27,6 +28,7 @@ class TestMulticlass(plain.MulticlassCase):
     pass
 
 
+@pytest.mark.variant
 class TestMulticlassCost(plain.MulticlassCostCase):
     pass
 
@@ -35,34 +37,42 @@ class TestChain(plain.ChainCase):
     pass
 
 
+@pytest.mark.variant
 class TestChainPositions(plain.ChainPositionsCase):
     pass
 
 
+@pytest.mark.variant
 class TestChainUnpadded(plain.ChainUnpaddedCase):
     pass
 
 
+@pytest.mark.variant
 class TestChainPositionsUnpadded(plain.ChainPositionsUnpaddedCase):
     pass
 
 
+@pytest.mark.variant
 class TestChainCounts(plain.ChainCountsCase):
     pass
 
 
+@pytest.mark.variant
 class TestChainClassWeights(plain.ChainClassWeightsCase):
     pass
 
 
+@pytest.mark.variant
 class TestChainTransitions(plain.ChainTransitionsCase):
     pass
 
 
+@pytest.mark.variant
 class TestChainPositionsTransitions(plain.ChainPositionsTransitionsCase):
     pass
 
 
+@pytest.mark.variant
 class TestChainWeightedLabels(plain.ChainWeightedLabelsCase):
     pass
 

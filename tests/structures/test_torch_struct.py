@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from labelings_cases import LabelingsTestCase
+from tables import each_row
 from torch import Tensor
 from torch_struct_cases import CASES, Case, bracketings, projective_trees, segmentations
 
@@ -450,7 +451,7 @@ def test_trees_are_no_targets_in_the_padding():
 # --- Arguments --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name, shape, message",
     [
         ("LinearChainCRF", (2, 3, 2), r"\[B, N-1, C, C\].*got \[2, 3, 2\]"),
@@ -468,7 +469,7 @@ def test_potentials_of_a_wrong_shape_are_refused(name, shape, message):
         decode(TorchStruct(getattr(torch_struct, name)), Potentials(torch.zeros(shape)))
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name, shape, bad, message",
     [
         ("LinearChainCRF", (2, 3, 2, 2), 1, "between 2 and 4.*got 1 to 3"),
@@ -497,7 +498,7 @@ def test_potentials_that_are_not_finite_or_not_floating_are_refused():
         decode(structure, Potentials(potentials.single.half()))
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name, message",
     [
         ("AlignmentCRF", "genbmm"),

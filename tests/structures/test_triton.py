@@ -22,6 +22,8 @@ from torchssvm.structures.multilabel.oracle import best_label_sets
 from torchssvm.structures.pose.distance_transform import distance_transform
 from torchssvm.structures.tree.oracle import max_sum_tree
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).resolve().parents[1] / "cases"
 LARGE = pytest.mark.skipif(not torch.cuda.is_available(), reason="takes minutes in the interpreter of Triton")
 

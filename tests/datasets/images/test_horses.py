@@ -14,6 +14,7 @@ import torch
 from fresh import fresh_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import each_row
 from torch.utils.data import DataLoader
 
 from torchssvm import LargestGap
@@ -238,7 +239,7 @@ def test_the_sizes_are_those_of_the_paper():
     assert sorted(at for s in place.values() for at in range(s.start, s.stop)) == list(range(1, 1969))
 
 
-@pytest.mark.parametrize(
+@each_row(
     "wrong, message",
     [
         ({"segments": 0}, "segments=0"),
@@ -440,7 +441,7 @@ def test_pooling_is_the_mean_and_differentiable():
     assert pool_regions(features.half(), regions).dtype == torch.float16
 
 
-@pytest.mark.parametrize(
+@each_row(
     "features, regions, count, message",
     [
         (torch.zeros(1, 2, 3, 4), torch.zeros(1, 3, 5, dtype=torch.int64), None, "interpolate"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from problems import rng
+from tables import each_row
 
 from torchssvm.datasets import RandomViews, detected_joints, pose_scores
 from torchssvm.datasets.images.lspet import MIRRORED
@@ -21,7 +22,7 @@ def test_known_values():
     assert scores == pytest.approx((3 / 6, 5 / 6, (1 + 2 + 2.5 + 0 + 0.75 + 0.5) / 6, 0.875), abs=1e-6)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("found", "within", "words"),
     [
         (torch.zeros(2, 3, 2), 0.1, r"\[2, 3, 2\] and \[1, 3, 2\]"),

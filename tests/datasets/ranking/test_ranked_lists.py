@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from tables import each_row
 
 from torchssvm.datasets import RankedLists, ranking_scores
 from torchssvm.datasets.ranking.drawing import draw_rankings
@@ -40,7 +41,7 @@ def test_all_lists_are_kept_if_asked():
     assert RankedLists(torch.zeros(3, 2), y, sizes, relevant=0).y.tolist() == [[0, 0], [1, -1]]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "words"),
     [
         ({"y": torch.tensor([1, -1, 0])}, "y has -1 in row 1"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import each_row
 from torch.utils.data import DataLoader, Subset
 
 from torchssvm import BlockGap, DualState, SparseFeatures, SparseLinearChain, TorchLoop
@@ -175,7 +176,7 @@ def test_training_finds_transitions():
     assert test.truth_error < error < 0.6 * alone
 
 
-@pytest.mark.parametrize(
+@each_row(
     "arguments,message",
     [
         ({"split": "dev"}, "split must be 'train' or 'test', not 'dev'"),

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import each_row
 
 from torchssvm.datasets import Chunk, chunk_scores, chunks
 
@@ -23,7 +24,7 @@ def test_chunks_of_a_sentence():
     assert chunks(["I-NP"]) == [Chunk(0, 1, "NP")]
 
 
-@pytest.mark.parametrize("tag", ["NP", "B", "B-", "-NP", "E-NP", "", "o", "O-NP"])
+@each_row("tag", ["NP", "B", "B-", "-NP", "E-NP", "", "o", "O-NP"])
 def test_other_tags_are_refused(tag):
     with pytest.raises(ValueError, match=rf"tags\[1\]='{tag}' must be O"):
         chunks(["O", tag])

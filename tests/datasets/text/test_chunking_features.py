@@ -9,6 +9,7 @@ import pytest
 from chunking_problems import conll2000_or_skip, sentences_of, write
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import each_row
 
 from torchssvm.datasets import Vocabulary, read_columns
 from torchssvm.datasets.text.chunking_features import TEMPLATES, attributes, sorted_tags
@@ -97,7 +98,7 @@ def test_tags_of_a_vocabulary(tmp_path):
         Vocabulary.of(untagged)
 
 
-@pytest.mark.parametrize("least", [0, -1, 1.5, True, "3"])
+@each_row("least", [0, -1, 1.5, True, "3"])
 def test_min_count_is_checked(least):
     with pytest.raises((TypeError, ValueError), match=r"min_count=.* must be a whole number"):
         Vocabulary.of(sentences_of([[("a", "A")]]), least)

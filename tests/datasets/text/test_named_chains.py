@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tables import each_row
 from torch.utils.data import DataLoader
 
 from torchssvm import SparseLinearChain, choose_lam, evaluate, grid_search, in_order, solve
@@ -29,7 +30,7 @@ def test_a_dataset_of_names_has_the_batches_of_batch_of_names():
     assert (test[0].x.columns.tolist(), test[0].y.tolist(), test.in_features) == ([[1]], [1], 3)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("x", "y", "options", "error", "message"),
     [
         (X, Y[:1], {}, ValueError, "x has 2 sequences and y has 1"),

@@ -8,6 +8,7 @@ import torch
 from chunking_problems import conll2000_or_skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import each_row
 
 from torchssvm import BlockGap, DualState, SparseLinearChain, TorchLoop
 from torchssvm.datasets import Vocabulary, WordChains
@@ -102,7 +103,7 @@ def test_noise_is_repeated_by_its_seed():
         assert set(mine) == seen_of(spelt) & attributes
 
 
-@pytest.mark.parametrize(
+@each_row(
     "arguments,message",
     [
         ({"noise": 1.0}, "noise=1.0 must be a probability below 1"),
@@ -120,7 +121,7 @@ def test_arguments_are_checked(arguments, message):
         WordChains.from_sentences(SENTENCES, **{"num_states": 3, **arguments})
 
 
-@pytest.mark.parametrize("sentences", [[], [[]], [["a"], []], [["a", ""]]])
+@each_row("sentences", [[], [[]], [["a"], []], [["a", ""]]])
 def test_sentences_are_checked(sentences):
     with pytest.raises(ValueError, match="sentences must be at least one, each of at least one word"):
         WordChains.from_sentences(sentences, num_states=2)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from compiled_kinds import ARCS, KINDS
 from problems import PROBLEMS, Problem, Training, assert_same, flat, reference, rng
+from tables import each_row
 
 from torchssvm import (
     Away,
@@ -172,7 +173,7 @@ def test_each_loop_continues_a_checkpoint_of_the_other(direction, oracle):
         assert found.gap >= 0.0
 
 
-@pytest.mark.parametrize("damage", ["waiting", "generator", "missing", "order"])
+@each_row("damage", ["waiting", "generator", "missing", "order"])
 def test_a_damaged_state_of_the_loop_is_refused(damage):
     loop = compiled(Pairwise(), MaxOracle(), Permutation())
     loop.step(5)
@@ -317,7 +318,7 @@ def test_trainings_in_threads_have_the_bits_of_trainings_in_turn():
         assert_same(list(pool.map(train, range(4))), in_turn)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "index, words",
     [
         (torch.tensor([0, 8]), "index holds 0 to 8; the dual has num_examples=8"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from problems import assert_same, flat, rng
-from refusals import changes_state
+from tables import each_row
 
 from torchssvm import (
     BCFW,
@@ -64,7 +64,7 @@ def test_a_run_that_finds_no_memory_can_go_on():
     head, dual, batch = many_states(Labelings(1))
     made = CompiledBCFW(head, dual, [batch])
     dual.storage.memory_limit = 40 * (16 + 1 * (1 + 25) + 17) + 100  # the labelings, and nothing beside them
-    with changes_state("the visits before it count"), pytest.raises(MemoryError, match="a larger capacity"):
+    with pytest.raises(MemoryError, match="a larger capacity"):
         made.step(2000)
     assert dual.steps > 0
     assert made.certify().drift < 1e-10
@@ -170,14 +170,13 @@ def test_transforms_of_torch_func_go_through_the_head():
     torch.testing.assert_close(found["start_transitions"][:, :, 1, 1], torch.tensor([[1.0, 0, 0, 0]] * 2))
 
 
-@pytest.mark.parametrize(
+@each_row(
     "change, words",
     [
         (lambda batch: [tuple(batch)], "batches gave a tuple"),
         (lambda batch: batch, "batches gave a Tensor"),
         (lambda batch: [batch.replace(x=batch.x.to_sparse())], "x must be a dense tensor"),
     ],
-    ids=["tuple", "bare", "sparse"],
 )
 def test_batches_of_another_kind_are_refused(change, words):
     head, dual, batch = many_states()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from problems import assert_same
+from tables import each_row
 
 from torchssvm import BCFW, BlockGap, CompiledBCFW, DualState, GapBatchSampler, Labelings, LinearChain, SlackRescaling
 from torchssvm.core.batch import Batch
@@ -98,7 +99,7 @@ def test_features_that_are_not_finite_are_refused():
         CompiledBCFW(head, dual, [batch])
 
 
-@pytest.mark.parametrize("labels", [7, -1])
+@each_row("labels", [7, -1])
 def test_labels_that_the_head_does_not_have_are_refused(labels):
     head, dual, batch = small()
     CompiledBCFW(head, dual, [batch]).step(60)

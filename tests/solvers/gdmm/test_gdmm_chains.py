@@ -126,6 +126,7 @@ class TestChains(ChainTestCase):
     pass
 
 
+@pytest.mark.variant
 class TestTwoLabels(ChainTestCase):
     """The smallest domain: every list fills up."""
 

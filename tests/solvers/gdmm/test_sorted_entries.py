@@ -20,6 +20,7 @@ from random_entries import (
     some,
     touch,
 )
+from tables import each_row
 
 from torchssvm.solvers.gdmm.entry_heaps import VISITED, add, change, room, value_of
 from torchssvm.solvers.gdmm.sorted_entries import check_entries, from_state, grown, make_entries, state
@@ -103,7 +104,7 @@ def test_a_state_does_not_share_memory_with_entries():
     np.testing.assert_array_equal(dense(from_state(kept)), v)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name, damage, message",
     [
         ("row", lambda x: x + 50, "at most 8"),

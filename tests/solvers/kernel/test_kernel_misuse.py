@@ -10,8 +10,9 @@ import pytest
 import torch
 from kernel_problems import kernel_head, kernel_svm
 from problems import assert_same, chain, multiclass
+from tables import each_row
 
-from torchssvm import LinearChain, Permutation
+from torchssvm import LinearChain
 from torchssvm.solvers.kernel import RBF, KernelChain, KernelHead, KernelMulticlass, KernelSSVM, Linear, Polynomial
 
 
@@ -25,7 +26,7 @@ class Wrong:
         return a @ b.T if self.result is None else self.result(a @ b.T)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "kernel, message",
     [
         (lambda a, b: (a @ b.T)[:, :-1], r"must return \[M, N\]"),
@@ -49,7 +50,7 @@ def test_kernels_of_a_wrong_type() -> None:
         kernel_svm(chain(0), "rbf")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "result, message",
     [
         (lambda values: values * math.inf, "not finite"),
@@ -79,7 +80,7 @@ def test_a_kernel_that_turns_indefinite_is_refused() -> None:
         svm.visit([0])
 
 
-@pytest.mark.parametrize(
+@each_row(
     "make, message",
     [
         (lambda: RBF(0.0), "gamma=0.0"),
@@ -143,7 +144,7 @@ class TestData:
             with pytest.raises(ValueError, match="unary="):
                 KernelSSVM(head, problem.x, problem.y, problem.lengths, lam=0.1)
 
-    @pytest.mark.parametrize("index", [[], [5], [-1], [0.5], torch.zeros(2, 2, dtype=torch.int64), [True]])
+    @each_row("index", [[], [5], [-1], [0.5], torch.zeros(2, 2, dtype=torch.int64), [True]])
     def test_index(self, index: Any) -> None:
         svm = kernel_svm(chain(0), RBF())
         svm.visit([0])
@@ -194,17 +195,3 @@ class TestTraining:
         assert not any(bool(p.any()) for p in head.parameters())
         assert len(head.support) == 0
         assert again.certify().dual == 0.0
-
-    def test_solve_arguments(self) -> None:
-        svm = kernel_svm(chain(0), RBF(), batch_size=2, order=Permutation())
-        for options, message in [
-            ({"tolerance": -0.1}, "tolerance=-0.1"),
-            ({"tolerance": 0.0}, "tolerance=0 is never reached"),
-            ({"tolerance": 0.1, "max_passes": 0}, "max_passes=0"),
-        ]:
-            with pytest.raises(ValueError, match=message):
-                svm.solve(**options)
-        with pytest.raises(TypeError, match="schedule=3"):
-            svm.solve(0.1, schedule=3)
-        with pytest.raises(ValueError, match="batch_size=0"):
-            kernel_svm(chain(0), RBF(), batch_size=0)

@@ -129,6 +129,7 @@ class TestProjective(ArborescenceCase):
     pass
 
 
+@pytest.mark.variant
 class TestProjectiveSingleRoot(ArborescenceCase):
     among = Projective(single_root=True)
     normalize = False
@@ -138,10 +139,12 @@ class TestNonProjective(ArborescenceCase):
     among = NonProjective()
 
 
+@pytest.mark.variant
 class TestNonProjectiveSingleRoot(ArborescenceCase):
     among = NonProjective(single_root=True)
 
 
+@pytest.mark.variant
 class TestUnpadded(ArborescenceCase):
     among = Projective(single_root=True)
     padded = False
@@ -309,6 +312,7 @@ class TestLinearArcs(HeadTestCase):
             torch.testing.assert_close(mine, general)
 
 
+@pytest.mark.variant
 class TestLinearArcsUnpadded(TestLinearArcs):
     lengths = False
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from head_cases import HeadTestCase
 from problems import rng
+from tables import each_row
 from torch.utils.data import DataLoader, Dataset
 
 from torchssvm import (
@@ -87,6 +88,7 @@ class TestSparseLinearChain(HeadTestCase):
             yield (x, torch.tensor([4, 2, wrong])), "lengths"
 
 
+@pytest.mark.variant
 class TestWithoutBiases(TestSparseLinearChain):
     bias = boundary = False
 
@@ -95,6 +97,7 @@ class Ones(Packed):
     with_values = False
 
 
+@pytest.mark.variant
 class TestWithoutValues(TestSparseLinearChain):
     def make_head(self):
         return Ones(3, 2, sparse_gradient=False)
@@ -436,7 +439,7 @@ def test_check_finds_nothing_wrong():
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("x", "error", "words"),
     [
         (torch.zeros(2, 3, 4), TypeError, "SparseFeatures"),
@@ -458,7 +461,7 @@ def test_dense_heads_say_which_head_takes_lists():
         LinearChain(F, K)(SparseFeatures(torch.zeros(2, 3, 4, dtype=torch.int64)))
 
 
-@pytest.mark.parametrize("compiled", [True, False])
+@each_row("compiled", [True, False])
 def test_values_that_are_not_finite_are_refused(compiled):
     data = problem()
     data[0].values[3, 0, 0] = torch.nan

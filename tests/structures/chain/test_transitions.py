@@ -13,6 +13,7 @@ import torch
 from compiled_kinds import TRANSITIONS
 from problems import PROBLEMS, Training, is_allowed, reference, rng
 from random_potentials import chains
+from tables import each_row
 
 from torchssvm import (
     GDMM,
@@ -37,7 +38,7 @@ def make():
     return PROBLEMS["chain"](5, n=5, states=3, longest=3, lam=0.5, transitions=TRANSITIONS)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "arguments, message",
     [
         ({"pairs": EVERY.float()}, r"pairs must be bool \[K, K\], got torch.float32"),

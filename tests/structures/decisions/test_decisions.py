@@ -225,10 +225,12 @@ class TestLinearDecisions(HeadTestCase):
         yield (inputs[0], torch.ones(3, dtype=torch.int64)), "lengths must be None"
 
 
+@pytest.mark.variant
 class TestLinearDecisionsWithoutBias(TestLinearDecisions):
     bias = False
 
 
+@pytest.mark.variant
 class TestSharedDecisions(TestLinearDecisions):
     shared = True
 

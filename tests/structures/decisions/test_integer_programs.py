@@ -11,6 +11,7 @@ import pytest
 import torch
 from fresh import fresh_python
 from problems import rng
+from tables import each_row
 
 from torchssvm import (
     CPSAT,
@@ -184,7 +185,7 @@ def test_trained_heads_go_through_a_file(oracle, tmp_path):
         assert torch.equal(found.structure.decode(found(x)), head.structure.decode(head(x)))
 
 
-@pytest.mark.parametrize(
+@each_row(
     "make, words",
     [
         (lambda: IntegerProgram(), "one of them or both"),
@@ -279,7 +280,7 @@ class Says:
         return lambda costs, *_: Answer(self.words) if costs.any() or self.without_costs is None else self.without_costs
 
 
-@pytest.mark.parametrize(
+@each_row(
     "words, feasible, said",
     [
         ("Infeasible", True, r"is infeasible \(Infeasible\)"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tables import each_row
 
 from torchssvm import Assignment, Decisions, Knapsack, Selection, ShortestPath, SpanningTree
 
@@ -83,7 +84,7 @@ def test_oracles_know_each_other_by_their_numbers():
     assert not Decisions(Knapsack([1, 2], 3)).same_as(Decisions(Knapsack([2, 1], 3)))
 
 
-@pytest.mark.parametrize(
+@each_row(
     "make, words",
     [
         (lambda: ShortestPath([[0, 1], [1, 2], [2, 0]], 0, 2), r"cycle through nodes \[0, 1, 2\]"),
@@ -112,7 +113,7 @@ def test_problems_that_do_not_fit_are_refused(make, words):
         make()
 
 
-@pytest.mark.parametrize("oracle", [ShortestPath.grid(2, 2), Assignment(2), SpanningTree(KITE)])
+@each_row("oracle", [ShortestPath.grid(2, 2), Assignment(2), SpanningTree(KITE)])
 def test_what_is_given_and_not_used_is_refused(oracle):
     with pytest.raises(ValueError, match=r"given has shape \[1, 2\], and .* takes costs alone"):
         oracle.solve(np.ones((1, oracle.num_costs)), np.ones((1, 2)))

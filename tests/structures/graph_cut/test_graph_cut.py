@@ -140,15 +140,18 @@ class TestGraphCut(GraphCutCase):
     """Graphs that differ in nodes and edges, nodes that differ in weight."""
 
 
+@pytest.mark.variant
 class TestGraphCutUnpadded(GraphCutCase):
     padded = False
     weighted = False
 
 
+@pytest.mark.variant
 class TestGraphCutCounts(GraphCutCase):
     options = {"normalize": False}  # noqa: RUF012
 
 
+@pytest.mark.variant
 class TestGraphCutByRoofDuality(GraphCutCase):
     """Attractive edges: nothing is approximate."""
 

@@ -127,6 +127,7 @@ class TestLinearGraph(HeadTestCase):
         assert own.same_as(GraphCut(RoofDual()))
 
 
+@pytest.mark.variant
 class TestLinearGraphWithoutLengths(TestLinearGraph):
     lengths = False
 

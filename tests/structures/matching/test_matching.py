@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from problems import Training, examples, flat, rng
 from scipy.optimize import linprog
 from structure_cases import StructureTestCase
+from tables import each_row
 from torch.utils.data import DataLoader
 
 from torchssvm import (
@@ -186,17 +187,20 @@ class TestMatching(MatchingCase):
     """Both sides differ in size, and some edges are possible."""
 
 
+@pytest.mark.variant
 class TestMatchingUnpadded(MatchingCase):
     padded = False
     possible = False
     most = (2, 4)
 
 
+@pytest.mark.variant
 class TestMatchingCounts(MatchingCase):
     options = {"precision_cost": 2.0, "recall_cost": 0.5, "normalize": False}  # noqa: RUF012
     most = (4, 2)
 
 
+@pytest.mark.variant
 class TestMatchingRecallOnly(MatchingCase):
     options = {"precision_cost": 0.0}  # noqa: RUF012
 
@@ -245,7 +249,7 @@ def test_targets_that_are_no_matchings_are_refused():
         Matching().check_target(target, potentials)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "words"),
     [
         ({"precision_cost": -1.0}, "precision_cost=-1"),
@@ -341,6 +345,7 @@ class TestLinearEdges(HeadTestCase):
         assert repr(LinearEdges(2).structure) == "Matching(normalize=True, precision_cost=1.0, recall_cost=3.0)"
 
 
+@pytest.mark.variant
 class TestLinearEdgesWithoutLengths(TestLinearEdges):
     lengths = False
 

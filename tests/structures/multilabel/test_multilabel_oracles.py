@@ -13,6 +13,7 @@ from label_sets import plain_label_sets
 from problems import examples, rng
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
+from tables import each_row
 
 from torchssvm.structures.multilabel.oracle import best_label_sets, symmetric
 from torchssvm.structures.multilabel.reference import _screen, best_label_sets_torch
@@ -245,7 +246,7 @@ def test_devices(decode, device):
         torch.testing.assert_close(other.cpu(), mine)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("unary", "pairwise", "options", "words"),
     [
         (torch.zeros(3), torch.zeros(3), {}, r"unary must be \[B, K\]"),

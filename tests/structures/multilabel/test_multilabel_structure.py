@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from label_sets import plain_label_sets
 from problems import examples, rng
 from structure_cases import BATCHES, SEEDS, StructureTestCase
+from tables import each_row
 
 from torchssvm import BranchAndBound, MessagePassing, Multilabel, Potentials
 from torchssvm.core.max_oracle import find_corner
@@ -78,7 +79,7 @@ class MultilabelCase(StructureTestCase):
         """At potentials of any sign, where messages alone are not exact."""
         return super().several(Multilabel(K, pairwise=structure.pairwise), potentials, seed, count)
 
-    @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+    @each_row("value", [torch.nan, torch.inf, -torch.inf])
     def test_potentials_that_are_not_finite_are_refused(self, value):
         structure, potentials, target = self.setting(5, 3)
         for name in potentials.tensors:
@@ -93,6 +94,7 @@ class TestMultilabel(MultilabelCase):
     """Weights that all examples share, as the heads give them."""
 
 
+@pytest.mark.variant
 class TestMultilabelByExample(MultilabelCase):
     """Every example has its own scores of pairs; a label that costs nothing, and the sum of costs."""
 
@@ -100,10 +102,12 @@ class TestMultilabelByExample(MultilabelCase):
     options = {"normalize": False, "weights": WEIGHTS}  # noqa: RUF012
 
 
+@pytest.mark.variant
 class TestMultilabelWithoutPairs(MultilabelCase):
     options = {"pairwise": False, "weights": WEIGHTS}  # noqa: RUF012
 
 
+@pytest.mark.variant
 class TestAttractiveByMessages(MultilabelCase):
     """A minimum cut: messages alone are exact."""
 
@@ -111,6 +115,7 @@ class TestAttractiveByMessages(MultilabelCase):
     options = {"decoder": MessagePassing(10_000)}  # noqa: RUF012
 
 
+@pytest.mark.variant
 class TestInTorchOperations(TestMultilabel):
     @pytest.fixture(autouse=True)
     def plain(self, monkeypatch):
@@ -171,7 +176,7 @@ def test_what_is_too_much_for_branching_has_a_bound():
 # -- Arguments -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "words"),
     [
         ({"num_labels": 0}, "num_labels=0"),
@@ -184,14 +189,6 @@ def test_what_is_too_much_for_branching_has_a_bound():
 def test_bad_options(options, words):
     with pytest.raises(ValueError, match=words):
         Multilabel(**{"num_labels": 4, **options})
-
-
-def test_bad_decoders():
-    for make in (MessagePassing, BranchAndBound):
-        with pytest.raises(ValueError, match="max_rounds=0"):
-            make(max_rounds=0)
-    with pytest.raises(ValueError, match="effort=0"):
-        BranchAndBound(effort=0)
 
 
 def test_repr_tells_structures_apart():

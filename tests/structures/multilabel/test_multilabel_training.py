@@ -9,6 +9,7 @@ from bounded import Bounded, optimum_within
 from head_cases import HeadTestCase
 from multilabel_problems import F, K, MultilabelProblem
 from problems import flat
+from tables import each_row
 from torch.utils.data import DataLoader
 
 from torchssvm import (
@@ -68,10 +69,12 @@ class TestLinearMultilabel(HeadTestCase):
         assert head.pairwise.grad.tolist() == [2.0] * 3
 
 
+@pytest.mark.variant
 class TestWithoutBias(TestLinearMultilabel):
     bias = False
 
 
+@pytest.mark.variant
 class TestWithoutPairs(TestLinearMultilabel):
     pairwise = False
 
@@ -105,6 +108,7 @@ class TestSparseLinearMultilabel(TestLinearMultilabel):
         yield (x, torch.ones(3, dtype=torch.int64)), "lengths must be None"
 
 
+@pytest.mark.variant
 class TestSparseWithoutBiasAndPairs(TestSparseLinearMultilabel):
     bias = pairwise = False
 
@@ -127,7 +131,7 @@ def test_the_pairs_are_one_vector_for_all_examples():
     assert LinearMultilabel(F, K)(torch.randn(5, F))["pairwise"].stride(0) == 0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("x", "error", "words"),
     [
         (torch.zeros(2, 3), TypeError, "SparseFeatures"),

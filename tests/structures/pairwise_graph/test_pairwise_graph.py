@@ -151,6 +151,7 @@ class TestPairwiseGraph(StructureTestCase):
         assert torch.equal(mine.value, again.value)
 
 
+@pytest.mark.variant
 class TestPairwiseGraphUnpadded(TestPairwiseGraph):
     padded = False
     weighted = False
@@ -363,6 +364,7 @@ class TestLinearPairwiseGraph(HeadTestCase):
                 head(wrong)
 
 
+@pytest.mark.variant
 class TestLinearPairwiseGraphSharedTable(TestLinearPairwiseGraph):
     """One symmetric table for all edges."""
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples, rng
+from tables import each_row
 
 from torchssvm.structures.pose.distance_transform import distance_transform, distance_transform_torch
 
@@ -137,8 +138,8 @@ def test_a_known_transform(way):
     assert place.tolist() == [[[1, 1, 1, 1, 5, 5]]]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
+@each_row("way", WAYS)
+@each_row(
     ("scores", "springs", "words"),
     [
         (torch.zeros(2, 3), torch.zeros(4), r"scores must be \[B, H, W\]"),

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples, rng
 from random_potentials import random_parents
+from tables import each_row
 
 from torchssvm.structures.pose.oracle import max_sum_grid, max_sum_grid_torch
 
@@ -117,7 +118,7 @@ def test_several_threads():
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("decode", [max_sum_grid, max_sum_grid_torch])
+@each_row("decode", [max_sum_grid, max_sum_grid_torch])
 def test_what_does_not_fit_is_refused(decode):
     good = list(problem(1, 2, 3, 4, 5, 2))
     good[4] = torch.tensor([-1, 0, 0])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from poses import all_outputs, as_maps, definition, pose_problem, pose_reference, tiny_pose, truncated_distance
 from problems import assert_same, examples, flat, rng
 from structure_cases import StructureTestCase
+from tables import each_row
 
 from torchssvm import (
     BCFW,
@@ -96,6 +97,7 @@ class TestPose(PoseCase):
     """Two nodes on 2 x 2 places, two types."""
 
 
+@pytest.mark.variant
 class TestPoseWithSpreads(PoseCase):
     """The root last, one row of places; the loss in units of the target's size."""
 
@@ -170,7 +172,7 @@ class TestLabeling:
         pose = Pose([-1, 0], displacements, (1, 5), spreads=spreads, size=1.0)
         assert pose.labeling(torch.tensor([[0, 0], [1, 0]]))[1].tolist() == [1, 0, 1, 1]
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("places", "words"),
         [
             (torch.zeros(3, 2, 3), r"places must be \[..., 2, 2\]"),
@@ -184,7 +186,7 @@ class TestLabeling:
             tiny_pose().labeling(places)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("arguments", "options", "words"),
     [
         (([-1, 0], torch.zeros(2, 2, 3, 2), (2, 2)), {}, r"displacements must be \[1, 2, T, 2\]"),

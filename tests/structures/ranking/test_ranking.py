@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from problems import examples, rng
 from scipy.optimize import linear_sum_assignment
 from structure_cases import StructureTestCase
+from tables import each_row
 
 from torchssvm import (
     NDCG,
@@ -209,6 +210,7 @@ class TestNDCG(RankingCase):
             assert float(corner.hinge[row]) == pytest.approx(float(values[chosen].sum()) + constant, abs=1e-12)
 
 
+@pytest.mark.variant
 class TestNDCGOfTheFirst(TestNDCG):
     measure = NDCG(k=2)
     most = 3
@@ -268,6 +270,7 @@ class TestAveragePrecision(PairsCase):
         return 1 - sum(precision) / len(precision)
 
 
+@pytest.mark.variant
 class TestPairSwaps(PairsCase):
     """All pairs of rankings are listed, so lists are short; longer ones are tested below."""
 
@@ -375,7 +378,7 @@ def test_check_takes_it(measure):
     check(head, head.structure, Batch(x, y, torch.arange(3), lengths)).raise_if_wrong()
 
 
-@pytest.mark.parametrize("measure", [AveragePrecision(2), NDCG(), PrecisionAt(1, relevant=2)], ids=repr)
+@each_row("measure", [AveragePrecision(2), NDCG(), PrecisionAt(1, relevant=2)])
 def test_lists_without_a_relevant_document_are_refused(measure):
     target = torch.tensor([[2, 0], [0, 0]])
     with pytest.raises(ValueError, match=r"in rows \[1\].*leave these lists out"):

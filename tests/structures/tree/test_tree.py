@@ -88,10 +88,12 @@ class TestTree(StructureTestCase):
         yield Potentials({"node": torch.zeros(3, 9, self.states, dtype=node.dtype), "edge": edge})
 
 
+@pytest.mark.variant
 class TestTreeEdges(TestTree):
     shared = False
 
 
+@pytest.mark.variant
 class TestTreeUnpadded(TestTree):
     """Two trees with nodes in any order."""
 
@@ -100,6 +102,7 @@ class TestTreeUnpadded(TestTree):
     options = {"normalize": False}  # noqa: RUF012
 
 
+@pytest.mark.variant
 class TestTreeEdgesUnpadded(TestTree):
     parent = [2, 2, -1]  # noqa: RUF012
     states = 3
@@ -163,10 +166,12 @@ class TestLinearTree(HeadTestCase):
         assert count == 2 * 3 + 9 * (1 if self.shared else 4) + 3 * self.bias
 
 
+@pytest.mark.variant
 class TestLinearTreeEdges(TestLinearTree):
     shared = False
 
 
+@pytest.mark.variant
 class TestLinearTreeUnpaddedWithoutBias(TestLinearTree):
     bias = False
     lengths = False
