@@ -31,7 +31,7 @@ from torchssvm import (
     Pairwise,
     Permutation,
     Proportional,
-    RunOptions,
+    Solver,
     WeightedAverage,
     Weights,
     certify,
@@ -323,8 +323,8 @@ class Kernels(Work):
 class Path(Work):
     def __init__(self) -> None:
         problem = chain(5, lam=0.3)
-        options = RunOptions(batch_size=2)
-        self.run = PathRun(problem.head, Items(problem), epsilon=0.1, lam_min=0.02, options=options)
+        solver = Solver(batch_size=2, compiled=False)
+        self.run = PathRun(problem.head, Items(problem), epsilon=0.1, lam_min=0.02, solver=solver)
 
     def valid(self) -> None:
         self.run.advance()
