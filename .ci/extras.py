@@ -65,14 +65,14 @@ from torchssvm.structures import best_matching
 assert best_matching(torch.tensor([[[1.0, 3.0], [2.0, 5.0]]]))[0].nonzero().tolist() == [[0, 0], [1, 1]]
 """,
     "highs": """
-from torchssvm import HiGHS, IntegerProgram
+from torchssvm.structures.decisions import HiGHS, IntegerProgram
 import numpy as np
 
 program = IntegerProgram([[3, 2, 2]], [4], maximize=True, backend=HiGHS())
 assert program.solve(np.array([[5.0, 3.0, 3.0]]))[0].tolist() == [[0, 1, 1]]
 """,
     "ortools": """
-from torchssvm import CPSAT, SCIP, IntegerProgram
+from torchssvm.structures.decisions import CPSAT, SCIP, IntegerProgram
 import numpy as np
 
 for backend in (SCIP(), CPSAT()):

@@ -29,12 +29,12 @@ from torchssvm import (
     Solver,
     in_order,
     make_trainer,
-    primal,
 )
 from torchssvm.core.batch import Batch, apply_head, tree_map
 from torchssvm.core.gradients import adjoint
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.datasets import PaddedDataset
+from torchssvm.solvers import primal
 
 
 def problem(seed: int) -> tuple[str, Any, Any, float]:

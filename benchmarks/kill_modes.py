@@ -16,29 +16,21 @@ from torch.utils.data import DataLoader
 from torchssvm import (
     BCFW,
     GDMM,
-    Away,
-    AwayStep,
     BlockGap,
-    BlockGreedy,
     CacheOracle,
     CompiledBCFW,
     Corrective,
     DualState,
     FrankWolfe,
-    FullyCorrective,
     GapBatchSampler,
-    Hybrid,
     Labelings,
-    LargestGap,
     LinearChain,
-    MaxOracle,
     MeanParts,
     Pairwise,
     Permutation,
     Proportional,
     Solver,
     Uniform,
-    WeightedAverage,
     Weights,
     certify,
     load_checkpoint,
@@ -46,8 +38,11 @@ from torchssvm import (
 )
 from torchssvm.datasets import OCR, PaddedDataset
 from torchssvm.path import Certified, Heuristic, PathRun
+from torchssvm.solvers import WeightedAverage
+from torchssvm.solvers.gdmm import AwayStep, BlockGreedy, FullyCorrective
 from torchssvm.solvers.kernel import RBF, KernelChain, KernelSSVM
 from torchssvm.solvers.kernel import Pairwise as KernelPairwise
+from torchssvm.steps import Away, Hybrid, LargestGap, MaxOracle
 
 Options = dict[str, Any]
 

@@ -14,20 +14,11 @@ import torch
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from torchssvm import (
-    Arborescence,
-    Certificate,
-    LinearArcs,
-    NonProjective,
-    Projective,
-    Relative,
-    RunReport,
-    Solver,
-    in_order,
-    solve,
-)
+from torchssvm import Arborescence, LinearArcs, Relative, Solver, in_order, solve
 from torchssvm.datasets import CoNLLU, attachment
 from torchssvm.datasets.text.arc_drawing import draw_arcs
+from torchssvm.solvers import Certificate, RunReport
+from torchssvm.structures.arborescence import NonProjective, Projective
 
 
 def main(

@@ -23,7 +23,6 @@ from torchssvm import (
     BCFW,
     Batch,
     BlockGap,
-    Certificate,
     DualState,
     GapBatchSampler,
     Graphs,
@@ -35,6 +34,7 @@ from torchssvm import (
     load_checkpoint,
     save_checkpoint,
 )
+from torchssvm.solvers import Certificate
 
 CHANNELS = 16  # of the network
 

@@ -15,11 +15,12 @@ import torch
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from torchssvm import Certificate, RunReport, Solver, in_order, solve
+from torchssvm import Solver, in_order, solve
 from torchssvm.datasets import Columns, NamedEntities, chunk_scores
 from torchssvm.datasets.files import find
 from torchssvm.datasets.text.chunking_drawing import Tagged, draw_chunks
 from torchssvm.models import entity_chain
+from torchssvm.solvers import Certificate, RunReport
 
 
 def main(

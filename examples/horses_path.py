@@ -13,15 +13,9 @@ import torch
 from jsonargparse import auto_cli
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
-from torchssvm import (
-    LinearGraph,
-    RegularizationPath,
-    Solver,
-    in_order,
-    regularization_path,
-)
+from torchssvm import LinearGraph, Solver, in_order, regularization_path
 from torchssvm.datasets import HorseSegmentation, PrecomputedGraphs
-from torchssvm.path import PathRun, plot
+from torchssvm.path import PathRun, RegularizationPath, plot
 
 SCORED = 25  # lams whose weights are tested
 

@@ -15,9 +15,10 @@ import torch
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from torchssvm import Penalty, SparseLinearChain
+from torchssvm import SparseLinearChain
 from torchssvm.datasets import GapDataModule, LargeChains, WordChains
 from torchssvm.lightning import DualityGap, FactorwiseSVM, GapBar, Report
+from torchssvm.solvers.gdmm import Penalty
 
 
 def main(

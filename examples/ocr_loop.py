@@ -18,10 +18,8 @@ from torch.utils.data import DataLoader
 from torchssvm import (
     BCFW,
     BlockGap,
-    Certificate,
     DualState,
     GapBatchSampler,
-    RunReport,
     certify,
     evaluate,
     guess_lam,
@@ -32,6 +30,7 @@ from torchssvm import (
 from torchssvm.datasets import OCR
 from torchssvm.datasets.ocr.drawing import draw_words
 from torchssvm.models import ocr_chain
+from torchssvm.solvers import Certificate, RunReport
 
 EPOCHS = 10  # between exact passes
 

@@ -14,9 +14,10 @@ from matplotlib.figure import Figure
 from torch import nn
 from torch.utils.data import DataLoader
 
-from torchssvm import NDCG, AveragePrecision, LinearRanking, PairSwaps, Ranking, Relative, StructuredHinge, solve
+from torchssvm import LinearRanking, Ranking, Relative, StructuredHinge, solve
 from torchssvm.datasets import RankedLists, RankingScores, ranking_scores
 from torchssvm.datasets.ranking.drawing import draw_rankings
+from torchssvm.structures.ranking import NDCG, AveragePrecision, PairSwaps
 
 
 def main(

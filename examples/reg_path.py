@@ -13,10 +13,10 @@ import torch
 from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from torchssvm import RegularizationPath, Solver, evaluate, in_order, regularization_path
+from torchssvm import Solver, evaluate, in_order, regularization_path
 from torchssvm.datasets import OCR
 from torchssvm.models import ocr_chain
-from torchssvm.path import PathRun, plot
+from torchssvm.path import PathRun, RegularizationPath, plot
 
 SCORED = 20  # lambdas whose weights are tested
 

@@ -1,80 +1,46 @@
 """torchssvm: max-margin structured training for PyTorch, with a certified duality gap.
 
-What is used by its name in this package, by purpose:
+What is typed, by purpose:
 
-* Training: ``solve``, ``make_trainer``, ``Solver``, ``Relative``; ``BCFW``, ``BlockGap``,
-  ``StructuredHinge``, ``SoftmaxMargin``, ``Average``, ``UniformAverage``, ``WeightedAverage``, ``SuffixAverage``,
-  ``save_checkpoint``, ``load_checkpoint``; in several processes, ``RankError``; targets with a hidden part, ``latent``,
-  ``LatentTrainer``, ``LatentReport``.
-* Batches: ``Batch``, ``SparseFeatures``, ``in_order``, ``select_tokens``.
-* Heads: ``grid_edges``, ``LinearArcs``, ``LinearChain``, ``LinearDecisions``, ``LinearEdges``, ``LinearGraph``,
-  ``LinearMulticlass``, ``LinearMultilabel``, ``LinearPairwiseGraph``, ``LinearPose``, ``LinearRanking``,
-  ``LinearTree``, ``SparseLinearChain``, ``SparseLinearMultilabel``; they give ``Potentials``.
-* Structures: ``Structure``, ``Arborescence``, ``Chain``, ``Decisions``, ``GraphCut``, ``HiddenStates``, ``Matching``,
-  ``Multiclass``, ``Multilabel``, ``PairwiseGraph``, ``Pose``, ``Ranking``, ``SlackRescaling``, ``TorchStruct``,
-  ``Tree``; their inputs, outputs and oracles: ``Assignment``, ``AveragePrecision``, ``BranchAndBound``,
-  ``BruteForceSearch``, ``CPSAT``, ``Decision``, ``DecisionOracle``, ``DecisionPotentials``, ``DecisionProblems``,
-  ``Decoding``, ``EdgePotentials``, ``Edges``, ``EveryClass``, ``EveryLossLevel``, ``GraphLabels``, ``GraphPotentials``,
-  ``Graphs``, ``HiGHS``, ``IntegerProgram``, ``Knapsack``, ``LossScaleSearch``, ``Marginals``, ``MessagePassing``,
-  ``MinCut``, ``NDCG``, ``NonProjective``, ``OptModel``, ``PairSwaps``, ``PairwisePotentials``, ``PoseMaps``,
-  ``PrecisionAt``, ``Projective``, ``RankingMeasure``, ``RoofDual``, ``SCIP``, ``SciPyMilp``, ``Segmentation``,
-  ``Selection``, ``ShortestPath``, ``Situations``, ``SlackOracle``, ``SpanningTree``, ``Transitions``,
-  ``TreeReweighted``, ``WeightedLabels``.
-* Dual and storages: ``DualState``, ``MeanParts``, ``Labelings``, ``Weights``, ``recompute_weights``.
-* Rules of a step: how far each block goes, ``BoxQP``, ``CommonStep``, ``Sequential``; directions ``FrankWolfe``,
-  ``Pairwise``, ``Away``, ``Hybrid``, ``Corrective``; oracles ``MaxOracle``, ``CacheOracle``; line searches
-  ``ExactSearch``, ``ShortStep``, ``PredefinedStep``; orders ``Proportional``, ``LargestGap``, ``Uniform``,
-  ``Permutation``, ``ByLength``, drawn by ``GapBatchSampler``; schedules of exact passes ``EveryPasses``,
-  ``WhenEstimated``.
-* Trainers, with the verbs of ``Trainer``: ``CompiledBCFW``, ``TorchLoop``; ``GDMM`` with ``AwayStep``, ``BlockGreedy``,
-  ``FullyCorrective``, ``Penalty``, ``ResidualBalancing``, ``BruteForce``, ``SortedOracle``, ``PassReport``;
-  ``KernelSSVM`` with ``KernelChain``, ``KernelMulticlass``, ``RBF``, ``Polynomial``.
-* Choosing lambda: ``choose_lam``, ``LamChoice``, ``guess_lam``; paths: ``regularization_path``, ``RegularizationPath``,
-  ``PathRun``, ``grid_search``, ``Certified``, ``Heuristic``.
-* Checking and reporting: ``check``, ``CheckReport``, ``certify``, ``Certificate``, ``FactorwiseCertificate``,
-  ``primal``, ``Objective``, ``evaluate``, ``Evaluation``, ``RunReport``.
+* Training: ``solve``, ``make_trainer``, ``Solver``, ``Relative``; ``BCFW``, ``BlockGap``, ``StructuredHinge``,
+  ``SoftmaxMargin``; ``CompiledBCFW``, ``TorchLoop``, ``GDMM``; ``save_checkpoint``, ``load_checkpoint``; targets with a
+  hidden part, ``latent``.
+* Batches: ``Batch``, ``SparseFeatures``, ``Graphs``, ``Edges``, ``WeightedLabels``, ``in_order``, ``select_tokens``,
+  ``grid_edges``.
+* Heads, ``LinearChain`` and the like, give ``Potentials``; structures, ``Chain`` and the like, decode them:
+  ``Structure``.
+* The dual and its storages: ``DualState``, ``MeanParts``, ``Labelings``, ``Weights``, ``recompute_weights``.
+* Rules of a step: directions ``FrankWolfe``, ``Pairwise``, ``Corrective``; ``CacheOracle``; ``Sequential`` steps;
+  orders ``Proportional``, ``Uniform``, ``Permutation``, ``ByLength``, drawn by ``GapBatchSampler``.
+* Choosing lambda: ``choose_lam``, ``guess_lam``, ``regularization_path``, ``grid_search``.
+* Checking and reporting: ``check``, ``certify``, ``evaluate``.
 
-``torchssvm.lightning`` has what trains under a Lightning ``Trainer``; ``torchssvm.models`` and ``torchssvm.datasets``
-have complete models and data sets.
+All else lies in its room: what a kind of output takes and returns in ``torchssvm.structures.chain``, ``.decisions``,
+``.ranking`` and so on; averages, reports and schedules in ``torchssvm.solvers``, with ``.gdmm`` and ``.kernel``;
+further rules in ``torchssvm.steps``; results of paths in ``torchssvm.path``. ``torchssvm.lightning``, ``.estimators``,
+``.models``, ``.datasets`` and ``.deployment`` are packages of their own.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from torchssvm.core import moved
 from torchssvm.core.batch import Batch, in_order
-from torchssvm.core.check import CheckReport, check
+from torchssvm.core.check import check
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.ranks import RankError
 from torchssvm.core.select_tokens import select_tokens
 from torchssvm.core.sparse_features import SparseFeatures
-from torchssvm.core.structure import Decoding, Marginals, Structure
+from torchssvm.core.structure import Structure
 from torchssvm.dual import DualState, Labelings, MeanParts, Weights
-from torchssvm.path import (
-    Certified,
-    Heuristic,
-    LamChoice,
-    PathRun,
-    RegularizationPath,
-    choose_lam,
-    grid_search,
-    guess_lam,
-    regularization_path,
-)
+from torchssvm.path import choose_lam, grid_search, guess_lam, regularization_path
 from torchssvm.solvers import (
     BCFW,
-    Average,
     BlockGap,
-    Certificate,
     CompiledBCFW,
     Relative,
     SoftmaxMargin,
     Solver,
     StructuredHinge,
-    SuffixAverage,
     TorchLoop,
-    Trainer,
-    UniformAverage,
-    WeightedAverage,
     certify,
     make_trainer,
     recompute_weights,
@@ -82,67 +48,22 @@ from torchssvm.solvers import (
 )
 from torchssvm.solvers.checkpoints import load_checkpoint, save_checkpoint
 from torchssvm.solvers.compiled import Sequential
-from torchssvm.solvers.concave_convex import LatentReport, LatentTrainer, latent
-from torchssvm.solvers.evaluation import Evaluation, evaluate
-from torchssvm.solvers.gdmm import (
-    GDMM,
-    AwayStep,
-    BlockGreedy,
-    BruteForce,
-    FactorwiseCertificate,
-    FullyCorrective,
-    PassReport,
-    Penalty,
-    ResidualBalancing,
-    SortedOracle,
-)
-from torchssvm.solvers.kernel import RBF, KernelChain, KernelMulticlass, KernelSSVM, Polynomial
-from torchssvm.solvers.objective import Objective, primal
-from torchssvm.solvers.report import RunReport
-from torchssvm.solvers.schedules import EveryPasses, WhenEstimated
-from torchssvm.steps import (
-    Away,
-    BoxQP,
-    CommonStep,
-    Corrective,
-    ExactSearch,
-    FrankWolfe,
-    Hybrid,
-    Pairwise,
-    PredefinedStep,
-    ShortStep,
-)
+from torchssvm.solvers.concave_convex import latent
+from torchssvm.solvers.evaluation import evaluate
+from torchssvm.solvers.gdmm import GDMM
+from torchssvm.steps import Corrective, FrankWolfe, Pairwise
 from torchssvm.steps.by_length import ByLength
-from torchssvm.steps.cache import CacheOracle, MaxOracle
-from torchssvm.steps.orders import LargestGap, Permutation, Proportional, Uniform
+from torchssvm.steps.cache import CacheOracle
+from torchssvm.steps.orders import Permutation, Proportional, Uniform
 from torchssvm.steps.sampler import GapBatchSampler
 from torchssvm.structures import (
-    CPSAT,
-    NDCG,
-    SCIP,
     Arborescence,
-    Assignment,
-    AveragePrecision,
-    BranchAndBound,
-    BruteForceSearch,
     Chain,
-    Decision,
-    DecisionOracle,
-    DecisionPotentials,
-    DecisionProblems,
     Decisions,
-    EdgePotentials,
     Edges,
-    EveryClass,
-    EveryLossLevel,
     GraphCut,
-    GraphLabels,
-    GraphPotentials,
     Graphs,
     HiddenStates,
-    HiGHS,
-    IntegerProgram,
-    Knapsack,
     LinearArcs,
     LinearChain,
     LinearDecisions,
@@ -154,38 +75,17 @@ from torchssvm.structures import (
     LinearPose,
     LinearRanking,
     LinearTree,
-    LossScaleSearch,
     Matching,
-    MessagePassing,
-    MinCut,
     Multiclass,
     Multilabel,
-    NonProjective,
-    OptModel,
-    PairSwaps,
     PairwiseGraph,
-    PairwisePotentials,
     Pose,
-    PoseMaps,
-    PrecisionAt,
-    Projective,
     Ranking,
-    RankingMeasure,
-    RoofDual,
-    SciPyMilp,
-    Segmentation,
-    Selection,
-    ShortestPath,
-    Situations,
-    SlackOracle,
     SlackRescaling,
-    SpanningTree,
     SparseLinearChain,
     SparseLinearMultilabel,
     TorchStruct,
-    Transitions,
     Tree,
-    TreeReweighted,
     WeightedLabels,
     grid_edges,
 )
@@ -194,69 +94,24 @@ __version__ = "0.2.0"
 
 __all__ = [
     "BCFW",
-    "CPSAT",
     "GDMM",
-    "NDCG",
-    "RBF",
-    "SCIP",
     "Arborescence",
-    "Assignment",
-    "Average",
-    "AveragePrecision",
-    "Away",
-    "AwayStep",
     "Batch",
     "BlockGap",
-    "BlockGreedy",
-    "BoxQP",
-    "BranchAndBound",
-    "BruteForce",
-    "BruteForceSearch",
     "ByLength",
     "CacheOracle",
-    "Certificate",
-    "Certified",
     "Chain",
-    "CheckReport",
-    "CommonStep",
     "CompiledBCFW",
     "Corrective",
-    "Decision",
-    "DecisionOracle",
-    "DecisionPotentials",
-    "DecisionProblems",
     "Decisions",
-    "Decoding",
     "DualState",
-    "EdgePotentials",
     "Edges",
-    "Evaluation",
-    "EveryClass",
-    "EveryLossLevel",
-    "EveryPasses",
-    "ExactSearch",
-    "FactorwiseCertificate",
     "FrankWolfe",
-    "FullyCorrective",
     "GapBatchSampler",
     "GraphCut",
-    "GraphLabels",
-    "GraphPotentials",
     "Graphs",
-    "Heuristic",
-    "HiGHS",
     "HiddenStates",
-    "Hybrid",
-    "IntegerProgram",
-    "KernelChain",
-    "KernelMulticlass",
-    "KernelSSVM",
-    "Knapsack",
     "Labelings",
-    "LamChoice",
-    "LargestGap",
-    "LatentReport",
-    "LatentTrainer",
     "LinearArcs",
     "LinearChain",
     "LinearDecisions",
@@ -268,73 +123,33 @@ __all__ = [
     "LinearPose",
     "LinearRanking",
     "LinearTree",
-    "LossScaleSearch",
-    "Marginals",
     "Matching",
-    "MaxOracle",
     "MeanParts",
-    "MessagePassing",
-    "MinCut",
     "Multiclass",
     "Multilabel",
-    "NonProjective",
-    "Objective",
-    "OptModel",
-    "PairSwaps",
     "Pairwise",
     "PairwiseGraph",
-    "PairwisePotentials",
-    "PassReport",
-    "PathRun",
-    "Penalty",
     "Permutation",
-    "Polynomial",
     "Pose",
-    "PoseMaps",
     "Potentials",
-    "PrecisionAt",
-    "PredefinedStep",
-    "Projective",
     "Proportional",
-    "RankError",
     "Ranking",
-    "RankingMeasure",
-    "RegularizationPath",
     "Relative",
-    "ResidualBalancing",
-    "RoofDual",
-    "RunReport",
-    "SciPyMilp",
-    "Segmentation",
-    "Selection",
     "Sequential",
-    "ShortStep",
-    "ShortestPath",
-    "Situations",
-    "SlackOracle",
     "SlackRescaling",
     "SoftmaxMargin",
     "Solver",
-    "SortedOracle",
-    "SpanningTree",
     "SparseFeatures",
     "SparseLinearChain",
     "SparseLinearMultilabel",
     "Structure",
     "StructuredHinge",
-    "SuffixAverage",
     "TorchLoop",
     "TorchStruct",
-    "Trainer",
-    "Transitions",
     "Tree",
-    "TreeReweighted",
     "Uniform",
-    "UniformAverage",
-    "WeightedAverage",
     "WeightedLabels",
     "Weights",
-    "WhenEstimated",
     "certify",
     "check",
     "choose_lam",
@@ -346,7 +161,6 @@ __all__ = [
     "latent",
     "load_checkpoint",
     "make_trainer",
-    "primal",
     "recompute_weights",
     "regularization_path",
     "save_checkpoint",

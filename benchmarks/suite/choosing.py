@@ -16,7 +16,6 @@ from typing import Any
 from torch import nn
 
 from torchssvm import (
-    EveryPasses,
     LinearChain,
     LinearGraph,
     Relative,
@@ -32,6 +31,7 @@ from torchssvm.datasets import OCR, Columns, HorseSegmentation, NamedEntities, P
 from torchssvm.datasets.files import find
 from torchssvm.models import entity_chain
 from torchssvm.path import HeldOutPoint
+from torchssvm.solvers import EveryPasses
 
 from .measuring import Ask, Settings, Summary, Table, chosen
 from .tagging import predict

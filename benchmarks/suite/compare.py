@@ -17,20 +17,11 @@ from typing import Any
 import torch
 from baselines import CuttingPlane, ExponentiatedGradient, NSlack, OneSlack, Subgradient
 
-from torchssvm import (
-    CacheOracle,
-    CompiledBCFW,
-    DualState,
-    Labelings,
-    LinearChain,
-    MaxOracle,
-    Permutation,
-    StructuredHinge,
-    WeightedAverage,
-    primal,
-)
+from torchssvm import CacheOracle, CompiledBCFW, DualState, Labelings, LinearChain, Permutation, StructuredHinge
 from torchssvm.datasets import OCR
+from torchssvm.solvers import WeightedAverage, primal
 from torchssvm.solvers.trainer import run_until
+from torchssvm.steps import MaxOracle
 
 from .convergence import RULES, Log, Rules, curves, medians
 from .descent import shuffled, test_error

@@ -8,17 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchssvm import (
-    CacheOracle,
-    Certificate,
-    Corrective,
-    DualState,
-    FrankWolfe,
-    MaxOracle,
-    Pairwise,
-    Proportional,
-    Uniform,
-)
+from torchssvm import CacheOracle, Corrective, DualState, FrankWolfe, Pairwise, Proportional, Uniform
+from torchssvm.solvers import Certificate
+from torchssvm.steps import MaxOracle
 
 from .figures import grid
 from .measuring import Table

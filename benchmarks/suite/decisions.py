@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchssvm import DecisionOracle, Decisions, Knapsack, ShortestPath
+from torchssvm import Decisions
 from torchssvm.estimators import PredictThenOptimize
+from torchssvm.structures.decisions import DecisionOracle, Knapsack, ShortestPath
 
 from .measuring import Ask, Clock, Limit, Settings, Summary, Table, chosen, median
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from torchssvm import LinearChain, StructuredHinge, WeightedAverage, evaluate, in_order, primal
+from torchssvm import LinearChain, StructuredHinge, evaluate, in_order
 from torchssvm.datasets import OCR
+from torchssvm.solvers import WeightedAverage, primal
 
 from .measuring import Clock
 from .training import compiled_loop, ocr_problem

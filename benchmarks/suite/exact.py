@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from torchssvm import Certificate, certify
+from torchssvm import certify
 from torchssvm.datasets import OCR
+from torchssvm.solvers import Certificate
 
 from .ceilings import measure_ceilings
 from .measuring import Ask, Limit, Settings, Summary, Table, best_of, in_turn

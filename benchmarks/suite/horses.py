@@ -12,18 +12,9 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from torchssvm import (
-    BCFW,
-    BlockGap,
-    Certificate,
-    DualState,
-    Labelings,
-    LinearGraph,
-    TorchLoop,
-    certify,
-    in_order,
-)
+from torchssvm import BCFW, BlockGap, DualState, Labelings, LinearGraph, TorchLoop, certify, in_order
 from torchssvm.datasets import HorseSegmentation, PrecomputedGraphs
+from torchssvm.solvers import Certificate
 
 from .convergence import RULES, Log, curves, medians
 from .measuring import Ask, Settings, Summary, chosen, in_turn

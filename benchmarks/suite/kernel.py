@@ -15,17 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchssvm import (
-    BlockGap,
-    Certificate,
-    DualState,
-    EveryPasses,
-    LinearChain,
-    TorchLoop,
-    evaluate,
-    in_order,
-)
+from torchssvm import BlockGap, DualState, LinearChain, TorchLoop, evaluate, in_order
 from torchssvm.datasets import OCR
+from torchssvm.solvers import Certificate, EveryPasses
 from torchssvm.solvers.kernel import RBF, FrankWolfe, KernelChain, KernelSSVM, Pairwise, Polynomial
 
 from .measuring import Ask, Settings, Summary, Table, chosen

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchssvm import GDMM, Batch, BlockGap, LinearMultilabel, Penalty, TorchLoop, in_order
+from torchssvm import GDMM, Batch, BlockGap, LinearMultilabel, TorchLoop, in_order
 from torchssvm.datasets import ByDensity, Multilabel, SparseRows, multilabel_scores
 from torchssvm.datasets.files import find
 from torchssvm.datasets.multilabel.dataset import NAMES, PAGE
+from torchssvm.solvers.gdmm import Penalty
 
 from .measuring import Ask, Clock, Limit, Settings, Summary, Table, chosen
 

@@ -10,26 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm import (
-    BCFW,
-    GDMM,
-    AwayStep,
-    BlockGap,
-    BlockGreedy,
-    BoxQP,
-    BruteForce,
-    CommonStep,
-    DualState,
-    FullyCorrective,
-    Labelings,
-    Penalty,
-    SortedOracle,
-    SparseLinearChain,
-    SparseLinearMultilabel,
-    TorchLoop,
-)
+from torchssvm import BCFW, GDMM, BlockGap, DualState, Labelings, SparseLinearChain, SparseLinearMultilabel, TorchLoop
 from torchssvm.core.batch import apply_head, in_order
 from torchssvm.datasets import LargeChains, Multilabel, MultilabelScores, SparseRows, UnitRows, multilabel_scores
+from torchssvm.solvers.gdmm import AwayStep, BlockGreedy, BruteForce, FullyCorrective, Penalty, SortedOracle
+from torchssvm.steps import BoxQP, CommonStep
 
 from .measuring import Clock
 from .memory import MIB, resident, set_back

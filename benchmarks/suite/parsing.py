@@ -22,13 +22,13 @@ from torchssvm import (
     Labelings,
     LinearArcs,
     MeanParts,
-    Projective,
     in_order,
 )
 from torchssvm.datasets import CoNLLU, attachment
 from torchssvm.datasets.files import find
 from torchssvm.solvers.compiled.arc_adapter import ArcsAdapter
 from torchssvm.solvers.compiled.packing import pack
+from torchssvm.structures.arborescence import Projective
 
 from .figures import grid
 from .measuring import Ask, Clock, Limit, Settings, Summary, Table, chosen

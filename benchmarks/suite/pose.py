@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from torchssvm import BCFW, BlockGap, DualState, Labelings, LinearPose, TorchLoop, Weights, WhenEstimated
+from torchssvm import BCFW, BlockGap, DualState, Labelings, LinearPose, TorchLoop, Weights
 from torchssvm.datasets import LSPET, PoseTargets, PrecomputedFeatures
 from torchssvm.lightning import StructuredSVM
 from torchssvm.models import PoseNetwork, body_bounds, body_nodes, body_pose
 from torchssvm.models.pose_network import STRIDE
+from torchssvm.solvers import WhenEstimated
 
 from .convergence import RULES, Log, curves, medians
 from .measuring import Ask, Settings, Summary, Table, chosen

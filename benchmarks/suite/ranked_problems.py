@@ -19,7 +19,6 @@ from torchssvm import (
     Graphs,
     Labelings,
     LinearGraph,
-    PoseMaps,
     TorchLoop,
     WeightedLabels,
     Weights,
@@ -28,6 +27,7 @@ from torchssvm import (
 )
 from torchssvm.datasets import OCR, CoNLL2000
 from torchssvm.models import body_bounds, body_nodes, body_pose, chunking_chain, ocr_chain
+from torchssvm.structures.pose import PoseMaps
 
 Loop = CompiledBCFW | TorchLoop
 

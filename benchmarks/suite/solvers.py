@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from torchssvm import Certificate
 from torchssvm.datasets import OCR
+from torchssvm.solvers import Certificate
 
 from .figures import lines
 from .measuring import FOLDER, Ask, Clock, Limit, Settings, Summary, Table, in_turn, interpolate, median, ratio

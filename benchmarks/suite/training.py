@@ -13,7 +13,6 @@ from torchssvm import (
     Batch,
     BlockGap,
     CacheOracle,
-    Certificate,
     CompiledBCFW,
     Corrective,
     DualState,
@@ -21,13 +20,14 @@ from torchssvm import (
     GapBatchSampler,
     Labelings,
     LinearChain,
-    MaxOracle,
     MeanParts,
     Pairwise,
     Sequential,
     certify,
 )
 from torchssvm.datasets import PaddedDataset
+from torchssvm.solvers import Certificate
+from torchssvm.steps import MaxOracle
 
 from .measuring import Clock
 

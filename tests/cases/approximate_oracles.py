@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm import Decoding, Potentials, Structure
+from torchssvm import Potentials, Structure
 from torchssvm.core.potentials import conform, inner
+from torchssvm.core.structure import Decoding
 
 
 class Adversary(Structure):

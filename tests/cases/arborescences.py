@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 
-from torchssvm import NonProjective, Projective
+from torchssvm.structures.arborescence import NonProjective, Projective
 
 KINDS = [Projective(), Projective(single_root=True), NonProjective(), NonProjective(single_root=True)]
 

@@ -16,16 +16,10 @@ from problems import PROBLEMS, Problem, Training, assert_same, chain, examples, 
 from tables import each_row
 from torch import Tensor
 
-from torchssvm import (
-    Average,
-    MeanParts,
-    Weights,
-    certify,
-    primal,
-    recompute_weights,
-)
+from torchssvm import MeanParts, Weights, certify, recompute_weights
 from torchssvm.core.batch import to_device
 from torchssvm.core.schema import with_seal
+from torchssvm.solvers import Average, primal
 
 SEEDS = st.integers(0, 2**31 - 1)
 SOLVED = st.integers(0, 59)  # problems that the QP solver of the reference solves to the last digits

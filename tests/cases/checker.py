@@ -22,17 +22,10 @@ from problems import Reference
 from processes import in_processes
 
 from torchssvm import (
-    Away,
-    BoxQP,
     CacheOracle,
-    Certificate,
-    CommonStep,
     Corrective,
     FrankWolfe,
-    Hybrid,
     Labelings,
-    LatentTrainer,
-    MaxOracle,
     MeanParts,
     Pairwise,
     Relative,
@@ -43,6 +36,8 @@ from torchssvm import (
     make_trainer,
     save_checkpoint,
 )
+from torchssvm.solvers import Certificate, LatentTrainer
+from torchssvm.steps import Away, BoxQP, CommonStep, Hybrid, MaxOracle
 
 KINDS: dict[str, Callable[..., Listed]] = {
     "classes": classes,

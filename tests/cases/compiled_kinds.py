@@ -6,15 +6,9 @@ import torch
 from arborescences import own_outputs
 from problems import PROBLEMS, Problem, rng
 
-from torchssvm import (
-    Arborescence,
-    LinearArcs,
-    NonProjective,
-    Projective,
-    SparseFeatures,
-    SparseLinearChain,
-    Transitions,
-)
+from torchssvm import Arborescence, LinearArcs, SparseFeatures, SparseLinearChain
+from torchssvm.structures.arborescence import NonProjective, Projective
+from torchssvm.structures.chain import Transitions
 
 
 def sparse(problem: Problem) -> Problem:

@@ -8,7 +8,8 @@ import torch
 from problems import rng
 from torch import Tensor, nn
 
-from torchssvm import Batch, Decoding, Structure
+from torchssvm import Batch, Structure
+from torchssvm.core.structure import Decoding
 
 
 class LabelSets(Structure):

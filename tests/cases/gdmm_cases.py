@@ -22,22 +22,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import assert_same, examples, flat
 
-from torchssvm import (
-    BCFW,
-    GDMM,
-    AwayStep,
-    BlockGap,
-    BlockGreedy,
-    BruteForce,
-    DualState,
-    EveryPasses,
-    FullyCorrective,
-    Penalty,
-    SortedOracle,
-    SparseFeatures,
-    certify,
-)
+from torchssvm import BCFW, GDMM, BlockGap, DualState, SparseFeatures, certify
 from torchssvm.core.batch import apply_head
+from torchssvm.solvers import EveryPasses
+from torchssvm.solvers.gdmm import AwayStep, BlockGreedy, BruteForce, FullyCorrective, Penalty, SortedOracle
 from torchssvm.solvers.gdmm.problem import Hinges
 
 RULES = [FullyCorrective(), AwayStep(), BlockGreedy()]

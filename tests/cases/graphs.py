@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from problems import Reference, rng
 
-from torchssvm import Batch, GraphCut, GraphPotentials, Graphs, LinearGraph, WeightedLabels
+from torchssvm import Batch, GraphCut, Graphs, LinearGraph, WeightedLabels
+from torchssvm.structures.graph_cut import GraphPotentials
 
 
 def random_edges(nodes, random, share=0.6):

@@ -9,23 +9,9 @@ import numpy as np
 import torch
 from listed_problems import Listed, Maker, draw
 
-from torchssvm import (
-    NDCG,
-    AveragePrecision,
-    Batch,
-    Decision,
-    Decisions,
-    IntegerProgram,
-    Knapsack,
-    LinearDecisions,
-    LinearRanking,
-    PairSwaps,
-    PrecisionAt,
-    Ranking,
-    Selection,
-    ShortestPath,
-    Situations,
-)
+from torchssvm import Batch, Decisions, LinearDecisions, LinearRanking, Ranking
+from torchssvm.structures.decisions import Decision, IntegerProgram, Knapsack, Selection, ShortestPath, Situations
+from torchssvm.structures.ranking import NDCG, AveragePrecision, PairSwaps, PrecisionAt
 
 
 def subsets(size: int) -> np.ndarray:

@@ -28,8 +28,8 @@ from torchssvm import (
     SlackRescaling,
     SparseFeatures,
     SparseLinearChain,
-    Transitions,
 )
+from torchssvm.structures.chain import Transitions
 
 Features = dict[str, np.ndarray]
 """phi of an output by the names of the head's parameters."""

@@ -8,12 +8,7 @@ import numpy as np
 import torch
 from problems import Reference, rng
 
-from torchssvm import (
-    Batch,
-    LinearMultilabel,
-    SparseFeatures,
-    SparseLinearMultilabel,
-)
+from torchssvm import Batch, LinearMultilabel, SparseFeatures, SparseLinearMultilabel
 
 F, K = 3, 3
 

@@ -9,7 +9,8 @@ import torch
 from graphs import pad_edges, random_edges
 from problems import Reference, rng
 
-from torchssvm import Batch, Graphs, LinearPairwiseGraph, PairwisePotentials, WeightedLabels
+from torchssvm import Batch, Graphs, LinearPairwiseGraph, WeightedLabels
+from torchssvm.structures.pairwise_graph import PairwisePotentials
 
 
 def random_potentials(random, batch, *, states=3, most=4, integers=False, lengths=True, dtype=torch.float64, share=0.8):

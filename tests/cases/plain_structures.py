@@ -12,9 +12,10 @@ from problems import examples, is_allowed, rng
 from structure_cases import StructureTestCase
 from tables import each_row
 
-from torchssvm import Chain, Multiclass, Transitions, WeightedLabels
+from torchssvm import Chain, Multiclass, WeightedLabels
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import as_decoding
+from torchssvm.structures.chain import Transitions
 
 
 class MulticlassCase(StructureTestCase):

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from problems import Problem, Reference, rng
 
-from torchssvm import Batch, LinearPose, Pose, PoseMaps
+from torchssvm import Batch, LinearPose, Pose
+from torchssvm.structures.pose import PoseMaps
 
 
 def tiny_pose(parent=(-1, 0), grid=(2, 2), types=2, seed=0, spreads=False, size=1.5):

@@ -19,20 +19,18 @@ from torchssvm import (
     BCFW,
     Batch,
     BlockGap,
-    BoxQP,
-    Certificate,
     Chain,
-    CommonStep,
     DualState,
     LinearChain,
     LinearMulticlass,
     Multiclass,
     Potentials,
-    Transitions,
     certify,
 )
 from torchssvm.core.batch import apply_head
-from torchssvm.steps import BlockSteps
+from torchssvm.solvers import Certificate
+from torchssvm.steps import BlockSteps, BoxQP, CommonStep
+from torchssvm.structures.chain import Transitions
 
 # Inherited property tests run under several classes, and the device fixture holds no state.
 CHECKS = [HealthCheck.differing_executors, HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

@@ -26,11 +26,12 @@ from problems import (
     unpadded,
 )
 
-from torchssvm import Certificate, Pairwise, certify
+from torchssvm import Pairwise, certify
 from torchssvm.core.batch import apply_head
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import inner
 from torchssvm.dual.storage import Storage
+from torchssvm.solvers import Certificate
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))

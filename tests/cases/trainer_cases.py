@@ -14,8 +14,8 @@ import pytest
 import torch
 from problems import assert_same
 
-from torchssvm import Certificate, Relative, Trainer
-from torchssvm.solvers import progress_line
+from torchssvm import Relative
+from torchssvm.solvers import Certificate, Trainer, progress_line
 
 
 class FakeStream(io.StringIO):

@@ -20,22 +20,12 @@ import torch
 from torch import Tensor
 
 import torchssvm
-from torchssvm import (
-    GDMM,
-    RBF,
-    Batch,
-    BlockGap,
-    CompiledBCFW,
-    DualState,
-    Potentials,
-    Sequential,
-    SparseFeatures,
-)
+from torchssvm import GDMM, Batch, BlockGap, CompiledBCFW, DualState, Potentials, Sequential, SparseFeatures
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.sparse_features import padded_lists
 from torchssvm.core.structure import as_decoding
 from torchssvm.deployment import Decoder
-from torchssvm.solvers.kernel import KernelChain, KernelSSVM
+from torchssvm.solvers.kernel import RBF, KernelChain, KernelSSVM
 from torchssvm.steps import solve_box_qp
 from torchssvm.structures import (
     Arborescence,

@@ -16,17 +16,11 @@ from torchssvm import (
     GDMM,
     Arborescence,
     BlockGap,
-    BoxQP,
-    BranchAndBound,
-    BruteForceSearch,
     CacheOracle,
     Chain,
     CompiledBCFW,
     Corrective,
     DualState,
-    EdgePotentials,
-    EveryLossLevel,
-    EveryPasses,
     GapBatchSampler,
     GraphCut,
     Labelings,
@@ -38,30 +32,23 @@ from torchssvm import (
     LinearMultilabel,
     LinearPose,
     LinearTree,
-    LossScaleSearch,
     Matching,
-    MessagePassing,
     Multiclass,
     Multilabel,
-    Penalty,
     Permutation,
     Pose,
     Proportional,
-    ResidualBalancing,
     SparseFeatures,
     SparseLinearChain,
     SparseLinearMultilabel,
     StructuredHinge,
     TorchStruct,
     Tree,
-    WeightedAverage,
     WeightedLabels,
-    WhenEstimated,
     certify,
     check,
     evaluate,
     grid_search,
-    primal,
     recompute_weights,
     regularization_path,
 )
@@ -84,8 +71,14 @@ from torchssvm.datasets import (
 )
 from torchssvm.models import LetterFeatures, PixelFeatures, best_threshold, mean_displacements, threshold_links
 from torchssvm.path import Certified, Heuristic, start_at_largest_lam
+from torchssvm.solvers import EveryPasses, WeightedAverage, WhenEstimated, primal
+from torchssvm.solvers.gdmm import Penalty, ResidualBalancing
 from torchssvm.solvers.kernel import RBF, KernelMulticlass, KernelSSVM, Polynomial
+from torchssvm.steps import BoxQP
 from torchssvm.steps.box_qp import solve_box_qp
+from torchssvm.structures.matching import EdgePotentials
+from torchssvm.structures.multilabel import BranchAndBound, MessagePassing
+from torchssvm.structures.slack_rescaling import BruteForceSearch, EveryLossLevel, LossScaleSearch
 
 WORDS = [(3, 3), ("3", None), (2.5, None), (True, None), (None, None), (np.int32(3), 3), (np.bool_(True), None)]
 

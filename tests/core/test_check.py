@@ -13,7 +13,6 @@ from torchssvm import (
     Batch,
     BlockGap,
     Chain,
-    Decoding,
     DualState,
     LinearChain,
     LinearMulticlass,
@@ -23,6 +22,7 @@ from torchssvm import (
     certify,
     check,
 )
+from torchssvm.core.structure import Decoding
 
 NAMES = [
     "head is linear in its weights",

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import chain, examples, rng
 
-from torchssvm import BCFW, BlockGap, CompiledBCFW, DualState, WeightedAverage, certify
+from torchssvm import BCFW, BlockGap, CompiledBCFW, DualState, certify
 from torchssvm.core.digest import UNKNOWN, digest_targets
+from torchssvm.solvers import WeightedAverage
 
 
 @examples(50)

@@ -19,7 +19,6 @@ from torchssvm import (
     LinearMulticlass,
     LinearRanking,
     LinearTree,
-    Marginals,
     Multiclass,
     Multilabel,
     Potentials,
@@ -35,6 +34,7 @@ from torchssvm import (
     solve,
 )
 from torchssvm.core.naming import naming
+from torchssvm.core.structure import Marginals
 from torchssvm.datasets import PaddedDataset, PrecomputedFeatures
 from torchssvm.deployment import Decoder
 from torchssvm.steps import ByLength

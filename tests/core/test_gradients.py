@@ -11,10 +11,11 @@ import torch
 from problems import chain, flat, rng
 from torch import Tensor, nn
 
-from torchssvm import BCFW, BlockGap, Chain, DualState, Hybrid, Labelings, Multiclass, Potentials, Structure, Weights
+from torchssvm import BCFW, BlockGap, Chain, DualState, Labelings, Multiclass, Potentials, Structure, Weights
 from torchssvm.core import gradients
 from torchssvm.core.gradients import cheap_adjoint, gram_product, per_example_adjoint
 from torchssvm.core.potentials import Parts, as_potentials
+from torchssvm.steps import Hybrid
 
 F, K, N = 3, 4, 5
 

@@ -16,10 +16,11 @@ import torch
 from problems import rng
 from torch import Tensor, nn
 
-from torchssvm import BCFW, BlockGap, DualState, Hybrid, Labelings, Multiclass, Potentials
+from torchssvm import BCFW, BlockGap, DualState, Labelings, Multiclass, Potentials
 from torchssvm.core import gradients
 from torchssvm.core.gradients import cheap_adjoint, gram_product, per_example_adjoint
 from torchssvm.core.potentials import as_potentials
+from torchssvm.steps import Hybrid
 
 F, K, N = 5, 4, 24
 X, Y = torch.randn(N, F, generator=rng(0)), torch.randint(0, K, (N,), generator=rng(1))

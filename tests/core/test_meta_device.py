@@ -23,11 +23,11 @@ from torchssvm import (
     LinearRanking,
     LinearTree,
     Pose,
-    Selection,
     SparseLinearChain,
     SparseLinearMultilabel,
 )
 from torchssvm.datasets import bio_transitions
+from torchssvm.structures.decisions import Selection
 from torchssvm.structures.tree.forest import LinearForest
 
 SHIFT = torch.zeros(1, 2, 1, 2)

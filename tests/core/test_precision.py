@@ -24,11 +24,11 @@ from torchssvm import (
     Multiclass,
     Weights,
     certify,
-    primal,
     recompute_weights,
 )
 from torchssvm.core.linearity import generators_of, linearity_error
 from torchssvm.core.precision import full_precision, is_lowered, lowered_advice, product
+from torchssvm.solvers import primal
 from torchssvm.solvers.kernel import RBF
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -12,9 +12,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 import torchssvm.datasets
-from torchssvm import Batch, DualState, GapBatchSampler, LargestGap, LinearChain
+from torchssvm import Batch, DualState, GapBatchSampler, LinearChain
 from torchssvm.datasets import OCR, Example, PaddedDataset, PrecomputedFeatures
 from torchssvm.datasets.ocr import dataset as ocr_module
+from torchssvm.steps import LargestGap
 
 FIRST_LETTER = """
 ........

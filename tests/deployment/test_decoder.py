@@ -13,15 +13,12 @@ from torch.export import Dim, export
 from torchssvm import (
     Batch,
     Chain,
-    Decoding,
-    EveryLossLevel,
     LinearArcs,
     LinearChain,
     LinearGraph,
     LinearMulticlass,
     LinearMultilabel,
     LinearTree,
-    MessagePassing,
     Multiclass,
     Multilabel,
     SlackRescaling,
@@ -29,11 +26,14 @@ from torchssvm import (
     SparseLinearChain,
     SparseLinearMultilabel,
     Structure,
-    Transitions,
     Tree,
 )
+from torchssvm.core.structure import Decoding
 from torchssvm.deployment import Decoder
 from torchssvm.structures import LinearForest
+from torchssvm.structures.chain import Transitions
+from torchssvm.structures.multilabel import MessagePassing
+from torchssvm.structures.slack_rescaling import EveryLossLevel
 
 ANY = Dim.DYNAMIC
 F, K, N = 5, 4, 7

@@ -22,14 +22,14 @@ from torchssvm import (
     LinearMulticlass,
     LinearMultilabel,
     LinearTree,
-    MessagePassing,
     Multiclass,
     Multilabel,
     SparseFeatures,
     SparseLinearChain,
     SparseLinearMultilabel,
-    Transitions,
 )
+from torchssvm.structures.chain import Transitions
+from torchssvm.structures.multilabel import MessagePassing
 
 safetensors = pytest.importorskip("safetensors.torch")
 

@@ -12,8 +12,9 @@ from problems import PROBLEMS, assert_same, flat
 from processes import in_processes
 from tables import each_row
 
-from torchssvm import CacheOracle, CompiledBCFW, Corrective, DualState, FrankWolfe, Labelings, MaxOracle, Pairwise
+from torchssvm import CacheOracle, CompiledBCFW, Corrective, DualState, FrankWolfe, Labelings, Pairwise
 from torchssvm.dual import state as dual_state
+from torchssvm.steps import MaxOracle
 
 pytestmark = pytest.mark.slow
 

@@ -12,20 +12,10 @@ from items import Items
 from problems import PROBLEMS, assert_same
 from processes import ENDED, in_processes, refused
 
-from torchssvm import (
-    GDMM,
-    BlockGap,
-    CacheOracle,
-    CompiledBCFW,
-    DualState,
-    KernelSSVM,
-    Labelings,
-    Pairwise,
-    TorchLoop,
-    certify,
-)
+from torchssvm import GDMM, BlockGap, CacheOracle, CompiledBCFW, DualState, Labelings, Pairwise, TorchLoop, certify
 from torchssvm.core.ranks import RankError
 from torchssvm.dual import state as dual_state
+from torchssvm.solvers.kernel import KernelSSVM
 
 pytestmark = pytest.mark.slow
 

@@ -17,13 +17,10 @@ from torchssvm import (
     ByLength,
     DualState,
     GapBatchSampler,
-    Heuristic,
-    LargestGap,
     Permutation,
     Relative,
     Sequential,
     Solver,
-    UniformAverage,
     Weights,
     certify,
     choose_lam,
@@ -32,7 +29,10 @@ from torchssvm import (
     regularization_path,
     solve,
 )
+from torchssvm.path import Heuristic
 from torchssvm.path.initial import start_at_largest_lam
+from torchssvm.solvers import UniformAverage
+from torchssvm.steps import LargestGap
 
 pytestmark = pytest.mark.slow
 

@@ -10,20 +10,9 @@ import torch
 from problems import PROBLEMS, Reference, Training, assert_same, multiclass, reference, rng, steps_of
 from tables import each_row
 
-from torchssvm import (
-    Away,
-    BlockGap,
-    CacheOracle,
-    Corrective,
-    FrankWolfe,
-    Hybrid,
-    Labelings,
-    LinearChain,
-    MaxOracle,
-    Pairwise,
-    certify,
-)
+from torchssvm import BlockGap, CacheOracle, Corrective, FrankWolfe, Labelings, LinearChain, Pairwise, certify
 from torchssvm.dual import DualState
+from torchssvm.steps import Away, Hybrid, MaxOracle
 from torchssvm.steps.orders import Proportional, Uniform
 
 RULES = [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()]

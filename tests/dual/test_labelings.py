@@ -16,24 +16,13 @@ from problems import PROBLEMS, Training, WithoutAdjoint, assert_same, chain, exa
 from tables import each_row
 
 import torchssvm
-from torchssvm import (
-    Away,
-    CacheOracle,
-    Corrective,
-    FrankWolfe,
-    Hybrid,
-    Labelings,
-    MaxOracle,
-    Pairwise,
-    Potentials,
-    Weights,
-    certify,
-)
+from torchssvm import CacheOracle, Corrective, FrankWolfe, Labelings, Pairwise, Potentials, Weights, certify
 from torchssvm.core.batch import apply_head
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.dual.active_sets import ActiveSets
 from torchssvm.dual.labelings import StoredLabelings
 from torchssvm.dual.storage import Storage
+from torchssvm.steps import Away, Hybrid, MaxOracle
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))

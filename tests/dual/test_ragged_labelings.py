@@ -7,21 +7,10 @@ import torch
 from pairwise_graphs import PairwiseProblem
 from problems import chain, rng
 
-from torchssvm import (
-    BCFW,
-    AveragePrecision,
-    BlockGap,
-    Corrective,
-    DualState,
-    Hybrid,
-    Labelings,
-    LinearRanking,
-    PairSwaps,
-    Pairwise,
-    Ranking,
-    certify,
-)
+from torchssvm import BCFW, BlockGap, Corrective, DualState, Labelings, LinearRanking, Pairwise, Ranking, certify
 from torchssvm.core.batch import Batch, apply_head
+from torchssvm.steps import Hybrid
+from torchssvm.structures.ranking import AveragePrecision, PairSwaps
 
 N = 4
 

@@ -10,8 +10,8 @@ from sklearn.base import clone
 from tables import each_row
 from torch import nn
 
-from torchssvm import OptModel, Selection, ShortestPath, Situations
 from torchssvm.estimators import PredictThenOptimize
+from torchssvm.structures.decisions import OptModel, Selection, ShortestPath, Situations
 
 SQUARE = ShortestPath.grid(2, 2)
 PATHS = SQUARE.decisions()  # [2, 4]

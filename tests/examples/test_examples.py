@@ -119,7 +119,7 @@ def test_chain_on_a_cnn(joint, tmp_path, run_here):
 
 
 def test_the_path(tmp_path, run_script):
-    from torchssvm import RegularizationPath
+    from torchssvm.path import RegularizationPath
 
     flags = ("--epsilon", "0.6", "--lam_min", "1", "--max_passes", "100", "--report", tmp_path)
     out = run_script(EXAMPLES / "reg_path.py", *flags)

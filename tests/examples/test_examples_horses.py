@@ -9,9 +9,9 @@ import pytest
 import torch
 from benchmark_parts import measured
 
-from torchssvm import RegularizationPath
 from torchssvm.datasets import HorseSegmentation
 from torchssvm.datasets.images.segmentation_augmentation import random_views, resized
+from torchssvm.path import RegularizationPath
 
 pytestmark = pytest.mark.slow
 

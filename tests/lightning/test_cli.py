@@ -160,7 +160,7 @@ model:
     direction: {class_path: torchssvm.Corrective, init_args: {steps: 7}}
     oracle: {class_path: torchssvm.CacheOracle, init_args: {factor: 0.5}}
     storage: {class_path: torchssvm.Labelings, init_args: {capacity: 5}}
-    line_search: torchssvm.ShortStep
+    line_search: torchssvm.steps.ShortStep
 trainer: {accelerator: cpu, max_epochs: 1, limit_train_batches: 3, limit_val_batches: 1, logger: false}
 """
 

@@ -13,9 +13,10 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback,
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 from short_words import N, Words, svm, trainer  # noqa: E402
 
-from torchssvm import EveryPasses, LinearChain, Relative, Solver, StructuredHinge, make_trainer  # noqa: E402
+from torchssvm import LinearChain, Relative, Solver, StructuredHinge, make_trainer  # noqa: E402
 from torchssvm.lightning import DualityGap, GapBar, JointTraining, StructuredSVM  # noqa: E402
 from torchssvm.lightning.compiled_epochs import EpochsAtOnce  # noqa: E402
+from torchssvm.solvers import EveryPasses  # noqa: E402
 
 LAM = 0.001  # takes some two hundred epochs, with a few calls of the oracle
 

@@ -23,13 +23,11 @@ from torchssvm import (  # noqa: E402
     Labelings,
     LinearChain,
     LinearTree,
-    MaxOracle,
     MeanParts,
     SoftmaxMargin,
     StructuredHinge,
     certify,
     evaluate,
-    primal,
 )
 from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
 from torchssvm.lightning import (  # noqa: E402
@@ -42,6 +40,8 @@ from torchssvm.lightning import (  # noqa: E402
     joint_training,
 )
 from torchssvm.lightning.refusals import check_start  # noqa: E402
+from torchssvm.solvers import primal  # noqa: E402
+from torchssvm.steps import MaxOracle  # noqa: E402
 
 
 @pytest.fixture(scope="module")

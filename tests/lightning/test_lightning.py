@@ -33,12 +33,12 @@ from torchssvm import (  # noqa: E402
     MeanParts,
     Solver,
     StructuredHinge,
-    SuffixAverage,
     Weights,
     certify,
 )
 from torchssvm.datasets import PaddedDataset  # noqa: E402
 from torchssvm.lightning import Alternate, AveragedWeights, DualityGap, Report, StructuredSVM  # noqa: E402
+from torchssvm.solvers import SuffixAverage  # noqa: E402
 
 
 def joint(lam: float = 0.01, **options) -> StructuredSVM:

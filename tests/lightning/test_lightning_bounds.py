@@ -15,19 +15,10 @@ from items import with_solver  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 
-from torchssvm import (  # noqa: E402
-    BCFW,
-    BlockGap,
-    CommonStep,
-    DualState,
-    GapBatchSampler,
-    LinearChain,
-    MeanParts,
-    PredefinedStep,
-    certify,
-)
+from torchssvm import BCFW, BlockGap, DualState, GapBatchSampler, LinearChain, MeanParts, certify  # noqa: E402
 from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
 from torchssvm.lightning import AveragedWeights, DualityGap, StructuredSVM  # noqa: E402
+from torchssvm.steps import CommonStep, PredefinedStep  # noqa: E402
 
 WORDS = 12
 BOUNDS = {"transition": (0.0, None), "emission": (-0.02, 0.02)}
@@ -170,7 +161,7 @@ def test_bounds_in_a_configuration_file(tmp_path):
         "lam: 0.1\n"
         "solver:\n"
         "  bounds: {transition: [0.0, null]}\n"
-        "  line_search: {class_path: torchssvm.ShortStep}\n"
+        "  line_search: {class_path: torchssvm.steps.ShortStep}\n"
     )
     make = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the name of older versions
     model = make(parser.parse_args([f"--model={tmp_path / 'svm.yaml'}"])).model

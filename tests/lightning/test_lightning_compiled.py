@@ -15,7 +15,6 @@ from lightning_words import Features, chain, everything, loader, some_words, tra
 from torchssvm import (  # noqa: E402
     BCFW,
     BlockGap,
-    CommonStep,
     CompiledBCFW,
     DualState,
     GapBatchSampler,
@@ -24,7 +23,6 @@ from torchssvm import (  # noqa: E402
     LinearMulticlass,
     MeanParts,
     Pairwise,
-    ShortStep,
     SlackRescaling,
     Solver,
     Weights,
@@ -36,6 +34,7 @@ from torchssvm.lightning import DualityGap, StructuredSVM, compiled_epochs  # no
 from torchssvm.lightning.compiled_epochs import EpochPart  # noqa: E402
 from torchssvm.solvers import choice  # noqa: E402
 from torchssvm.solvers.compiled.proposal import ProposedVisits  # noqa: E402
+from torchssvm.steps import CommonStep, ShortStep  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -15,18 +15,9 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from torchssvm import (
-    GDMM,
-    Batch,
-    FactorwiseCertificate,
-    GapBatchSampler,
-    LinearChain,
-    LinearMultilabel,
-    Penalty,
-    Relative,
-    ResidualBalancing,
-)
+from torchssvm import GDMM, Batch, GapBatchSampler, LinearChain, LinearMultilabel, Relative
 from torchssvm.lightning import Alternate, AveragedWeights, DualityGap, FactorwiseSVM, Report
+from torchssvm.solvers.gdmm import FactorwiseCertificate, Penalty, ResidualBalancing
 from torchssvm.solvers.gdmm.chains import ChainProblem
 from torchssvm.solvers.gdmm.problem import Hinges
 from torchssvm.solvers.gdmm.rules import BlockRule

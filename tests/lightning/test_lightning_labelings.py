@@ -20,17 +20,14 @@ from lightning.pytorch.callbacks import Callback  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 
 from torchssvm import (  # noqa: E402
-    Away,
     CacheOracle,
     CompiledBCFW,
     Corrective,
     DualState,
     FrankWolfe,
     GapBatchSampler,
-    Hybrid,
     Labelings,
     LinearChain,
-    MaxOracle,
     MeanParts,
     Pairwise,
     Permutation,
@@ -41,6 +38,7 @@ from torchssvm import (  # noqa: E402
 )
 from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
 from torchssvm.lightning import Alternate, AveragedWeights, DualityGap, StructuredSVM  # noqa: E402
+from torchssvm.steps import Away, Hybrid, MaxOracle  # noqa: E402
 
 WORDS = 30
 DIRECTIONS = [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()]

@@ -17,13 +17,10 @@ L = pytest.importorskip("lightning")
 from short_words import Words, trainer  # noqa: E402
 
 from torchssvm import (  # noqa: E402
-    NDCG,
     Arborescence,
     Chain,
     Decisions,
-    EveryClass,
     GraphCut,
-    Knapsack,
     LinearArcs,
     LinearChain,
     LinearDecisions,
@@ -36,26 +33,28 @@ from torchssvm import (  # noqa: E402
     LinearRanking,
     LinearTree,
     Matching,
-    MessagePassing,
     Multiclass,
     Multilabel,
     PairwiseGraph,
     Pose,
-    Projective,
     Ranking,
-    RoofDual,
-    ShortestPath,
     SlackRescaling,
     Solver,
     SparseLinearChain,
     SparseLinearMultilabel,
     Tree,
-    TreeReweighted,
 )
 from torchssvm import structures as own_heads  # noqa: E402
 from torchssvm.deployment.recipes import describe, rebuild  # noqa: E402
 from torchssvm.lightning import FactorwiseSVM, StructuredSVM  # noqa: E402
 from torchssvm.structures import LinearForest  # noqa: E402
+from torchssvm.structures.arborescence import Projective  # noqa: E402
+from torchssvm.structures.decisions import Knapsack, ShortestPath  # noqa: E402
+from torchssvm.structures.graph_cut import RoofDual  # noqa: E402
+from torchssvm.structures.multilabel import MessagePassing  # noqa: E402
+from torchssvm.structures.pairwise_graph import TreeReweighted  # noqa: E402
+from torchssvm.structures.ranking import NDCG  # noqa: E402
+from torchssvm.structures.slack_rescaling import EveryClass  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
 

@@ -11,9 +11,10 @@ L = pytest.importorskip("lightning")
 from items import with_solver  # noqa: E402
 from lightning_words import trainer  # noqa: E402
 
-from torchssvm import CommonStep, LinearChain, LinearMulticlass  # noqa: E402
+from torchssvm import LinearChain, LinearMulticlass  # noqa: E402
 from torchssvm.datasets import PaddedDataset  # noqa: E402
 from torchssvm.lightning import AveragedWeights, DualityGap, FactorwiseSVM, JointTraining, StructuredSVM  # noqa: E402
+from torchssvm.steps import CommonStep  # noqa: E402
 
 pytestmark = pytest.mark.cuda
 

@@ -11,11 +11,9 @@ L = pytest.importorskip("lightning")
 from short_words import Words, svm, trainer  # noqa: E402
 
 from torchssvm import (  # noqa: E402
-    BoxQP,
     CacheOracle,
     CompiledBCFW,
     Corrective,
-    EveryPasses,
     Labelings,
     LinearChain,
     MeanParts,
@@ -28,7 +26,12 @@ from torchssvm.lightning import (  # noqa: E402
     DualityGap,
     StructuredSVM,
 )
-from torchssvm.solvers import choice, training  # noqa: E402
+from torchssvm.solvers import (  # noqa: E402
+    EveryPasses,
+    choice,
+    training,
+)
+from torchssvm.steps import BoxQP  # noqa: E402
 
 
 def fitted(epochs: int = 3, compiled: bool | None = None, **rules):

@@ -7,10 +7,11 @@ import torch
 from problems import flat, rng
 from tables import each_row
 
-from torchssvm import BCFW, BlockGap, DualState, PoseMaps, Weights, certify
+from torchssvm import BCFW, BlockGap, DualState, Weights, certify
 from torchssvm.core.batch import Batch
 from torchssvm.datasets import LSPET
 from torchssvm.models import BODY, JOINTS, body_bounds, body_nodes, body_pose, mean_displacements
+from torchssvm.structures.pose import PoseMaps
 
 
 def bodies(count, seed=0, size=12):

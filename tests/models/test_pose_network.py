@@ -8,21 +8,11 @@ from poses import tiny_pose
 from problems import rng
 from tables import each_row
 
-from torchssvm import (
-    BCFW,
-    BlockGap,
-    Corrective,
-    DualState,
-    Labelings,
-    LinearPose,
-    PoseMaps,
-    StructuredHinge,
-    certify,
-    check,
-)
+from torchssvm import BCFW, BlockGap, Corrective, DualState, Labelings, LinearPose, StructuredHinge, certify, check
 from torchssvm.core.batch import Batch
 from torchssvm.models import PoseNetwork
 from torchssvm.solvers.certificate import recompute_weights
+from torchssvm.structures.pose import PoseMaps
 
 
 def tiny_network(seed=0, grid=(4, 4), widths=(8, 8, 8), **options):

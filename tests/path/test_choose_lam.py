@@ -13,21 +13,11 @@ from items import Items
 from problems import PROBLEMS, Problem, reference
 from tables import each_row
 
-from torchssvm import (
-    Chain,
-    LamChoice,
-    Relative,
-    Solver,
-    choose_lam,
-    evaluate,
-    guess_lam,
-    in_order,
-    primal,
-    solve,
-)
+from torchssvm import Chain, Relative, Solver, choose_lam, evaluate, guess_lam, in_order, solve
 from torchssvm.core.part import Part
-from torchssvm.path import HeldOutPoint
+from torchssvm.path import HeldOutPoint, LamChoice
 from torchssvm.path.lam_choice import chosen_of
+from torchssvm.solvers import primal
 from torchssvm.solvers.evaluation import merge_evaluations
 
 LAMS = [1.0, 0.1, 0.3]

@@ -14,18 +14,8 @@ from items import Items, plainly
 from problems import PROBLEMS, Problem, assert_same, chain, examples, multiclass, reference, rng
 from tables import each_row
 
-from torchssvm import (
-    CommonStep,
-    Decoding,
-    DualState,
-    EveryPasses,
-    LinearChain,
-    MeanParts,
-    Multiclass,
-    Solver,
-    Weights,
-    certify,
-)
+from torchssvm import DualState, LinearChain, MeanParts, Multiclass, Solver, Weights, certify
+from torchssvm.core.structure import Decoding
 from torchssvm.datasets import OCR
 from torchssvm.datasets.padded import PaddedDataset
 from torchssvm.path import (
@@ -39,7 +29,8 @@ from torchssvm.path import (
     regularization_path,
     start_at_largest_lam,
 )
-from torchssvm.solvers import training
+from torchssvm.solvers import EveryPasses, training
+from torchssvm.steps import CommonStep
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))

@@ -11,8 +11,8 @@ import torch
 from items import Items, plainly
 from problems import PROBLEMS, chain, multiclass, reference
 
-from torchssvm import Heuristic, PathRun, Relative, certify, grid_search, regularization_path
-from torchssvm.path import RegularizationPath, plot
+from torchssvm import Relative, certify, grid_search, regularization_path
+from torchssvm.path import Heuristic, PathRun, RegularizationPath, plot
 
 SHARE = 0.2
 

@@ -18,34 +18,27 @@ from problems import PROBLEMS, Problem, Training, chain, examples, flat, multicl
 
 from torchssvm import (
     BCFW,
-    Away,
     CacheOracle,
-    Certificate,
     CompiledBCFW,
     Corrective,
     DualState,
-    ExactSearch,
     FrankWolfe,
-    Hybrid,
     Labelings,
     LinearChain,
-    MaxOracle,
     MeanParts,
     Pairwise,
-    PredefinedStep,
     Solver,
     StructuredHinge,
-    SuffixAverage,
-    WeightedAverage,
     Weights,
     certify,
-    primal,
     regularization_path,
 )
 from torchssvm.core.batch import apply_head
 from torchssvm.datasets import OCR
+from torchssvm.solvers import Certificate, SuffixAverage, WeightedAverage, primal
 from torchssvm.solvers.kernel import KernelSSVM, Linear
 from torchssvm.solvers.kernel import Pairwise as KernelPairwise
+from torchssvm.steps import Away, ExactSearch, Hybrid, MaxOracle, PredefinedStep
 
 pytest.importorskip("clarabel")
 

@@ -9,21 +9,9 @@ from bounded import Bounded, box_dual, optimum_within
 from custom import Approximate, label_sets
 from problems import assert_same, chain, flat, reference, rng
 
-from torchssvm import (
-    BCFW,
-    Average,
-    BlockGap,
-    CompiledBCFW,
-    DualState,
-    Labelings,
-    MeanParts,
-    SuffixAverage,
-    UniformAverage,
-    WeightedAverage,
-    Weights,
-    certify,
-)
+from torchssvm import BCFW, BlockGap, CompiledBCFW, DualState, Labelings, MeanParts, Weights, certify
 from torchssvm.core.potentials import as_potentials
+from torchssvm.solvers import Average, SuffixAverage, UniformAverage, WeightedAverage
 
 
 class TestWeightedAverage(AverageTestCase):

@@ -20,7 +20,6 @@ from torchssvm import (
     BCFW,
     GDMM,
     BlockGap,
-    Decoding,
     DualState,
     GapBatchSampler,
     LinearChain,
@@ -28,10 +27,11 @@ from torchssvm import (
     MeanParts,
     Multiclass,
     Potentials,
-    WeightedAverage,
     Weights,
     certify,
 )
+from torchssvm.core.structure import Decoding
+from torchssvm.solvers import WeightedAverage
 
 STORAGES = [MeanParts, Weights]
 

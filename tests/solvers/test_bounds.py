@@ -18,24 +18,22 @@ from tables import each_row
 
 from torchssvm import (
     BCFW,
-    Away,
     BlockGap,
     CacheOracle,
     Corrective,
     DualState,
-    ExactSearch,
     GapBatchSampler,
     Labelings,
     LinearChain,
     MeanParts,
     Pairwise,
     Permutation,
-    ShortStep,
     Weights,
     certify,
     recompute_weights,
 )
 from torchssvm.core.batch import apply_head
+from torchssvm.steps import Away, ExactSearch, ShortStep
 
 SEEDS = st.integers(0, 2**31 - 1)
 STORAGES = {"labelings": Labelings, "mean_parts": MeanParts, "weights": Weights}

@@ -26,13 +26,13 @@ from torchssvm import (
     GapBatchSampler,
     Labelings,
     Solver,
-    WeightedAverage,
     certify,
     load_checkpoint,
     save_checkpoint,
 )
 from torchssvm.core.files import damage, previous, whole_file, write_text
 from torchssvm.path import PathRun
+from torchssvm.solvers import WeightedAverage
 from torchssvm.solvers.kernel import RBF
 
 # -- Everything that has a state ----------------------------------------------------------------------------

@@ -18,15 +18,12 @@ from torchssvm import (
     GapBatchSampler,
     HiddenStates,
     Labelings,
-    LatentTrainer,
     LinearChain,
     LinearMulticlass,
     LinearMultilabel,
     MeanParts,
-    PathRun,
     Relative,
     Solver,
-    WeightedAverage,
     Weights,
     in_order,
     make_trainer,
@@ -34,6 +31,8 @@ from torchssvm import (
 )
 from torchssvm.datasets import PaddedDataset
 from torchssvm.deployment import Decoder
+from torchssvm.path import PathRun
+from torchssvm.solvers import LatentTrainer, WeightedAverage
 from torchssvm.solvers.kernel import RBF
 from torchssvm.structures import Chain
 

@@ -12,23 +12,19 @@ from enumerated import Listing, linear_problem, listing, optimum_between
 from problems import Problem, assert_same, flat, rng
 
 from torchssvm import (
-    Away,
     CacheOracle,
     CompiledBCFW,
     Corrective,
     FrankWolfe,
-    Hybrid,
     Labelings,
-    MaxOracle,
     MeanParts,
     Pairwise,
-    SuffixAverage,
-    UniformAverage,
-    WeightedAverage,
     Weights,
     certify,
     recompute_weights,
 )
+from torchssvm.solvers import SuffixAverage, UniformAverage, WeightedAverage
+from torchssvm.steps import Away, Hybrid, MaxOracle
 
 pytest.importorskip("clarabel")
 

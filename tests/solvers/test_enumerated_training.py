@@ -18,26 +18,24 @@ from multilabel_problems import MultilabelProblem
 from problems import Reference, flat, rng
 
 from torchssvm import (
-    Away,
     BlockGap,
     CacheOracle,
     Corrective,
     FrankWolfe,
     GraphCut,
-    Hybrid,
     Labelings,
-    LossScaleSearch,
-    MaxOracle,
     MeanParts,
-    MessagePassing,
     Multilabel,
     Pairwise,
-    RoofDual,
     Sequential,
     SlackRescaling,
     Weights,
     certify,
 )
+from torchssvm.steps import Away, Hybrid, MaxOracle
+from torchssvm.structures.graph_cut import RoofDual
+from torchssvm.structures.multilabel import MessagePassing
+from torchssvm.structures.slack_rescaling import LossScaleSearch
 
 pytest.importorskip("clarabel")
 

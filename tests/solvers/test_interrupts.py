@@ -14,8 +14,6 @@ from problems import chain
 from torchssvm import (
     BCFW,
     GDMM,
-    RBF,
-    Away,
     BlockGap,
     CacheOracle,
     Chain,
@@ -23,9 +21,7 @@ from torchssvm import (
     Corrective,
     DualState,
     HiddenStates,
-    Hybrid,
     Labelings,
-    LatentTrainer,
     LinearChain,
     MeanParts,
     Pairwise,
@@ -34,11 +30,13 @@ from torchssvm import (
     Sequential,
     Solver,
     TorchLoop,
-    WeightedAverage,
     Weights,
 )
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.datasets import PaddedDataset
+from torchssvm.solvers import LatentTrainer, WeightedAverage
+from torchssvm.solvers.kernel import RBF
+from torchssvm.steps import Away, Hybrid
 
 
 def problem(**options):

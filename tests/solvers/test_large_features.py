@@ -6,7 +6,8 @@ import pytest
 import torch
 from problems import chain, multiclass
 
-from torchssvm import BoxQP, Solver, guess_lam, make_trainer
+from torchssvm import Solver, guess_lam, make_trainer
+from torchssvm.steps import BoxQP
 from torchssvm.steps.box_qp import solve_box_qp
 
 SIZES = {torch.float32: (1e15, 1e21), torch.float64: (1e150, 1e156)}

@@ -9,7 +9,6 @@ from torch import nn
 from torchssvm import (
     Chain,
     HiddenStates,
-    LatentTrainer,
     LinearChain,
     LinearMulticlass,
     Multiclass,
@@ -17,11 +16,11 @@ from torchssvm import (
     Solver,
     in_order,
     latent,
-    primal,
 )
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import inner
 from torchssvm.datasets import LatentCrosses, PaddedDataset
+from torchssvm.solvers import LatentTrainer, primal
 
 LAM = 1.0
 CHAIN = HiddenStates(Chain(4), [0, 0, 1, 1])

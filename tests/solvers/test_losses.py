@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import PROBLEMS, Problem, Training, chain, examples, flat, multiclass, reference, rng, steps_of
 
-from torchssvm import BlockGap, BoxQP, MeanParts, StructuredHinge, Weights
+from torchssvm import BlockGap, MeanParts, StructuredHinge, Weights
 from torchssvm.core.batch import apply_head, first_occurrences
+from torchssvm.steps import BoxQP
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))

@@ -12,11 +12,8 @@ from problems import chain
 from torchssvm import (
     BCFW,
     GDMM,
-    RBF,
     BlockGap,
     DualState,
-    KernelMulticlass,
-    KernelSSVM,
     LinearChain,
     LinearMulticlass,
     Relative,
@@ -33,6 +30,7 @@ from torchssvm.core.random_state import RandomState
 from torchssvm.datasets import PaddedDataset, PrecomputedFeatures
 from torchssvm.solvers import CompiledBCFW
 from torchssvm.solvers.choice import Sample, choose
+from torchssvm.solvers.kernel import RBF, KernelMulticlass, KernelSSVM
 
 ROWS = [[0, 1], [2, 3], [1, 4], [0, 2]]
 pytestmark = pytest.mark.cuda

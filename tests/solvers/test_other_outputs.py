@@ -11,20 +11,17 @@ from problems import chain, rng
 
 from torchssvm import (
     BCFW,
-    NDCG,
     Arborescence,
     Batch,
     BlockGap,
     Chain,
     CompiledBCFW,
-    DecisionPotentials,
     Decisions,
     DualState,
     Edges,
     GraphCut,
     Graphs,
     HiddenStates,
-    Knapsack,
     Labelings,
     LinearChain,
     LinearDecisions,
@@ -36,19 +33,19 @@ from torchssvm import (
     Multiclass,
     Multilabel,
     PairwiseGraph,
-    PairwisePotentials,
     Ranking,
-    Situations,
     SlackRescaling,
     Structure,
-    Transitions,
     Tree,
-    TreeReweighted,
     Weights,
     certify,
     recompute_weights,
 )
 from torchssvm.core.digest import digest_examples
+from torchssvm.structures.chain import Transitions
+from torchssvm.structures.decisions import DecisionPotentials, Knapsack, Situations
+from torchssvm.structures.pairwise_graph import PairwisePotentials, TreeReweighted
+from torchssvm.structures.ranking import NDCG
 from torchssvm.structures.tree.forest import Forest, ForestFeatures, LinearForest
 
 N = 4

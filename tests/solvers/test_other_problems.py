@@ -15,9 +15,7 @@ from torchssvm import (
     GDMM,
     Batch,
     BlockGap,
-    CommonStep,
     CompiledBCFW,
-    Decoding,
     DualState,
     GraphCut,
     Labelings,
@@ -26,7 +24,6 @@ from torchssvm import (
     MeanParts,
     Pairwise,
     Structure,
-    WeightedAverage,
     WeightedLabels,
     Weights,
     certify,
@@ -36,8 +33,11 @@ from torchssvm import (
 )
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.schema import with_seal
+from torchssvm.core.structure import Decoding
 from torchssvm.datasets import PaddedDataset
+from torchssvm.solvers import WeightedAverage
 from torchssvm.solvers.kernel import RBF, KernelChain, KernelMulticlass, KernelSSVM
+from torchssvm.steps import CommonStep
 
 STORAGES = [MeanParts, Weights, Labelings]
 ROWS = [[0, 1], [2, 3], [4, 0]]

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference, rng
 from torch import nn
 
-from torchssvm import certify, primal
+from torchssvm import certify
 from torchssvm.core.batch import apply_head
 from torchssvm.core.potentials import as_potentials
+from torchssvm.solvers import primal
 
 
 def randomise(head, seed=0):

@@ -10,19 +10,10 @@ from items import Items
 from problems import chain
 from trainer_cases import FakeStream
 
-from torchssvm import (
-    Certificate,
-    EveryPasses,
-    FactorwiseCertificate,
-    Solver,
-    choose_lam,
-    grid_search,
-    make_trainer,
-    regularization_path,
-    solve,
-)
+from torchssvm import Solver, choose_lam, grid_search, make_trainer, regularization_path, solve
 from torchssvm.datasets import hold_out
-from torchssvm.solvers import progress_line
+from torchssvm.solvers import Certificate, EveryPasses, progress_line
+from torchssvm.solvers.gdmm import FactorwiseCertificate
 from torchssvm.solvers.progress_line import ProgressLine
 
 

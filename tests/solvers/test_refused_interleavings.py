@@ -26,20 +26,20 @@ from torchssvm import (
     FrankWolfe,
     GapBatchSampler,
     Labelings,
-    LargestGap,
     MeanParts,
     Pairwise,
     Permutation,
     Proportional,
     Solver,
-    WeightedAverage,
     Weights,
     certify,
     recompute_weights,
 )
 from torchssvm.path import PathRun
+from torchssvm.solvers import WeightedAverage
 from torchssvm.solvers.kernel import RBF
 from torchssvm.solvers.kernel import Pairwise as KernelPairwise
+from torchssvm.steps import LargestGap
 
 REFUSED = (ValueError, TypeError, RuntimeError)
 SEEDS = st.integers(0, 2**31 - 1)

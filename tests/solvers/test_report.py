@@ -16,21 +16,19 @@ from torchssvm import (
     BCFW,
     Batch,
     BlockGap,
-    Certificate,
     Chain,
     DualState,
-    Evaluation,
     LinearChain,
     LinearMulticlass,
     LinearMultilabel,
     Multiclass,
-    RunReport,
     WeightedLabels,
     certify,
     evaluate,
 )
 from torchssvm.datasets import OCR, PaddedDataset
 from torchssvm.datasets.ocr.drawing import draw_words
+from torchssvm.solvers import Certificate, Evaluation, RunReport
 from torchssvm.solvers.evaluation import count_errors
 from torchssvm.solvers.report import Entry, describe_device, versions
 

@@ -18,20 +18,18 @@ from items import with_solver  # noqa: E402
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: E402
 
 from torchssvm import (  # noqa: E402
-    Away,
     CacheOracle,
     Corrective,
     FrankWolfe,
     GapBatchSampler,
-    Hybrid,
     Labelings,
     LinearChain,
-    MaxOracle,
     Pairwise,
     Permutation,
 )
 from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
 from torchssvm.lightning import Alternate, AveragedWeights, DualityGap, StructuredSVM  # noqa: E402
+from torchssvm.steps import Away, Hybrid, MaxOracle  # noqa: E402
 
 WORDS, BATCH = 30, 3
 

@@ -23,12 +23,12 @@ from torchssvm import (
     Solver,
     in_order,
     make_trainer,
-    primal,
 )
 from torchssvm.core.batch import tree_map
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import as_potentials
 from torchssvm.datasets import PaddedDataset
+from torchssvm.solvers import primal
 
 
 def in_float64(head, data, lam, structure=None):

@@ -14,7 +14,6 @@ from torchssvm import (
     BlockGap,
     ByLength,
     CacheOracle,
-    Certificate,
     CompiledBCFW,
     DualState,
     Labelings,
@@ -31,7 +30,7 @@ from torchssvm import (
     solve,
 )
 from torchssvm.datasets import PaddedDataset
-from torchssvm.solvers import training
+from torchssvm.solvers import Certificate, training
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,9 @@ import torch
 from problems import Problem, Training, chain, multiclass, reference, rng
 
 from torchssvm import (
-    Certificate,
     Corrective,
     GapBatchSampler,
     Labelings,
-    LargestGap,
     LinearChain,
     LinearMulticlass,
     MeanParts,
@@ -25,6 +23,8 @@ from torchssvm import (
     certify,
 )
 from torchssvm.datasets import OCR
+from torchssvm.solvers import Certificate
+from torchssvm.steps import LargestGap
 from torchssvm.steps.box_qp import solve_box_qp
 from torchssvm.steps.line_search import exact_step
 

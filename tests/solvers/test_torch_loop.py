@@ -7,18 +7,8 @@ import torch
 from items import Items
 from problems import PROBLEMS, Problem, chain, multiclass, reference
 
-from torchssvm import (
-    BCFW,
-    BlockGap,
-    Certificate,
-    DualState,
-    EveryPasses,
-    Permutation,
-    TorchLoop,
-    Uniform,
-    WhenEstimated,
-    in_order,
-)
+from torchssvm import BCFW, BlockGap, DualState, Permutation, TorchLoop, Uniform, in_order
+from torchssvm.solvers import Certificate, EveryPasses, WhenEstimated
 
 
 def solve(head, loss, dataset, *, loop=None, **limits) -> Certificate:

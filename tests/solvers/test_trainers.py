@@ -14,9 +14,10 @@ from problems import chain, multiclass
 from trainer_cases import TrainerTestCase
 
 import torchssvm
-from torchssvm import GDMM, RBF, Batch, BlockGap, CompiledBCFW, DualState, Solver, TorchLoop, in_order
+from torchssvm import GDMM, Batch, BlockGap, CompiledBCFW, DualState, Solver, TorchLoop, in_order
 from torchssvm.core.moved import TO_SOLVER
 from torchssvm.lightning import StructuredSVM
+from torchssvm.solvers.kernel import RBF
 
 
 class TestCompiledBCFW(TrainerTestCase):
@@ -91,7 +92,7 @@ def test_arguments_that_have_gone_say_where_to(name):
         (torchssvm.choose_lam, (head, data, data), {"options", "bounds", "memory_limit"}),
         (torchssvm.grid_search, (head, data, [0.1]), {"options", "recipe"}),
         (torchssvm.regularization_path, (head, data), {"options", "recipe"}),
-        (torchssvm.PathRun, (head, data), {"options", "recipe"}),
+        (torchssvm.path.PathRun, (head, data), {"options", "recipe"}),
         (torchssvm.latent, (head, data, 0.1), {"options"}),
         (torchssvm.guess_lam, (head, data), {"collate_fn"}),
         (StructuredSVM, (head, 0.1), TO_SOLVER.keys()),

@@ -9,20 +9,8 @@ from hypothesis import strategies as st
 from problems import PROBLEMS, Training, assert_same, examples, reference, rng
 from tables import each_row
 
-from torchssvm import (
-    Away,
-    BlockGap,
-    BoxQP,
-    CacheOracle,
-    CommonStep,
-    Corrective,
-    FrankWolfe,
-    Hybrid,
-    Labelings,
-    Pairwise,
-    Sequential,
-    certify,
-)
+from torchssvm import BlockGap, CacheOracle, Corrective, FrankWolfe, Labelings, Pairwise, Sequential, certify
+from torchssvm.steps import Away, BoxQP, CommonStep, Hybrid
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))

@@ -18,7 +18,6 @@ from torchssvm import (
     ByLength,
     DualState,
     GapBatchSampler,
-    LargestGap,
     Permutation,
     Proportional,
     TorchLoop,
@@ -27,6 +26,7 @@ from torchssvm import (
     in_order,
 )
 from torchssvm.datasets import PaddedDataset
+from torchssvm.steps import LargestGap
 
 LENGTHS = [3, 9, 1, 3, 2, 9, 30, 1, 2, 12]
 GAPS = [0.1, 0.4, 1.0, 2.0, 0.5, 0.0, 0.7, 0.3, 1.5, 0.2]

@@ -10,7 +10,8 @@ from problems import examples, multiclass
 from tables import each_row
 
 import torchssvm
-from torchssvm import Away, BlockGap, Corrective, FrankWolfe, Hybrid, Pairwise
+from torchssvm import BlockGap, Corrective, FrankWolfe, Pairwise
+from torchssvm.steps import Away, Hybrid
 
 
 def away_corner(setting: Setting, i: int) -> int:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from torchssvm import BlockGap, DualState, Multiclass, Proportional, TorchLoop, Uniform, primal
+from torchssvm import BlockGap, DualState, Multiclass, Proportional, TorchLoop, Uniform
 from torchssvm.core.batch import Batch
+from torchssvm.solvers import primal
 
 
 class Toy(nn.Module):

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from problems import PROBLEMS, Problem, chain, examples, flat, multiclass, reference, rng
 from scipy.optimize import minimize_scalar
 
-from torchssvm import BCFW, BlockGap, DualState, ExactSearch, MeanParts, PredefinedStep, ShortStep, Weights, certify
+from torchssvm import BCFW, BlockGap, DualState, MeanParts, Weights, certify
 from torchssvm.core.batch import apply_head
 from torchssvm.core.bounds import Box
+from torchssvm.steps import ExactSearch, PredefinedStep, ShortStep
 from torchssvm.steps.line_search import Line
 
 SEEDS = st.integers(0, 2**31 - 1)

@@ -14,7 +14,8 @@ from scipy import stats
 from tables import each_row
 from torch.utils.data import DataLoader, Dataset
 
-from torchssvm import GapBatchSampler, LargestGap, Permutation, Proportional, Uniform, certify
+from torchssvm import GapBatchSampler, Permutation, Proportional, Uniform, certify
+from torchssvm.steps import LargestGap
 
 ORDERS = [Proportional(), Proportional(0.5), LargestGap(), Uniform(), Permutation()]
 

@@ -18,24 +18,20 @@ from torchssvm import (
     BCFW,
     Batch,
     BlockGap,
-    Certificate,
-    Decoding,
     DualState,
-    Evaluation,
-    ExactSearch,
     GapBatchSampler,
-    LargestGap,
     LinearMulticlass,
     Multiclass,
-    PredefinedStep,
-    RunReport,
     StructuredHinge,
     Weights,
     certify,
     evaluate,
 )
 from torchssvm.core.batch import apply_head
+from torchssvm.core.structure import Decoding
+from torchssvm.solvers import Certificate, Evaluation, RunReport
 from torchssvm.solvers.report import Entry
+from torchssvm.steps import ExactSearch, LargestGap, PredefinedStep
 
 SEEDS = st.integers(0, 2**31 - 1)
 MAKE = {

@@ -7,27 +7,24 @@ import torch
 from problems import rng
 
 from torchssvm import (
-    NDCG,
     Arborescence,
-    AveragePrecision,
     Chain,
     GraphCut,
-    GraphPotentials,
     HiddenStates,
     Matching,
     Multiclass,
     Multilabel,
-    PairSwaps,
     PairwiseGraph,
-    PairwisePotentials,
     Potentials,
-    PrecisionAt,
     Ranking,
     SlackRescaling,
     Tree,
     WeightedLabels,
 )
 from torchssvm.core.max_oracle import find_corner
+from torchssvm.structures.graph_cut import GraphPotentials
+from torchssvm.structures.pairwise_graph import PairwisePotentials
+from torchssvm.structures.ranking import NDCG, AveragePrecision, PairSwaps, PrecisionAt
 from torchssvm.structures.tree.forest import Forest, ForestPotentials
 
 B = 7

@@ -22,23 +22,22 @@ from torch import Tensor, nn
 
 from torchssvm import (
     Batch,
-    BranchAndBound,
     CacheOracle,
     Corrective,
     FrankWolfe,
     GraphCut,
     Labelings,
-    LossScaleSearch,
     MeanParts,
-    MessagePassing,
     Multilabel,
     Pairwise,
     Potentials,
-    RoofDual,
     SlackRescaling,
     Weights,
     certify,
 )
+from torchssvm.structures.graph_cut import RoofDual
+from torchssvm.structures.multilabel import BranchAndBound, MessagePassing
+from torchssvm.structures.slack_rescaling import LossScaleSearch
 
 LAMS = (0.01, 0.05, 0.3)
 WAYS: list[tuple[Any, Any, Any]] = [
@@ -205,7 +204,7 @@ def test_a_frustrated_example_is_answered_with_a_set(decoder):
 
 def test_a_frustrated_graph_is_answered_with_labels():
     pytest.importorskip("maxflow")
-    from torchssvm import GraphPotentials
+    from torchssvm.structures.graph_cut import GraphPotentials
 
     edges = torch.tensor([[[0, 1], [1, 2], [2, 0]]])
     potentials = GraphPotentials(torch.zeros(1, 3).double(), torch.full((1, 3), -1.0).double(), edges)

@@ -14,16 +14,10 @@ from problems import examples, rng
 from tables import each_row
 
 from torchssvm import (
-    BruteForceSearch,
     Chain,
-    Decoding,
-    EveryClass,
-    EveryLossLevel,
     HiddenStates,
-    LossScaleSearch,
     Multiclass,
     Potentials,
-    SlackOracle,
     SlackRescaling,
     Structure,
     TorchStruct,
@@ -31,7 +25,15 @@ from torchssvm import (
 )
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import conform, inner, scale
+from torchssvm.core.structure import Decoding
 from torchssvm.structures.chain.by_level import viterbi_by_level
+from torchssvm.structures.slack_rescaling import (
+    BruteForceSearch,
+    EveryClass,
+    EveryLossLevel,
+    LossScaleSearch,
+    SlackOracle,
+)
 
 SEEDS = st.integers(0, 2**31 - 1)
 

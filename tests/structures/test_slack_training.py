@@ -16,22 +16,15 @@ from torch.utils.data import DataLoader
 
 from torchssvm import (
     BCFW,
-    Away,
     Batch,
     BlockGap,
-    BruteForceSearch,
     CacheOracle,
     Corrective,
-    Decoding,
     DualState,
-    EveryClass,
     FrankWolfe,
     GapBatchSampler,
-    Hybrid,
     Labelings,
     LinearMulticlass,
-    LossScaleSearch,
-    MaxOracle,
     MeanParts,
     Multiclass,
     Pairwise,
@@ -45,7 +38,10 @@ from torchssvm import (
     evaluate,
 )
 from torchssvm.core.batch import apply_head
+from torchssvm.core.structure import Decoding
 from torchssvm.path import start_at_largest_lam
+from torchssvm.steps import Away, Hybrid, MaxOracle
+from torchssvm.structures.slack_rescaling import BruteForceSearch, EveryClass, LossScaleSearch
 
 SEEDS = st.integers(0, 2**31 - 1)
 STORAGES = {"mean_parts": MeanParts, "weights": Weights}

@@ -6,20 +6,11 @@ import pytest
 import torch
 from problems import rng
 
-from torchssvm import (
-    Arborescence,
-    Chain,
-    Decisions,
-    GraphCut,
-    Matching,
-    Multiclass,
-    Multilabel,
-    Potentials,
-    Selection,
-)
+from torchssvm import Arborescence, Chain, Decisions, GraphCut, Matching, Multiclass, Multilabel, Potentials
 from torchssvm.core.batch import tree_replace, tree_tensors
 from torchssvm.core.structure import as_decoding, loss_by_name
 from torchssvm.structures import GraphPotentials
+from torchssvm.structures.decisions import Selection
 
 
 def chain(random):

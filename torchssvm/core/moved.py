@@ -12,7 +12,36 @@ from torchssvm.core.caller import warn
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
-MOVED: dict[str, str] = {}
+_ROOMS = {
+    "torchssvm.core.check": "CheckReport",
+    "torchssvm.core.ranks": "RankError",
+    "torchssvm.core.structure": "Decoding Marginals",
+    "torchssvm.structures.arborescence": "NonProjective Projective",
+    "torchssvm.structures.chain": "Transitions",
+    "torchssvm.structures.decisions": (
+        "Assignment CPSAT Decision DecisionOracle DecisionPotentials DecisionProblems HiGHS IntegerProgram "
+        "Knapsack OptModel SCIP SciPyMilp Selection ShortestPath Situations SpanningTree"
+    ),
+    "torchssvm.structures.graph_cut": "GraphPotentials MinCut RoofDual Segmentation",
+    "torchssvm.structures.matching": "EdgePotentials",
+    "torchssvm.structures.multilabel": "BranchAndBound MessagePassing",
+    "torchssvm.structures.pairwise_graph": "GraphLabels PairwisePotentials TreeReweighted",
+    "torchssvm.structures.pose": "PoseMaps",
+    "torchssvm.structures.ranking": "AveragePrecision NDCG PairSwaps PrecisionAt RankingMeasure",
+    "torchssvm.structures.slack_rescaling": "BruteForceSearch EveryClass EveryLossLevel LossScaleSearch SlackOracle",
+    "torchssvm.solvers": (
+        "Average SuffixAverage UniformAverage WeightedAverage Certificate Evaluation Objective primal "
+        "RunReport Trainer EveryPasses WhenEstimated LatentReport LatentTrainer"
+    ),
+    "torchssvm.solvers.gdmm": (
+        "AwayStep BlockGreedy BruteForce FactorwiseCertificate FullyCorrective PassReport Penalty "
+        "ResidualBalancing SortedOracle"
+    ),
+    "torchssvm.solvers.kernel": "KernelSSVM RBF KernelChain KernelMulticlass Polynomial",
+    "torchssvm.steps": "Away Hybrid LargestGap BoxQP CommonStep ExactSearch MaxOracle PredefinedStep ShortStep",
+    "torchssvm.path": "Certified Heuristic LamChoice PathRun RegularizationPath",
+}
+MOVED = {name: room for room, names in _ROOMS.items() for name in names.split()}
 """The modules that have names which still exist. They are found by ``torchssvm.NAME`` too, with a warning."""
 
 _BASELINE = "is a baseline to compare with, and lies in benchmarks/baselines of the repository; train by solve(...)"

@@ -126,6 +126,7 @@ class Structure(ABC):
     them; -inf stands for what is forbidden.
 
     Example:
+        >>> from torchssvm.core.structure import Decoding
         >>> class Sign(Structure):
         ...     def argmax(self, potentials):
         ...         return Decoding((potentials.single > 0).long())

@@ -41,8 +41,8 @@ class PredictThenOptimize(CertifiedEstimator):
     takes. :class:`torchssvm.structures.Situations` add known costs and what the program takes for every example.
 
     Args:
-        program: A :class:`torchssvm.DecisionOracle`, such as ``ShortestPath.grid(5, 5)`` or an ``IntegerProgram``, or
-            :class:`torchssvm.Decisions`.
+        program: A :class:`torchssvm.structures.decisions.DecisionOracle`, such as ``ShortestPath.grid(5, 5)`` or an
+            ``IntegerProgram``, or :class:`torchssvm.Decisions`.
         lam: Regularisation; None chooses it by the regret on ``held_out`` of the examples, to a gap of 10 %, from large
             to small, until smaller ones would take more than three times the passes of the best one and
             those before it; and then trains on all. With an anchor, the first lambda hardly leaves it.
@@ -52,7 +52,7 @@ class PredictThenOptimize(CertifiedEstimator):
         intercept_scaling: The size of the feature that intercepts are weights of; the larger, the less intercepts are
             regularised. 0 is without intercepts.
         solver: Rules of training, as in :func:`torchssvm.solve`. None takes a cache and corrective steps, and the
-            library's choice for a program that says that it is quick (:attr:`torchssvm.DecisionOracle.quick`).
+            library's choice for a program that says that it is quick (``DecisionOracle.quick``).
         held_out: The share of the examples on which lambda is chosen.
         tol: Training ends when the objective is proved to be within this share of its optimum.
         max_passes: Or after so many passes over the data, with a ``ConvergenceWarning``.
@@ -63,7 +63,7 @@ class PredictThenOptimize(CertifiedEstimator):
         coef_: ``[D, F]``, or ``[F]`` where costs share them: of predicted costs, W0 included.
         intercept_: ``[D]``, or a number where costs share it.
         lam_: Lambda.
-        choice_: The :class:`torchssvm.LamChoice`, None where ``lam`` is given.
+        choice_: The :class:`torchssvm.path.LamChoice`, None where ``lam`` is given.
         certificate_: Primal, dual and gap of these weights; primal and gap are upper bounds if ``exact`` is False.
         seconds_per_decision_: Wall-clock seconds that the program took for one decision.
         n_passes_: Passes over the data, exact ones included.
@@ -74,7 +74,7 @@ class PredictThenOptimize(CertifiedEstimator):
         >>> chance = np.random.default_rng(0)
         >>> X = chance.normal(size=(40, 3))
         >>> costs = 1.0 + (X @ chance.normal(size=(3, 4))) ** 2
-        >>> model = PredictThenOptimize(torchssvm.ShortestPath.grid(2, 2), lam=0.1).fit(X, costs)
+        >>> model = PredictThenOptimize(torchssvm.structures.decisions.ShortestPath.grid(2, 2), lam=0.1).fit(X, costs)
         >>> model.decide(X).shape, model.certificate_.relative_gap <= 0.01
         ((40, 4), True)
     """

@@ -21,8 +21,8 @@ from torchssvm.solvers.running_average import Average
 class AveragedWeights(WeightAveraging):
     """Averages the head's weights and ``sum_i l_i`` during a fit, so that the average has its own certificate.
 
-    The default is :class:`torchssvm.WeightedAverage` ([B13] Algorithm 4), which says when its certificate is valid.
-    The average restarts whenever the features are trained.
+    The default is :class:`torchssvm.solvers.WeightedAverage` ([B13] Algorithm 4), which says when its certificate is
+    valid. The average restarts whenever the features are trained.
 
     Unlike with Lightning's own averages, checkpoints, exports and validation use the trained weights by default, and
     these stay in the head when training ends. The head holds the average inside ``with callback.applied(module):``.
@@ -157,7 +157,7 @@ class AveragedWeights(WeightAveraging):
             yield
 
     def certify(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Certificate:
-        """Primal, dual and gap of the average, by one exact pass; see :meth:`torchssvm.Average.certify`.
+        """Primal, dual and gap of the average, by one exact pass; see :meth:`torchssvm.solvers.Average.certify`.
 
         Raises:
             RuntimeError: Nothing has been averaged, or the features have moved.

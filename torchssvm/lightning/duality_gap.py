@@ -62,7 +62,8 @@ class DualityGap(Callback):
     The callback works for every module whose optimizer is a ``BCFW`` and whose ``forward`` gives the potentials, and
     for :class:`FactorwiseSVM`, where an epoch is a pass. GDMM trains a relaxation of the problem: the run stops on
     ``relaxed_gap``, logged and shown beside the ``gap`` of the problem, together with ``relaxed_primal`` and
-    ``relaxed_dual``. On chains it is the gap itself, on label sets see :class:`torchssvm.FactorwiseCertificate`.
+    ``relaxed_dual``. On chains it is the gap itself, on label sets see
+    :class:`torchssvm.solvers.gdmm.FactorwiseCertificate`.
 
     Beside :class:`GapBar` a run has one line of progress. Lightning's own bars show gap, dual and passes, which rich's
     wraps at 80 columns.

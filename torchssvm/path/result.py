@@ -60,6 +60,7 @@ class RegularizationPath:
         lowest: As above.
 
     Example:
+        >>> from torchssvm.solvers import primal
         >>> head = LinearMulticlass(4, 3)
         >>> path = regularization_path(head, data, epsilon=0.1, lam_min=0.05)
         >>> path.apply(head, lam=0.2)

@@ -6,8 +6,13 @@ from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, certify, recompute_weights
 from torchssvm.solvers.choice import choose
 from torchssvm.solvers.compiled.solver import CompiledBCFW
+from torchssvm.solvers.concave_convex import LatentReport, LatentTrainer
+from torchssvm.solvers.evaluation import Evaluation
 from torchssvm.solvers.gdmm.solver import GDMM
+from torchssvm.solvers.objective import Objective, primal
+from torchssvm.solvers.report import RunReport
 from torchssvm.solvers.running_average import Average
+from torchssvm.solvers.schedules import EveryPasses, WhenEstimated
 from torchssvm.solvers.softmax_margin import SoftmaxMargin
 from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.structured_hinge import StructuredHinge
@@ -23,7 +28,13 @@ __all__ = [
     "BlockGap",
     "Certificate",
     "CompiledBCFW",
+    "Evaluation",
+    "EveryPasses",
+    "LatentReport",
+    "LatentTrainer",
+    "Objective",
     "Relative",
+    "RunReport",
     "SoftmaxMargin",
     "Solver",
     "StructuredHinge",
@@ -32,9 +43,11 @@ __all__ = [
     "Trainer",
     "UniformAverage",
     "WeightedAverage",
+    "WhenEstimated",
     "certify",
     "choose",
     "make_trainer",
+    "primal",
     "recompute_weights",
     "solve",
 ]

@@ -77,7 +77,8 @@ def latent(
     random if these are zero. Results depend on them: where something is known, such as that the brightest place is a
     good guess, put it into the weights.
 
-    It runs :class:`torchssvm.LatentTrainer`, whose objective is not convex: each round is certified, the whole is not.
+    It runs :class:`torchssvm.solvers.LatentTrainer`, whose objective is not convex: each round is certified, the whole
+    is not.
 
     Args:
         head: Features -> potentials, linear in all its weights; afterwards it holds the trained weights.

@@ -142,7 +142,7 @@ def of_dual(head: Callable[..., Any], dual: DualState) -> Callable[..., Any]:
         raise ValueError(
             f"head={type(head).__name__}(...) has other weights than the dual, and a certificate is for the weights of "
             "the dual alone: pass the head that the dual was made for. To load weights, load the state of their "
-            "optimizer; for the objective of other weights, see torchssvm.primal"
+            "optimizer; for the objective of other weights, see torchssvm.solvers.primal"
         )
     replaced: dict[str, Tensor] = dict(zip(some, dual.parameters, strict=True))
     # As in in_full_precision: features below the copy stay in the precision of the process.

@@ -20,8 +20,8 @@ class StructuredHinge(nn.Module):
     subgradients. BCFW refuses its gradient.
 
     With an approximate oracle (``Decoding.exact`` is False) the value is a lower bound of the hinge, and the gradient a
-    subgradient of that bound. For an upper bound of the primal use :func:`torchssvm.primal` or ``certify``, which take
-    ``Decoding.bound`` and say ``exact=False``.
+    subgradient of that bound. For an upper bound of the primal use :func:`torchssvm.solvers.primal` or ``certify``,
+    which take ``Decoding.bound`` and say ``exact=False``.
 
     Args:
         structure: What an output is.

@@ -24,8 +24,8 @@ from torchssvm.steps.sampler import GapBatchSampler
 class TorchLoop(DualTrainer, Stateful):
     """Trains a head by the block gap of its dual and ``BCFW``, for any head, structure, storage and device.
 
-    It is the loop that a user would write, with the verbs of a :class:`torchssvm.Trainer`. It goes on from the dual's
-    current state, and changes only the dual and the weights.
+    It is the loop that a user would write, with the verbs of a :class:`torchssvm.solvers.Trainer`. It goes on from the
+    dual's current state, and changes only the dual and the weights.
 
     Args:
         head: The head of the dual, or features and the head as one module.

@@ -25,7 +25,7 @@ class Trainer(Protocol):
     """Trains a head on its own training set: ``step``, ``certify``, ``solve`` and a state.
 
     :class:`torchssvm.CompiledBCFW`, :class:`torchssvm.TorchLoop`, :class:`torchssvm.GDMM` and
-    :class:`torchssvm.KernelSSVM` are trainers; :func:`torchssvm.solve` chooses one and runs it.
+    :class:`torchssvm.solvers.kernel.KernelSSVM` are trainers; :func:`torchssvm.solve` chooses one and runs it.
 
     :class:`torchssvm.BCFW` is an optimizer of the user's own loop: it sees gradients but no examples, so it shares only
     ``step``, ``state_dict`` and ``load_state_dict`` with trainers. As a trainer it is :class:`torchssvm.TorchLoop`.

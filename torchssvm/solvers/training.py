@@ -129,7 +129,7 @@ def make_trainer(
 
     ``progress=False`` leaves out the line with the choice of the solver.
 
-    ``trainer.step()``, ``certify()`` and ``solve(tolerance)`` are those of :class:`torchssvm.Trainer`, and
+    ``trainer.step()``, ``certify()`` and ``solve(tolerance)`` are those of :class:`torchssvm.solvers.Trainer`, and
     ``trainer.dual`` is the dual. ``save_checkpoint("run.pt", trainer=trainer, dual=trainer.dual)`` saves all of a run:
     the state of a compiled loop is that of its draws alone.
 

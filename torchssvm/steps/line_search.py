@@ -93,9 +93,8 @@ class ShortStep:
     never longer than that of :class:`ExactSearch`. Without bounds both are the same.
 
     Example:
-        >>> solver = Solver(line_search=ShortStep(), compiled=False)
-        >>> bounds = {"weight": (0.0, None)}
-        >>> certificate = solve(LinearMulticlass(4, 3), data, lam=0.1, solver=solver, bounds=bounds)
+        >>> solver = Solver(line_search=ShortStep(), compiled=False, bounds={"weight": (0.0, None)})
+        >>> certificate = solve(LinearMulticlass(4, 3), data, lam=0.1, solver=solver)
         >>> certificate.relative_gap <= 0.01
         True
     """

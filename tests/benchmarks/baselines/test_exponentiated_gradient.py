@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import PROBLEMS, Reference, assert_same, chain, examples, flat, multiclass, reference
 
-from torchssvm import Batch, Multiclass, Potentials, TorchStruct, WeightedAverage, certify
+from torchssvm import Batch, Multiclass, Potentials, TorchStruct, certify
+from torchssvm.solvers import WeightedAverage
 
 SEEDS = st.integers(0, 2**31 - 1)
 

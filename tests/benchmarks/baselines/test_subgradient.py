@@ -12,8 +12,9 @@ import torch
 from baselines import Subgradient
 from problems import PROBLEMS, assert_same, chain, flat, multiclass, reference, rng
 
-from torchssvm import StructuredHinge, SuffixAverage, UniformAverage, WeightedAverage, primal
+from torchssvm import StructuredHinge
 from torchssvm.core.batch import apply_head
+from torchssvm.solvers import SuffixAverage, UniformAverage, WeightedAverage, primal
 
 AVERAGES = [WeightedAverage, SuffixAverage, UniformAverage]
 

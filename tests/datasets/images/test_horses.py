@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from tables import each_row
 from torch.utils.data import DataLoader
 
-from torchssvm import LargestGap
 from torchssvm.core.batch import tree_tensors
 from torchssvm.datasets import (
     GraphCache,
@@ -36,6 +35,7 @@ from torchssvm.datasets.images.region_features import ETAS, edge_features, node_
 from torchssvm.datasets.images.segmentation_files import find_pairs, read_pair, stamp
 from torchssvm.datasets.images.superpixels import adjacency, foreground_sizes, neighbourhoods, region_sizes, superpixels
 from torchssvm.datasets.images.visual_words import Vocabulary, descriptors, k_means, nearest, words
+from torchssvm.steps import LargestGap
 
 pytest.importorskip("skimage")
 from skimage.io import imsave

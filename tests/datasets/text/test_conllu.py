@@ -14,10 +14,11 @@ import torch
 from torch.utils.data import DataLoader
 from treebanks import treebank
 
-from torchssvm import Arborescence, LinearArcs, Potentials, Projective
+from torchssvm import Arborescence, LinearArcs, Potentials
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.datasets import CoNLLU, Sentence, arc_columns, attachment, read_conllu
 from torchssvm.datasets.text.arc_drawing import draw_arcs
+from torchssvm.structures.arborescence import Projective
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "dependency.py"
 

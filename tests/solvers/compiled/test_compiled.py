@@ -16,15 +16,12 @@ from problems import PROBLEMS, Problem, Training, assert_same, flat, reference, 
 from tables import each_row
 
 from torchssvm import (
-    Away,
     CacheOracle,
     CompiledBCFW,
     Corrective,
     DualState,
     FrankWolfe,
-    Hybrid,
     Labelings,
-    MaxOracle,
     MeanParts,
     Pairwise,
     Permutation,
@@ -32,6 +29,7 @@ from torchssvm import (
     Uniform,
     certify,
 )
+from torchssvm.steps import Away, Hybrid, MaxOracle
 
 DIRECTIONS = [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()]
 ORACLES = [MaxOracle(), CacheOracle()]

@@ -10,7 +10,6 @@ from tables import each_row
 from torchssvm import (
     BCFW,
     BlockGap,
-    BoxQP,
     CompiledBCFW,
     DualState,
     Labelings,
@@ -22,6 +21,7 @@ from torchssvm import (
 from torchssvm.core.batch import Batch
 from torchssvm.core.schema import with_seal
 from torchssvm.solvers.compiled import loop
+from torchssvm.steps import BoxQP
 
 
 def many_states(storage=None, states: int = 9, dtype=torch.float64, limit: int | None = None):

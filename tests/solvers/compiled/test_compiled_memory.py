@@ -6,21 +6,11 @@ import numpy as np
 import torch
 from problems import rng
 
-from torchssvm import (
-    Away,
-    CacheOracle,
-    Corrective,
-    DualState,
-    FrankWolfe,
-    Hybrid,
-    Labelings,
-    LinearChain,
-    MaxOracle,
-    Pairwise,
-)
+from torchssvm import CacheOracle, Corrective, DualState, FrankWolfe, Labelings, LinearChain, Pairwise
 from torchssvm.core.batch import Batch
 from torchssvm.core.jit import Kernel
 from torchssvm.solvers.compiled import CompiledBCFW
+from torchssvm.steps import Away, Hybrid, MaxOracle
 
 
 @np.errstate(over="ignore")  # digests wrap around

@@ -12,10 +12,8 @@ from torchssvm import (
     Chain,
     DualState,
     FrankWolfe,
-    Hybrid,
     Labelings,
     LinearChain,
-    MaxOracle,
     MeanParts,
     Relative,
     SparseFeatures,
@@ -27,6 +25,7 @@ from torchssvm.core.batch import Batch
 from torchssvm.core.jit import Kernel
 from torchssvm.datasets import PaddedDataset
 from torchssvm.solvers.compiled import CompiledBCFW, block, inner, packing
+from torchssvm.steps import Hybrid, MaxOracle
 from torchssvm.structures.chain.head import sums_of
 from torchssvm.structures.tree import LinearTree
 

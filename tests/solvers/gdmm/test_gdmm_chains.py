@@ -23,15 +23,14 @@ from torchssvm import (
     LinearChain,
     LinearMulticlass,
     LinearMultilabel,
-    Penalty,
-    ResidualBalancing,
     SparseFeatures,
     SparseLinearChain,
     SparseLinearMultilabel,
     certify,
-    primal,
 )
 from torchssvm.core.batch import apply_head
+from torchssvm.solvers import primal
+from torchssvm.solvers.gdmm import Penalty, ResidualBalancing
 from torchssvm.solvers.gdmm.chain_pass import visit_chains
 from torchssvm.solvers.gdmm.chain_rounding import round_chains
 from torchssvm.solvers.gdmm.ragged import Ragged

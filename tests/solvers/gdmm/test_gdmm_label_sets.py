@@ -17,26 +17,22 @@ from hypothesis import strategies as st
 from optima import enclose
 from problems import Reference, examples, flat, rng
 
-from torchssvm import (
-    GDMM,
+from torchssvm import GDMM, Batch, DualState, LinearMultilabel
+from torchssvm.core.batch import apply_head
+from torchssvm.solvers import EveryPasses
+from torchssvm.solvers.gdmm import (
     AwayStep,
-    Batch,
-    BranchAndBound,
     BruteForce,
-    DualState,
-    EveryPasses,
     FactorwiseCertificate,
-    LinearMultilabel,
-    MessagePassing,
     Penalty,
     ResidualBalancing,
     SortedOracle,
 )
-from torchssvm.core.batch import apply_head
 from torchssvm.solvers.gdmm.label_set_means import choose_means
 from torchssvm.solvers.gdmm.label_set_pass import visit_label_sets
 from torchssvm.solvers.gdmm.label_set_sums import sum_consistent
 from torchssvm.solvers.gdmm.rules import Residuals
+from torchssvm.structures.multilabel import BranchAndBound, MessagePassing
 
 
 class TestLabelSets(FactorGraphTestCase):

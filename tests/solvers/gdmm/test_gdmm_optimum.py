@@ -17,21 +17,15 @@ import torch
 from optima import Bounds, checked, enclose, solve_dual
 from problems import Reference, flat, rng
 
-from torchssvm import (
-    BCFW,
-    GDMM,
+from torchssvm import BCFW, GDMM, Batch, BlockGap, LinearChain, LinearMultilabel, certify
+from torchssvm.solvers.gdmm import (
     AwayStep,
-    Batch,
-    BlockGap,
     BlockGreedy,
     BruteForce,
     FactorwiseCertificate,
     FullyCorrective,
-    LinearChain,
-    LinearMultilabel,
     Penalty,
     SortedOracle,
-    certify,
 )
 
 OPTIONS = list(itertools.product((FullyCorrective(), AwayStep(), BlockGreedy()), (SortedOracle(), BruteForce())))

@@ -14,23 +14,12 @@ from hypothesis import strategies as st
 from problems import Problem, Reference, examples, rng
 from structure_cases import StructureTestCase
 
-from torchssvm import (
-    Arborescence,
-    DualState,
-    Labelings,
-    LinearArcs,
-    MeanParts,
-    NonProjective,
-    Pairwise,
-    Potentials,
-    Projective,
-    Weights,
-    check,
-)
+from torchssvm import Arborescence, DualState, Labelings, LinearArcs, MeanParts, Pairwise, Potentials, Weights, check
 from torchssvm.core.gradients import per_example_adjoint
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.structures.arborescence import NonProjective, Projective
 from torchssvm.structures.arborescence.structure import has_root, is_projective
 
 # -- The structure -------------------------------------------------------------------------------------

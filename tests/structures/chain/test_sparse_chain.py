@@ -16,16 +16,13 @@ from torchssvm import (
     BCFW,
     Batch,
     BlockGap,
-    BoxQP,
     CacheOracle,
-    CommonStep,
     CompiledBCFW,
     Corrective,
     DualState,
     FrankWolfe,
     Labelings,
     LinearChain,
-    MaxOracle,
     MeanParts,
     Pairwise,
     Sequential,
@@ -33,17 +30,15 @@ from torchssvm import (
     SparseFeatures,
     SparseLinearChain,
     StructuredHinge,
-    WeightedAverage,
     Weights,
     certify,
     check,
-    primal,
 )
 from torchssvm.core import row_sparse
 from torchssvm.dual import state as dual_state
 from torchssvm.lightning import DualityGap, StructuredSVM
-from torchssvm.solvers import proposal
-from torchssvm.steps import box_qp
+from torchssvm.solvers import WeightedAverage, primal, proposal
+from torchssvm.steps import BoxQP, CommonStep, MaxOracle, box_qp
 from torchssvm.steps.box_qp import solve_batch
 
 F, K, N, P, EXAMPLES, LAM = 40, 4, 6, 5, 24, 0.02

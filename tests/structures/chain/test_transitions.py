@@ -25,9 +25,9 @@ from torchssvm import (
     Labelings,
     LinearChain,
     Potentials,
-    Transitions,
     certify,
 )
+from torchssvm.structures.chain import Transitions
 from torchssvm.structures.chain.oracle import viterbi, viterbi_torch
 
 EVERY = torch.ones(3, 3, dtype=torch.bool)

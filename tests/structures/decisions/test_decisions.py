@@ -11,22 +11,13 @@ from structure_cases import StructureTestCase
 
 from torchssvm import (
     CacheOracle,
-    Decision,
-    DecisionOracle,
-    DecisionPotentials,
-    DecisionProblems,
     Decisions,
     FrankWolfe,
-    Knapsack,
     Labelings,
     LinearDecisions,
-    MaxOracle,
     Pairwise,
     Potentials,
     Relative,
-    Selection,
-    ShortestPath,
-    Situations,
     Solver,
     check,
     evaluate,
@@ -37,6 +28,17 @@ from torchssvm import (
 from torchssvm.core.batch import tree_map
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.structure import as_decoding
+from torchssvm.steps import MaxOracle
+from torchssvm.structures.decisions import (
+    Decision,
+    DecisionOracle,
+    DecisionPotentials,
+    DecisionProblems,
+    Knapsack,
+    Selection,
+    ShortestPath,
+    Situations,
+)
 
 # -- The structure -----------------------------------------------------------------------------------------
 

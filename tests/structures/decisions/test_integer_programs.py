@@ -13,26 +13,22 @@ from fresh import fresh_python
 from problems import rng
 from tables import each_row
 
-from torchssvm import (
+from torchssvm import Decisions, LinearDecisions, Relative, evaluate, solve
+from torchssvm.deployment import load_head, save_model
+from torchssvm.structures.decisions import (
     CPSAT,
     SCIP,
     Assignment,
     DecisionProblems,
-    Decisions,
     HiGHS,
     IntegerProgram,
     Knapsack,
-    LinearDecisions,
-    Relative,
     SciPyMilp,
     Selection,
     ShortestPath,
     Situations,
     SpanningTree,
-    evaluate,
-    solve,
 )
-from torchssvm.deployment import load_head, save_model
 from torchssvm.structures.decisions.backends import Answer
 
 WEIGHTS = np.array([[3, 1, 4, 1, 5], [2, 7, 1, 8, 2]])
@@ -213,7 +209,7 @@ def test_arguments_that_do_not_fit_are_refused(make, words):
 
 BOTH = """
 import numpy as np
-from torchssvm import CPSAT, SCIP, HiGHS, IntegerProgram
+from torchssvm.structures.decisions import CPSAT, SCIP, HiGHS, IntegerProgram
 
 random = np.random.default_rng(0)
 costs, given = random.normal(size=(50, 5)), random.integers(4, 9, (50, 2)).astype(float)

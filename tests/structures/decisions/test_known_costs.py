@@ -14,23 +14,15 @@ from torchssvm import (
     BCFW,
     BlockGap,
     Corrective,
-    DecisionOracle,
-    DecisionProblems,
     Decisions,
     DualState,
-    IntegerProgram,
-    Knapsack,
     Labelings,
     LinearDecisions,
-    LossScaleSearch,
     MeanParts,
     Relative,
-    ShortestPath,
-    Situations,
     SlackRescaling,
     Solver,
     StructuredHinge,
-    WeightedAverage,
     Weights,
     certify,
     check,
@@ -39,6 +31,16 @@ from torchssvm import (
     solve,
 )
 from torchssvm.core.max_oracle import find_corner
+from torchssvm.solvers import WeightedAverage
+from torchssvm.structures.decisions import (
+    DecisionOracle,
+    DecisionProblems,
+    IntegerProgram,
+    Knapsack,
+    ShortestPath,
+    Situations,
+)
+from torchssvm.structures.slack_rescaling import LossScaleSearch
 
 
 def roads(n=20):

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from torchssvm import (
+from torchssvm import Decisions
+from torchssvm.structures.decisions import (
     Assignment,
     DecisionOracle,
-    Decisions,
     IntegerProgram,
     Knapsack,
+    OptModel,
     Selection,
     ShortestPath,
     SpanningTree,
 )
-from torchssvm.structures.decisions import OptModel
 
 
 class Cheapest(DecisionOracle):

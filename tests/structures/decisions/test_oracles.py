@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from tables import each_row
 
-from torchssvm import Assignment, Decisions, Knapsack, Selection, ShortestPath, SpanningTree
+from torchssvm import Decisions
+from torchssvm.structures.decisions import Assignment, Knapsack, Selection, ShortestPath, SpanningTree
 
 SIDE_STREETS = [[0, 1], [3, 1], [1, 2], [0, 2], [2, 4], [0, 3], [0, 3]]  # not in order, with two parallel arcs
 KITE = [[0, 1], [1, 2], [0, 2], [2, 3], [3, 0], [0, 1]]

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from problems import examples, rng
 from structure_cases import StructureTestCase
 
-from torchssvm import GraphCut, GraphPotentials, Potentials, RoofDual, Segmentation, WeightedLabels
+from torchssvm import GraphCut, Potentials, WeightedLabels
 from torchssvm.core.batch import tree_map
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.solvers.evaluation import count_errors
+from torchssvm.structures.graph_cut import GraphPotentials, RoofDual, Segmentation
 from torchssvm.structures.graph_cut.structure import GraphTarget
 
 SEEDS = st.integers(0, 2**31 - 1)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from problems import examples, rng
 from scipy.optimize import linprog
 
-from torchssvm import GraphCut, GraphPotentials, MinCut, RoofDual
+from torchssvm import GraphCut
 from torchssvm.core.max_oracle import find_corner
+from torchssvm.structures.graph_cut import GraphPotentials, MinCut, RoofDual
 from torchssvm.structures.graph_cut.oracle import min_cut, relax, roof_dual, without_padding
 
 SEEDS = st.integers(0, 2**31 - 1)

@@ -14,27 +14,23 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from torchssvm import (
-    Away,
     CacheOracle,
     Corrective,
-    ExactSearch,
     FrankWolfe,
     GraphCut,
     Graphs,
     Labelings,
     LinearGraph,
     MeanParts,
-    MinCut,
     Pairwise,
-    RoofDual,
-    Segmentation,
-    ShortStep,
     Solver,
     Weights,
     certify,
     check,
 )
 from torchssvm.core.batch import apply_head
+from torchssvm.steps import Away, ExactSearch, ShortStep
+from torchssvm.structures.graph_cut import MinCut, RoofDual, Segmentation
 
 SEEDS = st.integers(0, 2**31 - 1)
 pytest.importorskip("maxflow")

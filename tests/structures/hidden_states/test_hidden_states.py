@@ -18,13 +18,13 @@ from torchssvm import (
     LinearMulticlass,
     Multiclass,
     PairwiseGraph,
-    PairwisePotentials,
     Potentials,
-    Transitions,
     check,
 )
 from torchssvm.core.potentials import inner
 from torchssvm.deployment.recipes import describe, rebuild
+from torchssvm.structures.chain import Transitions
+from torchssvm.structures.pairwise_graph import PairwisePotentials
 
 SHOWS = [0, 1, 1]
 

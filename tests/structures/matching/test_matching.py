@@ -18,14 +18,11 @@ from tables import each_row
 from torch.utils.data import DataLoader
 
 from torchssvm import (
-    Away,
     Batch,
     CacheOracle,
     Corrective,
-    EdgePotentials,
     Edges,
     FrankWolfe,
-    Hybrid,
     Labelings,
     LinearEdges,
     Matching,
@@ -38,7 +35,9 @@ from torchssvm import (
 )
 from torchssvm.core.batch import apply_head
 from torchssvm.core.max_oracle import find_corner
+from torchssvm.steps import Away, Hybrid
 from torchssvm.structures import POSSIBLE
+from torchssvm.structures.matching import EdgePotentials
 
 
 def random_matching(left, right, random):

@@ -13,8 +13,9 @@ from problems import examples, rng
 from structure_cases import BATCHES, SEEDS, StructureTestCase
 from tables import each_row
 
-from torchssvm import BranchAndBound, MessagePassing, Multilabel, Potentials
+from torchssvm import Multilabel, Potentials
 from torchssvm.core.max_oracle import find_corner
+from torchssvm.structures.multilabel import BranchAndBound, MessagePassing
 
 K = 4
 WEIGHTS = torch.tensor([1.0, 0.5, 0.0, 3.0])

@@ -19,7 +19,6 @@ from torchssvm import (
     Labelings,
     LinearMultilabel,
     MeanParts,
-    MessagePassing,
     Multilabel,
     Pairwise,
     Solver,
@@ -30,6 +29,7 @@ from torchssvm import (
 )
 from torchssvm.core.batch import apply_head
 from torchssvm.core.gradients import per_example_adjoint
+from torchssvm.structures.multilabel import MessagePassing
 
 
 class TestLinearMultilabel(HeadTestCase):

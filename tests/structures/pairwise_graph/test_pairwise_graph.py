@@ -23,10 +23,8 @@ from torchssvm import (
     Labelings,
     LinearPairwiseGraph,
     PairwiseGraph,
-    PairwisePotentials,
     Potentials,
     Relative,
-    TreeReweighted,
     WeightedLabels,
     check,
     grid_edges,
@@ -35,6 +33,7 @@ from torchssvm import (
 )
 from torchssvm.core.batch import tree_map
 from torchssvm.core.max_oracle import find_corner
+from torchssvm.structures.pairwise_graph import PairwisePotentials, TreeReweighted
 from torchssvm.structures.pairwise_graph.oracle import best_labels
 from torchssvm.structures.pairwise_graph.plan import make_plan
 from torchssvm.structures.pairwise_graph.structure import PairwiseTarget

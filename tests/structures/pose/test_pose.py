@@ -17,25 +17,24 @@ from tables import each_row
 
 from torchssvm import (
     BCFW,
-    Away,
     BlockGap,
     CacheOracle,
     Corrective,
     DualState,
     FrankWolfe,
-    Hybrid,
     Labelings,
     LinearPose,
     MeanParts,
     Pairwise,
     Pose,
-    PoseMaps,
     Potentials,
     Weights,
     certify,
     check,
 )
 from torchssvm.core.max_oracle import find_corner
+from torchssvm.steps import Away, Hybrid
+from torchssvm.structures.pose import PoseMaps
 
 
 class PoseCase(StructureTestCase):

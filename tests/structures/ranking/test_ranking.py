@@ -14,17 +14,13 @@ from structure_cases import StructureTestCase
 from tables import each_row
 
 from torchssvm import (
-    NDCG,
-    AveragePrecision,
     Batch,
     CacheOracle,
     Labelings,
     LinearRanking,
     MeanParts,
-    PairSwaps,
     Pairwise,
     Potentials,
-    PrecisionAt,
     Ranking,
     Relative,
     Solver,
@@ -38,6 +34,7 @@ from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import inner
 from torchssvm.datasets import PaddedDataset
 from torchssvm.deployment.recipes import describe, rebuild
+from torchssvm.structures.ranking import NDCG, AveragePrecision, PairSwaps, PrecisionAt
 
 SEEDS = st.integers(0, 2**31 - 1)
 

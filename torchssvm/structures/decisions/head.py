@@ -34,6 +34,7 @@ class LinearDecisions(LinearHead):
         TypeError: ``structure`` is not a :class:`Decisions`.
 
     Example:
+        >>> from torchssvm.structures.decisions import ShortestPath
         >>> head = LinearDecisions(in_features=3, structure=Decisions(ShortestPath.grid(2, 2)))
         >>> head(torch.rand(5, 3)).single.shape
         torch.Size([5, 4])

@@ -69,6 +69,7 @@ class Decisions(Structure):
         TypeError: ``oracle`` is neither, or it is an oracle and ``num_costs`` or ``maximize`` are given.
 
     Example:
+        >>> from torchssvm.structures.decisions import ShortestPath
         >>> structure = Decisions(ShortestPath.grid(2, 2))
         >>> structure.decode(torch.tensor([[3.0, 1.0, 2.0, 1.0]]))  # right, down, down, right
         tensor([[0, 1, 0, 1]])

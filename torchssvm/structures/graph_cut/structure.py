@@ -168,6 +168,7 @@ class GraphCut(Structure):
         normalize: Divide the loss by the sum of the weights of the example's nodes.
 
     Example:
+        >>> from torchssvm.structures.graph_cut import GraphPotentials
         >>> potentials = GraphPotentials(torch.tensor([[1.0, -0.1]]), torch.tensor([[0.5]]), torch.tensor([[[0, 1]]]))
         >>> GraphCut().argmax(potentials).labeling.labels
         tensor([[1, 1]])

@@ -110,6 +110,7 @@ class PairwiseGraph(Structure):
         ValueError: ``num_labels`` is less than 1.
 
     Example:
+        >>> from torchssvm.structures.pairwise_graph import PairwisePotentials
         >>> node, edge = torch.tensor([[[0.0, 1.0], [0.2, 0.0], [0.1, 0.0]]]), torch.eye(2).expand(1, 3, 2, 2)
         >>> triangle = torch.tensor([[[0, 1], [1, 2], [2, 0]]])
         >>> PairwiseGraph(2).argmax(PairwisePotentials(node, edge, triangle)).labeling.labels

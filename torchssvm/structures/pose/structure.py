@@ -58,6 +58,7 @@ class Pose(Structure):
         ValueError: An argument does not fit the others, or ``parent`` does not describe trees.
 
     Example:
+        >>> from torchssvm.structures.pose import PoseMaps
         >>> structure = Pose([-1, 0], torch.zeros(1, 2, 1, 2), grid=(4, 5), size=1.0)
         >>> maps = PoseMaps(unary=torch.zeros(1, 2, 4, 5), types=torch.zeros(1, 1, 2, 1, 4, 5))
         >>> structure.argmax(LinearPose(structure)(maps)).labeling.shape

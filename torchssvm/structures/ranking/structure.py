@@ -51,6 +51,7 @@ class Ranking(Structure):
         TypeError: ``measure`` is no measure.
 
     Example:
+        >>> from torchssvm.structures.ranking import NDCG
         >>> structure = Ranking(NDCG(k=10))
         >>> structure.decode(torch.tensor([[0.5, 0.7, 0.1]]))  # the second document is on top
         tensor([[1, 0, 2]])
