@@ -203,6 +203,17 @@ def test_weights_remember_their_features_in_checkpoints():
             again.dual.load_state_dict({**state, "storage": {**state["storage"], "features": wrong}})
 
 
+def test_weights_keep_the_first_features_of_an_example():
+    """Else features could move a little at every visit."""
+    problem = chain(3, n=6)
+    training = problem.train(storage=Weights()).run([[2]])
+    held = training.dual.storage._features.clone()
+    batch = problem.batch([2])
+    training.step(batch.replace(x=batch.x * (1.0 + 1e-12)))
+    assert training.dual.steps == 2
+    assert torch.equal(training.dual.storage._features, held)
+
+
 def test_weights_refuse_two_views_of_an_example_in_one_step():
     problem = chain(3, n=6)
     training = problem.train(storage=Weights())
