@@ -71,6 +71,15 @@ def test_other_targets_are_refused_at_the_next_visit(kind, storage):
     training.run([[5, 2]])
 
 
+def test_an_exact_pass_knows_the_targets_of_examples_that_no_step_has_visited():
+    problem = chain(3, n=6)
+    training = problem.train().run([[0]])
+    certify(training.head, training.dual, problem.everything())
+    batch = relabelled(problem, [2])
+    with pytest.raises(RuntimeError, match="other targets"):
+        training.loss(training.head(batch.x, batch.lengths), batch.y, batch.index)
+
+
 def test_other_targets_are_refused_after_a_resume_without_an_exact_pass():
     problem = chain(3, n=6)
     training = problem.train().run(ROWS)
