@@ -456,6 +456,7 @@ class Rounds(Callback):
             self.optima.append((found.primal + found.dual) / 2)
 
 
+@pytest.mark.slow
 def test_alternation_with_the_envelope_gradient_goes_down_as_predicted(words):
     rounds, model = Rounds(120), alternating()
     model.joint = Alternate(1, 120, envelope=True)

@@ -143,6 +143,7 @@ def test_gradients_of_the_potentials():
     assert torch.autograd.gradcheck(potentials, (features,))
 
 
+@pytest.mark.slow
 def test_the_head_on_the_network_is_as_check_wants_it():
     network, head, images, y = joint_problem(2)
     with torch.no_grad():

@@ -40,6 +40,7 @@ def recomputed(training: Training) -> tuple[torch.Tensor, float]:
     return w, float(training.dual.loss.sum()) - training.dual.lam / 2 * float(w @ w)
 
 
+@pytest.mark.slow
 @examples(40)
 @given(
     seed=SEEDS,

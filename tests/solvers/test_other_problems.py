@@ -68,6 +68,15 @@ def test_other_targets_are_refused_at_the_next_visit(kind, storage):
     training.run([[5, 2]])
 
 
+def test_an_exact_pass_knows_the_targets_of_examples_that_no_step_has_visited():
+    problem = chain(3, n=6)
+    training = problem.train().run([[0]])
+    certify(training.head, training.dual, problem.everything())
+    batch = relabelled(problem, [2])
+    with pytest.raises(RuntimeError, match="other targets"):
+        training.loss(training.head(batch.x, batch.lengths), batch.y, batch.index)
+
+
 def test_other_targets_are_refused_after_a_resume_without_an_exact_pass():
     problem = chain(3, n=6)
     training = problem.train().run(ROWS)
@@ -188,6 +197,17 @@ def test_weights_remember_their_features_in_checkpoints():
     for wrong in (None, torch.zeros(6), torch.full((6,), torch.nan, dtype=torch.float64)):
         with pytest.raises(ValueError, match=r"\['features'\]|blocks without features"):
             again.dual.load_state_dict({**state, "storage": {**state["storage"], "features": wrong}})
+
+
+def test_weights_keep_the_first_features_of_an_example():
+    """Else features could move a little at every visit."""
+    problem = chain(3, n=6)
+    training = problem.train(storage=Weights()).run([[2]])
+    held = training.dual.storage._features.clone()
+    batch = problem.batch([2])
+    training.step(batch.replace(x=batch.x * (1.0 + 1e-12)))
+    assert training.dual.steps == 2
+    assert torch.equal(training.dual.storage._features, held)
 
 
 def test_weights_refuse_two_views_of_an_example_in_one_step():

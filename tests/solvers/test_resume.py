@@ -282,6 +282,7 @@ def test_labelings_of_trained_features_resume_with_workers(tmp_path):
     same(run(tmp_path / "again", resume=first, **case), alone, first.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_killed_run_ends_as_the_run_left_alone(workers, tmp_path):
     case = {"checkpoint": {"every_n_train_steps": 3}, "epochs": 3, "workers": workers}

@@ -162,6 +162,8 @@ def test_some_unknown_gaps_come_before_all_others():
     assert set(batches[0]) <= {1, 3, 5}
     assert {1, 3, 5} <= set(batches[0] + batches[1])
     assert len(batches) == 4
+    sampler = with_gaps([inf, 1.0, 5.0, inf, 2.0, inf], batch_size=2, order=LargestGap())
+    assert list(sampler)[1][1] == 2  # the batch of the last one is filled up with the largest of the others
 
 
 def test_epochs_are_counted():

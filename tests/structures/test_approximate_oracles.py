@@ -317,6 +317,7 @@ def test_lightning_goes_on_where_certificates_turn_exact_and_back():
     assert [entry.certificate.exact for entry in gap.history] == shown == [True, False, True] * 2
 
 
+@pytest.mark.slow
 def test_lightning_says_that_its_gap_is_an_upper_bound(tmp_path):
     lightning = pytest.importorskip("lightning")
     from lightning.pytorch.loggers import CSVLogger

@@ -303,6 +303,7 @@ def test_a_checkpoint_goes_on_to_the_same_bits_and_not_without_rescaling():
 # -- Lightning ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_lightning_reports_slack_rescaling_by_search(tmp_path):
     lightning = pytest.importorskip("lightning")
     from torchssvm.lightning import DualityGap, Report, StructuredSVM

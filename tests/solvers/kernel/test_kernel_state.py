@@ -284,6 +284,7 @@ class TestOtherHeadsAndDevices:
         with pytest.raises(ValueError, match="not linear in its weights"):
             svm.visit([0])
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("direction", DIRECTIONS, ids=repr)
     def test_on_every_device_the_same(self, device: torch.device, direction: Any) -> None:
         """From the same state; on the way there, rounding may decide ties otherwise on another device."""

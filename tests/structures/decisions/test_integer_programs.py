@@ -293,6 +293,7 @@ def test_what_the_solver_says_is_what_the_error_says(words, feasible, said):
         knapsack(backend=backend).solve(np.ones((1, 5)))
 
 
+@pytest.mark.slow
 def test_the_time_limit_is_that_of_each_linear_program():
     pytest.importorskip("highspy")
     random = np.random.default_rng(0)

@@ -238,6 +238,7 @@ def test_the_check_takes_weights_within_bounds_only():
         check(problem.head, problem.structure, batch, bounds={"edge": (0.0, None)})
 
 
+@pytest.mark.slow
 def test_lightning_trains_within_bounds_and_decodes(tmp_path):
     lightning = pytest.importorskip("lightning")
     from torchssvm.lightning import DualityGap, StructuredSVM, WritePredictions

@@ -452,6 +452,7 @@ def test_head_and_structure_pass_the_check():
     assert sum(finding.skipped is not None for finding in report.findings) == 0, str(report)
 
 
+@pytest.mark.slow
 def test_lightning_trains_and_decodes(tmp_path):
     lightning = pytest.importorskip("lightning")
     from torchssvm.lightning import DualityGap, StructuredSVM

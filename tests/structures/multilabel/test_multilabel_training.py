@@ -230,6 +230,7 @@ def test_head_and_structure_pass_the_check(decoder, sparse):
     assert torch.equal(flat(problem.head.parameters()), held)
 
 
+@pytest.mark.slow
 def test_lightning_trains_and_decodes(tmp_path):
     lightning = pytest.importorskip("lightning")
     from torchssvm.lightning import DualityGap, StructuredSVM

@@ -383,6 +383,7 @@ def test_training_reaches_the_optimum_of_the_qp():
     assert found.primal == pytest.approx(best, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_potts_model_of_ten_by_ten_is_certified():
     random, size, labels = rng(0), 100, 5
     edges = grid_edges(10, 10)
