@@ -9,7 +9,13 @@ import torch
 
 L = pytest.importorskip("lightning")
 
-from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint  # noqa: E402
+from lightning.pytorch.callbacks import (  # noqa: E402
+    Callback,
+    EarlyStopping,
+    LambdaCallback,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+)
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 from short_words import N, Words, svm, trainer  # noqa: E402
 
@@ -145,3 +151,55 @@ def test_the_head_is_solved_at_once_after_joint_training(calls):
     assert gap.certificate.relative_gap <= 0.1
     assert fitting.current_epoch == 2 + math.ceil(joint.dual.moved / N)
     assert calls[-1] == joint.dual.moved > N
+
+
+class Killed(Exception):
+    pass
+
+
+class SaveAtValidation(Callback):
+    """Saves in the last hook of an epoch, which Lightning has not counted yet."""
+
+    def __init__(self, path) -> None:
+        self.path = path
+
+    def on_validation_end(self, trainer, pl_module) -> None:
+        if not trainer.sanity_checking and not self.path.exists():
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize("visits", [None, 1, 2, 5])
+def test_a_run_that_was_cut_off_ends_with_the_same_bits(visits: int | None, tmp_path):
+    """After so many visits, wherever these are in a call for several epochs; or saved by a validation."""
+    loader, path = Words().everything(), tmp_path / "end.ckpt"
+
+    def fit(stop: int | None = None, resume=None) -> StructuredSVM:
+        fitted, gap = model(), DualityGap(1e-9)
+        visit, made = fitted._visit, []
+
+        def until(number) -> None:
+            if len(made) == stop:
+                raise Killed
+            made.append(number)
+            visit(number)
+
+        fitted._visit = until
+        save = SaveAtValidation(path) if visits is None else OnExceptionCheckpoint(tmp_path, "end")
+        options = {"max_epochs": 40, "check_val_every_n_epoch": 10, "num_sanity_val_steps": 0}
+        fitting = trainer(gap, save, enable_checkpointing=True, **options)
+        fitting.fit(fitted, Words().by_gaps(), loader, ckpt_path=resume)
+        return fitted
+
+    whole = fit()
+    if visits is not None:
+        with pytest.raises(Killed):
+            fit(visits)
+    again = fit(resume=path)
+    assert again.dual.moved == whole.dual.moved
+    assert all(torch.equal(a, b) for a, b in zip(again.head.parameters(), whole.head.parameters(), strict=True))
+
+
+def test_min_epochs_is_the_number_of_epochs_of_a_run_that_is_done_before():
+    fitting = trainer(DualityGap(0.5), max_epochs=100, min_epochs=50, enable_checkpointing=False)
+    fitting.fit(model(), Words().by_gaps())
+    assert fitting.current_epoch == 50

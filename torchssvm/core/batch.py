@@ -303,7 +303,8 @@ def check_batches(batches: Any, *, reread: bool = False) -> Iterable[Batch]:
 def check_fits(head: Any, structure: Any, data: Any, collate_fn: Collate | None = None) -> None:
     """Raise ValueError where both say ``in_features`` or ``num_states``, and the dataset others than head or structure.
 
-    ``data`` is the dataset, or what reads its batches; a ``collate_fn`` of the user's own may make other features.
+    ``data`` is the dataset, or what reads its batches. A ``collate_fn``, a head and a structure of the user's own may
+    make other features and states of them.
     """
     dataset, collate = data, collate_fn
     if isinstance(data, _InOrder):
@@ -314,7 +315,8 @@ def check_fits(head: Any, structure: Any, data: Any, collate_fn: Collate | None 
         return
     for name, owner in (("in_features", head), ("num_states", structure)):
         own, found = getattr(owner, name, None), getattr(dataset, name, None)
-        if isinstance(own, int) and isinstance(found, int) and own != found:
+        ours = type(owner).__module__.startswith("torchssvm.")
+        if ours and isinstance(own, int) and isinstance(found, int) and own != found:
             raise ValueError(
                 f"the dataset has {name}={found} and the head {name}={own}: where features and labels have names, the "
                 "test set needs those of the training set, vocabulary=train.vocabulary, labels=train.labels"

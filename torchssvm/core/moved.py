@@ -50,7 +50,7 @@ LEFT = {
     "ExponentiatedGradient": _BASELINE,
     "NSlack": _BASELINE,
     "OneSlack": _BASELINE,
-    "KeepDual": "has gone: give grid_search(..., warm_start=True)",
+    "KeepDual": "has gone: warm starts rescale the weights, grid_search(..., warm_start=True)",
     "KeepWeights": "has gone: give grid_search(..., warm_start=True)",
     "Recipe": "has gone: give solver=Solver(direction=..., oracle=..., storage=..., bounds=...)",
     "RunOptions": "has gone: give solver=Solver(seed=..., order=..., schedule=..., batch_size=...)",

@@ -21,18 +21,6 @@ a :class:`Stateful`                The state of that object.
 a function ``(value, where)``      Any value that the function accepts.
 =================================  ====================================================================================
 
-State                                    Declared in
-=======================================  ==============================================================================
-dual                                     ``dual/checkpoint.py``; bounds in ``core/bounds.py``; KernelSSVM's has one more
-its storage                              ``dual/mean_parts.py`` with ``rows.py``, ``weights.py``, ``labelings.py`` with
-                                         ``active_sets.py``
-BCFW, averages, GDMM                     ``solvers/bcfw.py``, ``averages.py``, ``gdmm/state.py``, ``gdmm/chains.py``,
-                                         ``gdmm/label_sets.py``
-kernel models                            ``solvers/kernel/ssvm.py``
-samplers, compiled draws, random state   ``steps/orders.py``, ``solvers/compiled/draws.py``, ``core/random_state.py``
-a Lightning run, a path                  ``lightning/resume.py``, ``path/result.py``
-=======================================  ==============================================================================
-=======
 An entry is the attribute of the same name, or of that name with an underscore in front; :class:`Field` says where it
 has another name or form. Arrays are saved as tensors, and a generator as its state. A first axis of the length
 :class:`Own` is that of the examples that a process holds. An entry ``"seal"`` is a checksum of the others.

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, RandomSampler, Sampler
 from torchssvm.core.batch import Batch, as_batch, fetcher, lengths_of, rows_in_order
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.ranks import Ranks
-from torchssvm.core.schema import Entry, Same, Schema, Stateful
+from torchssvm.core.schema import Entry, Maybe, Same, Schema, Stateful
 from torchssvm.lightning.exact_pass import evaluating
 from torchssvm.lightning.loaders import OwnExamples, count_examples, exact_pass_loader, loaders_as_they_are
 from torchssvm.solvers.choice import CPU, STORAGES, Choice, Sample, choose, of_all_ranks
@@ -49,17 +49,18 @@ class EpochParts(Sampler[int], Stateful):
 
     Args:
         loop: The compiled loop, whose draws are part of the state.
-        at_once: Whether one part stands for several epochs, see :class:`EpochsAtOnce`.
+        at_once: Makes several epochs of one part, where it does; its place is part of the state.
     """
 
     state_name = "sampler"
 
-    def __init__(self, loop: CompiledBCFW, *, at_once: bool = False) -> None:
+    def __init__(self, loop: CompiledBCFW, *, at_once: EpochsAtOnce | None = None) -> None:
+        self._at_once = at_once
         self._draws, n = loop.draws, loop.dual.num_examples
         count = max(1, round(n / usual_visits(n, WHOLE)))
         self.parts = [EpochPart(n * (k + 1) // count - n * k // count) for k in range(count)]
         self._first = 0  # part that the next iteration begins with
-        self._len = 1 if at_once else count
+        self._len = 1 if at_once is not None else count
 
     def __len__(self) -> int:
         """Number of parts in an epoch."""
@@ -76,16 +77,32 @@ class EpochParts(Sampler[int], Stateful):
 
     def state_dict(self, used: int = 0) -> dict[str, Any]:
         """The draws, and how many parts of this epoch training has ``used``; all of them are none of the next epoch."""
-        return {"parts": len(self.parts), "used": used % len(self), "draws": self._draws.state_dict()}
+        first, begin = (None, None) if self._at_once is None else (self._at_once.first, self._at_once.begin)
+        draws = self._draws.state_dict()
+        return {"parts": len(self.parts), "used": used % len(self), "first": first, "begin": begin, "draws": draws}
+
+    def check_state(self, state: dict[str, Any], where: str | None = None) -> None:
+        """As :meth:`Stateful.check_state`; earlier files say nothing of several epochs at once."""
+        super().check_state({"first": None, "begin": None, **state} if isinstance(state, dict) else state, where)
 
     def _schema(self) -> Schema:
         used = Entry(int, low=0, high=len(self.parts) - 1)
-        return {"parts": Same(len(self.parts)), "used": used, "draws": self._draws.check_state}
+        begin = Maybe(Entry(int, low=0))
+        draws = self._draws.check_state
+        return {
+            "parts": Same(len(self.parts)),
+            "used": used,
+            "first": Maybe(Entry(float)),
+            "begin": begin,
+            "draws": draws,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a state that :meth:`check_state` accepted."""
         self._first = state["used"]
         self._draws.restore(state["draws"])
+        if self._at_once is not None and state.get("first") is not None:
+            self._at_once.first, self._at_once.begin = state["first"], state["begin"]
 
 
 class EpochsAtOnce:
@@ -98,13 +115,18 @@ class EpochsAtOnce:
         trainer: The trainer of the fit.
         loop: The compiled loop.
         pacing: Says when exact passes are made.
+
+    Attributes:
+        first: The epoch that the dual began with, a fraction where it had moved before.
+        begin: The dual's visits when the call under way began; None between two calls.
     """
 
     VISITS = 20_000
 
     def __init__(self, trainer: L.Trainer, loop: CompiledBCFW, pacing: Pacing) -> None:
         self._trainer, self._loop, self._pacing = trainer, loop, pacing
-        self._first = trainer.current_epoch - loop.dual.moved / loop.dual.num_examples
+        self.first = trainer.current_epoch - loop.dual.moved / loop.dual.num_examples
+        self.begin: int | None = None
 
     @classmethod
     def of(cls, module: Any, loop: CompiledBCFW) -> EpochsAtOnce | None:
@@ -123,19 +145,23 @@ class EpochsAtOnce:
         """Make visits by ``visit(number)``, which takes a step, and let Lightning count their epochs."""
         trainer, loop = cast(Any, self._trainer), self._loop
         dual, n = loop.dual, loop.dual.num_examples
-        begin, epoch = dual.moved, trainer.current_epoch
+        self.begin = begin = dual.moved if self.begin is None else self.begin
+        epoch = max(trainer.current_epoch, int(self.first + dual.moved / n + 1e-9))  # Lightning counts at the end
         every, last = trainer.check_val_every_n_epoch, trainer.max_epochs
         ends = [10**9 if last is None or last < 0 else last]
+        if epoch < (trainer.min_epochs or 0):
+            ends.append(trainer.min_epochs)
         if trainer.enable_validation:
             ends.append((epoch // every + 1) * every)
-        end = round((min(ends) - self._first) * n)  # visits of the dual when the last of these epochs ends
+        end = round((min(ends) - self.first) * n)  # visits of the dual when the last of these epochs ends
         while True:
             before = dual.moved
             visit(min(loop.next_visits(), end - before))
             made, due = dual.moved - begin, self._pacing.due
-            self._count(max(int(self._first + dual.moved / n + 1e-9), epoch + 1))
+            self._count(max(int(self.first + dual.moved / n + 1e-9), epoch + 1))
             over = self._pacing.spent or dual.moved in (before, end)
             if over or made >= (n if due else max(n, self.VISITS)):
+                self.begin = None
                 break
 
     def _count(self, epochs: int) -> None:

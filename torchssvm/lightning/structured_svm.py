@@ -315,7 +315,7 @@ class StructuredSVM(Predicting):
         if (loop := self.compiled_loop()) is not None:
             within = run.resume is not None and run.resume.in_epoch
             run.at_once = None if within else EpochsAtOnce.of(self, loop)
-            run.sampler = EpochParts(loop, at_once=run.at_once is not None)
+            run.sampler = EpochParts(loop, at_once=run.at_once)
             replace_loader(self.trainer, run.sampler)
 
     def on_train_epoch_start(self) -> None:

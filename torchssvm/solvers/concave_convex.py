@@ -59,7 +59,7 @@ class LatentReport:
         )
 
 
-@moved("options")
+@moved("options", seed="solver=Solver(seed=...)")
 def latent(
     head: nn.Module,
     dataset: Any,
@@ -136,6 +136,7 @@ class LatentTrainer(Stateful):
 
     state_name = "latent run"
 
+    @moved("options", seed="solver=Solver(seed=...)")
     def __init__(
         self,
         head: nn.Module,

@@ -28,7 +28,7 @@ from torchssvm.core.structure import Labeling, Structure
 
 _SAMPLE = 16  # examples of a batch that are compared
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_AGAIN = 64  # a sample is taken again when this many times as many examples have been seen
+_AGAIN = 16  # a sample is taken again when this many times as many examples have been seen
 
 
 def negligible(rounding: float, primal: float, num_examples: int) -> bool:

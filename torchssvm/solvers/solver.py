@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,10 @@ class Solver:
         object.__setattr__(self, "seed", check_seed(self.seed))
         if self.order is not None:
             check_object(self.order, "order", "draw", "Permutation()")
+        if self.line_search is not None and (isinstance(self.line_search, type) or not callable(self.line_search)):
+            raise TypeError(f"line_search={self.line_search!r} must be an object such as ExactSearch()")
+        if self.bounds is not None and not isinstance(self.bounds, Mapping):
+            raise TypeError(f'bounds={self.bounds!r} must be a dictionary such as {{"pairwise": (0.0, None)}}')
         if self.schedule is not None:
             check_object(self.schedule, "schedule", "due", "WhenEstimated()")
         if any(rule is not None for rule in (self.direction, self.oracle, self.storage, self.block_steps)):
