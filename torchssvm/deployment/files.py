@@ -198,16 +198,9 @@ def _sentence(error: Exception) -> str:
 def load_model(path: str | os.PathLike[str]) -> Decoder:
     """The :class:`Decoder` of a model that :func:`save_model` wrote, with ``labels`` and ``vocabulary``.
 
-    Args:
-        path: The file.
-
     Raises:
-        FileNotFoundError: There is no such file.
-        IsADirectoryError: ``path`` is a folder.
-        ValueError: The file is damaged, was changed or is of another kind, of another format, or names an unknown
-            class.
-        TypeError: The structure is not decoded in plain torch operators; :func:`load_head` reads the file.
-        ImportError: ``safetensors`` is missing.
+        TypeError: The structure is not decoded in plain torch operators; :func:`load_head` reads the file. Other errors
+            are those of :func:`load_head`.
 
     Example:
         >>> save_model("tagger.safetensors", LinearChain(4, 3), labels=["DET", "NOUN", "VERB"])

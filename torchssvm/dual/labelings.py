@@ -16,7 +16,7 @@ from torchssvm.core.on_host import known, on_host, pick, read_together, upload
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.schema import Entry, Own, Same, Schema, damaged
-from torchssvm.core.structure import Labeling, Structure, as_decoding, check_padding
+from torchssvm.core.structure import Labeling, as_decoding, check_padding
 from torchssvm.dual.active_sets import ActiveSets
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.storage import Storage, Stored, other_length
@@ -58,21 +58,13 @@ class Labelings(Storage):
         self.wants_curvature = False
         self._template: Labeling | None = None
 
-    def bind(
-        self,
-        num_examples: int,
-        lam: float,
-        structure: Structure,
-        parameters: Sequence[torch.nn.Parameter],
-        memory_limit: int | None,
-        own: range | None = None,
-    ) -> None:
+    def bind(self, *problem: Any) -> None:
         """Set the problem."""
-        super().bind(num_examples, lam, structure, parameters, memory_limit, own)
+        super().bind(*problem)
         self.rest = MeanParts()
-        self.rest.bind(num_examples, lam, structure, parameters, memory_limit, own)
-        device = self.parameters[0].device
-        self.sets = ActiveSets(len(self.own), self.capacity, structure.padding, self.parameters[0])
+        self.rest.bind(*problem)
+        device = self._device
+        self.sets = ActiveSets(len(self.own), self.capacity, self.structure.padding, self.parameters[0])
         self.rest_mass = torch.ones(len(self.own), dtype=torch.float64, device=device)
         self.rest_loss = torch.zeros(len(self.own), dtype=torch.float64, device=device)
         self.mixed = torch.zeros(len(self.own), dtype=torch.bool, device=device)
@@ -387,12 +379,7 @@ class StoredLabelings(Stored):
         return parts, None
 
     def move(
-        self,
-        coefficients: Tensor,
-        rows: Tensor,
-        change: Tensor | None,
-        parts: Parts,
-        gradients: list[Tensor] | None,
+        self, coefficients: Tensor, rows: Tensor, change: Tensor | None, parts: Parts, gradients: list[Tensor] | None
     ) -> None:
         """Move the mass, and cache the corner."""
         sets, found, columns = self._storage.sets, self._found, self._columns

@@ -164,12 +164,7 @@ class StoredParts(Stored):
         return {name: tensor + psi[name] for name, tensor in parts.items()}, None
 
     def move(
-        self,
-        coefficients: Tensor,
-        rows: Tensor,
-        change: Tensor | None,
-        parts: Parts,
-        gradients: list[Tensor] | None,
+        self, coefficients: Tensor, rows: Tensor, change: Tensor | None, parts: Parts, gradients: list[Tensor] | None
     ) -> None:
         """``psi_i -= coefficients_i Delta_i``."""
         index, potentials = self.index, self.potentials

@@ -78,12 +78,7 @@ class Stored(ABC):
 
     @abstractmethod
     def move(
-        self,
-        coefficients: Tensor,
-        rows: Tensor,
-        change: Tensor | None,
-        parts: Parts,
-        gradients: list[Tensor] | None,
+        self, coefficients: Tensor, rows: Tensor, change: Tensor | None, parts: Parts, gradients: list[Tensor] | None
     ) -> None:
         """Move the batch's ``rows`` by ``coefficients_i`` times their direction; the only method that changes blocks.
 

@@ -173,12 +173,7 @@ class _StoredWeights(Stored):
         return parts, [block * factor.to(block.dtype).view(-1, *[1] * (block.ndim - 1)) for block in self.blocks]
 
     def move(
-        self,
-        coefficients: Tensor,
-        rows: Tensor,
-        change: Tensor | None,
-        parts: Parts,
-        gradients: list[Tensor] | None,
+        self, coefficients: Tensor, rows: Tensor, change: Tensor | None, parts: Parts, gradients: list[Tensor] | None
     ) -> None:
         # psi_i -= c Delta_i means w_i -= (c/(lam n)) Phi_i^T Delta_i
         assert gradients is not None

@@ -7,22 +7,25 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from sklearn.base import BaseEstimator
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
 from torchssvm.core.arguments import as_number, check_flags, check_number, is_whole, or_default
 from torchssvm.core.batch import in_order, tree_tensors
 from torchssvm.core.caller import warn
 from torchssvm.deployment import save_model
+from torchssvm.estimators.examples import check_matrix
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.lam_advice import advice_if_small, warn_if_zero
 from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.tolerance import Relative, is_within
 from torchssvm.solvers.training import make_trainer
 
+MATRIX: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
 _FLAGS = ("fit_intercept", "interactions", "normalize", "warm_start")
 
 
@@ -129,23 +132,10 @@ class StructuredEstimator(CertifiedEstimator):
     classes_: Any
 
     def __init__(
-        self,
-        C: float | None,
-        *,
-        lam: float | None,
-        tol: float,
-        max_passes: float,
-        random_state: Any,
-        verbose: bool,
-        warm_start: bool,
+        self, C: Any, lam: Any, tol: float, max_passes: float, random_state: Any, verbose: bool, warm_start: bool
     ) -> None:
-        self.C = C
-        self.lam = lam
-        self.tol = tol
-        self.max_passes = max_passes
-        self.random_state = random_state
-        self.verbose = verbose
-        self.warm_start = warm_start
+        self.C, self.lam, self.tol, self.max_passes = C, lam, tol, max_passes
+        self.random_state, self.verbose, self.warm_start = random_state, verbose, warm_start
 
     def _check_parameters(self) -> None:
         """Raise ValueError or TypeError for parameters that are out of range, or flags that are not flags."""
@@ -179,6 +169,20 @@ class StructuredEstimator(CertifiedEstimator):
         check_is_fitted(self)
         names = [str(label) for label in self.classes_]
         save_model(path, self.head_, labels=names, vocabulary=getattr(self, "vocabulary_", None))
+
+
+class MatrixClassifier(ClassifierMixin, StructuredEstimator):
+    """A structured estimator of the rows of a matrix, dense or sparse."""
+
+    def _matrix(self, X: Any) -> Any:
+        """``X`` to predict, checked to be like that of ``fit``."""
+        check_matrix(X)
+        return validate_data(self, X, reset=False, **MATRIX)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
 
 
 def _signature(examples: Any) -> str:

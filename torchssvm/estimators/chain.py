@@ -31,16 +31,10 @@ class ChainSVC(StructuredEstimator):
     takes them. A text becomes the feature ``name=text``. ``y`` is a list of lists of labels, texts or numbers.
 
     Args:
-        C: Weight of the loss, positive; ``1/2 |w|^2 + C sum_i loss_i`` is minimised.
-        lam: ``1 / (C n)`` in its place, the regularisation as the papers write it; ``C`` is then left out, or None.
+        C, lam, tol, max_passes, random_state, verbose, warm_start: As in :class:`MultinomialSVC`.
         normalize: Whether the loss of a sequence, its number of wrong labels, is divided by its length.
         min_count: How often a named feature must occur in training to have a weight.
         class_weight: None, "balanced", or a dictionary by label: the cost of a wrong label, by the true one.
-        tol: Training ends when the objective is proved to be within this share of its optimum.
-        max_passes: Or after so many passes over the data, with a ``ConvergenceWarning``.
-        random_state: Seed of the order in which examples are visited.
-        verbose: Whether a line of progress is shown on stderr, with the gap.
-        warm_start: Whether ``fit`` goes on from the last fit of the same data, as with another ``C`` or ``tol``.
 
     Attributes:
         classes_: ``[K]``, the labels in ascending order.
@@ -49,10 +43,7 @@ class ChainSVC(StructuredEstimator):
         intercept_, start_, end_: ``[K]``: for every token, and more for the first and for the last.
         transitions_: ``[K, K]``, from the label before to the label after.
         n_features_in_: F.
-        certificate_: Primal, dual and gap of these weights; primal and gap are upper bounds if ``exact`` is False.
-        n_passes_: Passes over the data, exact ones included.
-        history_: Passes, primal, dual, gap, exact (1 or 0) and seconds of every exact pass, one dictionary each.
-        head_, structure_: The trained torch module and what decodes its scores.
+        certificate_, n_passes_, history_, head_, structure_: As in :class:`MultinomialSVC`.
 
     Example:
         >>> X = [[{"word": "the"}, {"word": "cat"}, {"word": "sat"}], [{"word": "a"}, {"word": "dog"}]]
@@ -75,15 +66,7 @@ class ChainSVC(StructuredEstimator):
         verbose: bool = False,
         warm_start: bool = False,
     ) -> None:
-        super().__init__(
-            C,
-            lam=lam,
-            tol=tol,
-            max_passes=max_passes,
-            random_state=random_state,
-            verbose=verbose,
-            warm_start=warm_start,
-        )
+        super().__init__(C, lam, tol, max_passes, random_state, verbose, warm_start)
         self.normalize = normalize
         self.min_count = min_count
         self.class_weight = class_weight

@@ -89,8 +89,10 @@ def _check_real(value: Any, name: str) -> None:
             raise ValueError(f"{name} holds {dtype}: give numbers, such as days since some date")
 
 
-def lists_of_rows(X: Any) -> Callable[[torch.Tensor], SparseFeatures]:
-    """A function of rows ``[...]`` of a CSR matrix: their features ``[..., P]``, columns -1 where a row has fewer."""
+def reader(X: Any) -> Callable[[torch.Tensor], Any]:
+    """A function of rows ``[...]`` of an array: their features ``[..., F]``; or of a CSR matrix: lists of these."""
+    if not sparse.issparse(X):
+        return torch.from_numpy(np.require(X, requirements=["C", "W"])).__getitem__
     held = (np.require(array, requirements=["C", "W"]) for array in (X.indptr, X.indices, X.data))  # joblib's are not
     ends, columns, values = map(torch.from_numpy, held)
     ends = ends.long()

@@ -54,13 +54,7 @@ class GraphSVC(StructuredEstimator):
     * More than two labels and cycles: refused.
 
     Args:
-        C: Weight of the loss, positive; ``1/2 |w|^2 + C sum_i loss_i`` is minimised.
-        lam: ``1 / (C n)`` in its place, the regularisation as the papers write it; ``C`` is then left out, or None.
-        tol: Training ends when the objective is proved to be within this share of its optimum.
-        max_passes: Or after so many passes over the data, with a ``ConvergenceWarning``.
-        random_state: Seed of the order in which examples are visited.
-        verbose: Whether a line of progress is shown on stderr, with the gap.
-        warm_start: Whether ``fit`` goes on from the last fit of the same data, as with another ``C`` or ``tol``.
+        C, lam, tol, max_passes, random_state, verbose, warm_start: As in :class:`MultinomialSVC`.
         class_weight: None, "balanced", or a dictionary by label: the cost of a wrong label, by the true one. Forests
             only.
 
@@ -70,10 +64,7 @@ class GraphSVC(StructuredEstimator):
         intercept_: ``[K]`` or ``[1]``.
         edge_coef_: ``[G, K, K]``; with cycles ``[G]``.
         n_features_in_, n_edge_features_in_: F and G.
-        certificate_: Primal, dual and gap of these weights; primal and gap are upper bounds if ``exact`` is False.
-        n_passes_: Passes over the data, exact ones included.
-        history_: Passes, primal, dual, gap, exact (1 or 0) and seconds of every exact pass, one dictionary each.
-        head_, structure_: The trained torch module and what decodes its scores.
+        certificate_, n_passes_, history_, head_, structure_: As in :class:`MultinomialSVC`.
 
     Example:
         >>> nodes, edges = np.array([[1.0], [-1.0], [0.5]]), np.array([[0, 1], [1, 2]])
@@ -94,15 +85,7 @@ class GraphSVC(StructuredEstimator):
         verbose: bool = False,
         warm_start: bool = False,
     ) -> None:
-        super().__init__(
-            C,
-            lam=lam,
-            tol=tol,
-            max_passes=max_passes,
-            random_state=random_state,
-            verbose=verbose,
-            warm_start=warm_start,
-        )
+        super().__init__(C, lam, tol, max_passes, random_state, verbose, warm_start)
         self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any) -> GraphSVC:

@@ -59,14 +59,16 @@ def check_lists(y: Any, sizes: Sequence[int], what: str) -> list[Sequence[Any]]:
     return y
 
 
-def check_no_missing(y: np.ndarray) -> None:
-    """Raise ValueError for a class of -100, which torch leaves out; -1 is one of two classes in scikit-learn."""
+def check_classes(y: np.ndarray, classes: np.ndarray) -> None:
+    """Raise ValueError for one class, or -100, which torch leaves out; -1 is one of two classes in scikit-learn."""
     missing = y == -100 if y.dtype.kind in "if" else np.zeros(len(y), bool)
     if missing.any():
         raise ValueError(
             f"y[{int(missing.argmax())}]=-100 marks an example without a class: leave such examples out of X and y; "
             "where it is a class of its own, give texts, as y.astype(str)"
         )
+    if len(classes) < 2:
+        raise ValueError(f"y has one class only, {classes.tolist()[0]!r}: at least two classes are needed")
 
 
 def states_of(y: Sequence[Sequence[Any]]) -> tuple[np.ndarray, list[np.ndarray]]:

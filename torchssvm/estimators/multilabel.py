@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from scipy import sparse
-from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -16,9 +15,9 @@ from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.core.potentials import Potentials
 from torchssvm.deployment import save_model
-from torchssvm.estimators.base import StructuredEstimator
-from torchssvm.estimators.examples import Examples, check_matrix, lists_of_rows
-from torchssvm.estimators.labels import check_no_missing
+from torchssvm.estimators.base import MATRIX, MatrixClassifier
+from torchssvm.estimators.examples import Examples, check_matrix, reader
+from torchssvm.estimators.labels import check_classes
 from torchssvm.structures.multiclass.head import LinearMulticlass
 from torchssvm.structures.multilabel.head import LinearMultilabel
 from torchssvm.structures.multilabel.sparse_head import SparseLinearMultilabel
@@ -48,7 +47,7 @@ def _check_sets(y: Any) -> None:
             raise ValueError(f"y[{place}]={row!r} is not a row of numbers: {_FORM}")
 
 
-class MultilabelSVC(ClassifierMixin, StructuredEstimator):
+class MultilabelSVC(MatrixClassifier):
     """Sets of labels with a score for each label and for each pair, trained by max margin to a certified gap.
 
     A set scores the sum of its labels' ``coef_ @ x + intercept_`` and of the ``interactions_`` of its pairs, the model
@@ -61,15 +60,9 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
     gives the label with the highest score.
 
     Args:
-        C: Weight of the loss, positive; ``1/2 |w|^2 + C sum_i loss_i`` is minimised.
-        lam: ``1 / (C n)`` in its place, the regularisation as the papers write it; ``C`` is then left out, or None.
+        C, lam, tol, max_passes, random_state, verbose, warm_start: As in :class:`MultinomialSVC`.
         interactions: Whether pairs of labels are scored.
         fit_intercept: Whether every label has an intercept; it is regularised like the other weights.
-        tol: Training ends when the objective is proved to be within this share of its optimum.
-        max_passes: Or after so many passes over the data, with a ``ConvergenceWarning``.
-        random_state: Seed of the order in which examples are visited.
-        verbose: Whether a line of progress is shown on stderr, with the gap.
-        warm_start: Whether ``fit`` goes on from the last fit of the same data, as with another ``C`` or ``tol``.
 
     Attributes:
         classes_: ``[K]``, the labels: 0 to K - 1 for an indicator matrix.
@@ -77,10 +70,7 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
         intercept_: ``[K]`` or ``[1]``, zero without intercepts.
         interactions_: ``[K, K]``, symmetric with a zero diagonal; None without interactions.
         n_features_in_: F.
-        certificate_: Primal, dual and gap of these weights; primal and gap are upper bounds if ``exact`` is False.
-        n_passes_: Passes over the data, exact ones included.
-        history_: Passes, primal, dual, gap, exact (1 or 0) and seconds of every exact pass, one dictionary each.
-        head_, structure_: The trained torch module and what decodes its scores.
+        certificate_, n_passes_, history_, head_, structure_: As in :class:`MultinomialSVC`.
 
     Example:
         >>> sets = (points[:, :3] > 0.0).long().numpy()
@@ -101,15 +91,7 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
         verbose: bool = False,
         warm_start: bool = False,
     ) -> None:
-        super().__init__(
-            C,
-            lam=lam,
-            tol=tol,
-            max_passes=max_passes,
-            random_state=random_state,
-            verbose=verbose,
-            warm_start=warm_start,
-        )
+        super().__init__(C, lam, tol, max_passes, random_state, verbose, warm_start)
         self.interactions = interactions
         self.fit_intercept = fit_intercept
 
@@ -123,7 +105,7 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
         check_matrix(X)
         check_matrix(y, "y")
         _check_sets(y)
-        X, y = validate_data(self, X, y, accept_sparse="csr", multi_output=True, dtype=[np.float64, np.float32])
+        X, y = validate_data(self, X, y, multi_output=True, **MATRIX)
         y = y.toarray() if sparse.issparse(y) else np.asarray(y)
         check_classification_targets(y)
         y = y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
@@ -132,9 +114,7 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
             raise ValueError(_FORM)
         classes = np.arange(y.shape[1]) if self._sets else np.unique(y)
         if not self._sets:
-            check_no_missing(y)
-        if not self._sets and len(classes) < 2:
-            raise ValueError(f"y has one class only, {classes.tolist()[0]!r}: at least two classes are needed")
+            check_classes(y, classes)
         indicator = y if self._sets else (y[:, None] == (classes[1:] if len(classes) == 2 else classes))
         target = torch.from_numpy(indicator.astype(np.int64))
         labels = target.shape[1]
@@ -142,12 +122,11 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
         pairs = self.interactions and labels > 1
         head = make(X.shape[1], labels, bias=self.fit_intercept, pairwise=pairs)
         head = head.double() if X.dtype == np.float64 else head
-        x: Any = lists_of_rows(X) if sparse.issparse(X) else torch.from_numpy(np.require(X, requirements=["C", "W"]))
+        read = reader(X)
 
         def fetch(rows: np.ndarray) -> Batch:
             index = torch.from_numpy(rows)
-            own = x(index) if sparse.issparse(X) else x[index]
-            return Batch(own, target[index], index)
+            return Batch(read(index), target[index], index)
 
         if pairs and labels > _MANY:
             warn(
@@ -220,13 +199,11 @@ class MultilabelSVC(ClassifierMixin, StructuredEstimator):
         return found.labeling, found.value
 
     def _scores(self, X: Any) -> torch.Tensor:
-        check_matrix(X)
-        X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
+        X = self._matrix(X)
         return torch.from_numpy(np.asarray(X @ self.coef_.T + self.intercept_, np.float64))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
         tags.classifier_tags.multi_label = True
         tags.target_tags.multi_output = True
         return tags

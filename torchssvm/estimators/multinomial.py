@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 from scipy import sparse
-from sklearn.base import ClassifierMixin
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from torchssvm.core.batch import Batch
-from torchssvm.estimators.base import StructuredEstimator
-from torchssvm.estimators.examples import Examples, check_matrix, lists_of_rows
-from torchssvm.estimators.labels import check_no_missing, weights_of
+from torchssvm.estimators.base import MATRIX, MatrixClassifier
+from torchssvm.estimators.examples import Examples, check_matrix, reader
+from torchssvm.estimators.labels import check_classes, weights_of
 from torchssvm.structures.arguments import WeightedLabels
 from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.sparse_head import SparseLinearChain
@@ -23,7 +22,7 @@ from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.multiclass.head import LinearMulticlass
 
 
-class MultinomialSVC(ClassifierMixin, StructuredEstimator):
+class MultinomialSVC(MatrixClassifier):
     """The multinomial support vector machine of Crammer and Singer (2001), trained to a certified gap.
 
     Minimises ``1/2 |w|^2 + C sum_i max_y [cost(y_i, y) + score(x_i, y) - score(x_i, y_i)]``; the cost of a wrong class
@@ -70,15 +69,7 @@ class MultinomialSVC(ClassifierMixin, StructuredEstimator):
         verbose: bool = False,
         warm_start: bool = False,
     ) -> None:
-        super().__init__(
-            C,
-            lam=lam,
-            tol=tol,
-            max_passes=max_passes,
-            random_state=random_state,
-            verbose=verbose,
-            warm_start=warm_start,
-        )
+        super().__init__(C, lam, tol, max_passes, random_state, verbose, warm_start)
         self.fit_intercept = fit_intercept
         self.class_weight = class_weight
 
@@ -97,17 +88,15 @@ class MultinomialSVC(ClassifierMixin, StructuredEstimator):
         """
         self._check_parameters()
         check_matrix(X)
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32])
+        X, y = validate_data(self, X, y, **MATRIX)
         check_classification_targets(y)
-        check_no_missing(y)
         if sample_weight is None:
             times = np.ones(len(y))
         else:
             times = _times(sample_weight, len(y))
             X, y, times = X[times > 0.0], y[times > 0.0], times[times > 0.0]
         classes, codes = np.unique(y, return_inverse=True)
-        if len(classes) < 2:
-            raise ValueError(f"y has one class only, {classes.tolist()[0]!r}: at least two classes are needed")
+        check_classes(y, classes)
         weights = weights_of(self.class_weight, classes, codes, times)[codes] * times
         self.head_ = head = self._train_rows(X, codes, weights / times.mean(), float(times.sum()))
         self.classes_ = classes
@@ -143,15 +132,14 @@ class MultinomialSVC(ClassifierMixin, StructuredEstimator):
             X = X * scale[:, None]
             head = LinearChain(X.shape[1], classes, bias=False, boundary=False, structure=structure)
         found, head = (each.double() if X.dtype == np.float64 else each for each in (found, head))
-        x: Any = lists_of_rows(X) if sparse.issparse(X) else torch.from_numpy(np.require(X, requirements=["C", "W"]))
+        read = reader(X)
 
         def fetch(rows: np.ndarray) -> Batch:
             index = torch.from_numpy(rows)
             if isinstance(head, LinearMulticlass):
-                return Batch(x[index], y[index], index)
-            own = x(index.unsqueeze(1)) if sparse.issparse(X) else x[index].unsqueeze(1)
+                return Batch(read(index), y[index], index)
             target = WeightedLabels(y[index].unsqueeze(1), cost[index].unsqueeze(1))
-            return Batch(own, target, index, torch.ones_like(index))
+            return Batch(read(index.unsqueeze(1)), target, index, torch.ones_like(index))
 
         trained = self._train(head, Examples(fetch, n=X.shape[0]), self._lam(total))
         if isinstance(trained, LinearMulticlass):
@@ -166,8 +154,7 @@ class MultinomialSVC(ClassifierMixin, StructuredEstimator):
     def decision_function(self, X: Any) -> np.ndarray:
         """Scores ``[n, K]``, or ``[n]`` for two classes: positive for the second."""
         check_is_fitted(self)
-        check_matrix(X)
-        X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
+        X = self._matrix(X)
         scores = safe_sparse_dot(X, self.coef_.T, dense_output=True) + self.intercept_
         return scores[:, 0] if scores.shape[1] == 1 else scores
 
@@ -175,11 +162,6 @@ class MultinomialSVC(ClassifierMixin, StructuredEstimator):
         """The class with the highest score for every row of ``X``, ``[n]``."""
         scores = self.decision_function(X)
         return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)]
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
 
 
 def _times(sample_weight: Any, n: int) -> np.ndarray:

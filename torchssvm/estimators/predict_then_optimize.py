@@ -54,20 +54,16 @@ class PredictThenOptimize(CertifiedEstimator):
         solver: Rules of training, as in :func:`torchssvm.solve`. None takes a cache and corrective steps, and the
             library's choice for a program that says that it is quick (``DecisionOracle.quick``).
         held_out: The share of the examples on which lambda is chosen.
-        tol: Training ends when the objective is proved to be within this share of its optimum.
-        max_passes: Or after so many passes over the data, with a ``ConvergenceWarning``.
+        tol, max_passes, verbose: As in :class:`MultinomialSVC`.
         random_state: Seed of the order in which examples are visited, and of what is held out.
-        verbose: Whether a line of progress is shown on stderr, with the gap.
 
     Attributes:
         coef_: ``[D, F]``, or ``[F]`` where costs share them: of predicted costs, W0 included.
         intercept_: ``[D]``, or a number where costs share it.
         lam_: Lambda.
         choice_: The :class:`torchssvm.path.LamChoice`, None where ``lam`` is given.
-        certificate_: Primal, dual and gap of these weights; primal and gap are upper bounds if ``exact`` is False.
+        certificate_, n_passes_, history_: As in :class:`MultinomialSVC`.
         seconds_per_decision_: Wall-clock seconds that the program took for one decision.
-        n_passes_: Passes over the data, exact ones included.
-        history_: Passes, primal, dual, gap, exact (1 or 0) and seconds of every exact pass, one dictionary each.
         head_, structure_: The trained torch module, which predicts what is added to W0, and the decisions.
 
     Example:

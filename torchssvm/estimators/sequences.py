@@ -12,7 +12,7 @@ from scipy import sparse
 
 from torchssvm.core.named_features import FeatureLists
 from torchssvm.core.naming import number_of
-from torchssvm.estimators.examples import check_matrix, lists_of_rows, padded
+from torchssvm.estimators.examples import check_matrix, padded, reader
 
 ARRAYS, MATRICES, NAMED = "arrays", "scipy sparse matrices", "lists of tokens with named features"
 
@@ -112,5 +112,5 @@ def batches_of(X: Sequence[Any], vocabulary: Mapping[str, int] | None) -> Callab
         return lambda places: padded([X[i] for i in places], 0.0)
     ends = np.cumsum([0, *(rows.shape[0] for rows in X)])
     empty = sparse.csr_matrix((1, X[0].shape[1]), dtype=X[0].dtype)  # the row of the padding
-    lists = lists_of_rows(sparse.vstack([*X, empty], format="csr"))
+    lists = reader(sparse.vstack([*X, empty], format="csr"))
     return lambda places: lists(padded([np.arange(ends[i], ends[i + 1]) for i in places], ends[-1]))

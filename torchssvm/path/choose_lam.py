@@ -75,8 +75,7 @@ def choose_lam(
     given are all that is tried; ``choice.advice`` says whether the best of them is at an end.
 
     Args:
-        head: Features -> potentials, linear in all its weights; its weights are replaced.
-        dataset: The training set: map-style, n examples with ``collate``; an item's index is its place.
+        head, dataset, structure: As in :func:`torchssvm.solve`.
         held_out: Examples that are not trained on: map-style, at least one, of the same kind; None with ``folds``.
         lams: Distinct positive numbers, in any order; None is 10, 3, 1, 0.3 and 0.1 times
             :func:`torchssvm.guess_lam`, and more beyond their ends as above.
@@ -91,8 +90,7 @@ def choose_lam(
             that does not reach ``tolerance`` in what is left, or in ``max_passes``, is not chosen and is the last; the
             last too is one with less than twice its own passes left, as the next one takes more. None tries all.
         max_passes: Most effective passes for each lambda; a run that ends by it warns.
-        solver: As in :func:`torchssvm.solve`; its seed also divides the examples into folds.
-        structure: What an output is.
+        solver: As there; its seed also divides the examples into folds.
         on_point: Called after each lambda, while the head holds its weights.
         progress: Whether one line on stderr shows lambda, gap, dual, passes and seconds.
 

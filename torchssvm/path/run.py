@@ -236,7 +236,6 @@ def regularization_path(
         rule: ``Certified()`` (the default): every breakpoint ends with an exact pass. ``Heuristic()``: estimates only.
         solver: As in :func:`torchssvm.solve`, like ``structure``; bounds are 0 or infinite. The draws begin anew at
             each breakpoint, by the next seed.
-        structure: What an output is.
         on_breakpoint: Called with the run after each breakpoint: ``run.path`` is the path so far, ``run.state_dict()``
             a checkpoint.
         resume: A checkpoint, to continue bit for bit; all other arguments must be the same.

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchssvm.core.potentials import Parts, own_weights
+
 
 class Head(nn.Module):
     """A head whose weights, all its parameters, are zero at the start."""
@@ -17,6 +19,25 @@ class Head(nn.Module):
         for weights in self._parameters.values():
             if weights is not None:
                 weights.zero_()
+
+    def _products(self, features: Parts) -> dict[str, Any]:
+        """What :class:`~torchssvm.Potentials` takes, where each are features times a vector of weights of their own.
+
+        Args:
+            features: ``[B, ..., F]`` for each name, in the order of the weights.
+        """
+        known = {name: tensor.detach().flatten(1, -2) for name, tensor in features.items()}
+
+        def adjoint(parts: Parts) -> list[Tensor]:
+            return [(parts[name].flatten(1).unsqueeze(1) @ held).squeeze(1) for name, held in known.items()]
+
+        def gram_product(parts: Parts) -> Parts:
+            pairs = zip(known.items(), adjoint(parts), strict=True)
+            return {name: (held @ change.unsqueeze(2)).view(parts[name].shape) for (name, held), change in pairs}
+
+        trained = any(tensor.requires_grad for tensor in features.values())
+        weights = None if trained else own_weights(self)
+        return {"adjoint": adjoint, "gram_product": gram_product, "weights": weights}
 
 
 def weight(start: Tensor) -> nn.Parameter:

@@ -87,7 +87,7 @@ class GraphCutCase(StructureTestCase):
         for number in (2, -1):
             wrong = labels.clone()
             wrong[1, 0] = number
-            yield wrong, f"target has {number} at node 0 in row 1"
+            yield wrong, f"target has label {number} at position 0 of row 1"
         yield labels[:, 1:], "target must be int64"
         yield labels[:2], "target must be int64"
         yield labels.double(), "float64"

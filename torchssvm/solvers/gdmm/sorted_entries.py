@@ -76,15 +76,7 @@ def make_entries(rows: int, cols: int, *, symmetric: bool = False, capacity: int
         cols: At least 1; equal to ``rows`` where symmetric.
         symmetric: Whether entries are unordered pairs of two different labels.
         capacity: Number of entries that fit before :func:`grown` is needed.
-
-    Raises:
-        ValueError: A number is out of range.
     """
-    for name, number in (("rows", rows), ("cols", cols)):
-        if not 1 <= number < 2**31:
-            raise ValueError(f"{name} is {number}; a matrix needs at least 1 and less than 2^31")
-    if symmetric and rows != cols:
-        raise ValueError(f"rows is {rows} and cols is {cols}; a symmetric matrix has as many of both")
     lists, nothing = _lists(rows, cols, symmetric), np.zeros(0, np.int32)
     return _filled(rows, cols, symmetric, capacity, nothing, nothing, np.zeros(0), nothing, np.zeros(lists, np.int32))
 

@@ -122,10 +122,7 @@ class KernelChain(KernelHead):
     Args:
         kernel: Kernel function on token features.
         in_features: F, numbers per token.
-        num_states: K, the number of states.
-        bias: Whether every state has a bias.
-        boundary: Whether every state has an extra bias at the first and at the last token.
-        structure: How outputs are decoded and what they cost; None is ``Chain(num_states)``.
+        num_states, bias, boundary, structure: As in :class:`~torchssvm.LinearChain`.
 
     Raises:
         ValueError: ``structure`` does not fit.

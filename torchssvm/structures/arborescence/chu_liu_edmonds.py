@@ -29,17 +29,7 @@ def max_arborescence(
     only adds, subtracts and compares, so it works on such pairs. As the graph is complete, its optimum has one arc from
     the root and the best score among these; no large penalty costs digits.
 
-    Args:
-        scores: ``[B, N, N+1]``, floating: ``scores[b, t-1, h]`` is that of the arc from head h to token t. Ignored
-            are arcs of a token to itself, rows from T on and columns beyond T.
-        lengths: ``[B]`` int64, 1 to N; None means N for all.
-        single_root: Whether exactly one token has the root as head; otherwise at least one.
-
-    Returns:
-        ``heads`` ``[B, N]`` int64, 0 to T, and -1 beyond the length; ``value`` ``[B]``, the score.
-
-    Raises:
-        ValueError: Scores are not floating, shapes do not fit, or a length is not in 1 to N.
+    Arguments, heads and errors are those of :func:`torchssvm.structures.arborescence.eisner.eisner`.
     """
     return _operator(scores, lengths, single_root)
 

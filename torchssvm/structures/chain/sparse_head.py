@@ -31,10 +31,7 @@ class SparseLinearChain(LinearChain):
 
     Args:
         in_features: F, the number of columns.
-        num_states: K, the number of states.
-        bias: Whether every state has a bias.
-        boundary: Whether every state has extra biases at the first and at the last token.
-        structure: How outputs are decoded and what they cost; None is ``Chain(num_states)``.
+        num_states, bias, boundary, structure: As in :class:`LinearChain`.
         sparse_gradient: Whether ``emission`` gets a sparse gradient. BCFW takes both and is faster with a sparse one;
             most other optimizers (``torch.optim.Adam`` with ``StructuredHinge``) need False.
 

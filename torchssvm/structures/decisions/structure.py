@@ -223,10 +223,7 @@ class Decisions(Structure):
             raise ValueError(f"costs must be [B, {self.num_costs}], got {list(costs.shape)}")
         costs = costs.detach().to(torch.float64)
         reject_rows(~torch.isfinite(costs).all(1), "costs of {rows} are not finite")
-        given = None if given is None else torch.as_tensor(given)
-        if given is not None and given.shape[:1] != costs.shape[:1]:
-            raise ValueError(f"given has shape {list(given.shape)}; its first axis must be that of costs, {len(costs)}")
-        found = self._decide(costs, given, None)
+        found = self._decide(costs, None if given is None else torch.as_tensor(given), None)
         if found[2] is not None:
             reject_rows(
                 found[2] != found[1],

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, check_whole
-from torchssvm.core.potentials import Parts, own_weights
 from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.arguments import check_structure
 from torchssvm.structures.graph_cut.structure import GraphCut, GraphPotentials
@@ -110,16 +109,4 @@ class LinearGraph(Head):
         with full_precision(nodes.device):
             nodes, links = nodes.to(self.unary.dtype), links.to(self.pairwise.dtype)
             node, edge = product(nodes, self.unary), product(links, self.pairwise)
-        known = nodes.detach(), links.detach()
-
-        def adjoint(parts: Parts) -> list[Tensor]:
-            pairs = zip(known, (parts["node"], parts["edge"]), strict=True)
-            return [(v.unsqueeze(1) @ features).squeeze(1) for features, v in pairs]
-
-        def gram_product(parts: Parts) -> Parts:
-            pairs = zip(("node", "edge"), known, adjoint(parts), strict=True)
-            return {name: (features @ change.unsqueeze(2)).squeeze(2) for name, features, change in pairs}
-
-        trained = nodes.requires_grad or links.requires_grad
-        weights = None if trained else own_weights(self)
-        return GraphPotentials(node, edge, edges, lengths, adjoint=adjoint, gram_product=gram_product, weights=weights)
+        return GraphPotentials(node, edge, edges, lengths, **self._products({"node": nodes, "edge": links}))

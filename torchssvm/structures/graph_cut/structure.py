@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import NO_LABEL, check_flags, check_int64, check_object, check_tensor
-from torchssvm.core.naming import row_name
+from torchssvm.core.arguments import check_flags, check_object, check_tensor
 from torchssvm.core.potentials import Parts, Potentials, inner
-from torchssvm.core.structure import Decoding, Structure, as_decoding, fit
-from torchssvm.structures.arguments import WeightedLabels, check_edges, check_lengths
+from torchssvm.core.structure import Decoding, as_decoding
 from torchssvm.structures.graph_cut.oracle import cut_graphs, round_graphs
+from torchssvm.structures.labelled_graphs import EdgePotentials, LabelledGraphs, at_least, real_nodes, with_target
 
 
-class GraphPotentials(Potentials):
+class GraphPotentials(EdgePotentials):
     """Scores of the nodes and edges of graphs, one graph for each example.
 
     Args:
@@ -40,17 +37,14 @@ class GraphPotentials(Potentials):
         tensor([[1, 1, 0]])
     """
 
-    __slots__ = ("edges",)
-    carried = ("edges",)
+    __slots__ = ()
 
     def __init__(
         self, node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None = None, **options: Any
     ) -> None:
         if check_tensor(node, "node").ndim != 2 or check_tensor(edge, "edge").ndim != 2:
             raise ValueError(f"potentials must be [B, N] of nodes, [B, E] of edges: got {node.shape}, {edge.shape}")
-        ragged = None if lengths is None else {"node": 0}
-        super().__init__({"node": node, "edge": edge}, lengths, ragged=ragged, **options)
-        self.edges = check_edges(edges, edge.shape[1], node.shape, self.lengths)
+        super().__init__(node, edge, edges, lengths, options)
 
 
 class Segmentation(NamedTuple):
@@ -145,7 +139,7 @@ class RoofDual:
         return cut_graphs(*args), None
 
 
-class GraphCut(Structure):
+class GraphCut(LabelledGraphs):
     """A label 0 or 1 for each node of a graph; edges between different labels cost something. Examples have own graphs.
 
     Potentials: :class:`GraphPotentials`, ``node`` ``[B, N]`` and ``edge`` ``[B, E]``, which carry the graphs. The
@@ -174,8 +168,9 @@ class GraphCut(Structure):
         tensor([[1, 1]])
     """
 
-    unit = "node"
     quick_to_decode = True
+    _states = 2
+    _target = GraphTarget
 
     def __init__(self, oracle: CutOracle | None = None, *, balanced: bool = False, normalize: bool = True) -> None:
         check_flags(balanced=balanced, normalize=normalize)
@@ -186,10 +181,10 @@ class GraphCut(Structure):
 
     def argmax(self, potentials: Potentials) -> Decoding:
         """The oracle's labeling; of several best ones ``MinCut()`` returns the one with the fewest labels 1."""
-        potentials = _of_graphs(potentials)
+        potentials = self._fitting(potentials)
         found, bound = self.oracle.solve(potentials)
-        labels = found.to(torch.int64).masked_fill_(~_real(potentials), -1)
-        labeling = Segmentation(labels, cut_edges(labels, potentials.edges))
+        labels = found.to(torch.int64).masked_fill_(~real_nodes(potentials), -1)
+        labeling = self._labeling(labels, potentials.edges)
         node, edge = (t.detach().to(torch.float64) for t in potentials.tensors.values())
         gained = torch.where(found, node, -node).masked_fill(labels < 0, 0.0).sum(1)
         value = gained - edge.masked_fill(labeling.cut < 1, 0.0).sum(1)
@@ -225,67 +220,25 @@ class GraphCut(Structure):
         mass = mass.to(dtype).unsqueeze(1)
         return {name: (mass @ (part - own[name].unsqueeze(1))).squeeze(1) for name, part in parts.items()}
 
-    def resize(self, labelings: Segmentation, target: GraphTarget) -> Segmentation:
-        """Stored labelings ``[B, C, ...]``, cropped or padded to the nodes and edges of this batch."""
-        pairs = zip(labelings, target[:2], strict=True)
-        return Segmentation(*(fit(held, like.shape[1:], self.padding) for held, like in pairs))
-
-    def loss(self, labeling: Segmentation, target: GraphTarget) -> Tensor:
-        """The cost of the nodes with a wrong label, ``[B]`` float64."""
-        return (target.costs * (labeling.labels != target.labels)).sum(1)
-
     def loss_potentials(self, target: GraphTarget) -> tuple[dict[str, Tensor], Tensor]:
         """Half of each node's cost, negative for the target's label; the constant is half the total cost."""
         half = target.costs / 2
         return {"node": torch.where(target.labels == 1, -half, half)}, half.sum(1)
 
-    def check_target(self, target: Tensor | WeightedLabels, potentials: Potentials) -> GraphTarget:
-        """Check shapes and numbers; add the edges that the target cuts and the cost of a wrong label at each node."""
-        potentials = _of_graphs(potentials)
-        labels, weights = target if isinstance(target, WeightedLabels) else (target, None)
-        shape = potentials["node"].shape
-        check_int64(labels, "target", shape, ", a label for every node, or WeightedLabels with such labels")
-        real = _real(potentials)
-        labels = labels.masked_fill(~real, -1)
-        wrong = ((labels < 0) | (labels > 1)) & real
-        if bool(wrong.any()):
-            row, p = wrong.nonzero()[0].tolist()
-            raise ValueError(
-                f"target has {int(labels[row, p])} at node {p} in {row_name(row)}; labels are 0 and 1"
-                + (NO_LABEL if int(labels[row, p]) < 0 else "")
-            )
-        costs = node_costs(weights, real)
-        return GraphTarget(labels, cut_edges(labels, potentials.edges), self._costs(labels, costs))
-
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         """The nodes and edges of each example."""
-        potentials = _of_graphs(potentials)
-        return {"node": _real(potentials), "edge": potentials.edges[..., 0] >= 0}
+        potentials = self._fitting(potentials)
+        return {"node": real_nodes(potentials), "edge": potentials.edges[..., 0] >= 0}
 
-    def enumerate(self, potentials: Potentials) -> Iterator[Segmentation] | None:
-        """All labelings of up to 12 nodes; None for larger graphs."""
-        potentials = _of_graphs(potentials)
-        batch, longest = potentials["node"].shape
-        if longest > 12:
-            return None
-        real = _real(potentials)
+    def _fitting(self, potentials: Potentials) -> GraphPotentials:
+        if not isinstance(potentials, GraphPotentials):
+            raise ValueError(
+                f"graph cuts take potentials with edges, GraphPotentials, such as LinearGraph returns; got {potentials}"
+            )
+        return potentials
 
-        def each() -> Iterator[Segmentation]:
-            for numbers in itertools.product((0, 1), repeat=longest):
-                labels = torch.tensor([numbers], device=potentials.device).expand(batch, -1).masked_fill(~real, -1)
-                yield Segmentation(labels, cut_edges(labels, potentials.edges))
-
-        return each()
-
-    def _costs(self, labels: Tensor, weights: Tensor) -> Tensor:
-        # Running sums: padding does not change their bits, and so not the digest of the target.
-        total = weights.cumsum(1)[:, -1:]
-        if self.balanced:
-            of_class = torch.cat([(weights * (labels == label)).cumsum(1)[:, -1:] for label in (0, 1)], 1)
-            present = (of_class > 0).sum(1, keepdim=True)
-            own = of_class.gather(1, labels.clamp(min=0))
-            weights = torch.where(own > 0, weights * total / (own * present), 0.0)
-        return torch.where(total > 0, weights / total, 0.0) if self.normalize else weights
+    def _labeling(self, labels: Tensor, edges: Tensor) -> Segmentation:
+        return Segmentation(labels, cut_edges(labels, edges))
 
     def settings(self) -> str:
         """Without the oracle."""
@@ -293,47 +246,6 @@ class GraphCut(Structure):
 
     def __repr__(self) -> str:
         return f"GraphCut({self.oracle}, balanced={self.balanced}, normalize={self.normalize})"
-
-
-def node_costs(weights: Tensor | None, real: Tensor) -> Tensor:
-    """The cost of a wrong label at each node, ``[B, N]`` float64: its weight, or 1; 0 beyond an example's nodes.
-
-    Args:
-        weights: Those of :class:`~torchssvm.WeightedLabels`, or None.
-        real: ``[B, N]`` bool, the nodes of each example.
-
-    Raises:
-        ValueError: The shape is another, or a weight is negative or not finite.
-    """
-    if weights is None:
-        return real.to(torch.float64)
-    if check_tensor(weights, "target.weights").shape != real.shape:
-        raise ValueError(f"target has weights {list(weights.shape)}, and labels {list(real.shape)}")
-    costs = weights.to(torch.float64).masked_fill(~real, 0.0)
-    if not bool(((costs >= 0) & torch.isfinite(costs)).all()):
-        raise ValueError("target has weights that are negative or not finite")
-    return costs
-
-
-def at_least(found: Decoding, target: Any, own: Tensor) -> Decoding:
-    """``found``, with the target for the examples where it scores more.
-
-    Args:
-        found: Approximate labelings, a named tuple of two tensors, with their values.
-        target: Begins with the same two tensors.
-        own: ``[B]`` float64, the scores of the target.
-    """
-    assert found.value is not None
-    worse = (found.value < own).unsqueeze(1)
-    pairs = zip(found.labeling, target[:2], strict=True)
-    labeling = type(found.labeling)(*(torch.where(worse, true, held) for held, true in pairs))
-    return found._replace(labeling=labeling, value=torch.maximum(found.value, own))
-
-
-def with_target(labelings: tuple[Tensor, Tensor], target: Any) -> tuple[Tensor, Tensor]:
-    """Labelings ``[B, C, ...]`` and the target, ``[B, C + 1, ...]``."""
-    first, second = (torch.cat([held, own.unsqueeze(1)], 1) for held, own in zip(labelings, target[:2], strict=True))
-    return first, second
 
 
 def cut_edges(labels: Tensor, edges: Tensor) -> Tensor:
@@ -345,19 +257,6 @@ def cut_edges(labels: Tensor, edges: Tensor) -> Tensor:
     """
     ends = labels.gather(1, edges.clamp(min=0).flatten(1)).view(edges.shape)
     return (ends[..., 0] != ends[..., 1]).to(torch.int64).masked_fill_(edges[..., 0] < 0, -1)
-
-
-def _of_graphs(potentials: Potentials) -> GraphPotentials:
-    if not isinstance(potentials, GraphPotentials):
-        raise ValueError(
-            f"graph cuts take potentials with edges, GraphPotentials, such as LinearGraph returns; got {potentials}"
-        )
-    return potentials
-
-
-def _real(potentials: GraphPotentials) -> Tensor:
-    batch, longest = potentials["node"].shape
-    return check_lengths(potentials.lengths, batch, longest, potentials.device)
 
 
 def _parts(labels: Tensor, cut: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:

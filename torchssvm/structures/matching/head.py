@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, check_whole
-from torchssvm.core.potentials import Parts, own_weights
+from torchssvm.core.potentials import SINGLE
 from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.arguments import check_structure
 from torchssvm.structures.linear_head import Head, weight
@@ -78,25 +78,4 @@ class LinearEdges(Head):
         with full_precision(features.device):
             features = features.to(self.weight.dtype)
             scores = product(features, self.weight)
-        flat = features.detach().flatten(1, 2)
-
-        def adjoint(parts: Parts) -> list[Tensor]:
-            (v,) = parts.values()
-            return [_combine(flat, v)]
-
-        def gram_product(parts: Parts) -> Parts:
-            return {name: (flat @ _combine(flat, v).unsqueeze(2)).view(v.shape) for name, v in parts.items()}
-
-        return EdgePotentials(
-            scores,
-            lengths,
-            widths,
-            adjoint=adjoint,
-            gram_product=gram_product,
-            weights=None if features.requires_grad else own_weights(self),
-        )
-
-
-def _combine(features: Tensor, v: Tensor) -> Tensor:
-    """``sum_e v_e x_e`` of every example, ``[B, F]``, from ``[B, E, F]`` and ``[B, S, T]``."""
-    return (v.flatten(1).unsqueeze(1) @ features).squeeze(1)
+        return EdgePotentials(scores, lengths, widths, **self._products({SINGLE: features}))

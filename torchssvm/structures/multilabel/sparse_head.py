@@ -26,14 +26,11 @@ class SparseLinearMultilabel(LinearMultilabel):
 
     Args:
         in_features: F, the number of columns.
-        num_labels: K, the number of labels.
-        bias: Whether every label has a bias.
-        pairwise: Whether pairs of labels are scored.
-        structure: How outputs are decoded and what they cost; None is ``Multilabel(num_labels, pairwise=pairwise)``.
+        num_labels, bias, pairwise, structure: As in :class:`LinearMultilabel`.
         sparse_gradient: Whether ``unary`` gets a sparse gradient; most optimizers except BCFW need False.
 
     Raises:
-        ValueError: ``in_features`` is less than 1, or ``structure`` has a different ``num_labels`` or ``pairwise``.
+        ValueError: As in :class:`LinearMultilabel`.
 
     Example:
         >>> head = SparseLinearMultilabel(in_features=1000, num_labels=3)

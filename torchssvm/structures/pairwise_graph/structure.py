@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_flags, check_int64, check_object, check_tensor, check_whole
+from torchssvm.core.arguments import check_flags, check_object, check_tensor, check_whole
 from torchssvm.core.ordered_sums import add_at
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding, Structure, fit
-from torchssvm.structures.arguments import WeightedLabels, check_edges, check_labels, check_lengths
-from torchssvm.structures.graph_cut.structure import at_least, node_costs, with_target
+from torchssvm.core.structure import Decoding
+from torchssvm.structures.labelled_graphs import EdgePotentials, LabelledGraphs, at_least, real_nodes, with_target
 from torchssvm.structures.pairwise_graph.oracle import GraphOracle, TreeReweighted
 
-_MOST_LISTED = 4096
 
-
-class PairwisePotentials(Potentials):
+class PairwisePotentials(EdgePotentials):
     """Scores of labels at the nodes and of pairs of labels at the edges, one graph for each example.
 
     Args:
         node: ``[B, N, K]``.
         edge: ``[B, E, K, K]``: the label of the edge's first end, that of its second end.
-        edges: ``[B, E, 2]`` int64, the two different ends of each edge, 0 to the example's number of nodes - 1; (-1,
-            -1) is padding. Two nodes may be joined more than once.
-        lengths: ``[B]`` int64, 1 to N, the number of nodes of each example; None means N for all.
-        options: ``adjoint``, ``gram_product`` and ``weights``, as :class:`~torchssvm.Potentials` takes them.
+        edges, lengths, options: As :class:`GraphPotentials` takes them.
 
     Raises:
         ValueError: A shape or a size does not fit, or an edge does not join two nodes of its example.
@@ -41,8 +33,7 @@ class PairwisePotentials(Potentials):
         tensor([[1, 1]])
     """
 
-    __slots__ = ("edges",)
-    carried = ("edges",)
+    __slots__ = ()
 
     def __init__(
         self, node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None = None, **options: Any
@@ -53,9 +44,7 @@ class PairwisePotentials(Potentials):
                 f"potentials must be [B, N, K] of nodes, [B, E, K, K] of edges: got {list(node.shape)}, "
                 f"{list(edge.shape)}"
             )
-        ragged = None if lengths is None else {"node": 0}
-        super().__init__({"node": node, "edge": edge}, lengths, ragged=ragged, **options)
-        self.edges = check_edges(edges, edge.shape[1], node.shape, self.lengths)
+        super().__init__(node, edge, edges, lengths, options)
 
 
 class GraphLabels(NamedTuple):
@@ -89,7 +78,7 @@ class PairwiseTarget(NamedTuple):
     costs: Tensor
 
 
-class PairwiseGraph(Structure):
+class PairwiseGraph(LabelledGraphs):
     """One of K labels for each node of a graph, with a score for every pair of labels at an edge; any graph.
 
     Potentials: :class:`PairwisePotentials`, ``node`` ``[B, N, K]`` and ``edge`` ``[B, E, K, K]``, which carry the
@@ -117,10 +106,10 @@ class PairwiseGraph(Structure):
         tensor([[1, 1, 1]])
     """
 
-    unit = "node"
+    _target = PairwiseTarget
 
     def __init__(self, num_labels: int, oracle: GraphOracle | None = None, *, normalize: bool = True) -> None:
-        self.num_labels = check_whole(num_labels, "num_labels")
+        self.num_labels = self._states = check_whole(num_labels, "num_labels")
         check_flags(normalize=normalize)
         self.oracle = TreeReweighted() if oracle is None else oracle
         check_object(self.oracle, "oracle", "solve", "TreeReweighted()")
@@ -132,7 +121,7 @@ class PairwiseGraph(Structure):
         tensors = potentials["node"], potentials["edge"]
         labels, value, bound = self.oracle.solve(*tensors, potentials.edges, potentials.lengths)
         exact = bool((bound <= value).all())
-        labeling = GraphLabels(labels, self._pairs(labels, potentials.edges))
+        labeling = self._labeling(labels, potentials.edges)
         return Decoding(labeling, value, None if exact else bound, exact)
 
     def augmented_argmax(self, potentials: Potentials, target: PairwiseTarget) -> Decoding:
@@ -176,55 +165,16 @@ class PairwiseGraph(Structure):
         mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
         return self._add(parts, *with_target(labelings, target), mass)
 
-    def resize(self, labelings: GraphLabels, target: PairwiseTarget) -> GraphLabels:
-        """Stored labelings ``[B, C, ...]``, cropped or padded to the nodes and edges of this batch."""
-        pairs = zip(labelings, target[:2], strict=True)
-        return GraphLabels(*(fit(held, like.shape[1:], self.padding) for held, like in pairs))
-
-    def loss(self, labeling: GraphLabels, target: PairwiseTarget) -> Tensor:
-        """The cost of the nodes with a wrong label, ``[B]`` float64."""
-        return (target.costs * (labeling.labels != target.labels)).sum(1)
-
     def loss_potentials(self, target: PairwiseTarget) -> tuple[dict[str, Tensor], Tensor]:
         """The cost of each label, 0 at the target; edges cost nothing, and the constant is zero."""
         delta = target.costs.unsqueeze(2).repeat(1, 1, self.num_labels)
         return {"node": delta.scatter_(2, target.labels.clamp(min=0).unsqueeze(2), 0.0)}, delta.new_zeros(len(delta))
 
-    def check_target(self, target: Tensor | WeightedLabels, potentials: Potentials) -> PairwiseTarget:
-        """Check shapes and numbers; add the pairs that the target makes and the cost of a wrong label at each node."""
-        potentials = self._fitting(potentials)
-        labels, weights = target if isinstance(target, WeightedLabels) else (target, None)
-        shape = potentials["node"].shape[:2]
-        check_int64(labels, "target", shape, ", a label for every node, or WeightedLabels with such labels")
-        real = _real(potentials)
-        check_labels(labels, self.num_labels, real)
-        labels = labels.masked_fill(~real, -1)
-        costs = node_costs(weights, real)
-        if self.normalize:
-            total = costs.cumsum(1)[:, -1:]  # a running sum: padding does not change its bits
-            costs = torch.where(total > 0, costs / total, 0.0)
-        return PairwiseTarget(labels, self._pairs(labels, potentials.edges), costs)
-
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         """The nodes and edges of each example."""
         potentials = self._fitting(potentials)
         there = potentials.edges[..., 0] >= 0
-        return {"node": _real(potentials).unsqueeze(2), "edge": there[..., None, None]}
-
-    def enumerate(self, potentials: Potentials) -> Iterator[GraphLabels] | None:
-        """All labelings of small graphs, of up to 4096 labelings; None for larger ones."""
-        potentials = self._fitting(potentials)
-        batch, longest, states = potentials["node"].shape
-        if states**longest > _MOST_LISTED:
-            return None
-        real = _real(potentials)
-
-        def each() -> Iterator[GraphLabels]:
-            for numbers in itertools.product(range(states), repeat=longest):
-                labels = torch.tensor([numbers], device=potentials.device).expand(batch, -1).masked_fill(~real, -1)
-                yield GraphLabels(labels, self._pairs(labels, potentials.edges))
-
-        return each()
+        return {"node": real_nodes(potentials).unsqueeze(2), "edge": there[..., None, None]}
 
     def _fitting(self, potentials: Potentials) -> PairwisePotentials:
         if not isinstance(potentials, PairwisePotentials) or potentials["node"].shape[2] != self.num_labels:
@@ -234,10 +184,10 @@ class PairwiseGraph(Structure):
             )
         return potentials
 
-    def _pairs(self, labels: Tensor, edges: Tensor) -> Tensor:
-        """``[B, E]`` int64, as :class:`GraphLabels` has them."""
+    def _labeling(self, labels: Tensor, edges: Tensor) -> GraphLabels:
         ends = labels.gather(1, edges.clamp(min=0).flatten(1)).view(edges.shape)
-        return (ends[..., 0] * self.num_labels + ends[..., 1]).masked_fill_(edges[..., 0] < 0, -1)
+        pairs = (ends[..., 0] * self.num_labels + ends[..., 1]).masked_fill_(edges[..., 0] < 0, -1)
+        return GraphLabels(labels, pairs)
 
     def _places(self, labels: Tensor, pairs: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """For labels ``[B, C, N]`` and pairs ``[B, C, E]``: places in the flattened tensors, and which are real."""
@@ -269,8 +219,3 @@ class PairwiseGraph(Structure):
 
     def __repr__(self) -> str:
         return f"PairwiseGraph({self.num_labels}, {self.oracle}, normalize={self.normalize})"
-
-
-def _real(potentials: PairwisePotentials) -> Tensor:
-    batch, longest, _ = potentials["node"].shape
-    return check_lengths(potentials.lengths, batch, longest, potentials.device)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, check_whole
-from torchssvm.core.potentials import Parts, Potentials, own_weights
+from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.arguments import check_range, check_structure
 from torchssvm.structures.linear_head import Head, weight
@@ -62,25 +62,5 @@ class LinearRanking(Head):
         with full_precision(x.device):
             x = x.to(self.weight.dtype)
             scores = product(x, self.weight)
-        held = x.detach()
-
-        def adjoint(parts: Parts) -> list[Tensor]:
-            (v,) = parts.values()
-            return [_combine(held, v)]
-
-        def gram_product(parts: Parts) -> Parts:
-            return {name: (held @ _combine(held, v).unsqueeze(2)).squeeze(2) for name, v in parts.items()}
-
-        return Potentials(
-            {"scores": scores},
-            lengths,
-            ragged=None if lengths is None else {"scores": 0},
-            adjoint=adjoint,
-            gram_product=gram_product,
-            weights=None if x.requires_grad else own_weights(self),
-        )
-
-
-def _combine(x: Tensor, v: Tensor) -> Tensor:
-    """``sum_d v_d x_d`` of every example, ``[B, F]``, from ``[B, N, F]`` and ``[B, N]``."""
-    return (v.unsqueeze(1) @ x).squeeze(1)
+        ragged = None if lengths is None else {"scores": 0}
+        return Potentials({"scores": scores}, lengths, ragged=ragged, **self._products({"scores": x}))
