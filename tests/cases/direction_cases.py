@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from problems import PROBLEMS, Reference, examples, reference
 from scipy.optimize import linprog
 
-from torchssvm.steps.direction import Atoms, DirectionRule
+from torchssvm.steps.directions import Atoms, DirectionRule
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))

@@ -38,7 +38,7 @@ def test_frank_wolfe():
     scores = torch.randn(40, 5, generator=random, dtype=torch.float64)
     corner = torch.randint(5, (40,), generator=random)
     atoms = Atoms(mass, scores, torch.zeros_like(mass), torch.ones_like(mass, dtype=torch.bool), corner, 7)
-    assert torch.equal(FrankWolfe()(atoms), atoms.choose(FrankWolfe.rule))
+    assert torch.equal(FrankWolfe()(atoms), atoms.choose(FrankWolfe()))
 
 
 def test_the_slot_of_a_new_labeling():

@@ -17,7 +17,7 @@ from torchssvm.solvers.guess_lam import guess_lam
 from torchssvm.solvers.schedules import WhenEstimated
 from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.tolerance import Relative
-from torchssvm.steps.frank_wolfe import FrankWolfe
+from torchssvm.steps.directions import FrankWolfe
 from torchssvm.structures.decisions.data import DecisionProblems
 from torchssvm.structures.decisions.head import LinearDecisions
 from torchssvm.structures.decisions.potentials import Situations

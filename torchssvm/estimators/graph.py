@@ -16,7 +16,7 @@ from torchssvm.estimators.labels import accuracy, check_lists, labelled, state_w
 from torchssvm.estimators.sequences import check_list
 from torchssvm.solvers.choice import BATCH
 from torchssvm.solvers.solver import Solver
-from torchssvm.steps.frank_wolfe import FrankWolfe
+from torchssvm.steps.directions import FrankWolfe
 from torchssvm.structures.graph_cut.head import Graphs, LinearGraph
 from torchssvm.structures.graph_cut.structure import GraphCut, MinCut, RoofDual
 from torchssvm.structures.tree.forest import Forest, ForestFeatures, LinearForest

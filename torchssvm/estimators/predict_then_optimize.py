@@ -22,7 +22,7 @@ from torchssvm.estimators.examples import check_matrix
 from torchssvm.path.lam_choice import LamChoice
 from torchssvm.solvers.solver import Solver
 from torchssvm.steps.cache import CacheOracle
-from torchssvm.steps.corrective import Corrective
+from torchssvm.steps.directions import Corrective
 from torchssvm.structures.decisions.data import DecisionProblems
 from torchssvm.structures.decisions.head import LinearDecisions
 from torchssvm.structures.decisions.potentials import Situations

@@ -28,9 +28,7 @@ from torchssvm.solvers.proposal import Proposal
 from torchssvm.steps.block_steps import BlockSteps, check_block_steps
 from torchssvm.steps.box_qp import BoxQP
 from torchssvm.steps.cache import MaxOracle, OracleRule
-from torchssvm.steps.direction import Atoms, DirectionRule
-from torchssvm.steps.frank_wolfe import FrankWolfe
-from torchssvm.steps.rules import check_rules
+from torchssvm.steps.directions import Atoms, DirectionRule, FrankWolfe, check_rules
 
 
 class BlockGap(nn.Module):

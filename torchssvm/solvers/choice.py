@@ -25,10 +25,8 @@ from torchssvm.solvers.compiled.solver import check_compiled
 from torchssvm.solvers.solver import Solver
 from torchssvm.steps.box_qp import BoxQP
 from torchssvm.steps.cache import CacheOracle, MaxOracle
-from torchssvm.steps.corrective import Corrective
-from torchssvm.steps.frank_wolfe import FrankWolfe
+from torchssvm.steps.directions import Corrective, FrankWolfe, Pairwise
 from torchssvm.steps.line_search import ExactSearch
-from torchssvm.steps.pairwise import Pairwise
 
 BATCH = 64
 """Examples of a step of the torch loop, where nobody says otherwise: more of them share the costs of Python."""

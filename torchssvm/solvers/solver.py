@@ -16,11 +16,9 @@ from torchssvm.solvers.schedules import Schedule
 from torchssvm.steps.block_steps import BlockSteps, check_block_steps
 from torchssvm.steps.box_qp import BoxQP
 from torchssvm.steps.cache import MaxOracle, OracleRule
-from torchssvm.steps.direction import DirectionRule
-from torchssvm.steps.frank_wolfe import FrankWolfe
+from torchssvm.steps.directions import DirectionRule, FrankWolfe, check_rules
 from torchssvm.steps.line_search import LineSearch
 from torchssvm.steps.orders import Order
-from torchssvm.steps.rules import check_rules
 
 Direction = DirectionRule | Callable[..., Any]
 """A direction rule. The ``Callable`` is for configuration files: jsonargparse reads a protocol whose ``__call__``

@@ -1,17 +1,12 @@
 """The rules of a step: directions, the cache of labelings, the box QP, line searches and orders of visiting blocks."""
 
-from torchssvm.steps.away import Away
 from torchssvm.steps.block_steps import BlockSteps, CommonStep
 from torchssvm.steps.box_qp import BoxQP, solve_box_qp
 from torchssvm.steps.by_length import ByLength
 from torchssvm.steps.cache import CacheOracle, MaxOracle, OracleRule
-from torchssvm.steps.corrective import Corrective
-from torchssvm.steps.direction import Atoms, DirectionRule
-from torchssvm.steps.frank_wolfe import FrankWolfe
-from torchssvm.steps.hybrid import Hybrid
+from torchssvm.steps.directions import Atoms, Away, Corrective, DirectionRule, FrankWolfe, Hybrid, Pairwise
 from torchssvm.steps.line_search import ExactSearch, Line, LineSearch, PredefinedStep, ShortStep
 from torchssvm.steps.orders import LargestGap, Order, Permutation, Proportional, Uniform
-from torchssvm.steps.pairwise import Pairwise
 from torchssvm.steps.sampler import GapBatchSampler
 
 __all__ = [

@@ -1,8 +1,8 @@
 """The rules of a step for one block, compiled by Numba; the torch loop and the compiled loop share them.
 
-A block is a distribution over atoms (see ``torchssvm.steps.direction.Atoms``): ``mass``, ``hinge`` (-inf where there is
-no atom) and ``gram``, its curvature; both may be multiplied by n. Only the functions on batches, at the end, are called
-from Python.
+A block is a distribution over atoms (see ``torchssvm.steps.directions.Atoms``): ``mass``, ``hinge`` (-inf where there
+is no atom) and ``gram``, its curvature; both may be multiplied by n. Only the functions on batches, at the end, are
+called from Python.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from torchssvm.solvers.compiled.state import BlockArrays, Examples, Options, Sca
 from torchssvm.steps.block_steps import BatchSteps, BlockSteps, Visited
 from torchssvm.steps.box_qp import BoxQP
 from torchssvm.steps.cache import MaxOracle
-from torchssvm.steps.frank_wolfe import FrankWolfe
+from torchssvm.steps.directions import FrankWolfe
 
 
 class Sequential(BlockSteps):

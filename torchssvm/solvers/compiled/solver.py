@@ -33,17 +33,9 @@ from torchssvm.solvers.compiled.state import Options, Scalars, make_scratch
 from torchssvm.solvers.compiled.validate import validate_blocks, validate_problem, validate_weights
 from torchssvm.solvers.exact_pass import ExactPass
 from torchssvm.solvers.trainer import DualTrainer
-from torchssvm.steps.away import Away
 from torchssvm.steps.cache import CacheOracle, MaxOracle, OracleRule
-from torchssvm.steps.corrective import Corrective
-from torchssvm.steps.direction import DirectionRule
-from torchssvm.steps.frank_wolfe import FrankWolfe
-from torchssvm.steps.hybrid import Hybrid
+from torchssvm.steps.directions import DIRECTIONS, Corrective, DirectionRule, FrankWolfe, check_rules
 from torchssvm.steps.orders import Order, Proportional
-from torchssvm.steps.pairwise import Pairwise
-from torchssvm.steps.rules import check_rules
-
-_DIRECTIONS = (FrankWolfe, Pairwise, Away, Hybrid, Corrective)
 
 
 class CompiledBCFW(DualTrainer, Stateful):
@@ -439,8 +431,8 @@ class CompiledBCFW(DualTrainer, Stateful):
         dual, cached = self.dual, isinstance(self.oracle, CacheOracle)
         return Options(
             direction=self.direction.rule,
-            steps=self.direction.steps if isinstance(self.direction, Corrective) else 0,
-            tolerance=self.direction.tolerance if isinstance(self.direction, Corrective) else 0.0,
+            steps=self.direction.steps,
+            tolerance=self.direction.tolerance,
             cache=cached,
             factor=float(self.oracle.factor) if cached else 0.0,
             threshold=self.oracle.least(dual) if cached else 0.0,
@@ -465,7 +457,7 @@ def check_compiled(direction: Any, oracle: Any) -> None:
     """
     if isinstance(direction, type) or isinstance(oracle, type):
         raise TypeError(f"direction={direction} and oracle={oracle} must be objects such as Pairwise() and MaxOracle()")
-    if type(direction) not in _DIRECTIONS:
+    if type(direction) not in DIRECTIONS:
         raise TypeError(f"direction={direction} is not compiled; use BlockGap and BCFW")
     if type(oracle) not in (MaxOracle, CacheOracle):
         raise TypeError(f"oracle={oracle} is not compiled; use BlockGap and BCFW")

@@ -13,6 +13,7 @@ from torchssvm.core.ordered_sums import add_rows
 from torchssvm.core.potentials import Parts, Potentials, inner, scale, subtract
 from torchssvm.core.structure import Structure
 from torchssvm.solvers.kernel.support import MERGED, SupportLabelings
+from torchssvm.steps.directions import FrankWolfe, Pairwise
 
 _EMPTY = 1e-12
 """Merged mass below this is rounding, and is not moved."""
@@ -80,72 +81,65 @@ class KernelDirection(Protocol):
         ...
 
 
-class FrankWolfe:
+def _frank_wolfe(corner: OracleResult, blocks: KernelBatch) -> Move:
     """Towards the corner ([B13] Algorithm B.1): alpha_i <- (1 - gamma) alpha_i + gamma e_s."""
-
-    def __call__(self, corner: OracleResult, blocks: KernelBatch) -> Move:
-        """The directions, given what the max oracle found."""
-        one = torch.ones_like(blocks.loss)
-        n = blocks.num_examples
-        return Move(Direction(corner.parts, corner.score / n, corner.loss / n), one, one, None)
-
-    def __repr__(self) -> str:
-        return "FrankWolfe()"
+    one = torch.ones_like(blocks.loss)
+    n = blocks.num_examples
+    return Move(Direction(corner.parts, corner.score / n, corner.loss / n), one, one, None)
 
 
-class Pairwise:
+def _pairwise(corner: OracleResult, blocks: KernelBatch) -> Move:
     """From the worst labeling of the support to the corner ([G16] Algorithm 3): gamma alpha_i(a) moves from a to s.
 
     The worst labeling has the smallest ``score + loss``. Merged mass counts as one more labeling, with its mean.
     """
+    support, index, n = blocks.support, blocks.index, blocks.num_examples
+    rows, slots = support.listed(index)
+    parts = _differences(corner, blocks, rows, slots)
+    mass, loss = support.mass[index[rows], slots], support.loss[index[rows], slots]
+    score = inner(parts, blocks.potentials.select(rows).tensors)  # of a, less the target's
 
-    def __call__(self, corner: OracleResult, blocks: KernelBatch) -> Move:
-        """The directions, given what the max oracle found."""
-        support, index, n = blocks.support, blocks.index, blocks.num_examples
-        rows, slots = support.listed(index)
-        parts = self._differences(corner, blocks, rows, slots)
-        mass, loss = support.mass[index[rows], slots], support.loss[index[rows], slots]
-        score = inner(parts, blocks.potentials.select(rows).tensors)  # of a, less the target's
+    values = torch.full_like(support.mass[index], torch.inf)
+    values[rows, slots] = score + loss
+    smallest, away = values.min(1)
+    # The merged mass is the block minus its listed labelings; <-psi_i, theta_i> and n l_i are sums of the block.
+    merged = support.merged[index]
+    rest_score = add_rows(-inner(blocks.psi, blocks.potentials.tensors), rows, -mass * score)
+    rest_loss = add_rows(n * blocks.loss, rows, -mass * loss)
+    from_merged = (merged > _EMPTY) & (rest_score + rest_loss < smallest * merged)
+    away = torch.where(from_merged, MERGED, away)
 
-        values = torch.full_like(support.mass[index], torch.inf)
-        values[rows, slots] = score + loss
-        smallest, away = values.min(1)
-        # The merged mass is the block minus its listed labelings; <-psi_i, theta_i> and n l_i are sums of the block.
-        merged = support.merged[index]
-        rest_score = add_rows(-inner(blocks.psi, blocks.potentials.tensors), rows, -mass * score)
-        rest_loss = add_rows(n * blocks.loss, rows, -mass * loss)
-        from_merged = (merged > _EMPTY) & (rest_score + rest_loss < smallest * merged)
-        away = torch.where(from_merged, MERGED, away)
+    amount = torch.where(from_merged, merged, support.mass[index, away.clamp(min=0)])
+    of_rows = torch.where(away[rows] == slots, mass, 0.0)  # what leaves each listed labeling
+    leaving = _sum_by_row(scale(parts, of_rows), rows, blocks.psi)
+    score_leaving = add_rows(torch.zeros_like(amount), rows, of_rows * score)
+    loss_leaving = add_rows(torch.zeros_like(amount), rows, of_rows * loss)
+    if bool(from_merged.any()):
+        listed = _sum_by_row(scale(parts, mass), rows, blocks.psi)
+        rest = {name: -psi - listed[name] for name, psi in blocks.psi.items()}
+        chosen = scale(rest, from_merged.to(torch.float64))
+        leaving = {name: tensor + chosen[name] for name, tensor in leaving.items()}
+        score_leaving = torch.where(from_merged, rest_score, score_leaving)
+        loss_leaving = torch.where(from_merged, rest_loss, loss_leaving)
+    direction = Direction(
+        parts=subtract(scale(corner.parts, amount), leaving),
+        slopes=(amount * corner.score - score_leaving) / n,
+        loss=(amount * corner.loss - loss_leaving) / n,
+    )
+    return Move(direction, torch.zeros_like(amount), amount, away)
 
-        amount = torch.where(from_merged, merged, support.mass[index, away.clamp(min=0)])
-        of_rows = torch.where(away[rows] == slots, mass, 0.0)  # what leaves each listed labeling
-        leaving = _sum_by_row(scale(parts, of_rows), rows, blocks.psi)
-        score_leaving = add_rows(torch.zeros_like(amount), rows, of_rows * score)
-        loss_leaving = add_rows(torch.zeros_like(amount), rows, of_rows * loss)
-        if bool(from_merged.any()):
-            listed = _sum_by_row(scale(parts, mass), rows, blocks.psi)
-            rest = {name: -psi - listed[name] for name, psi in blocks.psi.items()}
-            chosen = scale(rest, from_merged.to(torch.float64))
-            leaving = {name: tensor + chosen[name] for name, tensor in leaving.items()}
-            score_leaving = torch.where(from_merged, rest_score, score_leaving)
-            loss_leaving = torch.where(from_merged, rest_loss, loss_leaving)
-        direction = Direction(
-            parts=subtract(scale(corner.parts, amount), leaving),
-            slopes=(amount * corner.score - score_leaving) / n,
-            loss=(amount * corner.loss - loss_leaving) / n,
-        )
-        return Move(direction, torch.zeros_like(amount), amount, away)
 
-    def _differences(self, corner: OracleResult, blocks: KernelBatch, rows: Tensor, slots: Tensor) -> Parts:
-        """``p(a) - p(y_i)`` of the labelings in these slots, ``[P, ...]``."""
-        labelings = blocks.support.labelings(blocks.index[rows], slots, corner.labeling)
-        target = tree_map(lambda tensor: tensor[rows], blocks.target)
-        return blocks.structure.difference(labelings, target, blocks.potentials.select(rows))
-
-    def __repr__(self) -> str:
-        return "Pairwise()"
+def _differences(corner: OracleResult, blocks: KernelBatch, rows: Tensor, slots: Tensor) -> Parts:
+    """``p(a) - p(y_i)`` of the labelings in these slots, ``[P, ...]``."""
+    labelings = blocks.support.labelings(blocks.index[rows], slots, corner.labeling)
+    target = tree_map(lambda tensor: tensor[rows], blocks.target)
+    return blocks.structure.difference(labelings, target, blocks.potentials.select(rows))
 
 
 def _sum_by_row(parts: Parts, rows: Tensor, like: Parts) -> Parts:
     """Sums of ``parts`` ``[P, ...]`` over the entries of each row of the batch, ``[B, ...]``."""
     return {name: add_rows(torch.zeros_like(like[name]), rows, tensor) for name, tensor in parts.items()}
+
+
+MOVES: dict[type, KernelDirection] = {FrankWolfe: _frank_wolfe, Pairwise: _pairwise}
+"""What the directions of ``torchssvm.steps`` are in a kernel model."""

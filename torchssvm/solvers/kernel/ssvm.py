@@ -24,13 +24,14 @@ from torchssvm.dual.checks import check_structure
 from torchssvm.solvers.certificate import Certificate, dual_exceeds_primal
 from torchssvm.solvers.kernel.blocks import KernelBlocks, psi_of
 from torchssvm.solvers.kernel.data import TrainingSet
-from torchssvm.solvers.kernel.directions import FrankWolfe, KernelDirection
+from torchssvm.solvers.kernel.directions import MOVES, KernelDirection
 from torchssvm.solvers.kernel.dual import KernelDual, TokenParts
 from torchssvm.solvers.kernel.functions import name_of
 from torchssvm.solvers.kernel.gram import GramRows
 from torchssvm.solvers.kernel.head import KernelHead
 from torchssvm.solvers.kernel.support import SupportCounts, SupportLabelings
 from torchssvm.solvers.trainer import DualTrainer
+from torchssvm.steps.directions import FrankWolfe, Pairwise
 from torchssvm.steps.orders import Order
 from torchssvm.steps.sampler import GapBatchSampler
 
@@ -52,7 +53,7 @@ class KernelSSVM(DualTrainer, Stateful):
         y: Targets of all examples, as the head's structure takes them.
         lengths: ``[n]`` int64, or None where nothing is padded.
         lam: Regularisation, positive.
-        direction: ``FrankWolfe()`` (the default) or ``Pairwise()`` of this package.
+        direction: ``FrankWolfe()`` (the default) or ``Pairwise()``, or a :class:`KernelDirection`.
         batch_size: Examples of a step.
         order: In which order examples are visited; None is ``Proportional()``, gap sampling.
         seed: Seed of the draws.
@@ -88,7 +89,7 @@ class KernelSSVM(DualTrainer, Stateful):
         lengths: Tensor | None = None,
         *,
         lam: float,
-        direction: KernelDirection | None = None,
+        direction: FrankWolfe | Pairwise | KernelDirection | None = None,
         batch_size: int = 16,
         order: Order | None = None,
         seed: int = 0,
@@ -101,12 +102,11 @@ class KernelSSVM(DualTrainer, Stateful):
         memory_limit = check_limit(memory_limit)
         if not isinstance(head, KernelHead):
             raise TypeError(f"head is a {type(head).__name__}, and must be a KernelHead, such as KernelChain(...)")
-        if direction is not None and (
-            isinstance(direction, type) or not callable(direction) or hasattr(direction, "needs_labelings")
-        ):
+        other = isinstance(direction, type) or not callable(direction) or hasattr(direction, "needs_labelings")
+        if direction is not None and other and type(direction) not in MOVES:
             raise TypeError(f"direction={direction!r} must be an object such as torchssvm.solvers.kernel.Pairwise()")
         self.head = head
-        self.direction = direction if direction is not None else FrankWolfe()
+        self.direction: Any = direction if direction is not None else FrankWolfe()
         self.sweeps = sweeps
         self.data = TrainingSet(head, x, y, lengths)
         self.dual: KernelDual = KernelDual(
@@ -161,7 +161,7 @@ class KernelSSVM(DualTrainer, Stateful):
         self._blocks.check_weights()
         with full_precision(self.data.device):
             batch = self._blocks.read(self.data.check_index(index), self._blocks.table())
-            step = self._blocks.choose(batch, self.direction, self.sweeps)
+            step = self._blocks.choose(batch, MOVES.get(type(self.direction), self.direction), self.sweeps)
             with undisturbed():
                 self._blocks.take(batch, step)
                 self.dual.mailbox.notify()

@@ -1,0 +1,252 @@
+"""Directions of a step: values that the torch loop, the compiled loop and kernel models read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchssvm.core.arguments import as_number, check_whole
+from torchssvm.core.on_host import read_together, upload
+from torchssvm.dual.storage import Storage
+from torchssvm.steps.cache import OracleRule
+from torchssvm.steps.numba import AWAY, CORRECTIVE, FRANK_WOLFE, HYBRID, PAIRWISE, choose_each
+
+
+class Atoms:
+    """The blocks of a batch as distributions over a few atoms, scored at the current weights.
+
+    Column 0 is the *rest*: the part of the block that is not kept as labelings, one point of the marginal polytope.
+    Storages without labelings keep the whole block there. The next columns are the cached labelings, and the last one
+    is the corner of the max oracle, unless that is cached.
+
+    Attributes:
+        mass: ``[B, M]`` float64, the dual distribution alpha_i over the atoms; rows sum to 1.
+        scores: ``[B, M]`` float64, ``<p(y) - p(y_i), theta_i>`` of every atom.
+        losses: ``[B, M]`` float64, L_i of every atom.
+        valid: ``[B, M]`` bool, which columns are atoms of this block.
+        hinges: ``[B, M]`` float64, ``scores + losses``; the dual grows fastest towards the largest.
+        corner: ``[B]`` int64, the column of the corner.
+        num_examples: n.
+    """
+
+    __slots__ = ("_curvature", "corner", "hinges", "losses", "mass", "num_examples", "scores", "valid")
+
+    def __init__(
+        self,
+        mass: Tensor,
+        scores: Tensor,
+        losses: Tensor,
+        valid: Tensor,
+        corner: Tensor,
+        num_examples: int,
+        curvature: Callable[[], Tensor] | None = None,
+    ) -> None:
+        self.mass, self.scores, self.losses, self.valid = mass, scores, losses, valid
+        self.hinges = scores + losses
+        self.corner = corner
+        self.num_examples = num_examples
+        self._curvature = curvature
+
+    def gaps(self) -> Tensor:
+        """Block gaps g_i towards the corner, ``[B]`` float64 ([G16] eq. 6)."""
+        best = self.hinges.gather(1, self.corner.unsqueeze(1)).squeeze(1)
+        return (best - (self.mass * self.hinges).sum(1)) / self.num_examples
+
+    def curvature(self) -> Tensor:
+        """``[B, M, M]`` float64: ``<Phi_i^T p(y), Phi_i^T p(y')> / (lam n^2)``, p relative to the parts of the target.
+
+        With r = hinges/n, changing the masses by c changes the dual by ``<c, r> - c^T G c / 2``.
+        """
+        assert self._curvature is not None, "the storage gives no inner products of labelings"
+        return self._curvature()
+
+    def towards(self, columns: Tensor) -> Tensor:
+        """Indicators of one column for each block, ``[B, M]`` float64."""
+        return torch.zeros_like(self.mass).scatter_(1, columns.unsqueeze(1), 1.0)
+
+    def choose(self, direction: Direction) -> Tensor:
+        """The change of the masses by a direction's rule number, on the CPU: ``[B, M]`` float64."""
+        size, atoms = self.mass.shape
+        gram = self.curvature() if direction.needs_curvature else self.mass.new_zeros(size, 0, 0)
+        rates = torch.where(self.valid, self.hinges / self.num_examples, -torch.inf)
+        read = read_together(*(t.detach() for t in (self.corner, self.mass, rates, gram)))
+        arrays = [t.contiguous().numpy() for t in read]
+        change = np.zeros((size, atoms))
+        choose_each(direction.rule, *arrays, direction.steps, direction.tolerance, change, np.zeros(atoms))
+        return upload(torch.from_numpy(change), self.mass.device)
+
+
+class DirectionRule(Protocol):
+    """Chooses the direction of every block of a batch."""
+
+    needs_labelings: bool
+    """Whether the rule moves mass between single labelings; it then needs ``storage=Labelings()``."""
+
+    needs_curvature: bool
+    """Whether the rule reads ``atoms.curvature()``."""
+
+    def __call__(self, atoms: Atoms) -> Tensor:
+        """The change of ``atoms.mass`` for a step of 1, ``[B, M]`` float64.
+
+        Rows sum to zero, ``mass + change`` is non-negative, and only valid columns change.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Direction:
+    """A direction of the library; a direction of the caller's own is any :class:`DirectionRule`.
+
+    Attributes:
+        steps: The most inner steps for a block, 0 where the direction has none.
+        tolerance: Where inner steps end.
+    """
+
+    rule: ClassVar[int]
+    """The number of the rule in ``torchssvm.steps.numba``."""
+
+    needs_labelings = True
+    needs_curvature = False
+
+    steps: int = field(default=0, init=False, repr=False)
+    tolerance: float = field(default=0.0, init=False, repr=False)
+
+    def __call__(self, atoms: Atoms) -> Tensor:
+        """The change of ``atoms.mass`` for a step of 1, ``[B, M]`` float64."""
+        return atoms.choose(self)
+
+
+@dataclass(frozen=True)
+class FrankWolfe(Direction):
+    """Towards the corner: ``alpha <- (1 - gamma) alpha + gamma e_s`` ([B13] Algorithm 4).
+
+    Example:
+        >>> solver = Solver(direction=FrankWolfe())
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, solver=solver).relative_gap <= 0.01
+        True
+    """
+
+    rule = FRANK_WOLFE
+    needs_labelings = False
+
+    def __call__(self, atoms: Atoms) -> Tensor:
+        """Move all mass to the corner: the same bits as by the rule's number, where the masses lie."""
+        return atoms.towards(atoms.corner) - atoms.mass
+
+
+@dataclass(frozen=True)
+class Pairwise(Direction):
+    """From the away corner to the corner: ``alpha_a -= gamma alpha_a``, ``alpha_s += gamma alpha_a`` ([G16] Alg. 3).
+
+    The away corner is the atom with mass whose hinge is smallest; a step of 1 drops it.
+
+    Example:
+        >>> solver = Solver(direction=Pairwise(), storage=Labelings())
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, solver=solver).relative_gap <= 0.01
+        True
+    """
+
+    rule = PAIRWISE
+
+
+@dataclass(frozen=True)
+class Away(Direction):
+    """Away from the worst active labeling or towards the corner, whichever has the larger slope ([G16] Algorithm 4).
+
+    Away: ``alpha <- alpha + gamma c (alpha - e_a)`` with ``c = alpha_a / (1 - alpha_a)``; a step of 1 drops the away
+    corner. A block with all its mass on the away corner takes the Frank-Wolfe direction. The slopes are compared before
+    the directions are scaled to a largest step of 1.
+
+    Example:
+        >>> solver = Solver(direction=Away(), storage=Labelings())
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, solver=solver).relative_gap <= 0.01
+        True
+    """
+
+    rule = AWAY
+
+
+@dataclass(frozen=True)
+class Hybrid(Direction):
+    """Frank-Wolfe, pairwise or away: for every block the direction whose exact step raises the dual most.
+
+    With slope v and curvature q along a direction, the exact step gamma in [0, 1] gains ``v gamma - q gamma^2 / 2``.
+    v and q follow from the block's inner products, so the gains are known before the step.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> dual = DualState.for_head(head, num_examples=30, lam=0.1, storage=Labelings())
+        >>> CompiledBCFW(head, dual, in_order(data), direction=Hybrid()).solve(tolerance=0.01).gap <= 0.01
+        True
+    """
+
+    rule = HYBRID
+    needs_curvature = True
+
+
+@dataclass(frozen=True)
+class Corrective(Direction):
+    """Towards the best distribution over the block's cached labelings and the corner (fully corrective).
+
+    The dual restricted to one block is a small concave quadratic on a simplex. It is maximised by exact pairwise steps,
+    each from the active labeling with the smallest hinge to the labeling with the largest, until the difference of
+    these hinges is below ``tolerance`` times its first value, or after ``steps`` steps. A step costs O(M) for M
+    labelings: no decoding and no weights. For a block alone, the exact step along the result is 1 once solved.
+
+    Args:
+        steps: Largest number of pairwise steps for each block.
+        tolerance: Fraction of the first difference of hinges at which a block counts as solved.
+
+    Raises:
+        ValueError: ``steps`` is less than 1, or ``tolerance`` is not in [0, 1).
+
+    Example:
+        >>> solver = Solver(direction=Corrective(steps=10))
+        >>> solve(LinearMulticlass(4, 3), data, lam=0.1, solver=solver).relative_gap <= 0.01
+        True
+    """
+
+    rule = CORRECTIVE
+    needs_curvature = True
+
+    steps: int = 30
+    tolerance: float = 0.01
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", check_whole(self.steps, "steps"))
+        given = self.tolerance
+        object.__setattr__(self, "tolerance", as_number(given, "tolerance"))
+        if not 0.0 <= self.tolerance < 1.0:
+            raise ValueError(f"tolerance={given} must be at least 0 and less than 1")
+
+    def __repr__(self) -> str:
+        return f"Corrective(steps={self.steps}, tolerance={self.tolerance:g})"
+
+
+DIRECTIONS = (FrankWolfe, Pairwise, Away, Hybrid, Corrective)
+"""Those that the compiled loop takes; not subclasses of them, which may do otherwise when called."""
+
+
+def check_rules(direction: DirectionRule, oracle: OracleRule, storage: Storage) -> None:
+    """Check that direction and oracle rule work with the storage.
+
+    Raises:
+        TypeError: One of them is a class, or not a rule.
+        ValueError: One of them needs labelings, but the storage keeps none.
+    """
+    for name, rule, method, such in (
+        ("direction", direction, "__call__", "Pairwise()"),
+        ("oracle", oracle, "misses", "CacheOracle()"),
+    ):
+        if isinstance(rule, type) or not hasattr(rule, "needs_labelings") or not hasattr(rule, method):
+            raise TypeError(f"{name}={rule!r} must be an object such as {such}")
+        if rule.needs_labelings and not storage.keeps_labelings:
+            raise ValueError(
+                f"{name}={rule} moves between single labelings, and storage={type(storage).__name__}() does not keep "
+                "them: use storage=Labelings()"
+            )
