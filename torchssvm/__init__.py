@@ -7,8 +7,12 @@ What is typed, by purpose:
   hidden part, ``latent``.
 * Batches: ``Batch``, ``SparseFeatures``, ``Graphs``, ``Edges``, ``WeightedLabels``, ``in_order``, ``select_tokens``,
   ``grid_edges``.
-* Heads, ``LinearChain`` and the like, give ``Potentials``; structures, ``Chain`` and the like, decode them:
-  ``Structure``.
+* Heads, which give ``Potentials``: ``LinearArcs``, ``LinearChain``, ``LinearDecisions``, ``LinearEdges``,
+  ``LinearGraph``, ``LinearMulticlass``, ``LinearMultilabel``, ``LinearPairwiseGraph``, ``LinearPose``,
+  ``LinearRanking``, ``LinearTree``, ``SparseLinearChain``, ``SparseLinearMultilabel``.
+* Structures, which decode them: ``Structure``, ``Arborescence``, ``Chain``, ``Decisions``, ``GraphCut``,
+  ``HiddenStates``, ``Matching``, ``Multiclass``, ``Multilabel``, ``PairwiseGraph``, ``Pose``, ``Ranking``,
+  ``SlackRescaling``, ``TorchStruct``, ``Tree``.
 * The dual and its storages: ``DualState``, ``MeanParts``, ``Labelings``, ``Weights``, ``recompute_weights``.
 * Rules of a step: directions ``FrankWolfe``, ``Pairwise``, ``Corrective``; ``CacheOracle``; ``Sequential`` steps;
   orders ``Proportional``, ``Uniform``, ``Permutation``, ``ByLength``, drawn by ``GapBatchSampler``.

@@ -29,7 +29,7 @@ from torchssvm import (
 from torchssvm.core import threads
 from torchssvm.core.batch import apply_head
 from torchssvm.core.potentials import as_potentials
-from torchssvm.solvers.certificate import crosses
+from torchssvm.solvers.certificate import dual_exceeds_primal
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))
@@ -434,6 +434,6 @@ def test_an_oracle_that_finds_nothing_is_not_taken_for_a_solved_problem():
 
 def test_a_dual_above_the_primal_by_more_than_rounding_proves_that_one_is_wrong():
     for dtype, rounding in ((torch.float64, 1e-13), (torch.float32, 1e-5)):
-        assert not crosses(2.0, 2.0 + rounding, dtype)
-        assert crosses(2.0, 2.0 + 1e3 * rounding, dtype)
-    assert crosses(float("nan"), 1.0, torch.float64)
+        assert not dual_exceeds_primal(2.0, 2.0 + rounding, dtype)
+        assert dual_exceeds_primal(2.0, 2.0 + 1e3 * rounding, dtype)
+    assert dual_exceeds_primal(float("nan"), 1.0, torch.float64)

@@ -36,7 +36,7 @@ def test_against_brute_force(seed, kind, size):
     assert found.oracle_calls == problem.n
     assert found.seconds > 0.0
     assert found.lam == problem.lam
-    assert str(found) == f"primal {found.value:.6f}"
+    assert str(found) == f"primal {found.value:.6g}"
     lam = np.float32(problem.lam)
     found = primal(problem.head, problem.structure, problem.everything(size), lam)
     assert type(found.lam) is float
@@ -72,7 +72,7 @@ def test_an_approximate_oracle_brackets_the_primal():
     assert not found.exact
     assert found.value <= truth.value + 1e-12
     assert found.bound == pytest.approx(truth.value + Approximate.slack, abs=1e-11)
-    assert str(found) == f"primal between {found.value:.6f} and {found.bound:.6f} (approximate oracle)"
+    assert str(found) == f"primal between {found.value:.6g} and {found.bound:.6g} (approximate oracle)"
     scores = batch.x @ head.weight.detach().T
     listed = [exact.loss(y, batch.y) + (scores * (y - batch.y)).sum(1) for y in exact.enumerate(as_potentials(scores))]
     squared = float(head.weight.detach().square().sum())

@@ -22,7 +22,8 @@ OWN = {Corrective}
 
 def verbs() -> Iterator[tuple[str, inspect.Signature, str]]:
     """Every public function, constructor and method that takes a tolerance, with its documentation."""
-    rooms = [torchssvm, importlib.import_module("torchssvm.path")]
+    others = ("torchssvm.path", "torchssvm.solvers", "torchssvm.solvers.kernel")
+    rooms = [torchssvm, *map(importlib.import_module, others)]
     with contextlib.suppress(ImportError):
         rooms.append(importlib.import_module("torchssvm.lightning"))
     public = {name: getattr(room, name) for room in rooms for name in room.__all__}

@@ -62,7 +62,8 @@ def test_no_name_is_a_module_too():
 
 
 def test_the_docstring_lists_every_name():
-    assert set(re.findall(r"``(\w+)``", torchssvm.__doc__)) == set(torchssvm.__all__)
+    typed, _ = torchssvm.__doc__.split("All else")
+    assert set(re.findall(r"``(\w+)``", typed)) == set(torchssvm.__all__)
 
 
 def test_options_are_checked_where_they_are_made():

@@ -256,7 +256,7 @@ class DualTrainer:
         """Take steps until an exact pass proves that the gap is within ``tolerance``; as :meth:`Trainer.solve`.
 
         Args:
-            tolerance: The gap to reach.
+            tolerance: The gap to reach, a number or ``Relative(0.01)``, a share of the primal.
             max_passes: The run stops after the step that reaches it; the certificate takes one more pass.
             schedule: When exact passes are made, asked after every step; None is that of the solver given
                 to :func:`torchssvm.make_trainer`, else ``WhenEstimated()``.

@@ -277,6 +277,10 @@ class KernelSSVM(DualTrainer, Stateful):
             "seal": int,
         }
 
+    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+        if not torch.equal(state["dual"]["targets"].to(self.dual.targets.device), self.dual.targets):
+            raise ValueError("the checkpoint was trained on other targets: duals belong to the data of their training")
+
     def restore(self, state: dict[str, Any]) -> None:
         """Continue bit for bit from a state that :meth:`check_state` accepted."""
         super().restore(state)
