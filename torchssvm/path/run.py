@@ -29,7 +29,8 @@ class PathRun(Stateful):
     """Follows a regularisation path, one breakpoint at a time, from the largest lambda to the smallest.
 
     :func:`regularization_path`, which has the same arguments (``epsilon`` is a number or ``Relative(0.1)``), calls
-    ``advance`` until it returns False. Between two calls ``state_dict`` holds everything that the rest of the run depends on.
+    ``advance`` until it returns False. Between two calls ``state_dict`` holds everything that the rest of the run
+    depends on.
 
     Attributes:
         trainer: That of all breakpoints, by the solver that was chosen.
