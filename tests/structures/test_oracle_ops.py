@@ -15,7 +15,7 @@ from problems import examples, rng
 from random_potentials import assert_same, chains, strided
 from tables import each_row
 
-from torchssvm.core import tuning
+from torchssvm.core import launch
 from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
 from torchssvm.structures.arborescence.eisner import eisner
 from torchssvm.structures.chain.oracle import viterbi, viterbi_torch
@@ -33,7 +33,7 @@ AXES = st.sampled_from(["shared", "chain", "position", "expanded", "positions ex
 @pytest.fixture
 def two_threads(monkeypatch):
     """Several ranges for however little work."""
-    monkeypatch.setattr(tuning, "GRAIN", 1)
+    monkeypatch.setattr(launch, "GRAIN", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -67,7 +67,7 @@ def test_blocks_in_lockstep_equal_torch(seed, batch, axes, ragged, integers):
     emission, transition, lengths = chains(seed, batch, 6, 13, axes, ragged, integers)
     with pytest.MonkeyPatch.context() as patch:
         for name, setting in (("CACHE", 0), ("GROUP", 5), ("BLOCK", 5 * 13 * 4)):
-            patch.setattr(tuning, name, setting)
+            patch.setattr(launch, name, setting)
         assert_same(viterbi(emission, transition, lengths), viterbi_torch(emission, transition, lengths))
 
 
@@ -93,8 +93,8 @@ def test_threads_do_not_change_the_result(axes, two_threads, monkeypatch):
     found = viterbi(emission, transition, lengths)
     torch.set_num_threads(1)
     assert_same(viterbi(emission, transition, lengths), found)
-    monkeypatch.setattr(tuning, "CACHE", 0)
-    monkeypatch.setattr(tuning, "BLOCK", 100)
+    monkeypatch.setattr(launch, "CACHE", 0)
+    monkeypatch.setattr(launch, "BLOCK", 100)
     torch.set_num_threads(2)
     assert_same(viterbi(emission, transition, lengths), found)
 

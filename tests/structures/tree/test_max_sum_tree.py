@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from problems import examples, rng
 from random_potentials import assert_same, trees
 
-from torchssvm.core import tuning
+from torchssvm.core import launch
 from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.tree.oracle import max_sum_tree, max_sum_tree_torch, node_depths
 
@@ -72,7 +72,7 @@ def test_blocks_of_several_trees_equal_torch(seed, batch, axes, ragged, integers
     arguments = trees(seed, batch, 6, 13, axes, ragged, integers)
     with pytest.MonkeyPatch.context() as patch:
         for name, setting in (("CACHE", 0), ("GROUP", 5), ("BLOCK", 5 * 13 * 4)):
-            patch.setattr(tuning, name, setting)
+            patch.setattr(launch, name, setting)
         assert_same(max_sum_tree(*arguments), max_sum_tree_torch(*arguments))
 
 
@@ -106,7 +106,7 @@ def test_wide_and_deep_trees():
 
 
 def test_threads_do_not_change_the_result(monkeypatch):
-    monkeypatch.setattr(tuning, "GRAIN", 1)
+    monkeypatch.setattr(launch, "GRAIN", 1)
     arguments = trees(5, 40, 9, 7, integers=True)
     before = torch.get_num_threads()
     try:

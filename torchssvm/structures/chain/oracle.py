@@ -6,10 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core import tuning
 from torchssvm.core.arguments import check_scores
 from torchssvm.core.jit import triton_available
-from torchssvm.core.launch import as_array, by_example, compiles, launch
+from torchssvm.core.launch import as_array, by_example, compiles, launch, plan
 from torchssvm.core.naming import row_name
 from torchssvm.core.operators import define
 from torchssvm.structures.chain.by_level import viterbi_by_level
@@ -59,7 +58,7 @@ def _on_cpu(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tup
     known = _NONE if lengths is None else as_array(lengths).copy()  # no other thread changes these
     run = known if len(known) else np.full(batch, longest)
     labels, value = np.empty((batch, longest), np.int64), np.empty(batch, scores.dtype)
-    group, height = tuning.plan(batch, states, scores.itemsize, len(pairs) == 1, 2 * longest)
+    group, height = plan(batch, states, scores.itemsize, len(pairs) == 1, 2 * longest)
     bad = launch(
         decode,
         (scores, pairs, known, group, height),

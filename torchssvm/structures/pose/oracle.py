@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core import tuning
 from torchssvm.core.arguments import check_scores
-from torchssvm.core.launch import compiles, launch, once
+from torchssvm.core.launch import LANES, compiles, launch, once
 from torchssvm.core.on_host import apart
 from torchssvm.core.operators import define
 from torchssvm.structures.pose.distance_transform import best_along_last
@@ -65,7 +64,7 @@ def _on_cpu(
     place, kind, value = _fake(node, kinds, cost_x, cost_y, parent)
     batch, parts, height, width = node.shape
     edges, types = kinds.shape[1], kinds.shape[3]
-    wide = -(-width // tuning.LANES) * tuning.LANES
+    wide = -(-width // LANES) * LANES
     room = (parts + 3) * height * wide + types * height * width + width - 1 + wide + 2 * height
     launch(
         decode,

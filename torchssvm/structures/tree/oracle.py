@@ -6,10 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core import tuning
 from torchssvm.core.arguments import check_scores
 from torchssvm.core.jit import triton_available
-from torchssvm.core.launch import by_example, compiles, launch
+from torchssvm.core.launch import by_example, compiles, launch, plan
 from torchssvm.core.naming import row_name
 from torchssvm.core.on_host import apart
 from torchssvm.core.operators import define
@@ -63,7 +62,7 @@ def _on_cpu(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | None) 
         edges = edges.mT  # the child's state first; tables by position are not copied
     parents = parent if parent.ndim == 2 else parent.unsqueeze(0)
     known = _NONE if lengths is None else lengths.contiguous().numpy()
-    group, height = tuning.plan(batch, states, node.itemsize, edges.shape[0] == 1, 2 * longest)
+    group, height = plan(batch, states, node.itemsize, edges.shape[0] == 1, 2 * longest)
     bad = launch(
         decode,
         (node, edges, parents, known, group, height),
