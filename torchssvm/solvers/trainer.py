@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import torch
+
 from torchssvm.core.arguments import check_number, check_object
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate
@@ -193,7 +195,8 @@ def run_until(
         TypeError: ``schedule`` is not a Schedule, or ``progress`` neither True nor False.
     """
     check_limits(tolerance, max_passes)
-    with shown(progress) as line:
+    grad = torch.set_grad_enabled(torch.is_grad_enabled())  # an interrupt of no_grad's own code leaves gradients off
+    with grad, shown(progress) as line:
         pacing = Pacing(counters, tolerance, max_passes=max_passes, schedule=schedule, idle_epochs=idle_epochs)
 
         def check() -> tuple[Proof, bool]:
