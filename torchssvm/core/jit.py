@@ -67,6 +67,43 @@ class Kernel:
         return self.dispatcher(*arguments)
 
 
+class ByKind:
+    """A kernel with a version for each kind of example, which the type of its first argument says.
+
+    Numba takes the version when it compiles the kernel that calls it, so that a run compiles those of its own kind.
+
+    Args:
+        default: The version of all other types.
+    """
+
+    def __init__(self, default: Kernel) -> None:
+        functools.update_wrapper(self, default)
+        self._default, self._versions = default, dict[type, Kernel]()
+
+    def of(self, kind: type) -> Callable[[Kernel], Kernel]:
+        """A decorator: the kernel is the version of a named tuple."""
+
+        def add(kernel: Kernel) -> Kernel:
+            self._versions[kind] = kernel
+            return kernel
+
+        return add
+
+    def version(self, kind: Any) -> Kernel:
+        """The version of a named tuple's class."""
+        return self._versions.get(kind, self._default)
+
+    @functools.cached_property
+    def _numba_type_(self) -> Any:
+        from torchssvm.core.inlined import KindFunction
+
+        return KindFunction(self)
+
+    def __call__(self, kind: Any, *arguments: Any) -> Any:
+        """Run the version of ``kind``."""
+        return self.version(type(kind))(kind, *arguments)
+
+
 class Vectorised:
     """A Python function in place of which kernels get the vector operation of its name in :mod:`.vector_code`.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchssvm.core.lists import Lists
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.structure import Labeling
-from torchssvm.solvers.compiled.base_adapter import HeadAdapter
+from torchssvm.solvers.compiled.base_adapter import HeadAdapter, Ragged
 from torchssvm.solvers.compiled.state import Arcs, ArcScratch, Examples, Model, make_arc_scratch
 from torchssvm.structures.arborescence.structure import Projective
 
@@ -26,7 +26,7 @@ class ArcsAdapter(HeadAdapter):
 
     emission, pairs = "arcs", None
     longest = 0
-    ragged_labels = True
+    ragged_labels, products = True, False
 
     def __init__(self, head: Any) -> None:
         self.head, self.structure, self.has_bias = head, head.structure, False
@@ -47,9 +47,9 @@ class ArcsAdapter(HeadAdapter):
         self.longest = max(self.longest, int(real.sum(1).max()))
         return target[real], self.structure.costs(target)[real], real.sum(1)  # type: ignore[attr-defined]
 
-    def lists(self, lengths: Tensor) -> Tensor:
+    def lists(self, sizes: Tensor, own: dict[str, Ragged]) -> Tensor:
         """A list for each arc."""
-        return lengths * (lengths + 1)
+        return sizes * (sizes + 1)
 
     def features(self, x: Any, target: Labeling) -> Lists:
         """The features of all arcs within the lengths, the root's included."""
@@ -62,7 +62,7 @@ class ArcsAdapter(HeadAdapter):
         held = torch.empty(0, dtype=dtype) if values is None else values[arcs][real].to(dtype)
         return Lists(real.sum(1), columns[real].to(torch.int32), held)
 
-    def complete(self, examples: Examples, line_start: Tensor) -> Examples:
+    def complete(self, examples: Examples, line_start: Tensor, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
         """Number the columns of each sentence."""
         from torchssvm.solvers.compiled.arcs import number_columns
 
@@ -74,11 +74,11 @@ class ArcsAdapter(HeadAdapter):
             number_columns(line_start.numpy(), examples.row, examples.column, stamp, place, known, known_start)
             known = known if len(known) else np.empty(known_start[-1], np.int32)
         arcs = Arcs(line_start.numpy(), known, known_start, type(among) is Projective, among.single_root)
-        return examples._replace(arcs=arcs)
+        return examples._replace(kind=arcs)
 
-    def scratch_of(self, examples: Examples) -> Callable[[], ArcScratch]:
+    def room_of(self, examples: Examples) -> Callable[[], ArcScratch]:
         """Makes the scratch arrays of one thread."""
-        columns = int(np.diff(examples.arcs.known_start).max())
+        columns = int(np.diff(examples.kind.known_start).max())
         return partial(make_arc_scratch, self.longest, columns, examples.added.dtype)
 
     def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
@@ -106,6 +106,6 @@ class ArcsAdapter(HeadAdapter):
         """``[1, longest]``."""
         return torch.full((1, longest), longest)
 
-    def label_limits(self, lengths: Tensor) -> Tensor:
+    def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
         """The largest head."""
-        return lengths
+        return 0, lengths

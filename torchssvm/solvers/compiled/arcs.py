@@ -1,4 +1,4 @@
-"""One block of an arborescence over lists of features, compiled by Numba; see :mod:`.block`, which calls this.
+"""One block of an arborescence over lists of features, compiled by Numba: its versions of what :mod:`.block` has.
 
 A token is labelled with its head. The features of an arc are columns in the numbering of its sentence, so the weights
 that a sentence needs are gathered once, and sums over its columns take a small array.
@@ -9,6 +9,17 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit, njit_fastmath
+from torchssvm.core.vectors import dot, exact_dot
+from torchssvm.solvers.compiled.block import (
+    add_to_weights,
+    decode,
+    loss_of,
+    potentials,
+    respond,
+    respond_to_parts,
+    squared_length,
+)
+from torchssvm.solvers.compiled.state import Arcs
 from torchssvm.structures.arborescence.numba import best_nonprojective, best_projective
 
 
@@ -40,9 +51,11 @@ def number_columns(line_start, row, column, stamp, place, known, known_start):
     known_start[len(line_start) - 1] = total
 
 
+@potentials.of(Arcs)
 @njit_fastmath
-def arc_potentials(examples, arcs, model, i, emission, room):
+def arc_potentials(arcs, examples, model, i, scratch):
     """Scores of all arcs of sentence i, zero beyond its last head; returns its length."""
+    room, emission = scratch.room, scratch.emission
     begin, end = arcs.known_start[i], arcs.known_start[i + 1]
     for u in range(end - begin):
         room.held[u] = model.emission[arcs.known[begin + u], 0]
@@ -99,9 +112,11 @@ def add_parts(examples, arcs, i, length, parts, sums):
             line += 1
 
 
+@decode.of(Arcs)
 @njit
-def arc_decode(examples, arcs, i, length, emission, scores, labels, room):
+def arc_decode(arcs, examples, i, length, scratch, transition, labels):
     """The best arborescence with the loss added."""
+    emission, scores, room = scratch.emission, scratch.prefixes, scratch.room
     start = examples.start[i]
     for t in range(length):
         target, cost, row = examples.y[start + t], examples.added[start + t], scores[t]
@@ -112,11 +127,14 @@ def arc_decode(examples, arcs, i, length, emission, scores, labels, room):
         best_projective(scores, length, arcs.single_root, room.charts, room.places, labels)
     else:
         best_nonprojective(scores, length, arcs.single_root, room.memory, room.places, labels)
+    return loss_of(arcs, examples, i, labels)
 
 
+@respond.of(Arcs)
 @njit
-def arc_respond(examples, arcs, i, length, labels, response, room, held, count, found, is_new):
+def arc_respond(arcs, examples, model, i, length, labels, scratch, held, count, found, is_new):
     """``Phi Phi^T (p(labels) - p(y))`` at the arcs of the target, of ``found`` if it ``is_new`` and of the slots."""
+    response, room = scratch.response, scratch.room
     room.sums[: arcs.known_start[i + 1] - arcs.known_start[i]] = 0.0
     start, one = examples.start[i], room.sums.dtype.type(1)
     for t in range(length):
@@ -135,9 +153,25 @@ def arc_respond(examples, arcs, i, length, labels, response, room, held, count, 
                 row[h] = list_product(examples, line + h, room.sums)
 
 
+@respond_to_parts.of(Arcs)
 @njit
-def arc_length(examples, arcs, i, length, delta, room):
+def arc_respond_to_parts(arcs, examples, model, i, length, psi, scratch, held, count, found, is_new):
+    """``Phi Phi^T psi``."""
+    add_parts(examples, arcs, i, length, psi, scratch.room.sums)
+    sum_lists(examples, arcs, i, length, scratch.room.sums, scratch.response)
+    total = 0.0
+    for t in range(length):
+        total += exact_dot(psi[t], scratch.response[t])
+    return total
+
+
+@squared_length.of(Arcs)
+@njit
+def arc_length(arcs, examples, model, i, length, delta, pairs, rows, scratch):
     """``|Phi_i^T delta|^2``."""
+    room = scratch.room
+    for t in range(length):
+        scratch.squares[t] = dot(delta[t], delta[t])
     add_parts(examples, arcs, i, length, delta, room.sums)
     total = 0.0
     for u in range(arcs.known_start[i + 1] - arcs.known_start[i]):
@@ -145,9 +179,11 @@ def arc_length(examples, arcs, i, length, delta, room):
     return total
 
 
+@add_to_weights.of(Arcs)
 @njit
-def add_arcs_to_weights(examples, arcs, model, i, length, delta, factor):
+def add_arcs_to_weights(arcs, examples, model, i, length, delta, pairs, rows, scratch, factor):
     """``w += factor Phi_i^T delta``."""
+    factor = delta.dtype.type(factor)
     begin, line = arcs.known_start[i], arcs.start[i]
     for t in range(length):
         row = delta[t]

@@ -15,9 +15,12 @@ from torchssvm.solvers.compiled.block import (
     forget_pairs,
     list_rows,
     mark_rows,
+    pair_rows_of,
     respond,
+    respond_pairs,
     respond_to_parts,
     score,
+    size_of,
 )
 from torchssvm.steps.numba import CORRECTIVE, HYBRID, left_of
 
@@ -37,12 +40,12 @@ def has_room(i, count, blocks, options):
 
 
 @njit
-def fill_atoms(i, n, count, length, base, blocks, scalars, emission, transition, scratch):
+def fill_atoms(i, n, count, length, base, examples, blocks, scalars, emission, transition, scratch):
     """Mass, loss and hinge of the rest and of the slots; returns the mean hinge and the best slot, or -1."""
     mass, hinge, parts = scratch.mass, scratch.hinge, scratch.score_loss
     mass[0], hinge[0], parts[0] = blocks.rest_mass[i], 0.0, 0.0
     if blocks.mixed[i] and mass[0] > 0.0:
-        psi, psi_pairs, used = rest_views(blocks, i, length)
+        psi, psi_pairs, used = rest_views(examples, blocks, i, length)
         inner = exact_dots(psi, emission, None, length)
         rows = scratch.rows[: list_rows(used, scratch.rows)]
         inner += exact_dots(psi_pairs, transition, rows, len(rows))
@@ -54,7 +57,8 @@ def fill_atoms(i, n, count, length, base, blocks, scalars, emission, transition,
     mean, best = mass[0] * hinge[0] if mass[0] > 0.0 else 0.0, -1
     for c in range(count):
         mass[c + 1], parts[c + 1] = blocks.mass[i, c], blocks.loss[i, c]
-        hinge[c + 1] = score(blocks.labelings[i, c], length, emission, transition) - base + parts[c + 1]
+        held_score = score(examples.kind, examples, i, blocks.labelings[i, c], length, emission, transition)
+        hinge[c + 1] = held_score - base + parts[c + 1]
         mean += mass[c + 1] * hinge[c + 1]
         if best < 0 or hinge[c + 1] > hinge[best + 1]:
             best = c
@@ -62,11 +66,11 @@ def fill_atoms(i, n, count, length, base, blocks, scalars, emission, transition,
 
 
 @njit
-def find_slot(i, count, length, labelings, found):
-    """The slot that holds this labeling, or -1."""
+def find_slot(i, count, size, labelings, found):
+    """The slot that holds this labeling of ``size`` labels, or -1."""
     for c in range(count):
         same = True
-        for t in range(length):
+        for t in range(size):
             if labelings[i, c, t] != found[t]:
                 same = False
                 break
@@ -78,18 +82,18 @@ def find_slot(i, count, length, labelings, found):
 @njit
 def fill_direction(i, count, length, is_new, examples, blocks, scratch):
     """The direction in parts space, for the change of the masses; returns how many rows of its pairs are used."""
-    delta, pairs, change, used = scratch.delta, scratch.delta_pairs, scratch.change, scratch.used
-    start = examples.start[i]
+    delta, pairs, change, kind = scratch.delta, scratch.delta_pairs, scratch.change, examples.kind
+    used = scratch.used[: pair_rows_of(kind, examples, i)]
     rest = blocks.mixed[i] and scratch.mass[0] > 0.0 and change[0] != 0.0
-    psi, psi_pairs, held = rest_views(blocks, i, length)
+    psi, psi_pairs, held = rest_views(examples, blocks, i, length)
     for j in range(len(used)):
         used[j] = rest and held[j]
-    mark_rows(examples.y[start:], length, used)
+    mark_rows(kind, examples, i, examples.y[examples.start[i] :], used)
     for c in range(count):
         if change[c + 1] != 0.0:
-            mark_rows(blocks.labelings[i, c], length, used)
+            mark_rows(kind, examples, i, blocks.labelings[i, c], used)
     if is_new:
-        mark_rows(scratch.corner, length, used)
+        mark_rows(kind, examples, i, scratch.corner, used)
     rows = scratch.rows[: list_rows(used, scratch.rows)]
     if rest:
         decay = -change[0] / scratch.mass[0]
@@ -100,21 +104,21 @@ def fill_direction(i, count, length, is_new, examples, blocks, scratch):
         set_rows(pairs, None, rows, len(rows), None, None)
     for c in range(count):
         if change[c + 1] != 0.0:
-            add_labeling(examples, i, length, blocks.labelings[i, c], change[c + 1], delta, pairs, scratch.pairs)
+            add_labeling(kind, examples, i, length, blocks.labelings[i, c], change[c + 1], delta, pairs, scratch.pairs)
     if is_new:
-        add_labeling(examples, i, length, scratch.corner, change[count + 1], delta, pairs, scratch.pairs)
+        add_labeling(kind, examples, i, length, scratch.corner, change[count + 1], delta, pairs, scratch.pairs)
     return len(rows)
 
 
 @njit
-def move_masses(i, count, length, step, rows, blocks, scratch):
+def move_masses(i, count, length, step, rows, examples, blocks, scratch):
     """Update the masses of the rest and of the slots by a step; a new corner has no slot yet.
 
     ``rows`` has those of the pairs of the rest that may not be zero.
     """
     mass, change = scratch.mass, scratch.change
     if blocks.mixed[i] and mass[0] > 0.0 and change[0] != 0.0:
-        psi, psi_pairs, _ = rest_views(blocks, i, length)
+        psi, psi_pairs, _ = rest_views(examples, blocks, i, length)
         keep = left_of(mass[0], step * change[0]) / mass[0]  # psi stays the mass times a point of the polytope
         set_row(psi, psi, keep, None)
         set_rows(psi_pairs, psi_pairs, rows, len(rows), keep, None)
@@ -125,28 +129,29 @@ def move_masses(i, count, length, step, rows, blocks, scratch):
 
 
 @njit
-def rest_views(blocks, i, length):
+def rest_views(examples, blocks, i, length):
     """Psi of the rest of block i: emissions and pairs, and which rows of the pairs may not be zero."""
     start, place = blocks.rest_emission_start[i], blocks.rest_transition_start[i]
-    return blocks.rest_emission[start : start + length], blocks.rest_transition[place], blocks.rest_used[place]
+    end = place + pair_rows_of(examples.kind, examples, i)
+    return blocks.rest_emission[start : start + length], blocks.rest_transition[place:end], blocks.rest_used[place:end]
 
 
 @njit
 def add_to_rest(examples, i, length, labels, mass, blocks, counts):
     """``mass (p(y) - p(labels))`` added to psi of the rest of block i; see ``add_labeling``."""
-    psi, pairs, used = rest_views(blocks, i, length)
-    mark_rows(examples.y[examples.start[i] :], length, used)
-    mark_rows(labels, length, used)
-    add_labeling(examples, i, length, labels, -mass, psi, pairs, counts)
+    kind, (psi, pairs, used) = examples.kind, rest_views(examples, blocks, i, length)
+    mark_rows(kind, examples, i, examples.y[examples.start[i] :], used)
+    mark_rows(kind, examples, i, labels, used)
+    add_labeling(kind, examples, i, length, labels, -mass, psi, pairs, counts)
 
 
 @njit
 def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, scratch):
     """Inner products of the atoms, without the factor 1/(lam n^2); those of slots are kept."""
     gram, response, pairs, labels = scratch.gram, scratch.response, scratch.pairs, scratch.labels
-    read = (scratch.arcs, scratch.sums_of_label, blocks.labelings[i], count, found, is_new)
+    kind, size, read = examples.kind, size_of(examples, i), (scratch, blocks.labelings[i], count, found, is_new)
     start = examples.start[i]
-    target = examples.y[start : start + length]
+    target = examples.y[start : start + size]
     for a in range(atoms):
         gram[0, a] = 0.0
         gram[a, 0] = 0.0
@@ -159,12 +164,12 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
             continue
         if c == count and not is_new:
             continue
-        for t in range(length):
+        for t in range(size):
             labels[t] = found[t] if c == count else blocks.labelings[i, c, t]
-        respond(examples, examples.arcs, model, i, length, labels, response, pairs, *read)
-        own = score(target, length, response, pairs)
+        respond(kind, examples, model, i, length, labels, *read)
+        own = score(kind, examples, i, target, length, response, pairs)
         for e in range(count):
-            value = score(blocks.labelings[i, e], length, response, pairs) - own
+            value = score(kind, examples, i, blocks.labelings[i, e], length, response, pairs) - own
             gram[c + 1, e + 1] = value
             gram[e + 1, c + 1] = value
             if c < count:
@@ -173,25 +178,26 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
         if c < count:
             blocks.known[i, c] = True
         if is_new:
-            value = score(found, length, response, pairs) - own
+            value = score(kind, examples, i, found, length, response, pairs) - own
             gram[c + 1, count + 1] = value
             gram[count + 1, c + 1] = value
-        forget_pairs(examples, i, length, labels, pairs)
+        forget_pairs(kind, examples, i, length, labels, pairs)
     if not (blocks.mixed[i] and blocks.rest_mass[i] > 0.0):
         return
-    psi, psi_pairs, used = rest_views(blocks, i, length)
+    psi, psi_pairs, used = rest_views(examples, blocks, i, length)
     share = 1.0 / blocks.rest_mass[i]
-    total = respond_to_parts(examples, examples.arcs, model, i, length, psi, response, *read)
+    total = respond_to_parts(kind, examples, model, i, length, psi, *read)
     rows = scratch.rows[: list_rows(used, scratch.rows)]
-    total += exact_dots(psi_pairs, psi_pairs, rows, len(rows))
-    own = score(target, length, response, psi_pairs)
+    moved = respond_pairs(kind, examples, i, psi_pairs, rows, pairs)
+    total += exact_dots(psi_pairs, moved, rows, len(rows))
+    own = score(kind, examples, i, target, length, response, moved)
     gram[0, 0] = share * share * total
     for c in range(count + 1):
         if c == count and not is_new:
             continue
-        for t in range(length):
+        for t in range(size):
             labels[t] = found[t] if c == count else blocks.labelings[i, c, t]
-        value = -share * (score(labels, length, response, psi_pairs) - own)
+        value = -share * (score(kind, examples, i, labels, length, response, moved) - own)
         gram[0, c + 1] = value
         gram[c + 1, 0] = value
 
@@ -199,7 +205,7 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
 @njit
 def insert(i, mass, loss, corner, length, examples, blocks, options, scratch, counters):
     """Cache the corner, as ``Labelings`` does: a free slot, the least recent without mass, or the least mass."""
-    n, capacity, count = options.num_examples, blocks.mass.shape[1], blocks.count[i]
+    n, capacity, count, size = options.num_examples, blocks.mass.shape[1], blocks.count[i], size_of(examples, i)
     if capacity == 0:  # the corner goes into the mean parts
         if mass > 0.0:
             add_to_rest(examples, i, length, scratch.corner, mass, blocks, scratch.pairs)
@@ -215,11 +221,11 @@ def insert(i, mass, loss, corner, length, examples, blocks, options, scratch, co
             blocks.rest_mass[i] += held
             blocks.rest_loss[i] += held * blocks.loss[i, slot] / n
             blocks.mixed[i] = True
-    for t in range(length):
+    for t in range(size):
         blocks.labelings[i, slot, t] = scratch.corner[t]
     if count == 0:  # free slots must hold valid labelings, as they are scored too
         for c in range(1, capacity):
-            for t in range(length):
+            for t in range(size):
                 blocks.labelings[i, c, t] = scratch.corner[t]
     blocks.count[i] = max(count, slot + 1)
     blocks.mass[i, slot] = mass

@@ -11,11 +11,16 @@ from torch import Tensor
 
 from torchssvm.core.batch import Batch, apply_head
 from torchssvm.core.lists import Lists
+from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Labeling, Structure
 from torchssvm.solvers.compiled.state import Examples, Model
 
 _LANES = 8  # rows of the weights are padded to a multiple of this
 _COPIED = 1 << 16  # most numbers copied for the padding: 256 KB in float32
+
+
+Ragged = tuple[Tensor, Tensor]
+"""Numbers of entries of each example of a batch, ``[B]``, and the entries of all, one example after another."""
 
 
 class HeadAdapter(ABC):
@@ -48,30 +53,71 @@ class HeadAdapter(ABC):
 
     @abstractmethod
     def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
-        """Labels and costs of all tokens, and the lengths ``[B]``."""
+        """Labels and their costs, and how many labels every example has, ``[B]``."""
 
     @abstractmethod
     def features(self, x: Any, target: Labeling) -> Tensor | Lists:
         """Features of all tokens, ``[tokens, F]`` or as lists."""
 
-    def lists(self, lengths: Tensor) -> Tensor:
-        """Number of lists of features of examples of these lengths: one for each token."""
-        return lengths
+    def own(self, x: Any, target: Labeling, potentials: Potentials) -> dict[str, Ragged]:
+        """What the kind needs of a batch beside labels and features."""
+        return {}
 
-    def complete(self, examples: Examples, line_start: Tensor) -> Examples:
-        """Fill in what is computed from the features of all examples; ``line_start`` says where their lists begin."""
+    def lists(self, sizes: Tensor, own: dict[str, Ragged]) -> Tensor:
+        """Number of lists of features of examples of these numbers of labels: one for each."""
+        return sizes
+
+    def complete(self, examples: Examples, line_start: Tensor, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
+        """Fill in what is computed from the features of all examples, and the kind.
+
+        Args:
+            examples: The training set, without a kind.
+            line_start: ``[n + 1]``, where each example's lists of features begin.
+            own: What :meth:`own` gave, of all examples, and where each example's begins.
+        """
         from torchssvm.solvers.compiled.inner import fill_inner
 
         fill_inner(examples, self.has_bias)
         return examples
 
-    def scratch_of(self, examples: Examples) -> Any:
-        """Makes ``Scratch.arcs``; None if it is None."""
+    def room_of(self, examples: Examples) -> Any:
+        """Makes ``Scratch.room``; None if it is None."""
         return None
 
-    def label_limits(self, lengths: Tensor) -> Tensor:
-        """The largest label of examples of these lengths."""
-        return torch.full_like(lengths, self.num_states - 1)
+    def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+        """By potential, the rows of every example in its buffer of mean parts, ``[n]``, and the sizes of a row.
+
+        The first are the emissions, and the second the pairs, if any.
+        """
+        shapes: dict[str, tuple[Tensor, tuple[int, ...]]] = {self.emission: (lengths, (self.num_states,))}
+        if self.pairs is not None:
+            shapes[self.pairs] = torch.ones_like(lengths), (self.num_states, self.num_states)
+        return shapes
+
+    products = True
+    """Whether inner products of an example's rows are stored."""
+
+    @property
+    def row_width(self) -> int:
+        """Numbers of a row of emissions."""
+        return self.num_states
+
+    @property
+    def pair_width(self) -> int:
+        """Numbers of a row of pairs."""
+        return self.num_states
+
+    @property
+    def pair_rows(self) -> int:
+        """Rows of pairs of an example, where all have as many."""
+        return 0 if self.pairs is None else self.num_states
+
+    def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
+        """The smallest label, and the largest of examples of these lengths."""
+        return 0, torch.full_like(lengths, self.num_states - 1)
+
+    def finish(self, labelings: list[Tensor]) -> None:  # noqa: B027  # most labelings are labels alone
+        """Fill in what stored labelings have beside their labels, which the loop has written."""
 
     @abstractmethod
     def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
@@ -133,13 +179,20 @@ class HeadAdapter(ABC):
         """Potentials of a batch."""
         return apply_head(self.head, batch)
 
+    def lengths(self, sizes: Tensor, potentials: Potentials) -> Tensor:
+        """The lengths of examples, as the potentials have them, from the numbers of their labels."""
+        return sizes
+
     @abstractmethod
     def as_sequences(self, labelings: Tensor) -> Tensor:
         """Stored labelings as ``[n, C, N]``, sharing their memory."""
 
     @abstractmethod
-    def longest_labeling(self, longest: int) -> Tensor:
+    def longest_labeling(self, longest: int) -> Labeling:
         """A batch of one labeling of the largest length and label."""
+
+    ragged = True
+    """Whether potentials have lengths."""
 
 
 def _fill_up(tensor: Tensor, width: int) -> np.ndarray:

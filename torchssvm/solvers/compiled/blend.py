@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchssvm.core.jit import njit
+from torchssvm.core.vectors import set_row
 from torchssvm.solvers.compiled.atoms import add_to_rest, rest_views
+from torchssvm.solvers.compiled.block import count_rows, length_of, pair_rows_of, size_of
 from torchssvm.solvers.compiled.state import BlockArrays, Examples
 
 
@@ -21,8 +23,8 @@ class Kept(NamedTuple):
         labelings: ``[U, C, N]``.
         rest_mass: ``[U]``.
         rest_loss: ``[U]``.
-        emission: ``[sum of lengths, K]``, psi of the rests; zero where there are none.
-        pairs: ``[U, ...]``, psi of their pairs.
+        emission: ``[rows, K]``, psi of the rests; zero where there are none.
+        pairs: ``[rows, K]``, psi of their pairs.
         losses: ``[U]``, l_i.
     """
 
@@ -47,23 +49,23 @@ def keep_blocks(own: np.ndarray, examples: Examples, blocks: BlockArrays, losses
         losses: ``[n]``, l_i.
     """
     copies = [getattr(blocks, name)[own] for name in ("mass", "loss", "labelings", "rest_mass", "rest_loss")]
-    lengths = np.diff(examples.start)[own]
-    emission = np.empty((int(lengths.sum()), blocks.rest_emission.shape[1]), blocks.rest_emission.dtype)
-    _copy_rests(own, examples, blocks, emission)
-    pairs = blocks.rest_transition[blocks.rest_transition_start[own]]
+    rows = count_rows(examples, own, np.zeros((2, 2), np.int64))[0]
+    held = blocks.rest_emission, blocks.rest_transition
+    emission, pairs = (np.zeros((count, a.shape[1]), a.dtype) for count, a in zip(rows, held, strict=True))
+    _copy_rests(own, examples, blocks, emission, pairs)
     return Kept(own, *copies, emission, pairs, losses[own])  # type: ignore[call-arg]
 
 
 @njit
-def _copy_rests(own: Any, examples: Any, blocks: Any, emission: Any) -> None:
-    row = 0
+def _copy_rests(own: Any, examples: Any, blocks: Any, emission: Any, pairs: Any) -> None:
+    row, pair = 0, 0
     for i in own:
-        length = examples.start[i + 1] - examples.start[i]
-        start = blocks.rest_emission_start[i]
-        for t in range(length):
-            for k in range(emission.shape[1]):
-                emission[row + t, k] = blocks.rest_emission[start + t, k] if start > 0 else 0
-        row += length
+        length, height = length_of(examples.kind, examples, i), pair_rows_of(examples.kind, examples, i)
+        psi, held, _ = rest_views(examples, blocks, i, length)
+        if blocks.rest_emission_start[i] > 0:
+            set_row(emission[row : row + length], psi, None, None)
+            set_row(pairs[pair : pair + height], held, None, None)
+        row, pair = row + length, pair + height
 
 
 @njit
@@ -81,19 +83,19 @@ def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: i
         n: Number of examples of all processes.
         counts: ``[K, K]`` float64, zero; or empty without pairs.
     """
-    before, row = 1.0 - share, 0
+    before, row, pair = 1.0 - share, 0, 0
     for u in range(len(kept.own)):
         i = kept.own[u]
-        length = examples.start[i + 1] - examples.start[i]
+        length = length_of(examples.kind, examples, i)
         losses[i] = before * kept.losses[u] + share * losses[i]
-        psi, pairs, _ = rest_views(blocks, i, length)  # not read where there is no rest
+        psi, pairs, _ = rest_views(examples, blocks, i, length)  # not read where there is no rest
         if blocks.rest_emission_start[i] > 0:
             for t in range(length):
                 for k in range(psi.shape[1]):
                     psi[t, k] = before * kept.emission[row + t, k] + share * psi[t, k]
-            for k in range(pairs.shape[0]):
+            for k in range(len(pairs)):
                 for m in range(pairs.shape[1]):
-                    pairs[k, m] = before * kept.pairs[u, k, m] + share * pairs[k, m]
+                    pairs[k, m] = before * kept.pairs[pair + k, m] + share * pairs[k, m]
         blocks.rest_mass[i] = before * kept.rest_mass[u] + share * blocks.rest_mass[i]
         blocks.rest_loss[i] = before * kept.rest_loss[u] + share * blocks.rest_loss[i]
         for c in range(blocks.mass.shape[1]):
@@ -101,7 +103,7 @@ def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: i
             old = before * kept.mass[u, c]
             if old > 0.0:
                 stays = True
-                for t in range(length):
+                for t in range(size_of(examples, i)):
                     stays &= blocks.labelings[i, c, t] == kept.labelings[u, c, t]
                 if stays:
                     blocks.mass[i, c] += old
@@ -110,4 +112,4 @@ def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: i
                     blocks.rest_mass[i] += old
                     blocks.rest_loss[i] += old * kept.loss[u, c] / n
                     blocks.mixed[i] = True
-        row += length
+        row, pair = row + length, pair + pair_rows_of(examples.kind, examples, i)

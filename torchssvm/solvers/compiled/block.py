@@ -1,8 +1,8 @@
 """One block of a chain, compiled by Numba: potentials, decoding, scores, inner products, the step.
 
-A multiclass example is a chain of one token. Where ``examples.arcs`` is not None, examples are arborescences, see
-:mod:`.arcs`; it is an argument of its own, so that Numba compiles only the branch that is taken. Loops take four rows
-at a time, which reduces memory traffic and helps vectorisation. Sums of products may be contracted and reordered;
+These are the versions of chains; a multiclass example is a chain of one token. Other kinds of examples bring their own
+versions of some of them: ``examples.kind``, the first argument, says which. Loops take four rows at a time, which
+reduces memory traffic and helps vectorisation. Sums of products may be contracted and reordered;
 decoding is in the written order, so that its ties are those of ``torchssvm.structures.chain.oracle``, but for very long
 sequences.
 """
@@ -11,29 +11,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.jit import njit, njit_fastmath
+from torchssvm.core.jit import ByKind, njit, njit_fastmath
 from torchssvm.core.token_products import STORED
 from torchssvm.core.vectors import (
     add_each,
     add_row,
     add_rows,
     add_to_listed,
-    dot,
     exact_dot,
     exact_dots,
     quadratic,
     set_row,
     set_rows,
     sum_listed,
-)
-from torchssvm.solvers.compiled.arcs import (
-    add_arcs_to_weights,
-    add_parts,
-    arc_decode,
-    arc_length,
-    arc_potentials,
-    arc_respond,
-    sum_lists,
 )
 from torchssvm.solvers.compiled.long import (
     add_long_pairs,
@@ -48,11 +38,49 @@ from torchssvm.structures.maxplus import backtrack, send_forward, send_forward_f
 _FAR = 256  # tokens of a sequence whose scores are summed without rounding that grows with the length
 
 
+@njit
+def size_of(examples, i):
+    """The number of labels of example i."""
+    return examples.start[i + 1] - examples.start[i]
+
+
+@ByKind
+@njit
+def length_of(kind, examples, i):
+    """The number of rows of emissions of example i."""
+    return size_of(examples, i)
+
+
+@ByKind
+@njit
+def pair_rows_of(kind, examples, i):
+    """The number of rows of pairs of example i."""
+    return examples.pair_rows
+
+
+@njit
+def count_rows(examples, own, found):
+    """Into ``found``: the sums, and the largest, of the rows of emissions and of the rows of pairs of some examples."""
+    for i in own:
+        sizes = length_of(examples.kind, examples, i), pair_rows_of(examples.kind, examples, i)
+        for place in range(2):
+            found[0, place] += sizes[place]
+            found[1, place] = max(found[1, place], sizes[place])
+    return found
+
+
+@ByKind
+@njit
+def pairs_of(kind, weights, made):
+    """The scores of pairs: their weights, or what :func:`potentials` has made in ``scratch.transition``."""
+    return weights
+
+
+@ByKind
 @njit_fastmath
-def potentials(examples, arcs, model, i, emission, room):
-    """Emissions of example i; returns its length."""
-    if arcs is not None:
-        return arc_potentials(examples, arcs, model, i, emission, room)
+def potentials(kind, examples, model, i, scratch):
+    """Emissions of example i into ``scratch``; returns its length."""
+    emission = scratch.emission
     start, length = examples.start[i], examples.start[i + 1] - examples.start[i]
     if examples.dense:
         for t in range(length):
@@ -71,9 +99,10 @@ def potentials(examples, arcs, model, i, emission, room):
     return length
 
 
+@ByKind
 @njit
-def score(labels, length, emission, transition):
-    """Score of one labeling."""
+def score(kind, examples, i, labels, length, emission, transition):
+    """Score of one labeling of example i."""
     total = np.float64(emission[0, labels[0]])
     for t in range(1, length):
         if len(transition):
@@ -83,17 +112,15 @@ def score(labels, length, emission, transition):
     return total
 
 
+@ByKind
 @njit
-def decode(examples, arcs, i, length, scratch, transition, labels):
+def decode(kind, examples, i, length, scratch, transition, labels):
     """Loss-augmented Viterbi, with the ties of ``torchssvm.structures.chain.oracle``; returns the loss.
 
-    ``scratch`` has the emissions.
+    ``scratch`` has the emissions. Approximate oracles write into ``scratch.slack`` how far their bound is above.
     """
     emission, into, prefixes, allowed = scratch.emission, scratch.into, scratch.prefixes, examples.allowed
     start, states = examples.start[i], prefixes.shape[1]
-    if arcs is not None:
-        arc_decode(examples, arcs, i, length, emission, prefixes, labels, scratch.arcs)
-        return loss_of(examples, start, length, labels)
     if len(examples.cost_matrix):
         for t in range(length):
             token = start + t
@@ -112,7 +139,7 @@ def decode(examples, arcs, i, length, scratch, transition, labels):
     else:
         send_forward(prefixes, into, matrices, length, states)
     backtrack(prefixes, into, matrices, length, states, labels)
-    return loss_of(examples, start, length, labels)
+    return loss_of(kind, examples, i, labels)
 
 
 @njit
@@ -137,16 +164,39 @@ def augment(target, cost, cost_matrix, emission, row):
         row[k] = emission[k] + cost * row.dtype.type(costs[k])
 
 
+@ByKind
 @njit
-def loss_of(examples, start, length, labels):
+def loss_of(kind, examples, i, labels):
     """The cost of a labeling."""
-    loss = 0.0
-    for t in range(length):
+    loss, start = 0.0, examples.start[i]
+    for t in range(size_of(examples, i)):
         target = examples.y[start + t]
         if labels[t] != target:
             cost = examples.cost[start + t]
             loss += cost * examples.cost_matrix[target, labels[t]] if len(examples.cost_matrix) else cost
     return loss
+
+
+@ByKind
+@njit
+def mean_loss(kind, examples, i, t, psi, total, absolute):
+    """``-<psi, delta>``, the mean loss of a row, and the sum of the absolute values of its terms; NaN if unknown.
+
+    Args:
+        kind, examples, i, t: Which row.
+        psi: The row; ``total`` and ``absolute`` are the sums of its numbers and of their absolute values.
+    """
+    token = examples.start[i] + t
+    target, cost = examples.y[token], examples.cost[token]
+    if not len(examples.cost_matrix):
+        own = np.float64(psi[target])
+        return cost * (own - total), cost * (absolute - abs(own))
+    told, size = 0.0, 0.0
+    for k in range(examples.cost_matrix.shape[1]):
+        term = cost * examples.cost_matrix[target, k] * np.float64(psi[k])
+        told -= term
+        size += abs(term)
+    return told, size
 
 
 @njit
@@ -155,15 +205,14 @@ def triangle(t, u):
     return t * (t + 1) // 2 + u if t >= u else u * (u + 1) // 2 + t
 
 
+@ByKind
 @njit
-def respond(examples, arcs, model, i, length, labels, response, pairs, room, sums, held, count, found, is_new):
+def respond(kind, examples, model, i, length, labels, scratch, held, count, found, is_new):
     """``Phi Phi^T (p(labels) - p(y))``: emissions into ``response``, pairs added to ``pairs`` (zero before).
 
     What is read of it are the scores of the target, of the slots ``held[:count]`` and, if it ``is_new``, of ``found``.
     """
-    if arcs is not None:
-        arc_respond(examples, arcs, i, length, labels, response, room, held, count, found, is_new)
-        return
+    response, pairs, sums = scratch.response, scratch.pairs, scratch.sums_of_label
     start, inner = examples.start[i], examples.inner_start[i]
     if length > STORED:
         mark(examples, start, length, held, count, found, is_new, response)
@@ -187,16 +236,11 @@ def respond(examples, arcs, model, i, length, labels, response, pairs, room, sum
             response[t, examples.y[start + t]] -= 1.0
 
 
+@ByKind
 @njit
-def respond_to_parts(examples, arcs, model, i, length, psi, response, room, sums, held, count, found, is_new):
+def respond_to_parts(kind, examples, model, i, length, psi, scratch, held, count, found, is_new):
     """Emissions of ``Phi Phi^T psi`` into ``response``, as :func:`respond`; returns their product with psi."""
-    if arcs is not None:
-        add_parts(examples, arcs, i, length, psi, room.sums)
-        sum_lists(examples, arcs, i, length, room.sums, response)
-        total = 0.0
-        for t in range(length):
-            total += exact_dot(psi[t], response[t])
-        return total
+    response, sums = scratch.response, scratch.sums_of_label
     start, inner, total = examples.start[i], examples.inner_start[i], 0.0
     if length > STORED:
         mark(examples, start, length, held, count, found, is_new, response)
@@ -213,8 +257,16 @@ def respond_to_parts(examples, arcs, model, i, length, psi, response, room, sums
     return total
 
 
+@ByKind
 @njit
-def forget_pairs(examples, i, length, labels, pairs):
+def respond_pairs(kind, examples, i, pairs, rows, room):
+    """``Phi Phi^T`` of pairs, for their ``rows`` that may not be zero; ``room`` is free. A pair's score is its weight."""
+    return pairs
+
+
+@ByKind
+@njit
+def forget_pairs(kind, examples, i, length, labels, pairs):
     """Set the pairs that ``respond`` wrote back to zero."""
     start = examples.start[i]
     for u in range(1, length if len(pairs) else 1):
@@ -222,10 +274,11 @@ def forget_pairs(examples, i, length, labels, pairs):
         pairs[examples.y[start + u - 1], examples.y[start + u]] = 0.0
 
 
+@ByKind
 @njit
-def mark_rows(labels, length, used):
+def mark_rows(kind, examples, i, labels, used):
     """Mark the rows of the pairs of a labeling in ``used``, which is empty where there are no pairs."""
-    for t in range(1, length if len(used) else 1):
+    for t in range(1, size_of(examples, i) if len(used) else 1):
         used[labels[t - 1]] = True
 
 
@@ -239,8 +292,9 @@ def list_rows(used, rows):
     return count
 
 
+@ByKind
 @njit
-def add_labeling(examples, i, length, labels, mass, delta, pairs, counts):
+def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
     """``mass (p(labels) - p(y))`` added to parts; ``counts``, shaped like ``pairs``, are zero before and after."""
     start = examples.start[i]
     for t in range(length):
@@ -255,13 +309,11 @@ def add_labeling(examples, i, length, labels, mass, delta, pairs, counts):
         add_long_pairs(examples, start, length, labels, mass, pairs, counts)
 
 
+@ByKind
 @njit
-def squared_length(examples, arcs, model, i, length, delta, pairs, rows, squares, room, sums):
-    """``|Phi_i^T delta|^2``; ``squares`` gets ``|delta_t|^2``. ``rows`` are those of ``pairs`` that may not be zero."""
-    if arcs is not None:
-        for t in range(length):
-            squares[t] = dot(delta[t], delta[t])
-        return arc_length(examples, arcs, i, length, delta, room)
+def squared_length(kind, examples, model, i, length, delta, pairs, rows, scratch):
+    """``|Phi_i^T delta|^2``; ``scratch.squares`` gets ``|delta_t|^2``. ``rows`` are those of ``pairs`` that count."""
+    squares, sums = scratch.squares, scratch.sums_of_label
     if length > STORED:
         total = long_square(examples, examples.start[i], length, delta, model.has_bias, squares, sums)
     else:
@@ -271,13 +323,11 @@ def squared_length(examples, arcs, model, i, length, delta, pairs, rows, squares
     return total + exact_dots(pairs, pairs, rows, len(rows))
 
 
+@ByKind
 @njit_fastmath
-def add_to_weights(examples, arcs, model, i, length, delta, pairs, rows, squares, factor, sums):
-    """``w += factor Phi_i^T delta``; ``squares`` is 0 for tokens without a change, and ``pairs`` beyond ``rows``."""
-    if arcs is not None:
-        add_arcs_to_weights(examples, arcs, model, i, length, delta, delta.dtype.type(factor))
-        return
-    start = examples.start[i]
+def add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch, factor):
+    """``w += factor Phi_i^T delta``; ``scratch.squares`` is 0 for rows without a change, ``pairs`` beyond ``rows``."""
+    start, squares, sums = examples.start[i], scratch.squares, scratch.sums_of_label
     if length > STORED:
         add_long_to_weights(examples, start, length, delta, model, squares, sums, factor)
     elif model.has_bias:

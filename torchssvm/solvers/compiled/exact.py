@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from torchssvm.core.jit import njit
 from torchssvm.core.vectors import add_row, exact_dots, exact_sums, set_row
 from torchssvm.solvers.compiled.atoms import fill_direction, find_slot, insert, rest_views
 from torchssvm.solvers.compiled.block import (
     add_to_weights,
     decode,
+    length_of,
     list_rows,
     loss_of,
+    mean_loss,
+    pairs_of,
     potentials,
     score,
+    size_of,
 )
 
 
@@ -30,7 +32,7 @@ def exact_ranges(
         part: Scratch for the weights of a few examples, zero before and after; in the dtype of the weights.
         totals: A first axis of ranges; gets the weights of each added, in float64, without the factor 1/(lam n).
         every: Number of examples after which ``part`` is added to ``totals``.
-        hinges: ``[n]`` float64, gets H_i.
+        hinges: ``[2, n]`` float64, gets upper bounds of H_i, and how far they are above the labelings found.
         losses: ``[2, n]`` float64, gets the blocks' losses; see ``certificate.ExactPass``.
         corners: ``[tokens]``, gets the outputs; may be empty.
     """
@@ -47,10 +49,10 @@ def exact_ranges(
 def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, corners):
     """Decode one example and add its weights to ``part``; returns whether it has any."""
     n, squares, sums = len(blocks.count), scratch.squares, scratch.sums
-    start, found = examples.start[i], scratch.corner
-    emission, transition = scratch.emission, model.transition
+    kind, start, found = examples.kind, examples.start[i], scratch.corner
     length = hinge_of(i, examples, model, scratch, hinges)
-    for t in range(length if len(corners) else 0):
+    emission, transition = scratch.emission, pairs_of(kind, model.transition, scratch.transition)
+    for t in range(size_of(examples, i) if len(corners) else 0):
         corners[start + t] = found[t]
     inner = 0.0
     some, slots = masses_of(i, blocks)
@@ -59,33 +61,32 @@ def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, 
             rows = scratch.rows[: psi_of(i, length, examples, blocks, some, scratch)]
             psi, psi_pairs = scratch.delta, scratch.delta_pairs
         else:
-            psi, psi_pairs, used = rest_views(blocks, i, length)
+            psi, psi_pairs, used = rest_views(examples, blocks, i, length)
             rows = scratch.rows[: list_rows(used, scratch.rows)]
         told, size = 0.0, 0.0
         exact_sums(psi, emission, length, sums)
         for t in range(length):
             squares[t] = sums[t, 2]
-            mean, terms = mean_loss(examples, start + t, psi[t], sums[t, 1], sums[t, 2])
+            mean, terms = mean_loss(kind, examples, i, t, psi[t], sums[t, 1], sums[t, 2])
             inner, told, size = inner + sums[t, 0], told + mean, size + terms
         losses[0, i], losses[1, i] = told, size
         inner += exact_dots(psi_pairs, transition, rows, len(rows))
-        add_to_weights(
-            examples, examples.arcs, part, i, length, psi, psi_pairs, rows, squares, 1.0, scratch.sums_of_label
-        )
-    scalars.gaps[i] = (hinges[i] + inner) / n - scalars.loss[i]
+        add_to_weights(kind, examples, part, i, length, psi, psi_pairs, rows, scratch, 1.0)
+    scalars.gaps[i] = (hinges[0, i] + inner) / n - scalars.loss[i]
     return some or slots
 
 
 @njit
 def hinge_of(i, examples, model, scratch, hinges):
     """Decode example i into ``scratch.corner`` and write its hinge; returns its length."""
-    length = potentials(examples, examples.arcs, model, i, scratch.emission, scratch.arcs)
-    emission, transition = scratch.emission, model.transition
-    start, found = examples.start[i], scratch.corner
-    loss = decode(examples, examples.arcs, i, length, scratch, transition, found)
-    base = score(examples.y[start : start + length], length, emission, transition)
-    hinge = score(found, length, emission, transition) - base + loss
-    hinges[i] = 0.0 if hinge < 0.0 else hinge  # the target's is 0; NaN stays
+    kind, start, found = examples.kind, examples.start[i], scratch.corner
+    length = potentials(kind, examples, model, i, scratch)
+    emission, transition = scratch.emission, pairs_of(kind, model.transition, scratch.transition)
+    loss = decode(kind, examples, i, length, scratch, transition, found)
+    base = score(kind, examples, i, examples.y[start : start + size_of(examples, i)], length, emission, transition)
+    hinge = score(kind, examples, i, found, length, emission, transition) - base + loss
+    hinges[1, i] = scratch.slack[0]
+    hinges[0, i] = (0.0 if hinge < 0.0 else hinge) + scratch.slack[0]  # the target's is 0; NaN stays
     return length
 
 
@@ -112,38 +113,18 @@ def remember_range(begin, end, examples, blocks, options, scratch, counters, cor
     """
     clock, kept = counters[2], 0
     for i in range(begin, end):
-        start = examples.start[i]
-        length = examples.start[i + 1] - start
+        start, size = examples.start[i], size_of(examples, i)
+        length = length_of(examples.kind, examples, i)
         found = scratch.corner
-        for t in range(length):
+        for t in range(size):
             found[t] = corners[start + t]
-        if find_slot(i, blocks.count[i], length, blocks.labelings, found) < 0:
+        if find_slot(i, blocks.count[i], size, blocks.labelings, found) < 0:
             counters[2] = clock
-            loss = loss_of(examples, start, length, found)
+            loss = loss_of(examples.kind, examples, i, found)
             insert(i, 0.0, loss, 0, length, examples, blocks, options, scratch, counters)
             kept += counters[2] > clock
     counters[2] = clock
     return kept
-
-
-@njit
-def mean_loss(examples, token, psi, total, absolute):
-    """``-<psi, delta>``, the mean loss of a token, and the sum of the absolute values of its terms.
-
-    Args:
-        examples, token: Which token.
-        psi: Its row; ``total`` and ``absolute`` are the sums of its numbers and of their absolute values.
-    """
-    target, cost = examples.y[token], examples.cost[token]
-    if not len(examples.cost_matrix):
-        own = np.float64(psi[target])
-        return cost * (own - total), cost * (absolute - abs(own))
-    told, size = 0.0, 0.0
-    for k in range(examples.cost_matrix.shape[1]):
-        term = cost * examples.cost_matrix[target, k] * np.float64(psi[k])
-        told -= term
-        size += abs(term)
-    return told, size
 
 
 @njit

@@ -70,25 +70,26 @@ class ExactPasses:
         ranges = np.array(split(self._work, max(1, min(_RANGES, _NUMBERS // numbers))))
         totals = _zeros(model, np.float64, len(ranges) - 1)
         size = len(dual.own)
-        hinges, gaps, losses = np.zeros(size), np.zeros(size), np.zeros((2, size))
+        found, gaps, losses = np.zeros((2, size)), np.zeros(size), np.zeros((2, size))
         corners = np.zeros(len(examples.y) if memory.capacity else 0, np.int32)
         scalars = Scalars(dual.loss.numpy(), gaps, gaps)
         every = _EVERY + numbers // 64
 
         def decode(begin: int, end: int, thread: int) -> None:
             work = self._scratch(), _zeros(model, model.emission.dtype), totals, every
-            found = hinges, losses, corners
-            exact_ranges(begin, end, ranges, examples, model, blocks, scalars, *work, *found)
+            exact_ranges(begin, end, ranges, examples, model, blocks, scalars, *work, found, losses, corners)
 
         sizes = np.add.reduceat(self._work, ranges[:-1])
         run_in_chunks(decode, sizes)
+        hinges = found[0]
         if not np.isfinite(hinges).all():
             raise RuntimeError("the hinges are not finite: the weights must have overflowed")
         if model.emission.dtype == np.float32:
             self._rounding = self._rounding or HingeRounding(examples)
             primal = dual.lam / 2 * squared_norm(dual.parameters) + float(hinges.mean())
             if not negligible(self._rounding(model), primal, dual.num_examples):
-                narrow, hinges = hinges, self._in_float64(model)
+                narrow, found = hinges, self._in_float64(model)
+                hinges = found[0]
                 gaps += (hinges - narrow) / dual.num_examples
 
         def remember() -> None:
@@ -101,7 +102,7 @@ class ExactPasses:
         ]
         return ExactPass(
             hinges=float(hinges.sum()),
-            exact=True,
+            exact=not found[1].any(),
             relaxed=False,
             gaps=torch.from_numpy(gaps),
             weights=weights,
@@ -111,8 +112,8 @@ class ExactPasses:
         )
 
     def _in_float64(self, model: Model) -> np.ndarray:
-        """The hinges in float64."""
-        hinges = np.zeros(len(self._work))
+        """The hinges in float64, as :func:`exact_ranges` writes them."""
+        hinges = np.zeros((2, len(self._work)))
         examples, model = widen(self._examples._replace(inner=self._examples.inner[:0])), widen(model)
 
         def decode(begin: int, end: int, thread: int) -> None:

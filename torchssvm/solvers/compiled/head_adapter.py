@@ -81,7 +81,7 @@ class SparseChainAdapter(ChainAdapter):
 class MulticlassAdapter(HeadAdapter):
     """:class:`LinearMulticlass`: a sequence of one token, without pairs."""
 
-    emission, pairs = SINGLE, None
+    emission, pairs, ragged = SINGLE, None, False
 
     @property
     def num_states(self) -> int:

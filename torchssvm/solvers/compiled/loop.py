@@ -14,7 +14,18 @@ from torchssvm.solvers.compiled.atoms import (
     insert,
     move_masses,
 )
-from torchssvm.solvers.compiled.block import add_to_weights, decode, list_rows, potentials, score, squared_length
+from torchssvm.solvers.compiled.block import (
+    add_to_weights,
+    decode,
+    length_of,
+    list_rows,
+    pair_rows_of,
+    pairs_of,
+    potentials,
+    score,
+    size_of,
+    squared_length,
+)
 from torchssvm.steps.numba import CORRECTIVE, HYBRID, cache_serves, choose, exact_step, relaxed_step
 
 
@@ -66,19 +77,17 @@ def visit_batch(examples, model, gradient, blocks, scalars, options, scratch, co
         labels: ``[B, N]``, gets the corners, within the lengths.
         steps: ``[B]`` float64, gets gamma_i.
     """
-    delta, pairs, squares = scratch.delta, scratch.delta_pairs, scratch.squares
+    kind, delta, pairs = examples.kind, scratch.delta, scratch.delta_pairs
     for b in range(len(steps)):
         scratch.step[0] = 0.0
         visit(b, examples, model, blocks, scalars, options, scratch, counters)
-        steps[b], length = scratch.step[0], examples.start[b + 1] - examples.start[b]
-        for t in range(length):
+        steps[b], length = scratch.step[0], length_of(kind, examples, b)
+        for t in range(size_of(examples, b)):
             labels[b, t] = scratch.corner[t]
         if steps[b] > 0.0:  # the visit left its direction in scratch
             factor = steps[b] / options.num_examples
-            rows = scratch.rows[: list_rows(scratch.used, scratch.rows)]
-            add_to_weights(
-                examples, examples.arcs, gradient, b, length, delta, pairs, rows, squares, factor, scratch.sums_of_label
-            )
+            rows = scratch.rows[: list_rows(scratch.used[: pair_rows_of(kind, examples, b)], scratch.rows)]
+            add_to_weights(kind, examples, gradient, b, length, delta, pairs, rows, scratch, factor)
 
 
 @njit
@@ -120,12 +129,12 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
     n, count = options.num_examples, blocks.count[i]
     if not has_room(i, count, blocks, options):
         return False
-    start = examples.start[i]
-    length = potentials(examples, examples.arcs, model, i, scratch.emission, scratch.arcs)
-    emission, transition = scratch.emission, model.transition
-    base = score(examples.y[start : start + length], length, emission, transition)
+    kind, start, size = examples.kind, examples.start[i], size_of(examples, i)
+    length = potentials(kind, examples, model, i, scratch)
+    emission, transition = scratch.emission, pairs_of(kind, model.transition, scratch.transition)
+    base = score(kind, examples, i, examples.y[start : start + size], length, emission, transition)
     mass, hinge, parts = scratch.mass, scratch.hinge, scratch.score_loss
-    mean, best = fill_atoms(i, n, count, length, base, blocks, scalars, emission, transition, scratch)
+    mean, best = fill_atoms(i, n, count, length, base, examples, blocks, scalars, emission, transition, scratch)
 
     # The cache, or the max oracle.
     gap = (hinge[best + 1] - mean) / n if best >= 0 else 0.0
@@ -135,12 +144,12 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
         counters[1] += 1
     else:
         counters[0] += 1
-        loss = decode(examples, examples.arcs, i, length, scratch, transition, found)
-        corner = find_slot(i, count, length, blocks.labelings, found) + 1
+        loss = decode(kind, examples, i, length, scratch, transition, found)
+        corner = find_slot(i, count, size, blocks.labelings, found) + 1
         if corner == 0:
             corner = atoms
             mass[corner], parts[corner] = 0.0, loss
-            hinge[corner] = score(found, length, emission, transition) - base + loss
+            hinge[corner] = score(kind, examples, i, found, length, emission, transition) - base + loss
             atoms += 1
         gap = max((hinge[corner] - mean) / n, 0.0)
         scalars.oracle_gaps[i] = gap
@@ -166,15 +175,14 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
     )
 
     # The direction in parts space, and the exact step: value/n is the slope, curvature/(lam n^2) the curvature.
-    delta, pairs, squares = scratch.delta, scratch.delta_pairs, scratch.squares
+    delta, pairs = scratch.delta, scratch.delta_pairs
     rows = scratch.rows[: fill_direction(i, count, length, is_new, examples, blocks, scratch)]
     value, loss_change = 0.0, 0.0
     for c in range(atoms):
         if change[c] != 0.0:
             value += change[c] * hinge[c]
             loss_change += change[c] * parts[c]
-    direction, room = (delta, pairs, rows, squares), (scratch.arcs, scratch.sums_of_label)
-    curvature = squared_length(examples, examples.arcs, model, i, length, *direction, *room)
+    curvature = squared_length(kind, examples, model, i, length, delta, pairs, rows, scratch)
     step = exact_step(value * scale, curvature)
     if options.relaxation != 1.0:
         step = relaxed_step(step, options.relaxation, atoms, mass, change)
@@ -184,9 +192,9 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
     if step > 0.0:
         rate = step / scale  # w -= rate Phi^T Delta, and <w, Phi^T Delta> is the change of the score
         scratch.step[1] += rate * (rate * curvature - 2.0 * (value - loss_change))
-        add_to_weights(examples, examples.arcs, model, i, length, *direction, -rate, scratch.sums_of_label)
+        add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch, -rate)
         scalars.loss[i] += step * loss_change / n
-        move_masses(i, count, length, step, rows, blocks, scratch)
+        move_masses(i, count, length, step, rows, examples, blocks, scratch)
     if not is_new:
         blocks.used[i, corner - 1] = counters[2]
     if is_new:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -22,15 +24,15 @@ class BlockMemory:
         adapter: The head.
         dual: Its dual state.
         lengths: ``[n]`` int64, the lengths of the examples.
+        labels: The largest number of labels of an example.
         curvature: Whether inner products of labelings are kept.
 
     Raises:
         MemoryError: The blocks would not fit in the dual's ``memory_limit``.
     """
 
-    def __init__(self, adapter: HeadAdapter, dual: DualState, lengths: Tensor, *, curvature: bool) -> None:
-        self.adapter, self.dual, self.lengths = adapter, dual, lengths
-        self.longest = int(lengths.max())
+    def __init__(self, adapter: HeadAdapter, dual: DualState, lengths: Tensor, labels: int, *, curvature: bool) -> None:
+        self.adapter, self.dual, self.lengths, self.longest = adapter, dual, lengths, labels
         storage = dual.storage
         assert isinstance(storage, Labelings | MeanParts)
         self.labelings = storage if isinstance(storage, Labelings) else None
@@ -45,23 +47,23 @@ class BlockMemory:
             self._check(self._labelings_bytes(), "Labelings(capacity=...) with a smaller capacity takes less")
         elif not self.has_rest:
             self._check(self._rest_bytes(), "storage=Weights() or Labelings() may take less")
-        states, n = adapter.num_states, len(dual.own)
+        n, dtype = len(dual.own), dual.parameters[0].dtype
         self._nothing = BlockArrays(
             count=torch.zeros(n, dtype=torch.int64).numpy(),
             mass=torch.zeros(n, 0, dtype=torch.float64).numpy(),
             loss=torch.zeros(n, 0, dtype=torch.float64).numpy(),
             used=torch.zeros(n, 0, dtype=torch.int64).numpy(),
             labelings=torch.zeros(n, 0, self.longest, dtype=torch.int8).numpy(),
-            gram=torch.zeros(1, 1, 1, dtype=dual.parameters[0].dtype).numpy(),
+            gram=torch.zeros(1, 1, 1, dtype=dtype).numpy(),
             known=torch.zeros(n, 0, dtype=torch.bool).numpy(),
             rest_mass=torch.ones(n, dtype=torch.float64).numpy(),
             rest_loss=torch.zeros(n, dtype=torch.float64).numpy(),
             mixed=torch.ones(n, dtype=torch.bool).numpy(),
-            rest_emission=torch.zeros(1, states, dtype=dual.parameters[0].dtype).numpy(),
+            rest_emission=torch.zeros(1, adapter.row_width, dtype=dtype).numpy(),
             rest_emission_start=torch.zeros(n, dtype=torch.int64).numpy(),
-            rest_transition=torch.zeros(1, 0, states, dtype=dual.parameters[0].dtype).numpy(),
+            rest_transition=torch.zeros(0, adapter.pair_width, dtype=dtype).numpy(),
             rest_transition_start=torch.zeros(n, dtype=torch.int64).numpy(),
-            rest_used=torch.zeros(1, 0 if adapter.pairs is None else states, dtype=torch.bool).numpy(),
+            rest_used=torch.zeros(0, dtype=torch.bool).numpy(),
         )
 
     @property
@@ -101,19 +103,23 @@ class BlockMemory:
         elif not self.has_rest:
             self.make_rest()
         if self.rest.buffers:
-            if self.adapter.ragged_labels and self.rest.buffers[self.adapter.emission].values.shape[1:] < (
-                self.adapter.num_states,
+            shapes = self.adapter.part_shapes(self.lengths)
+            if any(
+                held < wanted
+                for name, (_, trailing) in shapes.items()
+                for held, wanted in zip(self.rest.buffers[name].values.shape[1:], trailing, strict=True)
             ):
-                self.make_rest()  # rows were made for shorter examples
-            emission = self.rest.buffers[self.adapter.emission]
-            blocks = blocks._replace(rest_emission=emission.values.numpy(), rest_emission_start=emission.start.numpy())
-            if self.adapter.pairs is not None:
-                pairs = self.rest.buffers[self.adapter.pairs]
+                self.make_rest()  # rows were made for smaller examples
+            emission, *pairs = (self.rest.buffers[name] for name in shapes)
+            rows, start = _as_rows(emission, self.adapter.row_width)
+            blocks = blocks._replace(rest_emission=rows.numpy(), rest_emission_start=start.numpy())
+            for buffer in pairs:
+                rows, start = _as_rows(buffer, self.adapter.pair_width)
                 if self._used is None:
-                    self._used = pairs.values.any(2)
+                    self._used = rows.any(1)
                 blocks = blocks._replace(
-                    rest_transition=pairs.values.numpy(),
-                    rest_transition_start=pairs.start.numpy(),
+                    rest_transition=rows.numpy(),
+                    rest_transition_start=start.numpy(),
                     rest_used=self._used.numpy(),
                 )
         return blocks
@@ -134,22 +140,22 @@ class BlockMemory:
             else "storage=Weights() or Labelings() may take less"
         )
         self._check(self._rest_bytes() + self._labelings_bytes(), advice)
-        states, dtype = self.adapter.num_states, self.dual.parameters[0].dtype
-        shapes: dict[str, tuple[Tensor, tuple[int, ...]]] = {self.adapter.emission: (self.lengths, (states,))}
-        if self.adapter.pairs is not None:
-            shapes[self.adapter.pairs] = (torch.ones_like(self.lengths), (states, states))
-        for name, (rows, trailing) in shapes.items():
+        for name, (rows, trailing) in self.adapter.part_shapes(self.lengths).items():
             buffer = self.rest.buffers.get(name)
             if buffer is None:
+                dtype = self.dual.parameters[0].dtype
                 buffer = self.rest.buffers[name] = RowBuffer(len(rows), dtype, torch.device("cpu"))
             buffer.fill_up(rows, trailing)
         self.changed()
 
     def remember_lengths(self, index: Tensor | None) -> None:
-        """Note the lengths of the blocks ``index`` (None for all), which hold labelings now."""
-        if self.labelings is not None and self.adapter.longest_labeling(1).ndim > 1:  # sequences
+        """Note the lengths of the blocks ``index`` (None for all), which hold labelings now; finish the labelings."""
+        if self.labelings is None:
+            return
+        if self.adapter.ragged:
             sets, own = self.labelings.sets, slice(None) if index is None else index
             sets.length[own] = torch.where(sets.count[own] > 0, self.lengths[own], sets.length[own])
+        self.adapter.finish(self.labelings.sets.labelings)
 
     def _labelings_bytes(self) -> int:
         if self.labelings is None:
@@ -159,9 +165,8 @@ class BlockMemory:
         return len(self.lengths) * (self.labelings.sets.bytes_each(like, self.capacity, gram) + 8 + 8 + 1)
 
     def _rest_bytes(self) -> int:
-        states = self.adapter.num_states
-        pairs = 0 if self.adapter.pairs is None else states * states * len(self.lengths)
-        return (int(self.lengths.sum()) * states + pairs) * self.dual.parameters[0].element_size()
+        numbers = sum(int(n.sum()) * math.prod(sizes) for n, sizes in self.adapter.part_shapes(self.lengths).values())
+        return numbers * self.dual.parameters[0].element_size()
 
     def _check(self, needed: int, advice: str) -> None:
         """Check the memory of all blocks together; what is already allocated does not count."""
@@ -170,3 +175,9 @@ class BlockMemory:
             needed = max(needed - storage.nbytes(), 0)
         what = f"storage={type(storage).__name__}()"
         check_memory(needed, self.dual.parameters[0].device, storage.memory_limit, what, advice)
+
+
+def _as_rows(buffer: RowBuffer, width: int) -> tuple[Tensor, Tensor]:
+    """The rows of a buffer as rows of ``width`` numbers, sharing its memory, and where those of each example begin."""
+    values = buffer.values.view(-1, width)
+    return values, buffer.start * (len(values) // len(buffer.values))

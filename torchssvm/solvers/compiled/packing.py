@@ -17,7 +17,7 @@ from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.token_products import STORED
 from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.compiled.head_adapter import HeadAdapter
+from torchssvm.solvers.compiled.base_adapter import HeadAdapter, Ragged
 from torchssvm.solvers.compiled.state import Examples
 
 _DENSE = 0.5  # a feature in a list takes twice the memory and slightly more time
@@ -28,68 +28,73 @@ class Piece(NamedTuple):
 
     Attributes:
         index: ``[B]`` int64.
+        sizes: ``[B]`` int64, numbers of labels.
         lengths: ``[B]`` int64.
-        x: ``[tokens, F]``, or lists; lists without values are of ones.
-        labels: ``[tokens]`` int64.
-        cost: ``[tokens]`` float64.
+        x: ``[rows, F]``, or lists; lists without values are of ones.
+        labels: ``[labels]`` int64.
+        cost: ``[labels]`` float64.
         targets: ``[B]`` int64, their digests.
+        own: What the kind needs beside them.
     """
 
     index: Tensor  # type: ignore[assignment]  # it hides tuple.index
+    sizes: Tensor
     lengths: Tensor
     x: Tensor | Lists
     labels: Tensor
     cost: Tensor
     targets: Tensor
+    own: dict[str, Ragged]
 
 
-def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tuple[Examples, Tensor]:
+def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tuple[Examples, Tensor, Tensor]:
     """Every example that this process holds, in order, as NumPy arrays; the head and the structure check them.
 
     Returns:
-        The examples, and the digests of their targets, ``[m]`` int64.
+        The examples, the digests of their targets, ``[m]`` int64, and their lengths, ``[m]`` int64.
 
     Raises:
         ValueError: An example is missing or duplicated, or a batch is not valid.
     """
     n, dtype = len(dual.own), dual.parameters[0].dtype
-    lengths, targets = torch.zeros(2, n, dtype=torch.int64)
+    sizes, lengths, lines, targets = torch.zeros(4, n, dtype=torch.int64)
     pieces: list[Piece] = []
     nonzeros = 0
     for batch in restrict(batches, dual.own) if dual.ranks else batches:
         _check_kind(batch)
         piece = _piece(adapter, dual, to_device(batch, "cpu"), dtype)
-        twice = piece.index[lengths[piece.index] > 0]
+        twice = piece.index[sizes[piece.index] > 0]
         if len(twice) or len(piece.index.unique()) < len(piece.index):
             example = int(twice[0]) if len(twice) else int(piece.index.mode().values)
             example += dual.own.start
             raise ValueError(f"batches gave example {example} twice: every training example is needed exactly once")
-        lengths[piece.index], targets[piece.index] = piece.lengths, piece.targets
+        sizes[piece.index], lengths[piece.index], targets[piece.index] = piece.sizes, piece.lengths, piece.targets
+        lines[piece.index] = adapter.lists(piece.sizes, piece.own)
         nonzeros += int(piece.x.count_nonzero()) if isinstance(piece.x, Tensor) else len(piece.x.columns)
         pieces.append(piece)
-    if not bool((lengths > 0).all()):
-        missing = ((lengths == 0).nonzero().flatten() + dual.own.start).tolist()
+    if not bool((sizes > 0).all()):
+        missing = ((sizes == 0).nonzero().flatten() + dual.own.start).tolist()
         used_up = "; were they a generator that was used up?" if len(missing) == n else ""
         raise ValueError(f"batches left out {len(missing)} of {n} examples, {missing[:5]} among them{used_up}")
-    start = offsets(lengths)
-    tokens, features = int(start[-1]), len(adapter.weights()[0])
-    dense = isinstance(pieces[0].x, Tensor) and nonzeros > _DENSE * tokens * features
-    y, cost = torch.empty(tokens, dtype=torch.int64), torch.empty(tokens, dtype=torch.float64)
-    x = torch.empty(tokens if dense else 0, features, dtype=dtype)
-    line_start = offsets(adapter.lists(lengths))
+    start, line_start = offsets(sizes), offsets(lines)
+    labels, rows, features = int(start[-1]), int(line_start[-1]), len(adapter.weights()[0])
+    dense = isinstance(pieces[0].x, Tensor) and nonzeros > _DENSE * rows * features
+    y, cost = torch.empty(labels, dtype=torch.int64), torch.empty(labels, dtype=torch.float64)
+    x = torch.empty(rows if dense else 0, features, dtype=dtype)
+    own = {name: _join(name, pieces, n) for name in pieces[0].own}
     counts = torch.zeros(int(line_start[-1]), dtype=torch.int64)
     lists: list[tuple[Tensor, Tensor, Tensor]] = []
     while pieces:
         piece = pieces.pop()  # each piece is freed after it has been copied
-        place = _places(start[piece.index], piece.lengths)
+        place = _places(start[piece.index], piece.sizes)
         y[place], cost[place] = piece.labels, piece.cost
+        line = _places(line_start[piece.index], lines[piece.index])
         if dense and isinstance(piece.x, Tensor):
-            x[place] = piece.x
+            x[line] = piece.x
         else:
-            own = lists_of(piece.x) if isinstance(piece.x, Tensor) else piece.x
-            lines = _places(line_start[piece.index], adapter.lists(piece.lengths))
-            counts[lines] = own.counts
-            lists.append((lines, own.columns, own.values))
+            found = lists_of(piece.x) if isinstance(piece.x, Tensor) else piece.x
+            counts[line] = found.counts
+            lists.append((line, found.columns, found.values))
     row = offsets(counts)
     column = torch.empty(int(row[-1]), dtype=torch.int32)
     value = torch.ones(int(row[-1]) if any(len(values) for _, _, values in lists) else 0, dtype=dtype)
@@ -101,13 +106,24 @@ def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tup
             value[own_place] = values
     if bool((value == 1).all()):  # lists of ones take half the memory
         value = value.new_empty(0)
-    by_token = len(counts) == tokens  # else nothing reads inner products of tokens
-    inner_start = offsets(num_products(lengths) if by_token else torch.zeros_like(lengths))
+    inner_start = offsets(num_products(lines) if adapter.products else torch.zeros_like(lines))
     inner = torch.empty(int(inner_start[-1]), dtype=dtype)
     rules = adapter.cost_matrix(), adapter.allowed()
     arrays = (x, value, column, row, y, cost, cost.to(dtype), *rules, start, inner, inner_start[:-1])
-    examples = Examples(dense, *(t.numpy() for t in arrays))
-    return adapter.complete(examples, line_start), targets
+    examples = Examples(dense, *(t.numpy() for t in arrays), adapter.pair_rows)  # type: ignore[arg-type, call-arg]
+    return adapter.complete(examples, line_start, own), targets, lengths
+
+
+def _join(name: str, pieces: list[Piece], num_examples: int) -> tuple[Tensor, Tensor]:
+    """What all pieces have by this name, in the order of the examples, and where each example's begins."""
+    counts = torch.zeros(num_examples, dtype=torch.int64)
+    for piece in pieces:
+        counts[piece.index] = piece.own[name][0]
+    start, like = offsets(counts), pieces[0].own[name][1]
+    values = like.new_empty(int(start[-1]), *like.shape[1:])
+    for piece in pieces:
+        values[_places(start[piece.index], counts[piece.index])] = piece.own[name][1]
+    return start, values
 
 
 def num_products(lengths: Tensor) -> Tensor:
@@ -117,9 +133,19 @@ def num_products(lengths: Tensor) -> Tensor:
 
 def long_features(examples: Examples) -> int:
     """The size of ``Scratch.sums_of_label``: that of the features and the bias, if a chain is long."""
-    if examples.arcs is not None or int(np.diff(examples.start).max()) <= STORED:
+    if examples.kind is not None or int(np.diff(examples.start).max()) <= STORED:
         return 0
     return max(examples.x.shape[1], int(examples.column.max(initial=-1)) + 1) + 1
+
+
+def largest_rows(examples: Examples) -> tuple[int, int]:
+    """The most rows of emissions, and of pairs, of an example."""
+    if examples.kind is None:
+        return int(np.diff(examples.start).max()), examples.pair_rows
+    from torchssvm.solvers.compiled.block import count_rows
+
+    rows, pairs = count_rows(examples, np.arange(len(examples.start) - 1), np.zeros((2, 2), np.int64))[1].tolist()
+    return rows, pairs
 
 
 def _check_kind(batch: object) -> None:
@@ -139,15 +165,17 @@ def _piece(adapter: HeadAdapter, dual: DualState, batch: Batch, dtype: torch.dty
     index = check_batch(dual, batch.index, potentials)
     target = adapter.structure.check_target(batch.y, potentials)
     check_finite(batch.x, index, dtype)
-    labels, cost, lengths = adapter.targets(target)
+    labels, cost, sizes = adapter.targets(target)
     x = adapter.features(batch.x, target)
     return Piece(
         index,
-        lengths,
+        sizes,
+        adapter.lengths(sizes, potentials),
         x if isinstance(x, Lists) else x.detach().to(dtype),
         labels,
         cost,
         digest_examples(target, potentials),
+        adapter.own(batch.x, target, potentials),
     )
 
 

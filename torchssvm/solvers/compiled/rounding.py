@@ -20,7 +20,7 @@ class HingeRounding:
     """
 
     def __init__(self, examples: Examples) -> None:
-        arcs, lengths = examples.arcs, np.diff(examples.start)
+        kind, lengths = examples.kind, np.diff(examples.start)
         # A labeling differs from the target's at some tokens; of long sequences, more and more of them are doubtful.
         self._differing = float((np.sqrt(2.0 * lengths) + 0.05 * lengths).mean())
         many = len(examples.x) if examples.dense else len(examples.row) - 1
@@ -41,9 +41,9 @@ class HingeRounding:
         places = np.concatenate(lists)
         owner = np.repeat(np.arange(len(rows)), [len(own) for own in lists])
         columns = examples.column[places].astype(np.int64)
-        if arcs is not None:
-            sentence = np.searchsorted(arcs.start, rows[owner], side="right") - 1
-            columns = arcs.known[arcs.known_start[sentence] + columns]
+        if hasattr(kind, "known"):  # columns are numbered within each example
+            own = np.searchsorted(kind.start, rows[owner], side="right") - 1
+            columns = kind.known[kind.known_start[own] + columns]
         self._columns, at = np.unique(columns, return_inverse=True)
         self._sizes = np.zeros((len(rows), len(self._columns)))
         np.add.at(self._sizes, (owner, at), np.abs(examples.value[places]) if len(examples.value) else 1.0)

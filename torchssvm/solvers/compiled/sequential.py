@@ -99,8 +99,8 @@ class Sequential(BlockSteps):
         blocks = _blocks(adapter, stored.psi)
         states, batch = adapter.num_states, len(losses)
         longest, pairs = int(np.diff(examples.start).max()), 0 if adapter.pairs is None else states
-        sizes = longest, states, model.emission.shape[1], pairs, 2
-        scratch = make_scratch(*sizes, examples.added.dtype, long_features(examples))
+        sizes = longest, states, model.emission.shape[1], pairs, states, 2
+        scratch = make_scratch(*sizes, examples.added.dtype, long_features(examples), longest)
         steps, gaps = np.zeros(batch), np.zeros(batch)
         labels = np.full((batch, stored.psi[adapter.emission].shape[1] if pairs else 1), structure.padding)
         scalars = Scalars(losses.clone().numpy(), gaps, np.zeros(batch))
@@ -125,7 +125,7 @@ def _blocks(adapter: HeadAdapter, psi: Parts) -> BlockArrays:
     batch, longest, states = emission.shape
     held = emission.new_zeros(1 + batch * longest, states)  # row 0 is unused: an example whose rows begin at 0 has none
     held[1:] = emission.reshape(-1, states)
-    pairs = emission.new_zeros(batch, 0, states) if adapter.pairs is None else psi[adapter.pairs].clone()
+    pairs = emission.new_zeros(0, states) if adapter.pairs is None else psi[adapter.pairs].clone().view(-1, states)
     return BlockArrays(
         count=np.zeros(batch, np.int64),
         mass=np.zeros((batch, 0)),
@@ -140,8 +140,8 @@ def _blocks(adapter: HeadAdapter, psi: Parts) -> BlockArrays:
         rest_emission=held.numpy(),
         rest_emission_start=np.arange(batch) * longest + 1,
         rest_transition=pairs.contiguous().numpy(),
-        rest_transition_start=np.arange(batch),
-        rest_used=pairs.any(2).numpy(),
+        rest_transition_start=np.arange(batch) * adapter.pair_rows,
+        rest_used=pairs.any(1).numpy(),
     )
 
 
@@ -190,4 +190,5 @@ def _examples(
         start=offsets(lengths).numpy(),
         inner=torch.empty(int(inner_start[-1]), dtype=value.dtype).numpy(),
         inner_start=inner_start[:-1].numpy(),
+        pair_rows=adapter.pair_rows,
     )

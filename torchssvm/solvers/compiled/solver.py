@@ -26,7 +26,7 @@ from torchssvm.solvers.compiled.draws import Draws
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
 from torchssvm.solvers.compiled.head_adapter import find_adapter
 from torchssvm.solvers.compiled.memory import BlockMemory
-from torchssvm.solvers.compiled.packing import long_features, pack
+from torchssvm.solvers.compiled.packing import largest_rows, long_features, pack
 from torchssvm.solvers.compiled.relaxation import left_of_cycle, phase
 from torchssvm.solvers.compiled.rounds import Rounds
 from torchssvm.solvers.compiled.state import Options, Scalars, make_scratch
@@ -107,20 +107,16 @@ class CompiledBCFW(DualTrainer, Stateful):
         self.head, self.dual = head, dual
         dual.ranks.run_on_all(lambda: self._read(batches))
         dual.ranks.check_same(round_visits=size)
-        dtype = self.examples.added.dtype
-        sizes = (
-            self._memory.longest,
-            adapter.num_states,
-            adapter.width,
-            0 if adapter.pairs is None else adapter.num_states,
-        )
+        rows, pairs = largest_rows(self.examples)
+        sizes = rows, adapter.row_width, adapter.width, pairs, adapter.pair_width
         self._make_scratch = partial(
             make_scratch,
             *sizes,
             self._memory.capacity + 2,
-            dtype,
+            self.examples.added.dtype,
             long_features(self.examples),
-            adapter.scratch_of(self.examples),
+            self._memory.longest,
+            adapter.room_of(self.examples),
         )
         self._scratch = self._make_scratch()
         self._exact = ExactPasses(self.examples, self._targets, self._make_scratch)
@@ -132,10 +128,10 @@ class CompiledBCFW(DualTrainer, Stateful):
         """Pack the examples, and check that weights and blocks are theirs."""
         adapter, dual = self._adapter, self.dual
         validate_weights(adapter, dual, self._layout, begun=False)
-        self.examples, self._targets = pack(adapter, dual, batches)
-        self._lengths = torch.from_numpy(self.examples.start).diff()
+        self.examples, self._targets, self._lengths = pack(adapter, dual, batches)
         self._validate_blocks()
-        self._memory = BlockMemory(adapter, dual, self._lengths, curvature=self.direction.needs_curvature)
+        labels = int(torch.from_numpy(self.examples.start).diff().max())
+        self._memory = BlockMemory(adapter, dual, self._lengths, labels, curvature=self.direction.needs_curvature)
 
     def reseed(self, seed: int) -> None:
         """Begin the draws of the blocks anew, by another seed."""

@@ -27,7 +27,8 @@ class Examples(NamedTuple):
         inner: ``[sum T (T + 1) / 2]`` inner products of each example's tokens, with the bias as a feature: token t with
             tokens 0 to t, for all t. Examples longer than ``STORED`` have none, see :mod:`.long`.
         inner_start: ``[n]`` int64, where each example's inner products begin.
-        arcs: ``Arcs``; None where examples are no arborescences.
+        pair_rows: The number of rows of pairs of an example, where all have as many.
+        kind: What an example is, beside its rows of features; None is a chain. See :mod:`.block`.
     """
 
     dense: bool
@@ -43,7 +44,8 @@ class Examples(NamedTuple):
     start: Any
     inner: Any
     inner_start: Any
-    arcs: Any = None
+    pair_rows: int
+    kind: Any = None
 
 
 class Arcs(NamedTuple):
@@ -86,7 +88,8 @@ class Model(NamedTuple):
 class BlockArrays(NamedTuple):
     """The active sets and the rest, as in ``Labelings``; ``MeanParts`` are a rest without slots.
 
-    ``rest_used`` ``[*, K]`` says which rows of ``rest_transition`` may not be zero: of 26 states some 10 have a pair.
+    ``rest_emission`` and ``rest_transition`` are rows, ``[*, K]``, of which each block has its own, one after another.
+    ``rest_used`` ``[*]`` says which rows of ``rest_transition`` may not be zero: of 26 states some 10 have a pair.
     """
 
     count: Any
@@ -149,7 +152,8 @@ class Scratch(NamedTuple):
 
     ``used`` and ``rows`` say which rows of ``delta_pairs`` may not be zero; the others are not read.
     ``step`` gets the sum of all steps, and the change of ``|w|^2``. ``sums_of_label``, zero before and after, has the
-    weights of one label, for chains that are longer than ``STORED``; it is empty where there are none.
+    weights of one label, for chains that are longer than ``STORED``; it is empty where there are none. ``slack`` gets
+    by how much an approximate oracle's bound is above its labeling. ``room`` is the kind's own.
     """
 
     emission: Any
@@ -174,7 +178,8 @@ class Scratch(NamedTuple):
     work: Any
     step: Any
     sums_of_label: Any
-    arcs: Any = None
+    slack: Any
+    room: Any = None
 
 
 class ArcScratch(NamedTuple):
@@ -204,31 +209,34 @@ def make_scratch(
     states: int,
     width: int,
     pairs: int,
+    pair_width: int,
     atoms: int,
     dtype: np.dtype,
     long_features: int,
-    make_arcs: Any = None,
+    labels: int,
+    make_room: Any = None,
 ) -> Scratch:
-    """Scratch for blocks of up to ``longest`` tokens and ``atoms`` atoms; ``pairs`` is K, or 0 without pairs.
+    """Scratch for blocks of up to ``longest`` rows, ``labels`` labels, ``pairs`` rows of pairs and ``atoms`` atoms.
 
+    Rows have ``states`` and ``pair_width`` numbers.
     Rows that are combined with rows of the weights have the same ``width``. ``long_features`` is the size of
-    ``sums_of_label``, see :func:`.long_features`. ``make_arcs`` makes ``arcs``, if any.
+    ``sums_of_label``, see :func:`.long_features`. ``make_room`` makes ``room``, if any.
     """
     return Scratch(
         emission=np.zeros((longest, width), dtype),
-        transition=np.zeros((pairs, states), dtype),
+        transition=np.zeros((pairs, pair_width), dtype),
         into=np.zeros((longest, states), dtype),
         prefixes=np.zeros((longest, states), dtype),
         response=np.zeros((longest, states)),
-        pairs=np.zeros((pairs, states)),
+        pairs=np.zeros((pairs, pair_width)),
         delta=np.zeros((longest, width), dtype),
-        delta_pairs=np.zeros((pairs, states), dtype),
+        delta_pairs=np.zeros((pairs, pair_width), dtype),
         used=np.zeros(pairs, np.bool_),
         rows=np.zeros(pairs, np.int64),
         squares=np.zeros(longest),
         sums=np.zeros((longest, 3)),
-        corner=np.zeros(longest, np.int64),
-        labels=np.zeros(longest, np.int64),
+        corner=np.zeros(labels, np.int64),
+        labels=np.zeros(labels, np.int64),
         mass=np.zeros(atoms),
         hinge=np.zeros(atoms),
         score_loss=np.zeros(atoms),
@@ -237,5 +245,6 @@ def make_scratch(
         work=np.zeros(atoms),
         step=np.zeros(2),
         sums_of_label=np.zeros(long_features),
-        arcs=None if make_arcs is None else make_arcs(),
+        slack=np.zeros(1),
+        room=None if make_room is None else make_room(),
     )

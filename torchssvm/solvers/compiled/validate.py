@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from torchssvm.core.batch import tree_tensors
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.dual.checks import check_targets
 from torchssvm.dual.labelings import Labelings
@@ -110,11 +111,15 @@ def _check_lengths(held: Tensor, lengths: Tensor, first: int) -> None:
 
 
 def _check_labelings(adapter: HeadAdapter, storage: Labelings, lengths: Tensor, first: int) -> None:
-    sets, most = storage.sets, adapter.label_limits(lengths)
+    sets, (least, most) = storage.sets, adapter.label_limits(lengths)
     if sets.labelings:
-        (held,) = sets.labelings
+        held, like = sets.labelings[0], tree_tensors(adapter.longest_labeling(1))
+        if len(sets.labelings) != len(like):
+            raise ValueError(
+                f"the dual's labelings have {len(sets.labelings)} parts, and those of this problem {len(like)}"
+            )
         integral = not held.is_floating_point() and held.dtype != torch.bool
-        if not integral or held.ndim != 1 + adapter.longest_labeling(1).ndim:
+        if not integral or held.ndim != 1 + like[0].ndim:
             raise ValueError(f"the dual's labelings are {held.dtype} {list(held.shape)}, not of this problem")
         labels = adapter.as_sequences(held)
         if labels.shape[2] < int((lengths * (sets.count > 0)).max()):
@@ -122,8 +127,10 @@ def _check_labelings(adapter: HeadAdapter, storage: Labelings, lengths: Tensor, 
         inside = torch.arange(labels.shape[2]) < lengths.unsqueeze(1)
         used = torch.arange(labels.shape[1]) < sets.count.unsqueeze(1)
         own = inside.unsqueeze(1) & used.unsqueeze(2)
-        if bool((((labels < 0) | (labels > most.view(-1, 1, 1))) & own).any()):
-            raise ValueError(f"the dual's labelings have labels beyond 0 to {int(most.max())}: not of this problem")
+        if bool((((labels < least) | (labels > most.view(-1, 1, 1))) & own).any()):
+            raise ValueError(
+                f"the dual's labelings have labels beyond {least} to {int(most.max())}: not of this problem"
+            )
     _check_rows(adapter, storage.rest.buffers, lengths, first, storage.mixed)
 
 
@@ -131,24 +138,21 @@ def _check_rows(
     adapter: HeadAdapter, buffers: dict[str, RowBuffer], lengths: Tensor, first: int, needed: Tensor | None = None
 ) -> None:
     """Check the rows of example ``first`` and those after it; ``needed`` marks the examples that must have rows."""
-    states = adapter.num_states
-    shapes = {adapter.emission: (states,)} | ({} if adapter.pairs is None else {adapter.pairs: (states, states)})
+    shapes = adapter.part_shapes(lengths)
     if not buffers:
         if needed is not None and bool(needed.any()):
             raise ValueError("the dual's merged labelings are missing")
         return
     if buffers.keys() != shapes.keys():
         raise ValueError(f"the dual holds blocks for {sorted(buffers)}, and the head gives {sorted(shapes)}")
-    rows, start = buffers[adapter.emission].rows, buffers[adapter.emission].start
-    if bool(((start > 0) != (rows > 0)).any()):
-        raise ValueError("the dual's mean parts are not of this problem")
-    _check_lengths(rows, lengths, first)
     for name, buffer in buffers.items():
-        there = buffer.start > 0
-        wide = buffer.values.ndim == 1 or tuple(buffer.values.shape[1:]) == shapes[name]
+        wanted, sizes = shapes[name]
+        there, held = buffer.start > 0, tuple(buffer.values.shape[1:])
+        if bool((there != (buffer.rows > 0)).any()):
+            raise ValueError("the dual's mean parts are not of this problem")
+        _check_lengths(buffer.rows, wanted, first)
+        wide = buffer.values.ndim == 1 or held == sizes
         if adapter.ragged_labels:  # rows are as long as those of the longest example so far
-            wide = buffer.values.ndim == 1 or (buffer.values.ndim == 2 and buffer.values.shape[1] <= states)
-        single = name == adapter.emission or bool((buffer.rows[there] == 1).all())
-        present = needed is None or bool(there[needed].all())
-        if not (wide and single and present):
+            wide |= len(held) == len(sizes) and all(a <= b for a, b in zip(held, sizes, strict=True))
+        if not wide or (needed is not None and not bool(there[needed].all())):
             raise ValueError("the dual's mean parts are not of this problem")
