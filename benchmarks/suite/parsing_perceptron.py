@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.jit import njit
+from torchssvm.kinds.examples import Examples
 from torchssvm.solvers.compiled.arc_adapter import ArcsAdapter
-from torchssvm.solvers.compiled.arcs import arc_potentials
-from torchssvm.solvers.compiled.state import Examples
+from torchssvm.structures.arborescence.kind_numba import arc_potentials
 from torchssvm.structures.arborescence.numba import best_projective
 
 

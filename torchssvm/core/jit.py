@@ -73,12 +73,14 @@ class ByKind:
     Numba takes the version when it compiles the kernel that calls it, so that a run compiles those of its own kind.
 
     Args:
-        default: The version of all other types.
+        default: The version of all other types; or a plain function, which says what a version must do, if they have
+            none.
     """
 
-    def __init__(self, default: Kernel) -> None:
+    def __init__(self, default: Callable[..., Any]) -> None:
         functools.update_wrapper(self, default)
-        self._default, self._versions = default, dict[type, Kernel]()
+        self._default = default if isinstance(default, Kernel) else None
+        self._versions: dict[Any, Kernel] = {}
 
     def of(self, kind: type) -> Callable[[Kernel], Kernel]:
         """A decorator: the kernel is the version of a named tuple."""
@@ -90,8 +92,15 @@ class ByKind:
         return add
 
     def version(self, kind: Any) -> Kernel:
-        """The version of a named tuple's class."""
-        return self._versions.get(kind, self._default)
+        """The version of a named tuple's class.
+
+        Raises:
+            TypeError: There is none.
+        """
+        found = self._versions.get(kind, self._default)
+        if found is None:
+            raise TypeError(f"{getattr(kind, '__name__', kind)} has no version of {self.__name__}")  # type: ignore[attr-defined]
+        return found
 
     @functools.cached_property
     def _numba_type_(self) -> Any:

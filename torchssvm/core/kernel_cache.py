@@ -39,6 +39,8 @@ class KernelCache(FunctionCache):
         except Exception as error:  # a damaged pickle may raise anything
             with suppress(OSError):
                 os.unlink(self._cache_file._index_path)
+            if isinstance(error, AttributeError | ImportError):
+                return  # the index of an older version, whose types are gone
             _tell(f"the compiled kernels in {self.cache_path} cannot be {what} ({type(error).__name__}: {error})")
 
 

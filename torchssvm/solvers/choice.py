@@ -18,9 +18,8 @@ from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.storage import Storage
 from torchssvm.dual.weights import Weights
-from torchssvm.solvers.compiled.base_adapter import HeadAdapter
+from torchssvm.kinds.adapter import HeadAdapter, find_adapter
 from torchssvm.solvers.compiled.draws import can_draw
-from torchssvm.solvers.compiled.head_adapter import find_adapter
 from torchssvm.solvers.compiled.solver import check_compiled
 from torchssvm.solvers.solver import Solver
 from torchssvm.steps.box_qp import BoxQP

@@ -272,7 +272,7 @@ def test_each_loop_takes_over_from_the_other(kind, capacity):
 
 
 def flattened(examples) -> list:
-    return [*examples[:-1], *(examples.arcs or ())]
+    return [*examples[:-1], *(examples.kind or ())]
 
 
 @kinds

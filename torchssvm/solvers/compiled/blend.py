@@ -8,9 +8,10 @@ import numpy as np
 
 from torchssvm.core.jit import njit
 from torchssvm.core.vectors import set_row
+from torchssvm.kinds.block import count_rows, length_of, pair_rows_of, size_of
+from torchssvm.kinds.examples import Examples
 from torchssvm.solvers.compiled.atoms import add_to_rest, rest_views
-from torchssvm.solvers.compiled.block import count_rows, length_of, pair_rows_of, size_of
-from torchssvm.solvers.compiled.state import BlockArrays, Examples
+from torchssvm.solvers.compiled.state import BlockArrays
 
 
 class Kept(NamedTuple):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torchssvm.core.jit import njit
 from torchssvm.core.vectors import add_row, exact_dots, exact_sums, set_row
-from torchssvm.solvers.compiled.atoms import fill_direction, find_slot, insert, rest_views
-from torchssvm.solvers.compiled.block import (
+from torchssvm.kinds.block import (
     add_to_weights,
     decode,
     length_of,
@@ -17,6 +16,7 @@ from torchssvm.solvers.compiled.block import (
     score,
     size_of,
 )
+from torchssvm.solvers.compiled.atoms import fill_direction, find_slot, insert, rest_views
 
 
 @njit

@@ -13,10 +13,11 @@ from torch import Tensor
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.threads import run_in_chunks, split
 from torchssvm.dual.state import DualState
+from torchssvm.kinds.examples import Examples, Model, Scratch
 from torchssvm.solvers.compiled.exact import exact_ranges, hinges_of, remember_range
 from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.rounding import HingeRounding, widen
-from torchssvm.solvers.compiled.state import BlockArrays, Examples, Model, Options, Scalars, Scratch
+from torchssvm.solvers.compiled.state import BlockArrays, Options, Scalars
 from torchssvm.solvers.exact_pass import ExactPass
 from torchssvm.solvers.rounding import negligible
 

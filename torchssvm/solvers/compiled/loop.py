@@ -5,16 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit
-from torchssvm.solvers.compiled.atoms import (
-    fill_atoms,
-    fill_direction,
-    fill_gram,
-    find_slot,
-    has_room,
-    insert,
-    move_masses,
-)
-from torchssvm.solvers.compiled.block import (
+from torchssvm.kinds.block import (
     add_to_weights,
     decode,
     length_of,
@@ -25,6 +16,15 @@ from torchssvm.solvers.compiled.block import (
     score,
     size_of,
     squared_length,
+)
+from torchssvm.solvers.compiled.atoms import (
+    fill_atoms,
+    fill_direction,
+    fill_gram,
+    find_slot,
+    has_room,
+    insert,
+    move_masses,
 )
 from torchssvm.steps.numba import CORRECTIVE, HYBRID, cache_serves, choose, exact_step, relaxed_step
 

@@ -13,7 +13,7 @@ from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.rows import RowBuffer
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.compiled.head_adapter import HeadAdapter
+from torchssvm.kinds.adapter import HeadAdapter
 from torchssvm.solvers.compiled.state import BlockArrays
 
 

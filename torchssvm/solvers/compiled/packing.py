@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +17,8 @@ from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.token_products import STORED
 from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.compiled.base_adapter import HeadAdapter, Ragged
-from torchssvm.solvers.compiled.state import Examples
+from torchssvm.kinds.adapter import HeadAdapter, Ragged
+from torchssvm.kinds.examples import Examples
 
 _DENSE = 0.5  # a feature in a list takes twice the memory and slightly more time
 
@@ -108,10 +108,10 @@ def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tup
         value = value.new_empty(0)
     inner_start = offsets(num_products(lines) if adapter.products else torch.zeros_like(lines))
     inner = torch.empty(int(inner_start[-1]), dtype=dtype)
-    rules = adapter.cost_matrix(), adapter.allowed()
-    arrays = (x, value, column, row, y, cost, cost.to(dtype), *rules, start, inner, inner_start[:-1])
-    examples = Examples(dense, *(t.numpy() for t in arrays), adapter.pair_rows)  # type: ignore[arg-type, call-arg]
-    return adapter.complete(examples, line_start, own), targets, lengths
+    arrays = (x, value, column, row, y, cost, cost.to(dtype), start, line_start, inner, inner_start[:-1])
+    limits: Any = (STORED if adapter.products else 0, adapter.pair_rows)
+    examples = Examples(dense, *(t.numpy() for t in arrays), *limits)  # type: ignore[arg-type]
+    return adapter.complete(examples, own), targets, lengths
 
 
 def _join(name: str, pieces: list[Piece], num_examples: int) -> tuple[Tensor, Tensor]:
@@ -133,16 +133,14 @@ def num_products(lengths: Tensor) -> Tensor:
 
 def long_features(examples: Examples) -> int:
     """The size of ``Scratch.sums_of_label``: that of the features and the bias, if a chain is long."""
-    if examples.kind is not None or int(np.diff(examples.start).max()) <= STORED:
+    if hasattr(examples.kind, "known") or int(np.diff(examples.line).max()) <= examples.stored:
         return 0
     return max(examples.x.shape[1], int(examples.column.max(initial=-1)) + 1) + 1
 
 
 def largest_rows(examples: Examples) -> tuple[int, int]:
     """The most rows of emissions, and of pairs, of an example."""
-    if examples.kind is None:
-        return int(np.diff(examples.start).max()), examples.pair_rows
-    from torchssvm.solvers.compiled.block import count_rows
+    from torchssvm.kinds.block import count_rows
 
     rows, pairs = count_rows(examples, np.arange(len(examples.start) - 1), np.zeros((2, 2), np.int64))[1].tolist()
     return rows, pairs

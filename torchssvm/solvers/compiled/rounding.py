@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from torchssvm.solvers.compiled.state import Examples, Model
+from torchssvm.kinds.examples import Examples, Model
 
 _SAMPLE = 32  # tokens whose scores are estimated
 _SHARE = 0.5  # of the largest rounding of each term of a sum: the roundings have either sign
@@ -42,7 +42,7 @@ class HingeRounding:
         owner = np.repeat(np.arange(len(rows)), [len(own) for own in lists])
         columns = examples.column[places].astype(np.int64)
         if hasattr(kind, "known"):  # columns are numbered within each example
-            own = np.searchsorted(kind.start, rows[owner], side="right") - 1
+            own = np.searchsorted(examples.line, rows[owner], side="right") - 1
             columns = kind.known[kind.known_start[own] + columns]
         self._columns, at = np.unique(columns, return_inverse=True)
         self._sizes = np.zeros((len(rows), len(self._columns)))

@@ -14,9 +14,9 @@ from torchssvm.core.row_sparse import inner_product, rows_of
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.distributed.exchange import Exchange, Figures
 from torchssvm.dual.state import DualState
+from torchssvm.kinds.examples import Examples
 from torchssvm.solvers.compiled.blend import Kept
 from torchssvm.solvers.compiled.draws import Draws
-from torchssvm.solvers.compiled.state import Examples
 from torchssvm.solvers.proposal import record
 from torchssvm.steps.line_search import exact_step
 

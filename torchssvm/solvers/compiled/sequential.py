@@ -16,14 +16,16 @@ from torchssvm.core.structure import Labeling, Structure
 from torchssvm.core.token_products import STORED
 from torchssvm.dual.mean_parts import MeanParts, StoredParts
 from torchssvm.dual.storage import Storage, Stored
-from torchssvm.solvers.compiled.head_adapter import HeadAdapter, find_adapter
-from torchssvm.solvers.compiled.inner import fill_inner, list_tokens
+from torchssvm.kinds.adapter import find_adapter
+from torchssvm.kinds.examples import Examples, make_scratch
+from torchssvm.kinds.inner import fill_inner, list_tokens
 from torchssvm.solvers.compiled.packing import long_features, num_products, offsets
-from torchssvm.solvers.compiled.state import BlockArrays, Examples, Options, Scalars, make_scratch
+from torchssvm.solvers.compiled.state import BlockArrays, Options, Scalars
 from torchssvm.steps.block_steps import BatchSteps, BlockSteps, Visited
 from torchssvm.steps.box_qp import BoxQP
 from torchssvm.steps.cache import MaxOracle
 from torchssvm.steps.directions import FrankWolfe
+from torchssvm.structures.chain.kind import SequenceAdapter
 
 
 class Sequential(BlockSteps):
@@ -86,6 +88,10 @@ class Sequential(BlockSteps):
         assert isinstance(stored, StoredParts)
         head, x = potentials.called_with
         adapter = find_adapter(head)
+        if not isinstance(adapter, SequenceAdapter):
+            raise TypeError(
+                f"block_steps=Sequential() visits chains and classes, and head is {type(head).__name__}(...)"
+            )
         if not structure.same_as(adapter.structure):
             raise TypeError(
                 f"the dual's structure is {structure}, and Sequential() decodes by the head's, {adapter.structure}"
@@ -118,7 +124,7 @@ class Sequential(BlockSteps):
         return "Sequential()"
 
 
-def _blocks(adapter: HeadAdapter, psi: Parts) -> BlockArrays:
+def _blocks(adapter: SequenceAdapter, psi: Parts) -> BlockArrays:
     """Copies of the blocks of a batch in the loop's form of mean parts: a rest with all the mass, and no slots."""
     emission = psi[adapter.emission]
     emission = emission if adapter.pairs is not None else emission.unsqueeze(1)
@@ -145,7 +151,7 @@ def _blocks(adapter: HeadAdapter, psi: Parts) -> BlockArrays:
     )
 
 
-def _dense(adapter: HeadAdapter, x: Tensor, target: Labeling) -> Examples:
+def _dense(adapter: SequenceAdapter, x: Tensor, target: Labeling) -> Examples:
     """The examples of a batch of dense features."""
     tokens = (x if x.ndim == 3 else x.unsqueeze(1)).detach().contiguous()
     y, cost, lengths = adapter.targets(target)
@@ -161,7 +167,7 @@ def _dense(adapter: HeadAdapter, x: Tensor, target: Labeling) -> Examples:
     return examples
 
 
-def _from_lists(adapter: HeadAdapter, x: SparseFeatures, target: Labeling) -> tuple[Tensor, Examples]:
+def _from_lists(adapter: SequenceAdapter, x: SparseFeatures, target: Labeling) -> tuple[Tensor, Examples]:
     """The columns that occur in a batch of lists, and its examples restricted to these columns."""
     lists = adapter.features(x, target)
     assert isinstance(lists, Lists)
@@ -172,10 +178,10 @@ def _from_lists(adapter: HeadAdapter, x: SparseFeatures, target: Labeling) -> tu
 
 
 def _examples(
-    adapter: HeadAdapter, y: Tensor, cost: Tensor, lengths: Tensor, counts: Tensor, column: Tensor, value: Tensor
+    adapter: SequenceAdapter, y: Tensor, cost: Tensor, lengths: Tensor, counts: Tensor, column: Tensor, value: Tensor
 ) -> Examples:
     """Packed examples with lists of features; inner products are not filled in yet."""
-    inner_start = offsets(num_products(lengths))
+    inner_start, start = offsets(num_products(lengths)), offsets(lengths).numpy()
     return Examples(
         dense=False,
         x=np.empty((0, 0), value.numpy().dtype),
@@ -185,10 +191,11 @@ def _examples(
         y=y.numpy(),
         cost=cost.numpy(),
         added=cost.to(value.dtype).numpy(),
-        cost_matrix=adapter.cost_matrix().numpy(),
-        allowed=adapter.allowed().numpy(),
-        start=offsets(lengths).numpy(),
+        start=start,
+        line=start,
         inner=torch.empty(int(inner_start[-1]), dtype=value.dtype).numpy(),
         inner_start=inner_start[:-1].numpy(),
+        stored=STORED,
         pair_rows=adapter.pair_rows,
+        kind=adapter.kind(),
     )

@@ -19,17 +19,17 @@ from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checks import check_visits
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
+from torchssvm.kinds.adapter import HeadAdapter, find_adapter
+from torchssvm.kinds.examples import make_scratch
 from torchssvm.solvers.certificate import Certificate, conclude
-from torchssvm.solvers.compiled.base_adapter import HeadAdapter
 from torchssvm.solvers.compiled.blend import Kept, blend, keep_blocks
 from torchssvm.solvers.compiled.draws import Draws
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
-from torchssvm.solvers.compiled.head_adapter import find_adapter
 from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.packing import largest_rows, long_features, pack
 from torchssvm.solvers.compiled.relaxation import left_of_cycle, phase
 from torchssvm.solvers.compiled.rounds import Rounds
-from torchssvm.solvers.compiled.state import Options, Scalars, make_scratch
+from torchssvm.solvers.compiled.state import Options, Scalars
 from torchssvm.solvers.compiled.validate import validate_blocks, validate_problem, validate_weights
 from torchssvm.solvers.exact_pass import ExactPass
 from torchssvm.solvers.trainer import DualTrainer

@@ -15,7 +15,7 @@ from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.rows import RowBuffer
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import other_length
-from torchssvm.solvers.compiled.head_adapter import HeadAdapter
+from torchssvm.kinds.adapter import HeadAdapter
 
 
 def validate_problem(adapter: HeadAdapter, dual: DualState) -> None:

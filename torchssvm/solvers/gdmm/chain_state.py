@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchssvm.solvers.compiled.state import Examples
+from torchssvm.kinds.examples import Examples
 from torchssvm.solvers.gdmm.problem import squares_of
 from torchssvm.solvers.gdmm.ragged import Ragged, empty_ragged, make_ragged, repacked
 

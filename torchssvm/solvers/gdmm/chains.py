@@ -15,7 +15,7 @@ from torchssvm.core.potentials import Parts
 from torchssvm.core.schema import Entry, Field, Noted, Same, Schema, damaged
 from torchssvm.core.threads import run_in_chunks
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.compiled.head_adapter import find_adapter
+from torchssvm.kinds.adapter import find_adapter
 from torchssvm.solvers.compiled.packing import pack
 from torchssvm.solvers.gdmm.blocks import AWAY, PROJECT
 from torchssvm.solvers.gdmm.chain_exact import columns_of, exact_hinges, sum_features

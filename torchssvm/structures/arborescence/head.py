@@ -13,7 +13,7 @@ from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import per_example_rows
 from torchssvm.core.sparse_features import SparseFeatures
-from torchssvm.structures.arborescence.structure import Arborescence
+from torchssvm.structures.arborescence.structure import Arborescence, NonProjective, Projective
 from torchssvm.structures.arguments import check_lengths, check_structure
 from torchssvm.structures.linear_head import Head, weight
 
@@ -51,6 +51,15 @@ class LinearArcs(Head):
     def constructor_arguments(self) -> dict[str, Any]:
         """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
         return {"in_features": len(self.weight)}
+
+    def compiled_form(self) -> Any:
+        """What the compiled loop needs of the head; None where it has none."""
+        from torchssvm.structures.arborescence.kind import ArcsAdapter
+
+        among = getattr(self.structure, "among", None)
+        if type(self.structure) is not Arborescence or type(among) not in (Projective, NonProjective):
+            return None
+        return ArcsAdapter(self, projective=type(among) is Projective)
 
     def forward(self, x: SparseFeatures | Tensor, lengths: Tensor | None = None) -> Potentials:
         """Columns ``[B, N, N+1, P]`` -> potentials ``[B, N, N+1]``; runs in the weights' dtype, autocast off.

@@ -102,6 +102,12 @@ class LinearChain(LinearHead):
         options |= {} if self.positions is None else {"positions": self.positions}
         return ", ".join(f"{name}={value}" for name, value in options.items())
 
+    def compiled_form(self) -> Any:
+        """What the compiled loop needs of the head; None where it has none."""
+        from torchssvm.structures.chain.kind import ChainAdapter
+
+        return ChainAdapter(self) if self.positions is None and type(self.structure) is Chain else None
+
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Potentials:
         """Features ``[B, N, F]`` -> potentials; runs in the weights' dtype, autocast off.
 

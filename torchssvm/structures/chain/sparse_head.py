@@ -66,6 +66,12 @@ class SparseLinearChain(LinearChain):
         """``emission`` unchanged: it is stored as ``[F, K]``, one row for each feature."""
         return weight
 
+    def compiled_form(self) -> Any:
+        """What the compiled loop needs of the head; None where it has none."""
+        from torchssvm.structures.chain.kind import SparseChainAdapter
+
+        return SparseChainAdapter(self) if type(self.structure) is Chain else None
+
     def forward(self, x: SparseFeatures, lengths: Tensor | None = None) -> Potentials:  # type: ignore[override]
         """Features -> potentials ``[B, N, K]`` and ``[B, K, K]``; runs in the weights' dtype, autocast off.
 

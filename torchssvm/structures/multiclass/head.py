@@ -53,6 +53,12 @@ class LinearMulticlass(LinearHead):
         """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
         return {"num_classes": self.structure.num_classes, "bias": self.bias is not None}
 
+    def compiled_form(self) -> Any:
+        """What the compiled loop needs of the head; None where it has none."""
+        from torchssvm.structures.multiclass.kind import MulticlassAdapter
+
+        return MulticlassAdapter(self) if type(self.structure) is Multiclass else None
+
     def forward(self, x: Tensor, lengths: None = None) -> Potentials:
         """Features ``[B, F]`` -> potentials ``[B, K]``; runs in the weights' dtype, autocast off.
 

@@ -1,4 +1,4 @@
-"""What a compiled loop asks of a head: tokens, emissions and pairs."""
+"""What a compiled loop asks of a head: how its batches become examples, and its weights a model."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchssvm.core.batch import Batch, apply_head
+from torchssvm.core.linearity import is_check
 from torchssvm.core.lists import Lists
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Labeling, Structure
-from torchssvm.solvers.compiled.state import Examples, Model
+from torchssvm.kinds.examples import Examples, Model
 
 _LANES = 8  # rows of the weights are padded to a multiple of this
 _COPIED = 1 << 16  # most numbers copied for the padding: 256 KB in float32
@@ -67,15 +68,14 @@ class HeadAdapter(ABC):
         """Number of lists of features of examples of these numbers of labels: one for each."""
         return sizes
 
-    def complete(self, examples: Examples, line_start: Tensor, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
+    def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
         """Fill in what is computed from the features of all examples, and the kind.
 
         Args:
             examples: The training set, without a kind.
-            line_start: ``[n + 1]``, where each example's lists of features begin.
             own: What :meth:`own` gave, of all examples, and where each example's begins.
         """
-        from torchssvm.solvers.compiled.inner import fill_inner
+        from torchssvm.kinds.inner import fill_inner
 
         fill_inner(examples, self.has_bias)
         return examples
@@ -167,14 +167,6 @@ class HeadAdapter(ABC):
     def trained(self, model: Model) -> list[Any]:
         """The arrays of ``model`` that are the head's parameters, in their order."""
 
-    def cost_matrix(self) -> Tensor:
-        """``Examples.cost_matrix``."""
-        return torch.zeros(0, 0, dtype=torch.float64)
-
-    def allowed(self) -> Tensor:
-        """``Examples.allowed``."""
-        return torch.ones(0, self.num_states, dtype=torch.bool)
-
     def apply(self, batch: Batch) -> Any:
         """Potentials of a batch."""
         return apply_head(self.head, batch)
@@ -203,3 +195,38 @@ def _fill_up(tensor: Tensor, width: int) -> np.ndarray:
     found = tensor.new_zeros(*tensor.shape[:-1], width).numpy()  # torch's memory begins at a line of the cache
     found[..., :states] = tensor.numpy()
     return found
+
+
+def find_adapter(head: nn.Module, *, anywhere: bool = False) -> HeadAdapter:
+    """The adapter of a head, which its method ``compiled_form`` makes.
+
+    Args:
+        head: The head.
+        anywhere: Whether the head may be on a device: it is then to be moved before the loop is made.
+
+    Raises:
+        TypeError: The head has no compiled loop, or is not on the CPU.
+    """
+    adapter = None
+    form, forward = (_definer(type(head), name) for name in ("compiled_form", "forward"))
+    if form is not None and form is forward:  # else the form is that of another head
+        adapter = head.compiled_form()  # type: ignore[operator]
+    if adapter is None:
+        raise TypeError(
+            f"head is {type(head).__name__}(...) with structure={getattr(head, 'structure', None)}, which has no "
+            "compiled loop; use BlockGap and BCFW"
+        )
+    if head._forward_pre_hooks or not all(is_check(hook) for hook in head._forward_hooks.values()):
+        raise TypeError("head has forward hooks, which the compiled loop does not run; use BlockGap and BCFW")
+    device = next(head.parameters()).device
+    if device.type != "cpu" and not anywhere:
+        raise TypeError(
+            f"head is on {device}, and the compiled loop runs on the CPU: call head.to('cpu') and make the dual, for "
+            "features on any device; or train on the device by BlockGap and BCFW"
+        )
+    return adapter
+
+
+def _definer(cls: type, name: str) -> type | None:
+    """The class that defines a method."""
+    return next((base for base in cls.__mro__ if name in vars(base)), None)

@@ -6,21 +6,104 @@ that a sentence needs are gathered once, and sums over its columns take a small 
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from torchssvm.core.jit import njit, njit_fastmath
 from torchssvm.core.vectors import dot, exact_dot
-from torchssvm.solvers.compiled.block import (
-    add_to_weights,
-    decode,
-    loss_of,
-    potentials,
-    respond,
-    respond_to_parts,
-    squared_length,
-)
-from torchssvm.solvers.compiled.state import Arcs
+from torchssvm.kinds import block
+from torchssvm.kinds.block import loss_of, size_of
 from torchssvm.structures.arborescence.numba import best_nonprojective, best_projective
+
+
+class Arcs(NamedTuple):
+    """What arborescences have beside ``Examples``, whose lists are those of arcs: by the token, then by the head.
+
+    ``column`` is then a feature's number within its sentence, and ``value`` may be empty: all features are 1.
+
+    Attributes:
+        known: ``[*]`` int32, the columns of the features of each sentence.
+        known_start: ``[n + 1]`` int64, where each sentence's columns begin.
+        projective: Whether arcs may not cross.
+        single_root: Whether the root has one child.
+    """
+
+    known: Any
+    known_start: Any
+    projective: bool
+    single_root: bool
+
+
+class ArcScratch(NamedTuple):
+    """Scratch arrays for one sentence: its weights, sums over its columns, and the room of the decoders."""
+
+    held: Any
+    sums: Any
+    charts: Any
+    memory: Any
+    places: Any
+
+
+def make_arc_scratch(longest: int, columns: int, dtype: np.dtype) -> ArcScratch:
+    """Scratch for sentences of up to ``longest`` tokens and ``columns`` different features."""
+    size = longest + 1
+    return ArcScratch(
+        held=np.zeros(columns, dtype),
+        sums=np.zeros(columns, dtype),
+        charts=np.zeros((6, size, size), dtype),
+        memory=np.zeros(size * size),
+        places=np.zeros(3 * size * size + 14 * size, np.int64),
+    )
+
+
+@block.length_of.of(Arcs)
+@njit
+def arc_rows(arcs, examples, i):
+    """A row of emissions for each token."""
+    return size_of(examples, i)
+
+
+@block.loss_of.of(Arcs)
+@njit
+def arc_loss(arcs, examples, i, labels):
+    """The costs of wrong heads."""
+    loss, start = 0.0, examples.start[i]
+    for t in range(size_of(examples, i)):
+        if labels[t] != examples.y[start + t]:
+            loss += examples.cost[start + t]
+    return loss
+
+
+@block.score.of(Arcs)
+@njit
+def arc_score(arcs, examples, i, labels, length, emission, transition):
+    """The sum of the scores of the arcs."""
+    total = np.float64(emission[0, labels[0]])
+    for t in range(1, length):
+        total += emission[t, labels[t]]
+    return total
+
+
+@block.mean_loss.of(Arcs)
+@njit
+def arc_mean_loss(arcs, examples, i, t, psi, total, absolute):
+    """All wrong heads of a token cost the same."""
+    token = examples.start[i] + t
+    own, cost = np.float64(psi[examples.y[token]]), examples.cost[token]
+    return cost * (own - total), cost * (absolute - abs(own))
+
+
+@block.add_labeling.of(Arcs)
+@njit
+def add_arc_labeling(arcs, examples, i, length, labels, mass, delta, pairs, counts):
+    """``mass (p(labels) - p(y))``."""
+    start = examples.start[i]
+    for t in range(length):
+        new, old = labels[t], examples.y[start + t]
+        if new != old:
+            delta[t, new] += mass
+            delta[t, old] -= mass
 
 
 @njit
@@ -51,7 +134,7 @@ def number_columns(line_start, row, column, stamp, place, known, known_start):
     known_start[len(line_start) - 1] = total
 
 
-@potentials.of(Arcs)
+@block.potentials.of(Arcs)
 @njit_fastmath
 def arc_potentials(arcs, examples, model, i, scratch):
     """Scores of all arcs of sentence i, zero beyond its last head; returns its length."""
@@ -80,7 +163,7 @@ def list_product(examples, line, held):
 @njit_fastmath
 def sum_lists(examples, arcs, i, length, held, scores):
     """``scores[t, h]``: the sum of ``held`` over the features of each arc; zero beyond the last head."""
-    line = arcs.start[i]
+    line = examples.line[i]
     for t in range(length):
         row = scores[t]
         for h in range(length + 1):
@@ -103,7 +186,7 @@ def add_list(examples, line, amount, sums):
 def add_parts(examples, arcs, i, length, parts, sums):
     """``sums = x^T parts`` of sentence i."""
     sums[: arcs.known_start[i + 1] - arcs.known_start[i]] = 0.0
-    line = arcs.start[i]
+    line = examples.line[i]
     for t in range(length):
         row = parts[t]
         for h in range(length + 1):
@@ -112,7 +195,7 @@ def add_parts(examples, arcs, i, length, parts, sums):
             line += 1
 
 
-@decode.of(Arcs)
+@block.decode.of(Arcs)
 @njit
 def arc_decode(arcs, examples, i, length, scratch, transition, labels):
     """The best arborescence with the loss added."""
@@ -130,7 +213,7 @@ def arc_decode(arcs, examples, i, length, scratch, transition, labels):
     return loss_of(arcs, examples, i, labels)
 
 
-@respond.of(Arcs)
+@block.respond.of(Arcs)
 @njit
 def arc_respond(arcs, examples, model, i, length, labels, scratch, held, count, found, is_new):
     """``Phi Phi^T (p(labels) - p(y))`` at the arcs of the target, of ``found`` if it ``is_new`` and of the slots."""
@@ -140,20 +223,20 @@ def arc_respond(arcs, examples, model, i, length, labels, scratch, held, count, 
     for t in range(length):
         new, old = labels[t], examples.y[start + t]
         if new != old:
-            line = arcs.start[i] + t * (length + 1)
+            line = examples.line[i] + t * (length + 1)
             add_list(examples, line + new, one, room.sums)
             add_list(examples, line + old, -one, room.sums)
     for t in range(length):  # labelings share most arcs: each is summed once
         row = response[t]
         row[: length + 1] = np.inf
-        line = arcs.start[i] + t * (length + 1)
+        line = examples.line[i] + t * (length + 1)
         for c in range(-2 if is_new else -1, count):
             h = held[c, t] if c >= 0 else examples.y[start + t] if c == -1 else found[t]
             if row[h] == np.inf:
                 row[h] = list_product(examples, line + h, room.sums)
 
 
-@respond_to_parts.of(Arcs)
+@block.respond_to_parts.of(Arcs)
 @njit
 def arc_respond_to_parts(arcs, examples, model, i, length, psi, scratch, held, count, found, is_new):
     """``Phi Phi^T psi``."""
@@ -165,7 +248,7 @@ def arc_respond_to_parts(arcs, examples, model, i, length, psi, scratch, held, c
     return total
 
 
-@squared_length.of(Arcs)
+@block.squared_length.of(Arcs)
 @njit
 def arc_length(arcs, examples, model, i, length, delta, pairs, rows, scratch):
     """``|Phi_i^T delta|^2``."""
@@ -179,12 +262,12 @@ def arc_length(arcs, examples, model, i, length, delta, pairs, rows, scratch):
     return total
 
 
-@add_to_weights.of(Arcs)
+@block.add_to_weights.of(Arcs)
 @njit
 def add_arcs_to_weights(arcs, examples, model, i, length, delta, pairs, rows, scratch, factor):
     """``w += factor Phi_i^T delta``."""
     factor = delta.dtype.type(factor)
-    begin, line = arcs.known_start[i], arcs.start[i]
+    begin, line = arcs.known_start[i], examples.line[i]
     for t in range(length):
         row = delta[t]
         for h in range(length + 1):

@@ -1,4 +1,4 @@
-"""The adapter of arborescences over lists of features."""
+"""Arborescences over lists of features for the compiled loop."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from torch import Tensor
 from torchssvm.core.lists import Lists
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.structure import Labeling
-from torchssvm.solvers.compiled.base_adapter import HeadAdapter, Ragged
-from torchssvm.solvers.compiled.state import Arcs, ArcScratch, Examples, Model, make_arc_scratch
-from torchssvm.structures.arborescence.structure import Projective
+from torchssvm.kinds.adapter import HeadAdapter, Ragged
+from torchssvm.kinds.examples import Examples, Model
 
 
 class ArcsAdapter(HeadAdapter):
@@ -28,8 +27,8 @@ class ArcsAdapter(HeadAdapter):
     longest = 0
     ragged_labels, products = True, False
 
-    def __init__(self, head: Any) -> None:
-        self.head, self.structure, self.has_bias = head, head.structure, False
+    def __init__(self, head: Any, projective: bool) -> None:
+        self.head, self.structure, self.has_bias, self.projective = head, head.structure, False, projective
 
     @property
     def num_states(self) -> int:
@@ -62,22 +61,24 @@ class ArcsAdapter(HeadAdapter):
         held = torch.empty(0, dtype=dtype) if values is None else values[arcs][real].to(dtype)
         return Lists(real.sum(1), columns[real].to(torch.int32), held)
 
-    def complete(self, examples: Examples, line_start: Tensor, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
+    def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
         """Number the columns of each sentence."""
-        from torchssvm.solvers.compiled.arcs import number_columns
+        from torchssvm.structures.arborescence.kind_numba import Arcs, number_columns
 
-        n, among = len(line_start) - 1, self.structure.among  # type: ignore[attr-defined]
+        n, among = len(examples.line) - 1, self.structure.among  # type: ignore[attr-defined]
         known_start = np.zeros(n + 1, np.int64)
         known = np.zeros(0, np.int32)
         for _ in range(2):  # first they are counted
             stamp, place = np.full(len(self.head.weight), -1, np.int32), np.empty(len(self.head.weight), np.int32)
-            number_columns(line_start.numpy(), examples.row, examples.column, stamp, place, known, known_start)
+            number_columns(examples.line, examples.row, examples.column, stamp, place, known, known_start)
             known = known if len(known) else np.empty(known_start[-1], np.int32)
-        arcs = Arcs(line_start.numpy(), known, known_start, type(among) is Projective, among.single_root)
+        arcs = Arcs(known, known_start, self.projective, among.single_root)
         return examples._replace(kind=arcs)
 
-    def room_of(self, examples: Examples) -> Callable[[], ArcScratch]:
+    def room_of(self, examples: Examples) -> Callable[[], Any]:
         """Makes the scratch arrays of one thread."""
+        from torchssvm.structures.arborescence.kind_numba import make_arc_scratch
+
         columns = int(np.diff(examples.kind.known_start).max())
         return partial(make_arc_scratch, self.longest, columns, examples.added.dtype)
 

@@ -1,0 +1,1 @@
+"""What the compiled loop needs of an example, whatever its kind: rows of features, and functions on one example."""

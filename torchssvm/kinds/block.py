@@ -1,0 +1,299 @@
+"""What the compiled loop does with one example, whatever its kind, compiled by Numba.
+
+A kind is the class of the named tuple ``examples.kind``, which is the first argument of everything that depends on it.
+It brings its own ``score``, ``decode``, ``loss_of`` and ``add_labeling``, and others where it can do better than the
+versions here, which take any rows of features. An example's potentials are rows of emissions, which features make, and
+rows of pairs, whose scores are weights. Loops take four rows at a time, which reduces memory traffic and helps
+vectorisation. Sums of products may be contracted and reordered.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from torchssvm.core.jit import ByKind, njit, njit_fastmath
+from torchssvm.core.vectors import (
+    add_each,
+    add_row,
+    add_rows,
+    add_to_listed,
+    dot,
+    exact_dot,
+    exact_dots,
+    quadratic,
+    set_row,
+    sum_listed,
+)
+from torchssvm.kinds.long import (
+    add_long_to_weights,
+    long_square,
+    respond_to_long_parts,
+)
+
+
+@njit
+def size_of(examples, i):
+    """The number of labels of example i."""
+    return examples.start[i + 1] - examples.start[i]
+
+
+@ByKind
+@njit
+def length_of(kind, examples, i):
+    """The number of rows of emissions of example i."""
+    return examples.line[i + 1] - examples.line[i]
+
+
+@ByKind
+@njit
+def pair_rows_of(kind, examples, i):
+    """The number of rows of pairs of example i."""
+    return examples.pair_rows
+
+
+@njit
+def count_rows(examples, own, found):
+    """Into ``found``: the sums, and the largest, of the rows of emissions and of the rows of pairs of some examples."""
+    for i in own:
+        sizes = length_of(examples.kind, examples, i), pair_rows_of(examples.kind, examples, i)
+        for place in range(2):
+            found[0, place] += sizes[place]
+            found[1, place] = max(found[1, place], sizes[place])
+    return found
+
+
+@ByKind
+@njit
+def pairs_of(kind, weights, made):
+    """The scores of pairs: their weights, or what :func:`potentials` has made in ``scratch.transition``."""
+    return weights
+
+
+@ByKind
+@njit_fastmath
+def potentials(kind, examples, model, i, scratch):
+    """Emissions of example i into ``scratch``; returns its length."""
+    emission = scratch.emission
+    start, length = examples.line[i], examples.line[i + 1] - examples.line[i]
+    if examples.dense and model.emission.shape[1] == 1:
+        for t in range(length):
+            emission[t, 0] = dot(examples.x[start + t], model.emission) + model.bias[0]
+    elif examples.dense:
+        for t in range(length):
+            x = examples.x[start + t]
+            set_row(emission[t], model.bias, None, None)
+            add_rows(emission[t], model.emission, None, x, 0, len(x))
+    elif len(examples.value):
+        lists = examples.column, examples.value, examples.row[start:]
+        sum_listed(emission, model.bias, model.emission, *lists, length)
+    else:
+        lists = examples.column, None, examples.row[start:]
+        sum_listed(emission, model.bias, model.emission, *lists, length)
+    if model.has_boundary:
+        add_row(emission[0], model.first, None)
+        add_row(emission[length - 1], model.last, None)
+    return length
+
+
+@njit
+def triangle(t, u):
+    """The position of the inner product of tokens t and u among those of an example."""
+    return t * (t + 1) // 2 + u if t >= u else u * (u + 1) // 2 + t
+
+
+@ByKind
+def score(kind, examples, i, labels, length, emission, transition):
+    """Score of one labeling of example i, float64.
+
+    Args:
+        kind, examples, i: The example.
+        labels: ``[labels]`` integers.
+        length: Rows of emissions.
+        emission: ``[rows, K]`` numbers.
+        transition: ``[rows of pairs, K]`` numbers.
+    """
+
+
+@ByKind
+def decode(kind, examples, i, length, scratch, transition, labels):
+    """Write the best labeling, its loss added, into ``labels``; returns the loss, float64.
+
+    ``scratch.emission`` and ``transition`` are the scores. ``scratch.prefixes``, ``into`` and ``room`` are free.
+    An approximate oracle writes into ``scratch.slack[0]`` how far its bound is above the labeling's value.
+    """
+
+
+@ByKind
+def loss_of(kind, examples, i, labels):
+    """The loss of a labeling, float64."""
+
+
+@ByKind
+def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
+    """``mass (p(labels) - p(y))`` added to parts; ``counts``, shaped like ``pairs``, are zero before and after."""
+
+
+@ByKind
+@njit
+def mean_loss(kind, examples, i, t, psi, total, absolute):
+    """``-<psi, delta>``, the mean loss of a row, and the sum of the absolute values of its terms; NaN if unknown.
+
+    Args:
+        kind, examples, i, t: Which row.
+        psi: The row; ``total`` and ``absolute`` are the sums of its numbers and of their absolute values.
+    """
+    return np.nan, 0.0
+
+
+@ByKind
+@njit
+def mark_rows(kind, examples, i, labels, used):
+    """Mark the rows of the pairs of a labeling in ``used``, which is empty where there are no pairs."""
+    for row in range(len(used)):
+        used[row] = True
+
+
+@njit
+def respond_rows(examples, model, i, length, psi, scratch):
+    """Emissions of ``Phi Phi^T psi`` into ``scratch.response``; returns their product with psi."""
+    start, inner, total = examples.line[i], examples.inner_start[i], 0.0
+    response, sums = scratch.response, scratch.sums_of_label
+    if length > examples.stored:
+        for t in range(length):
+            set_row(response[t], None, None, np.inf)
+        respond_to_long_parts(examples, start, length, psi, model.has_bias, response, sums)
+    for t in range(length):
+        row = response[t]
+        if length <= examples.stored:
+            set_row(row, None, None, 0.0)
+            for u in range(length):
+                add_row(row, psi[u], np.float64(examples.inner[inner + triangle(t, u)]))
+        total += exact_dot(row, psi[t])
+    return total
+
+
+@ByKind
+@njit
+def respond_to_parts(kind, examples, model, i, length, psi, scratch, held, count, found, is_new):
+    """Emissions of ``Phi Phi^T psi`` into ``scratch.response``, as :func:`respond`; returns their product with psi."""
+    return respond_rows(examples, model, i, length, psi, scratch)
+
+
+@ByKind
+@njit
+def respond(kind, examples, model, i, length, labels, scratch, held, count, found, is_new):
+    """``Phi Phi^T (p(labels) - p(y))``: emissions into ``scratch.response``, pairs into ``scratch.pairs``, zero before.
+
+    What is read of it are the scores of the target, of the slots ``held[:count]`` and, if it ``is_new``, of ``found``.
+    """
+    delta, pairs = scratch.delta, scratch.pairs
+    for t in range(length):
+        set_row(delta[t], None, None, 0.0)
+    add_labeling(kind, examples, i, length, labels, 1.0, delta, pairs, pairs)
+    respond_rows(examples, model, i, length, delta, scratch)
+
+
+@ByKind
+@njit
+def forget_pairs(kind, examples, i, length, labels, pairs):
+    """Set the pairs that ``respond`` wrote back to zero."""
+    set_row(pairs[: pair_rows_of(kind, examples, i)], None, None, 0.0)
+
+
+@ByKind
+@njit
+def respond_pairs(kind, examples, i, pairs, rows, room):
+    """``Phi Phi^T`` of pairs, for their ``rows`` that may not be zero: a score is a weight. ``room`` is free."""
+    return pairs
+
+
+@njit
+def list_rows(used, rows):
+    """Write the marked rows to ``rows``, and return their number."""
+    count = 0
+    for j in range(len(used)):
+        rows[count] = j
+        count += used[j]
+    return count
+
+
+@ByKind
+@njit
+def squared_length(kind, examples, model, i, length, delta, pairs, rows, scratch):
+    """``|Phi_i^T delta|^2``; ``scratch.squares`` gets ``|delta_t|^2``. ``rows`` are those of ``pairs`` that count."""
+    squares, sums = scratch.squares, scratch.sums_of_label
+    if length > examples.stored:
+        total = long_square(examples, examples.line[i], length, delta, model.has_bias, squares, sums)
+    else:
+        total = quadratic(delta, length, examples.inner[examples.inner_start[i] :], squares)
+    if model.has_boundary:
+        total += squares[0] + squares[length - 1]
+    return total + exact_dots(pairs, pairs, rows, len(rows))
+
+
+@ByKind
+@njit_fastmath
+def add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch, factor):
+    """``w += factor Phi_i^T delta``; ``scratch.squares`` is 0 for rows without a change, ``pairs`` beyond ``rows``."""
+    start, squares, sums = examples.line[i], scratch.squares, scratch.sums_of_label
+    if length > examples.stored:
+        add_long_to_weights(examples, start, length, delta, model, squares, sums, factor)
+    elif model.has_bias:
+        for t in range(length):
+            if squares[t] != 0.0:
+                add_row(model.bias, delta[t], factor)
+    if length > examples.stored:
+        pass
+    elif not examples.dense and len(examples.value):
+        lists = examples.column, examples.value, examples.row[start:]
+        add_to_listed(model.emission, *lists, delta, squares, length, factor)
+    elif not examples.dense:
+        lists = examples.column, None, examples.row[start:]
+        add_to_listed(model.emission, *lists, delta, squares, length, factor)
+    else:
+        add_outer(examples.x[start : start + length], delta, squares, model.emission, delta.dtype.type(factor))
+    add_each(model.transition, pairs, rows, len(rows), factor)
+    if model.has_boundary:
+        for t, weights in ((0, model.first), (length - 1, model.last)):
+            if squares[t] > 0.0:
+                add_row(weights, delta[t], factor)
+
+
+@njit_fastmath
+def add_outer(x, rows, squares, weights, factor):
+    """``weights += factor sum_t x[t] rows[t]^T`` over the tokens with a change, four of them at a time."""
+    length, states = len(x), weights.shape[1]
+    t = 0
+    while t < length:
+        found, a, b, c, d = 0, t, t, t, t
+        while t < length and found < 4:
+            if squares[t] > 0.0:
+                if found == 0:
+                    a = t
+                elif found == 1:
+                    b = t
+                elif found == 2:
+                    c = t
+                else:
+                    d = t
+                found += 1
+            t += 1
+        ra, rb, rc, rd = rows[a], rows[b], rows[c], rows[d]
+        if found == 4:
+            for f in range(x.shape[1]):
+                va, vb, vc, vd, held = (
+                    factor * x[a, f],
+                    factor * x[b, f],
+                    factor * x[c, f],
+                    factor * x[d, f],
+                    weights[f],
+                )
+                for k in range(states):
+                    held[k] += (va * ra[k] + vb * rb[k]) + (vc * rc[k] + vd * rd[k])
+        else:
+            for place in range(found):
+                row, token = (ra, a) if place == 0 else (rb, b) if place == 1 else (rc, c)
+                for f in range(x.shape[1]):
+                    value, held = factor * x[token, f], weights[f]
+                    for k in range(states):
+                        held[k] += value * row[k]

@@ -1,0 +1,57 @@
+"""Classes for the compiled loop: sequences of one token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.lists import Lists
+from torchssvm.core.potentials import SINGLE
+from torchssvm.core.structure import Labeling
+from torchssvm.kinds.examples import Model
+from torchssvm.structures.chain.kind import SequenceAdapter
+
+
+class MulticlassAdapter(SequenceAdapter):
+    """:class:`LinearMulticlass`: a sequence of one token, without pairs."""
+
+    emission, pairs, ragged = SINGLE, None, False
+
+    @property
+    def num_states(self) -> int:
+        """K."""
+        return self.structure.num_classes  # type: ignore[attr-defined]
+
+    def cost_matrix(self) -> Tensor:
+        """The structure's; empty for the zero-one loss."""
+        cost = self.structure.cost.cpu()  # type: ignore[attr-defined]
+        if torch.equal(cost, 1.0 - torch.eye(len(cost), dtype=cost.dtype)):
+            return super().cost_matrix()
+        return cost
+
+    def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
+        """One for each example."""
+        return target, torch.ones(len(target), dtype=torch.float64), torch.ones_like(target)
+
+    def features(self, x: Any, target: Labeling) -> Tensor | Lists:
+        """One row for each example."""
+        return x
+
+    def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """Weight and bias."""
+        return self.head.weight.t(), None, self.head.bias, None, None
+
+    def trained(self, model: Model) -> list[Any]:
+        """Weight and bias."""
+        emission, *bias = (array[..., : self.num_states] for array in [model.emission] + [model.bias] * model.has_bias)
+        return [emission.T, *bias]
+
+    def as_sequences(self, labelings: Tensor) -> Tensor:
+        """A last axis of one token."""
+        return labelings.unsqueeze(2)
+
+    def longest_labeling(self, longest: int) -> Tensor:
+        """``[1]``."""
+        return torch.full((1,), self.num_states - 1)
