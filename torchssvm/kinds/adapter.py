@@ -153,7 +153,7 @@ class HeadAdapter(ABC):
         width = self.width_of(len(emission))
         zero = emission.new_zeros(self.num_states)
         wide = [_fill_up(zero if w is None else w, width) for w in (emission, *biases)]
-        pairs = emission.new_zeros(0, self.num_states) if pairs is None else pairs
+        pairs = emission.new_zeros(0, self.pair_width) if pairs is None else pairs
         return Model(wide[0], pairs.numpy(), *wide[1:], biases[0] is not None, biases[1] is not None)  # type: ignore
 
     def take_back(self, model: Model) -> None:

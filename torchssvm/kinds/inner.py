@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit
-from torchssvm.core.token_products import STORED
 from torchssvm.core.vectors import exact_dot
 
 
@@ -15,10 +14,10 @@ def fill_inner(examples, has_bias):
     extra = 1.0 if has_bias else 0.0
     for i in range(len(examples.start) - 1):
         place = examples.inner_start[i]
-        if examples.start[i + 1] - examples.start[i] > STORED:
+        if examples.line[i + 1] - examples.line[i] > examples.stored:
             continue
-        for t in range(examples.start[i], examples.start[i + 1]):
-            for u in range(examples.start[i], t + 1):
+        for t in range(examples.line[i], examples.line[i + 1]):
+            for u in range(examples.line[i], t + 1):
                 if examples.dense:
                     examples.inner[place] = exact_dot(examples.x[t], examples.x[u]) + extra
                 else:

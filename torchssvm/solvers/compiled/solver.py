@@ -226,7 +226,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         """
         batch = to_device(batch, "cpu")
         index, lengths = check_visits(batch.index, self.dual.num_examples, self.dual.own), batch.lengths
-        if lengths is None and self._adapter.pairs is not None:  # a chain's potentials have lengths all the same
+        if lengths is None and self._adapter.ragged:  # a chain's potentials have lengths all the same
             lengths = torch.full((len(batch.y),), batch.y.shape[1])
 
         def without_padding(leaf: Tensor) -> Tensor:

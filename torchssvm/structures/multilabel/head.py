@@ -15,7 +15,7 @@ from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.structures.arguments import check_structure
 from torchssvm.structures.linear_head import LinearHead, weight
 from torchssvm.structures.multilabel.oracle import symmetric
-from torchssvm.structures.multilabel.structure import Multilabel
+from torchssvm.structures.multilabel.structure import BranchAndBound, MessagePassing, Multilabel
 
 
 class LinearMultilabel(LinearHead):
@@ -78,6 +78,15 @@ class LinearMultilabel(LinearHead):
     def by_feature(weight: Any) -> Any:
         """``unary`` transposed to ``[F, K]``, one row for each feature, or back: a view of a tensor or an array."""
         return weight.T
+
+    def compiled_form(self) -> Any:
+        """What the compiled loop needs of the head; None where it has none."""
+        from torchssvm.structures.multilabel.kind import LabelSetAdapter
+
+        decoder = self.structure.decoder
+        if type(self.structure) is not Multilabel or type(decoder) not in (BranchAndBound, MessagePassing):
+            return None
+        return LabelSetAdapter(self, decoder.max_rounds, getattr(decoder, "effort", 0))
 
     def extra_repr(self) -> str:
         """The constructor's arguments."""

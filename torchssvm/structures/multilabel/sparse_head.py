@@ -59,6 +59,10 @@ class SparseLinearMultilabel(LinearMultilabel):
         """``unary`` unchanged: it is stored as ``[F, K]``, one row for each feature."""
         return weight
 
+    def compiled_form(self) -> Any:
+        """That of the dense head."""
+        return super().compiled_form()
+
     def forward(self, x: SparseFeatures, lengths: None = None) -> Potentials:  # type: ignore[override]
         """Features -> ``unary`` ``[B, K]`` and ``pairwise`` ``[B, P]``; in the weights' dtype, autocast off.
 

@@ -1,0 +1,107 @@
+"""Sets of labels for the compiled loop: one row of emissions, and one of pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.lists import Lists, lists_within
+from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.core.structure import Labeling
+from torchssvm.kinds.adapter import HeadAdapter, Ragged
+from torchssvm.kinds.examples import Examples, Model
+
+
+class LabelSetAdapter(HeadAdapter):
+    """:class:`LinearMultilabel` and :class:`SparseLinearMultilabel`.
+
+    Args:
+        head: The head.
+        max_rounds: Of messages.
+        effort: Of branch and bound; 0 is none.
+    """
+
+    emission, ragged = "unary", False
+
+    def __init__(self, head: Any, max_rounds: int, effort: int) -> None:
+        super().__init__(head)
+        self.pairs = None if head.pairwise is None else "pairwise"
+        self._effort = max_rounds, effort
+
+    @property
+    def num_states(self) -> int:
+        """K, the number of labels."""
+        return self.structure.num_labels  # type: ignore[attr-defined]
+
+    @property
+    def pair_width(self) -> int:
+        """P."""
+        return self.structure.num_pairs  # type: ignore[attr-defined]
+
+    @property
+    def pair_rows(self) -> int:
+        """One row holds all pairs."""
+        return int(self.pairs is not None)
+
+    def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
+        """Every label, on or off."""
+        costs = self.structure.costs.cpu().expand(len(target), -1)  # type: ignore[attr-defined]
+        return target.flatten(), costs.flatten(), torch.full((len(target),), self.num_states)
+
+    def lists(self, sizes: Tensor, own: dict[str, Ragged]) -> Tensor:
+        """One row for each example."""
+        return torch.ones_like(sizes)
+
+    def features(self, x: Any, target: Labeling) -> Tensor | Lists:
+        """One row for each example."""
+        if isinstance(x, Tensor):
+            return x
+        lists = SparseFeatures(x.columns.unsqueeze(1), None if x.values is None else x.values.unsqueeze(1))
+        inside = torch.ones(len(x.columns), 1, dtype=torch.bool)
+        return lists_within(lists, inside, self.head.in_features, self.head.unary.dtype)
+
+    def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+        """One row for each example."""
+        one = torch.ones_like(lengths)
+        pairs = {} if self.pairs is None else {self.pairs: (one, (self.pair_width,))}
+        return {self.emission: (one, (self.num_states,)), **pairs}
+
+    def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
+        """Squared lengths of features, and the kind."""
+        from torchssvm.structures.multilabel.kind_numba import LabelSets
+
+        return super().complete(examples, own)._replace(kind=LabelSets(*self._effort))
+
+    def room_of(self, examples: Examples) -> Callable[[], Any]:
+        """Makes the room of the decoder."""
+        from torchssvm.structures.multilabel.kind_numba import make_room
+
+        return partial(make_room, self.num_states)
+
+    def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
+        """Off and on."""
+        return 0, torch.ones_like(lengths)
+
+    def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """Weights, pairs and bias."""
+        head = self.head
+        pairs = None if head.pairwise is None else head.pairwise.unsqueeze(0)
+        return head.by_feature(head.unary), pairs, head.bias, None, None
+
+    def trained(self, model: Model) -> list[Any]:
+        """Weights, bias and pairs."""
+        emission, *bias = (array[..., : self.num_states] for array in [model.emission] + [model.bias] * model.has_bias)
+        pairs = [] if self.pairs is None else [model.transition[0]]
+        return [self.head.by_feature(emission), *bias, *pairs]
+
+    def as_sequences(self, labelings: Tensor) -> Tensor:
+        """The labelings, which have one number for each label."""
+        return labelings
+
+    def longest_labeling(self, longest: int) -> Tensor:
+        """``[1, K]``."""
+        return torch.ones(1, self.num_states, dtype=torch.int64)

@@ -1,0 +1,129 @@
+"""One set of labels, compiled by Numba: its versions of what :mod:`torchssvm.kinds.block` has."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchssvm.core.jit import njit
+from torchssvm.kinds import block
+from torchssvm.kinds.block import loss_of
+from torchssvm.structures.multilabel.message_passing import workspace
+from torchssvm.structures.multilabel.numba import decode_row, row_sums
+
+
+class LabelSets(NamedTuple):
+    """Limits of the decoder: rounds of messages, and pair updates of branch and bound."""
+
+    max_rounds: int
+    effort: int
+
+
+class Room(NamedTuple):
+    """Room to decode one example, float64: scores of labels and of pairs, sums of each label's pairs, messages."""
+
+    unary: Any
+    weights: Any
+    positive: Any
+    negative: Any
+    memory: Any
+
+
+def make_room(num_labels: int) -> Room:
+    """Room for K labels."""
+    one, square = np.zeros(num_labels), np.zeros((num_labels, num_labels))
+    return Room(one, square, one.copy(), one.copy(), workspace(num_labels))
+
+
+@block.score.of(LabelSets)
+@njit
+def score(kind, examples, i, labels, length, emission, transition):
+    """The scores of labels that are on, and of their pairs."""
+    total, size, place = 0.0, examples.start[i + 1] - examples.start[i], 0
+    for j in range(size):
+        if labels[j]:
+            total += emission[0, j]
+            if len(transition):
+                for k in range(j + 1, size):
+                    if labels[k]:
+                        total += transition[0, place + k - j - 1]
+        place += size - j - 1
+    return total
+
+
+@block.loss_of.of(LabelSets)
+@njit
+def loss(kind, examples, i, labels):
+    """The costs of wrong labels."""
+    total, start = 0.0, examples.start[i]
+    for k in range(examples.start[i + 1] - start):
+        if labels[k] != examples.y[start + k]:
+            total += examples.cost[start + k]
+    return total
+
+
+@block.mean_loss.of(LabelSets)
+@njit
+def mean_loss(kind, examples, i, t, psi, total, absolute):
+    """A label costs where it is not as in the target."""
+    told, size, start = 0.0, 0.0, examples.start[i]
+    for k in range(examples.start[i + 1] - start):
+        term = examples.cost[start + k] * np.float64(psi[k])
+        told += term if examples.y[start + k] else -term
+        size += abs(term)
+    return told, size
+
+
+@block.add_labeling.of(LabelSets)
+@njit
+def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
+    """The labels and the pairs that are on in one of the two alone."""
+    start, place = examples.start[i], 0
+    size = examples.start[i + 1] - start
+    for j in range(size):
+        new, old = labels[j], examples.y[start + j]
+        if new != old:
+            delta[0, j] += mass if new else -mass
+        if len(pairs) and (new or old):
+            for k in range(j + 1, size):
+                change = new * labels[k] - old * examples.y[start + k]
+                if change:
+                    pairs[0, place + k - j - 1] += mass * change
+        place += size - j - 1
+
+
+@block.decode.of(LabelSets)
+@njit
+def decode(kind, examples, i, length, scratch, transition, labels):
+    """By messages, then branch and bound; the target where approximate labels are worse."""
+    start, room, place = examples.start[i], scratch.room, 0
+    size = examples.start[i + 1] - start
+    for j in range(size):
+        cost = examples.cost[start + j]
+        room.unary[j] = scratch.emission[0, j] + (-cost if examples.y[start + j] else cost)
+    scratch.slack[0] = 0.0
+    if not len(transition):
+        for j in range(size):
+            labels[j] = room.unary[j] > 0.0
+        return loss_of(kind, examples, i, labels)
+    for j in range(size):
+        for k in range(j + 1, size):
+            room.weights[j, k] = room.weights[k, j] = transition[0, place]
+            place += 1
+    row_sums(room.weights, room.positive, room.negative)
+    limits = kind.max_rounds, kind.effort
+    value, bound = decode_row(room.unary, room.weights, room.positive, room.negative, *limits, room.memory, labels)
+    if bound > value:
+        own = 0.0
+        for j in range(size):
+            if examples.y[start + j]:
+                own += room.unary[j]
+                for k in range(j + 1, size):
+                    own += room.weights[j, k] if examples.y[start + k] else 0.0
+        if value < own:
+            value = own
+            for j in range(size):
+                labels[j] = examples.y[start + j]
+        scratch.slack[0] = max(bound - value, 0.0)
+    return loss_of(kind, examples, i, labels)
