@@ -36,6 +36,7 @@ from torchssvm import (
     make_trainer,
     save_checkpoint,
 )
+from torchssvm.kinds.adapter import find_adapter
 from torchssvm.solvers import Certificate, LatentTrainer
 from torchssvm.steps import Away, BoxQP, CommonStep, Hybrid, MaxOracle
 
@@ -55,8 +56,8 @@ KINDS: dict[str, Callable[..., Listed]] = {
     "slack of chains": lambda random, lam, dtype: rescaled(random, chains(random, lam, dtype)),
 }
 
-COMPILED = ("classes", "chains", "forbidden pairs")
-"""Kinds that the compiled loop takes too."""
+SEQUENTIAL = ("classes", "chains", "forbidden pairs")
+"""Kinds that ``Sequential()`` takes."""
 
 ROUNDING = {torch.float64: 1e-11, torch.float32: 1e-6}
 """What a certificate may err, as a share of its primal."""
@@ -87,15 +88,24 @@ def rules(random: np.random.Generator, compiled: bool, sequential: bool) -> dict
     return {**found, "compiled": compiled}
 
 
+def compiles(listed: Listed) -> bool:
+    """Whether the compiled loop takes the problem."""
+    try:
+        adapter = find_adapter(listed.head)
+    except TypeError:
+        return False
+    return listed.structure is None or listed.structure.same_as(adapter.structure)
+
+
 def trainer_of(listed: Listed, kind: str, seed: int) -> Any:
     random = np.random.default_rng([seed, 1])
-    compiled = kind in COMPILED and bool(random.random() < 0.6)
+    compiled = compiles(listed) and bool(random.random() < 0.6)
     size = int(random.integers(1, 4))
     return make_trainer(
         listed.head,
         listed,
         listed.truth.lam,
-        solver=Solver(batch_size=size, seed=seed, round_visits=2, **rules(random, compiled, kind in COMPILED)),
+        solver=Solver(batch_size=size, seed=seed, round_visits=2, **rules(random, compiled, kind in SEQUENTIAL)),
         structure=listed.structure,
         progress=False,
     )

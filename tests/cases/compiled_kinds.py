@@ -6,7 +6,7 @@ import torch
 from arborescences import own_outputs
 from problems import PROBLEMS, Problem, rng
 
-from torchssvm import Arborescence, LinearArcs, SparseFeatures, SparseLinearChain
+from torchssvm import Arborescence, LinearArcs, LinearMultilabel, SparseFeatures, SparseLinearChain
 from torchssvm.structures.arborescence import NonProjective, Projective
 from torchssvm.structures.chain import Transitions
 
@@ -23,7 +23,7 @@ TRANSITIONS = Transitions(
     first=torch.tensor([True, True, False]),
     last=torch.tensor([False, True, True]),
 )
-KINDS = {
+SEQUENCES = {
     "multiclass": lambda **o: PROBLEMS["multiclass"](4, n=8, lam=0.05, **o),
     "multiclass, costs, no bias": lambda **o: PROBLEMS["multiclass"](4, n=8, lam=0.05, cost=COST, bias=False, **o),
     "multiclass, sparse": lambda **o: sparse(PROBLEMS["multiclass"](4, n=8, features=9, lam=0.05, **o)),
@@ -38,6 +38,20 @@ KINDS = {
         5, n=8, states=3, longest=4, lam=0.05, bias=False, boundary=False, ragged=False, **o
     ),
 }
+
+
+def label_sets(*, n: int = 8, labels: int = 4, features: int = 3, dtype: torch.dtype = torch.float64, **o) -> Problem:
+    """Random sets of labels."""
+    random = rng(6)
+    x, y = torch.randn(n, features, generator=random, dtype=dtype), torch.randint(0, 2, (n, labels), generator=random)
+    return Problem(LinearMultilabel(features, labels, **o).to(dtype), x, y, None, 0.05)
+
+
+OTHERS = {
+    "label sets": label_sets,
+    "label sets, no pairs, no bias": lambda **o: label_sets(pairwise=False, bias=False, **o),
+}
+KINDS = SEQUENCES | OTHERS
 
 
 class Arcs(Problem):

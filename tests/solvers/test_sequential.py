@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compiled_kinds import KINDS
+from compiled_kinds import SEQUENCES as KINDS
 from problems import PROBLEMS, Training, WithoutAdjoint, assert_same, flat, reference
 from tables import each_row
 

@@ -24,7 +24,8 @@ from torchssvm.core import lists, token_products
 from torchssvm.core.batch import Batch
 from torchssvm.core.jit import Kernel
 from torchssvm.datasets import PaddedDataset
-from torchssvm.solvers.compiled import CompiledBCFW, block, inner, packing
+from torchssvm.kinds import block, inner
+from torchssvm.solvers.compiled import CompiledBCFW, packing
 from torchssvm.steps import Hybrid, MaxOracle
 from torchssvm.structures.chain.head import sums_of
 from torchssvm.structures.tree import LinearTree
