@@ -1,7 +1,7 @@
 """What the compiled loop does with one example, whatever its kind, compiled by Numba.
 
 A kind is the class of the named tuple ``examples.kind``, which is the first argument of everything that depends on it.
-It brings its own ``score``, ``decode``, ``loss_of`` and ``add_labeling``, and others where it can do better than the
+It brings its own ``score``, ``decode`` and ``add_labeling``, and others where it can do better than the
 versions here, which take any rows of features. An example's potentials are rows of emissions, which features make, and
 rows of pairs, whose scores are weights. Loops take four rows at a time, which reduces memory traffic and helps
 vectorisation. Sums of products may be contracted and reordered.
@@ -124,8 +124,14 @@ def decode(kind, examples, i, length, scratch, transition, labels):
 
 
 @ByKind
+@njit
 def loss_of(kind, examples, i, labels):
-    """The loss of a labeling, float64."""
+    """The loss of a labeling, float64: the costs of its wrong labels."""
+    loss, start = 0.0, examples.start[i]
+    for t in range(size_of(examples, i)):
+        if labels[t] != examples.y[start + t]:
+            loss += examples.cost[start + t]
+    return loss
 
 
 @ByKind

@@ -64,17 +64,6 @@ def arc_rows(arcs, examples, i):
     return size_of(examples, i)
 
 
-@block.loss_of.of(Arcs)
-@njit
-def arc_loss(arcs, examples, i, labels):
-    """The costs of wrong heads."""
-    loss, start = 0.0, examples.start[i]
-    for t in range(size_of(examples, i)):
-        if labels[t] != examples.y[start + t]:
-            loss += examples.cost[start + t]
-    return loss
-
-
 @block.score.of(Arcs)
 @njit
 def arc_score(arcs, examples, i, labels, length, emission, transition):

@@ -52,17 +52,6 @@ def score(kind, examples, i, labels, length, emission, transition):
     return total
 
 
-@block.loss_of.of(LabelSets)
-@njit
-def loss(kind, examples, i, labels):
-    """The costs of wrong labels."""
-    total, start = 0.0, examples.start[i]
-    for k in range(examples.start[i + 1] - start):
-        if labels[k] != examples.y[start + k]:
-            total += examples.cost[start + k]
-    return total
-
-
 @block.mean_loss.of(LabelSets)
 @njit
 def mean_loss(kind, examples, i, t, psi, total, absolute):
