@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 
 from torchssvm.core import moved
 from torchssvm.core.batch import Batch, in_order
-from torchssvm.core.check import check
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.select_tokens import select_tokens
 from torchssvm.core.sparse_features import SparseFeatures
@@ -50,6 +49,7 @@ from torchssvm.solvers import (
     recompute_weights,
     solve,
 )
+from torchssvm.solvers.check import check
 from torchssvm.solvers.checkpoints import load_checkpoint, save_checkpoint
 from torchssvm.solvers.compiled import Sequential
 from torchssvm.solvers.concave_convex import latent

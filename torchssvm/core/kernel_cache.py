@@ -88,5 +88,5 @@ def _sources(kind: Any) -> Iterator[str]:
         if cls is not None and not cls.__module__.startswith("torchssvm."):
             source = getattr(sys.modules.get(cls.__module__), "__file__", None)
             yield source if source and cls.__module__ != "__main__" else ""
-        for part in kind.types if hasattr(kind, "types") else (kind.dtype,) * min(kind.count, 1):
+        for part in kind:  # type: ignore[attr-defined]
             yield from _sources(part)

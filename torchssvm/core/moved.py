@@ -13,7 +13,7 @@ from torchssvm.core.caller import warn
 Function = TypeVar("Function", bound=Callable[..., object])
 
 _ROOMS = {
-    "torchssvm.core.check": "CheckReport",
+    "torchssvm.solvers.check": "CheckReport",
     "torchssvm.core.ranks": "RankError",
     "torchssvm.core.structure": "Decoding Marginals",
     "torchssvm.structures.arborescence": "NonProjective Projective",

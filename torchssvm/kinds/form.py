@@ -22,9 +22,9 @@ class Form(HeadAdapter):
     weights, the same for all examples. Labelings and targets are int64 ``[B, N]``, -1 beyond the length.
 
     Args:
-        head: The head, with its structure as ``head.structure``. Its parameters are the tensors below, or views of them.
-        kind: A named tuple, whose class has versions of ``score``, ``decode`` and ``add_labeling`` of
-            :mod:`torchssvm.kinds.block`. Its fields are read-only: numbers and arrays that all examples share.
+        head: The head, whose structure is ``head.structure``. Its parameters are the tensors below, or views of them.
+        kind: A named tuple of numbers and arrays that all examples share. Its class has versions of ``score``,
+            ``decode`` and ``add_labeling`` of :mod:`torchssvm.kinds.block`.
         weight: ``[F, K]``.
         bias: ``[K]``, or None.
         pairs: ``[rows, width]``, or None.

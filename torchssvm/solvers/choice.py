@@ -95,8 +95,8 @@ def choose(
 
     Where nothing is given, the rules are, as measured on the library's tasks:
 
-    * the compiled loop with ``Corrective()``, ``CacheOracle()`` and ``Labelings()`` where it applies: chains,
-      classes and parsers, on features that stay as they are and that fit in half of the free memory. It runs on the
+    * the compiled loop with ``Corrective()``, ``CacheOracle()`` and ``Labelings()`` where it applies: heads with a
+      ``compiled_form``, on features that stay as they are and that fit in half of the free memory. It runs on the
       CPU, also for a head that is on a device, unless a visit would take more than ``LONG_VISIT`` multiplications there
       (a rule from the arithmetic alone: it has not been timed on a device), or there are several processes;
     * else in the torch loop ``FrankWolfe()`` on ``MeanParts()`` for structures that are quick to decode
@@ -242,8 +242,12 @@ def _multiplications(adapter: HeadAdapter, sample: Sample) -> int:
     features = tree_tensors(sample.x)[0].numel() // max(sample.size, 1)
     if adapter.ragged_labels:  # a feature is that of one label
         return features
-    tokens = 0 if adapter.pairs is None else sample.potentials[adapter.emission].shape[1]
-    return features * adapter.num_states + tokens * adapter.num_states**2
+    work = features * adapter.row_width
+    if adapter.pairs is not None:
+        rows, pairs = sample.potentials[adapter.emission], sample.potentials[adapter.pairs]
+        each = rows.shape[1] if rows.ndim == 3 and adapter.pairs not in sample.potentials.ragged else 1
+        work += each * pairs[0].numel()
+    return work
 
 
 @dataclass

@@ -83,7 +83,7 @@ class LinearMultilabel(LinearHead):
         """What the compiled loop needs of the head; None where it has none."""
         from torchssvm.structures.multilabel.kind import LabelSetAdapter
 
-        decoder = self.structure.decoder
+        decoder: Any = self.structure.decoder
         if type(self.structure) is not Multilabel or type(decoder) not in (BranchAndBound, MessagePassing):
             return None
         return LabelSetAdapter(self, decoder.max_rounds, getattr(decoder, "effort", 0))

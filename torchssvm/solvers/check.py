@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,12 +13,19 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from torchssvm.core import requirements
-from torchssvm.core.batch import Batch, apply_head
+from torchssvm.core.batch import Batch, apply_head, to_device
 from torchssvm.core.bounds import Bound, Box
 from torchssvm.core.linearity import linearity_error
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.requirements import ROUNDS, Skipped, Trial
 from torchssvm.core.structure import Structure, as_decoding
+from torchssvm.dual.labelings import Labelings
+from torchssvm.dual.state import DualState
+from torchssvm.kinds.adapter import find_adapter
+from torchssvm.solvers.certificate import certify
+from torchssvm.solvers.compiled.solver import CompiledBCFW
+from torchssvm.steps.cache import CacheOracle
+from torchssvm.steps.directions import Corrective
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,7 @@ class CheckReport:
         argmax finds the best output            ok
         augmented_argmax finds the best output  ok
         padding changes no answer               ok
+        compiled form equals the structure      ok
     """
 
     findings: tuple[Finding, ...]
@@ -89,7 +98,8 @@ def check(
     parts; the loss, and that it is zero at the target; ``loss`` against ``loss_potentials``; ``relative_scores`` and
     ``mean_difference``, if the structure overrides them, against those computed from the parts; the max oracle, plain
     and loss-augmented, against all outputs (if ``structure.enumerate`` lists them and they are few), else against
-    sampled outputs; and that padding changes no result. The head's weights are restored.
+    sampled outputs; that padding changes no result; and, of a head with a ``compiled_form``, that the compiled loop and
+    the torch loop certify the same. The head's weights are restored.
 
     Args:
         head: An ``nn.Module`` linear in its weights.
@@ -143,7 +153,36 @@ def check(
         with torch.no_grad():
             for p, value in zip(weights, held, strict=True):
                 p.copy_(value)
+    if hasattr(head, "compiled_form"):
+        findings.append(_examine("compiled form equals the structure", _compiled_error, head, structure, batch))
     return CheckReport(tuple(findings))
+
+
+def _compiled_error(head: nn.Module, structure: Structure, batch: Batch) -> str | None:
+    """How certificates of the two loops differ, after some visits of a compiled loop of its own."""
+    own = copy.deepcopy(head).cpu()
+    try:
+        adapter = find_adapter(own)
+    except TypeError as error:
+        raise Skipped(str(error)) from None
+    if not structure.same_as(adapter.structure):
+        raise Skipped(f"head.structure is {adapter.structure}")
+    batch = to_device(batch, "cpu").replace(index=torch.arange(len(batch.index)))
+    with torch.no_grad():
+        for p in own.parameters():
+            p.zero_()
+    dual = DualState.for_head(own, len(batch.index), 0.1, structure=structure, storage=Labelings(capacity=2))
+    loop = CompiledBCFW(own, dual, [batch], direction=Corrective(), oracle=CacheOracle())
+    loop.visit(torch.arange(len(batch.index)).repeat(4))
+    here, there = loop.certify(refresh=False), certify(own, dual, [batch], refresh=False)
+    rounding = 1e-4 if dual.parameters[0].dtype is torch.float32 else 1e-9
+    for name in ("primal", "dual"):
+        found, right = getattr(here, name), getattr(there, name)
+        if abs(found - right) > rounding * max(abs(there.primal), abs(right)):
+            return f"the {name} of the compiled loop is {found:.6g}, and that of the structure's methods {right:.6g}"
+    if there.drift > 100 * rounding:
+        return f"the weights of the compiled loop differ by {there.drift:.2g} from those of its blocks"
+    return None
 
 
 _REQUIREMENTS: dict[str, Callable[[Trial], str | None]] = {

@@ -1,0 +1,231 @@
+"""Heads of one's own in the compiled loop: what a wrong kind does, and where its code is kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from torchssvm import CompiledBCFW, Corrective, DualState, Labelings, Relative, Solver, check, in_order, solve
+from torchssvm.core.jit import njit
+from torchssvm.core.structure import Decoding, Structure
+from torchssvm.datasets import PaddedDataset
+from torchssvm.kinds import Form, block
+
+
+class Subset(Structure):
+    """Labels of which any may be on; those of neighbours may be on together or not."""
+
+    def argmax(self, potentials):
+        best, value = None, None
+        for labels in self.enumerate(potentials):
+            score = (potentials["rows"] * labels).sum(1) + (potentials["both"] * labels[:, 1:] * labels[:, :-1]).sum(1)
+            better = torch.ones_like(score, dtype=torch.bool) if value is None else score > value
+            best = labels if best is None else torch.where(better.unsqueeze(1), labels, best)
+            value = score if value is None else torch.where(better, score, value)
+        return Decoding(best, value)
+
+    def parts(self, labeling):
+        on = labeling.to(torch.get_default_dtype())
+        return {"rows": on, "both": on[:, 1:] * on[:, :-1]}
+
+    def loss(self, labeling, target):
+        return (labeling != target).sum(1).double()
+
+    def loss_potentials(self, target):
+        return {"rows": 1.0 - 2.0 * target}, target.sum(1).double()
+
+    def enumerate(self, potentials):
+        batch, size = potentials["rows"].shape
+        return (torch.tensor([number >> k & 1 for k in range(size)]).expand(batch, -1) for number in range(2**size))
+
+
+class Subsets(NamedTuple):
+    size: int
+
+
+class Deaf(NamedTuple):
+    """A kind whose decoder ignores the loss."""
+
+    size: int
+
+
+class Halved(NamedTuple):
+    """A kind that adds half of each part."""
+
+    size: int
+
+
+@njit
+def score(kind, examples, i, labels, length, rows, pairs):
+    total = 0.0
+    for k in range(kind.size):
+        total += rows[0, k] * labels[k]
+        if k:
+            total += pairs[0, k - 1] * labels[k] * labels[k - 1]
+    return total
+
+
+@njit
+def add(kind, examples, i, labels, mass, rows, pairs):
+    y = examples.y[examples.start[i] :]
+    for k in range(kind.size):
+        rows[0, k] += mass * (labels[k] - y[k])
+        if k:
+            pairs[0, k - 1] += mass * (labels[k] * labels[k - 1] - y[k] * y[k - 1])
+
+
+@njit
+def search(kind, examples, i, cost, scratch, pairs, labels):
+    y, best, most = examples.y[examples.start[i] :], 0, -1e300
+    for number in range(1 << kind.size):
+        total = 0.0
+        for k in range(kind.size):
+            on, below = number >> k & 1, number >> max(k - 1, 0) & 1
+            total += on * scratch.emission[0, k] + (cost if on != y[k] else 0.0)
+            if k:
+                total += pairs[0, k - 1] * on * below
+        if total > most:
+            best, most = number, total
+    for k in range(kind.size):
+        labels[k] = best >> k & 1
+
+
+@block.add_labeling.of(Subsets)
+@block.add_labeling.of(Deaf)
+@njit
+def add_all(kind, examples, i, length, labels, mass, rows, pairs, room):
+    add(kind, examples, i, labels, mass, rows, pairs)
+
+
+@block.add_labeling.of(Halved)
+@njit
+def add_half(kind, examples, i, length, labels, mass, rows, pairs, room):
+    add(kind, examples, i, labels, 0.5 * mass, rows, pairs)
+
+
+@block.decode.of(Subsets)
+@block.decode.of(Halved)
+@njit
+def decode(kind, examples, i, length, scratch, pairs, labels):
+    search(kind, examples, i, 1.0, scratch, pairs, labels)
+    return block.loss_of(kind, examples, i, labels)
+
+
+@block.decode.of(Deaf)
+@njit
+def decode_deaf(kind, examples, i, length, scratch, pairs, labels):
+    search(kind, examples, i, 0.0, scratch, pairs, labels)
+    return block.loss_of(kind, examples, i, labels)
+
+
+for one in (Subsets, Deaf, Halved):
+    block.score.of(one)(score)
+
+
+class Head(nn.Module):
+    def __init__(self, kind=Subsets, features: int = 3, size: int = 4) -> None:
+        super().__init__()
+        self.kind, self.structure = kind, Subset()
+        self.weight = nn.Parameter(torch.zeros(size, features, dtype=torch.float64))
+        self.both = nn.Parameter(torch.zeros(size - 1, dtype=torch.float64))
+        self.bias = nn.Parameter(torch.zeros(size, dtype=torch.float64))
+
+    def forward(self, x):
+        return {"rows": x @ self.weight.T + self.bias, "both": self.both.expand(len(x), -1)}
+
+    def compiled_form(self):
+        weights = {"bias": self.bias, "pairs": self.both.unsqueeze(0)}
+        names = {"emission": "rows", "transition": "both"}
+        return Form(self, self.kind(len(self.weight)), self.weight.T, **weights, **names)
+
+
+def data(n: int = 12) -> PaddedDataset:
+    random = torch.Generator().manual_seed(2)
+    x = torch.randn(n, 3, generator=random, dtype=torch.float64)
+    return PaddedDataset(x, torch.randint(0, 2, (n, 4), generator=random))
+
+
+def test_both_loops_reach_the_same_optimum():
+    found = [
+        solve(Head(), data(), lam=0.05, solver=Solver(compiled=compiled), tolerance=Relative(1e-7), max_passes=20_000)
+        for compiled in (True, False)
+    ]
+    assert found[0].exact
+    assert found[0].primal == pytest.approx(found[1].primal, rel=1e-6)
+
+
+def test_a_right_kind_passes_the_check():
+    head = Head()
+    report = check(head, head.structure, next(iter(in_order(data()))))
+    assert report.findings[-1].name == "compiled form equals the structure"
+    assert report.ok, report
+
+
+@pytest.mark.parametrize("kind", [Deaf, Halved])
+def test_a_wrong_kind_does_not(kind):
+    head = Head(kind)
+    report = check(head, head.structure, next(iter(in_order(data()))))
+    assert [finding.name for finding in report.findings if finding.problem] == ["compiled form equals the structure"]
+
+
+def test_a_resumed_run_has_the_bits_of_the_one_left_alone():
+    def make() -> CompiledBCFW:
+        head = Head()
+        dual = DualState.for_head(head, 12, 0.05, storage=Labelings(2))
+        return CompiledBCFW(head, dual, in_order(data()), direction=Corrective())
+
+    alone, first, second = make(), make(), make()
+    alone.step(40)
+    first.step(15)
+    second.dual.load_state_dict(first.dual.state_dict())
+    second.load_state_dict(first.state_dict())
+    second.step(25)
+    assert all(torch.equal(a, b) for a, b in zip(alone.head.parameters(), second.head.parameters(), strict=True))
+    assert torch.equal(alone.dual.loss, second.dual.loss)
+
+
+def test_a_subclass_with_another_forward_is_not_taken_for_its_base():
+    class Doubled(Head):
+        def forward(self, x):
+            return super().forward(2.0 * x)
+
+    with pytest.raises(ValueError, match="no compiled loop"):
+        solve(Doubled(), data(), lam=0.05, solver=Solver(compiled=True))
+
+
+def test_weights_that_are_no_parameters_are_refused():
+    head = Head()
+    with pytest.raises(ValueError, match="parameters of head=Head"):
+        Form(head, Subsets(4), head.weight.T.clone(), bias=head.bias, pairs=head.both.unsqueeze(0))
+
+
+@pytest.mark.slow
+def test_code_of_other_kinds_is_kept_apart_and_follows_its_file(tmp_path):
+    """A second process compiles nothing, one after an edit does, and the package's own files stay as they are."""
+    source = Path(__file__).read_text()
+    module = tmp_path / "my_kind.py"
+    script = (
+        "import my_kind, torch\n"
+        "from torchssvm import solve\n"
+        "from torchssvm.core.compiling import compiling_seconds\n"
+        "solve(my_kind.Head(), my_kind.data(), lam=0.05, progress=False)\n"
+        "print(compiling_seconds())\n"
+    )
+
+    def seconds(text: str) -> float:
+        if not module.exists() or module.read_text() != text:
+            module.write_text(text)
+        env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path)}
+        ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, check=True)
+        return float(ran.stdout)
+
+    first, second, third = seconds(source), seconds(source), seconds(source + "\n# edited\n")
+    assert second < 0.2 * first
+    assert third > 0.5 * first
