@@ -15,11 +15,12 @@ FOLDERS = {"torchssvm": "torchssvm", "models": "torchssvm.models", "datasets": "
 
 MAY_IMPORT = {
     "core": set(),
-    "structures": {"core"},
+    "kinds": {"core"},
+    "structures": {"core", "kinds"},
     "dual": {"core"},
     "steps": {"core", "dual"},
     "distributed": {"core", "steps"},
-    "solvers": {"core", "structures", "dual", "steps", "distributed"},
+    "solvers": {"core", "kinds", "structures", "dual", "steps", "distributed"},
     "path": {"core", "structures", "dual", "steps", "solvers"},
     "deployment": {"core", "structures"},
     "lightning": {"core", "structures", "dual", "steps", "solvers", "deployment"},

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_tensor, describe
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
@@ -150,6 +150,9 @@ class Structure(ABC):
     quick_to_decode: bool = False
     """Whether decoding takes no longer than the rest of a step, so that to reuse labelings does not pay."""
 
+    not_plain: str = ""
+    """Why plain torch operators do not decode it, as a clause; empty where they do."""
+
     pairwise_if_few: bool = False
     """Whether pairwise steps are quicker where there are fewer examples than weights, although decoding is quick."""
 
@@ -249,6 +252,31 @@ class Structure(ABC):
     def task_loss(self, labeling: Labeling, target: Labeling) -> Tensor:
         """The loss by which predictions are judged, ``[B]``: that of training, without known scores."""
         return self.loss(labeling, target)
+
+    def plain_decoder(self) -> nn.Module | None:
+        """A module ``(tensors, lengths) -> labelings`` of plain torch operators, which torch can export and compile.
+
+        Its attribute ``ragged`` says whether examples have lengths. None where ``decode`` itself is to be traced, as it
+        is where a subclass has an ``argmax`` or a ``decode`` of its own.
+
+        Raises:
+            TypeError: Plain operators cannot decode the structure.
+        """
+        for cls in type(self).__mro__:
+            if reason := vars(cls).get("not_plain"):
+                raise TypeError(
+                    f"{cls.__name__} cannot be decoded in plain torch operators: {reason}. Call "
+                    "head.structure.decode(head(x)) instead; load_head(path) reads such a model from a file"
+                )
+            if "_plain" in vars(cls):
+                return self._plain()
+            if {"argmax", "decode"} & vars(cls).keys():
+                return None
+        return None
+
+    def _plain(self) -> nn.Module | None:
+        """What :meth:`plain_decoder` returns."""
+        return None
 
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         """Where the potentials can matter, for tensors that are padded in other ways than ``ragged`` says: masks.

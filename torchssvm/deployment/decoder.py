@@ -13,46 +13,11 @@ from torchssvm.core.plain import plain_operators
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.structure import Structure
-from torchssvm.deployment.chains import ChainDecoder
 from torchssvm.deployment.checks import check_fit
-from torchssvm.deployment.classes import ClassDecoder
-from torchssvm.deployment.label_sets import LabelSetDecoder
-from torchssvm.deployment.trees import TreeDecoder
-from torchssvm.structures.arborescence.structure import Arborescence
 from torchssvm.structures.arguments import check_range
-from torchssvm.structures.chain.structure import Chain
-from torchssvm.structures.decisions.structure import Decisions
-from torchssvm.structures.graph_cut.structure import GraphCut
-from torchssvm.structures.matching.structure import Matching
-from torchssvm.structures.multiclass.structure import Multiclass
-from torchssvm.structures.multilabel.structure import Multilabel
-from torchssvm.structures.pairwise_graph.structure import PairwiseGraph
-from torchssvm.structures.pose.structure import Pose
-from torchssvm.structures.slack_rescaling.structure import SlackRescaling
-from torchssvm.structures.torch_struct.structure import TorchStruct
-from torchssvm.structures.tree.forest import Forest
-from torchssvm.structures.tree.structure import Tree
 
 if (_register := getattr(_pytree, "_register_namedtuple", None)) is not None:  # else exported programs are not saved
     _register(SparseFeatures, serialized_type_name="torchssvm.SparseFeatures")
-
-_PLAIN: dict[type, Any] = {
-    Chain: ChainDecoder,
-    Multiclass: ClassDecoder,
-    Tree: TreeDecoder,
-    Multilabel: LabelSetDecoder,
-}
-
-_NOT_PLAIN: dict[type, str] = {
-    Arborescence: "spanning trees are found by loops over single tokens",
-    Decisions: "decisions are found by solvers outside of torch",
-    Forest: "trees that differ from example to example are found by loops over single nodes",
-    GraphCut: "a minimum cut is found by loops over single edges",
-    Matching: "an assignment is found by loops over single nodes",
-    PairwiseGraph: "messages pass along single edges, in an order of the example's own",
-    Pose: "distance transforms are loops over single pixels",
-    TorchStruct: "torch-struct decodes by gradients",
-}
 
 
 class Decoder(nn.Module):
@@ -97,7 +62,7 @@ class Decoder(nn.Module):
         self.head, self.features, self.structure = head, features, structure
         self.labels: list[str] | None = None
         self.vocabulary: dict[str, int] | None = None
-        self.rule = _plain_decoder(structure)
+        self.rule = structure.plain_decoder()
         self.eval()
 
     def forward(self, x: Any, lengths: Tensor | None = None) -> Any:
@@ -124,7 +89,7 @@ class Decoder(nn.Module):
             else:
                 with plain_operators():
                     potentials = self._potentials(x, lengths)
-                if lengths is not None and isinstance(self.rule, ChainDecoder | TreeDecoder):
+                if lengths is not None and getattr(self.rule, "ragged", False):
                     first = next(iter(potentials.tensors.values()))
                     check_range(lengths, first.shape[0], first.shape[1])
                 if self.rule is not None:
@@ -159,16 +124,3 @@ def parts_of(
         raise TypeError(f"{type(head).__name__} has no structure: give structure=, which says how outputs are decoded")
     check_fit(head, structure)
     return head, structure, features
-
-
-def _plain_decoder(structure: Structure) -> nn.Module | None:
-    """What decodes a structure of this package; None of a structure whose own ``decode`` is to be traced."""
-    kind = next(cls for cls in type(structure).__mro__ if {"argmax", "decode"} & vars(cls).keys())
-    if kind is SlackRescaling:  # decodes as the structure that it wraps
-        return _plain_decoder(structure.structure)  # type: ignore[attr-defined]
-    if kind in _NOT_PLAIN:
-        raise TypeError(
-            f"{kind.__name__} cannot be decoded in plain torch operators: {_NOT_PLAIN[kind]}. Call "
-            "head.structure.decode(head(x)) instead; load_head(path) reads such a model from a file"
-        )
-    return _PLAIN[kind](structure) if kind in _PLAIN else None

@@ -39,7 +39,7 @@ from torchssvm.steps.orders import Order, Proportional
 
 
 class CompiledBCFW(DualTrainer, Stateful):
-    """Compiled single-example BCFW on a chain, a multiclass head or a parser with fixed features, on the CPU.
+    """Compiled single-example BCFW for a head with a compiled form and fixed features, on the CPU.
 
     Trains the same head and dual state as ``BlockGap`` and ``BCFW``: each can continue where the other stopped. Blocks
     are drawn as in [G16] Algorithm 2, from the current gaps at every draw. Features are copied without padding, as

@@ -118,6 +118,8 @@ class Arborescence(Structure):
         tensor([[0, 1]])
     """
 
+    not_plain = "spanning trees are found by loops over single tokens"
+
     def __init__(self, among: Arborescences | None = None, *, normalize: bool = True) -> None:
         check_flags(normalize=normalize)
         self.among = NonProjective() if among is None else among

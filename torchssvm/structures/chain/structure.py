@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_int64, check_tensor, check_whole
 from torchssvm.core.jit import arrays, fits_numba, fits_triton
@@ -314,6 +314,12 @@ class Chain(Structure):
             real = check_lengths(lengths, batch, longest, labels.device)
         check_labels(labels, self.num_states, real)
         return labels.masked_fill(~real, -1)
+
+    def _plain(self) -> nn.Module:
+        """Viterbi."""
+        from torchssvm.structures.chain.plain import ChainDecoder
+
+        return ChainDecoder(self)
 
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
         """All K^N sequences, or those that :attr:`transitions` allow."""

@@ -78,6 +78,8 @@ class Decisions(Structure):
         tensor([1.], dtype=torch.float64)
     """
 
+    not_plain = "decisions are found by solvers outside of torch"
+
     pairwise_if_few = True
 
     def __init__(

@@ -168,6 +168,8 @@ class GraphCut(LabelledGraphs):
         tensor([[1, 1]])
     """
 
+    not_plain = "a minimum cut is found by loops over single edges"
+
     quick_to_decode = True
     _states = 2
     _target = GraphTarget

@@ -6,13 +6,24 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_int64, check_tensor, check_whole
 from torchssvm.core.ordered_sums import add_at
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, Marginals, Structure, digest
 from torchssvm.structures.arguments import check_labels
+
+
+class ClassDecoder(nn.Module):
+    """The best class of a :class:`~torchssvm.Multiclass`, in plain torch operators; ties go to the smallest."""
+
+    ragged = False
+
+    def forward(self, potentials: Parts, lengths: None) -> Tensor:
+        """The only potentials ``[B, K]`` -> ``[B]`` int64."""
+        (scores,) = potentials.values()
+        return scores.argmax(1)
 
 
 class Multiclass(Structure):
@@ -93,6 +104,10 @@ class Multiclass(Structure):
         check_int64(target, "target", scores.shape[:1], ", a class for each example")
         check_labels(target, self.num_classes)
         return target
+
+    def _plain(self) -> nn.Module:
+        """The best class."""
+        return ClassDecoder()
 
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
         """The K classes."""

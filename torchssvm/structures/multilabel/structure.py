@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_int64, check_object, check_tensor, check_whole
 from torchssvm.core.jit import arrays, fits_numba
@@ -246,6 +246,19 @@ class Multilabel(Structure):
             return None
         numbers = itertools.product((0, 1), repeat=self.num_labels)
         return (torch.tensor([y], device=potentials.device).expand(potentials.batch_size, -1) for y in numbers)
+
+    def _plain(self) -> nn.Module:
+        """Messages."""
+        from torchssvm.structures.multilabel.plain import LabelSetDecoder
+
+        most = self.decoder.max_rounds if isinstance(self.decoder, MessagePassing) else 0
+        if self.pairwise and not most:
+            raise TypeError(
+                f"{self.decoder} cannot be traced by torch: give structure=Multilabel({self.num_labels}, "
+                "decoder=MessagePassing()) to Decoder, which decodes the same weights by messages, beside the head; "
+                "load_head(path) reads that from a file"
+            )
+        return LabelSetDecoder(self.num_labels, self.pairwise, most)
 
     def _decode(self, potentials: Potentials, unary: Tensor) -> Decoding:
         if not self.pairwise:

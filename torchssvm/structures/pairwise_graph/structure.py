@@ -106,6 +106,8 @@ class PairwiseGraph(LabelledGraphs):
         tensor([[1, 1, 1]])
     """
 
+    not_plain = "messages pass along single edges, in an order of the example's own"
+
     _target = PairwiseTarget
 
     def __init__(self, num_labels: int, oracle: GraphOracle | None = None, *, normalize: bool = True) -> None:

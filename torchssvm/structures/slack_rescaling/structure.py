@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Parts, Potentials, conform, inner, scale
@@ -78,6 +78,10 @@ class SlackRescaling(Structure):
     def argmax(self, potentials: Potentials) -> Decoding | Labeling:
         """The highest-scoring output, by the wrapped structure."""
         return self.structure.argmax(potentials)
+
+    def _plain(self) -> nn.Module | None:
+        """That of the structure within."""
+        return self.structure.plain_decoder()
 
     def augmented_argmax(self, potentials: Potentials, target: Labeling) -> Decoding:
         """The output with the highest ``loss * (1 + score - target's score)``.

@@ -63,6 +63,8 @@ class TorchStruct(Structure):
         tensor([4., 3.])
     """
 
+    not_plain = "torch-struct decodes by gradients"
+
     padding = 0
 
     def __init__(

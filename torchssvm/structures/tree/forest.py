@@ -82,6 +82,8 @@ class Forest(Structure):
         ValueError: ``num_states`` is less than 1, or ``class_weight`` has another number of costs.
     """
 
+    not_plain = "trees that differ from example to example are found by loops over single nodes"
+
     settings = Structure.__repr__  # no attribute counts or caches
 
     unit = "node"

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchssvm.core.arguments import as_parents, check_flags, check_int64, check_whole
 from torchssvm.core.ordered_sums import add_at
@@ -152,6 +152,12 @@ class Tree(Structure):
                     f"an example has {size} nodes, and the parent of node {v} is {int(self.parent[v])}: number the "
                     "nodes so that the first nodes contain all their parents"
                 )
+
+    def _plain(self) -> nn.Module:
+        """Max-sum."""
+        from torchssvm.structures.tree.plain import TreeDecoder
+
+        return TreeDecoder(self)
 
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
         """All K^N labelings."""

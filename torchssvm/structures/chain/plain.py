@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from torchssvm.core.potentials import Parts
-from torchssvm.deployment.loops import scan
-from torchssvm.structures.chain.structure import Chain
+from torchssvm.core.traced_loops import scan
 
 
 class ChainDecoder(nn.Module):
     """The best sequences of a :class:`~torchssvm.Chain`; ties as there: the smallest state, from the last position."""
 
+    ragged = True
     pairs: Tensor | None
     first: Tensor
     last: Tensor
 
-    def __init__(self, structure: Chain) -> None:
+    def __init__(self, structure: Any) -> None:
         super().__init__()
         self.shared = structure.shared
         allowed = structure.transitions

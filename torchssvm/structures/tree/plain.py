@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from torchssvm.core.potentials import Parts
 from torchssvm.structures.tree.oracle import node_depths
-from torchssvm.structures.tree.structure import Tree
 
 
 class TreeDecoder(nn.Module):
     """The best states of a :class:`~torchssvm.Tree`; ties as there: the smallest state, from the roots on."""
 
-    def __init__(self, structure: Tree) -> None:
+    ragged = True
+
+    def __init__(self, structure: Any) -> None:
         super().__init__()
         self.structure, self.shared = structure, structure.shared
         self.parent = structure.parent.tolist()

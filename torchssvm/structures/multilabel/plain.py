@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.potentials import Parts
-from torchssvm.deployment.loops import repeat
+from torchssvm.core.traced_loops import repeat
 from torchssvm.structures.multilabel.oracle import symmetric
-from torchssvm.structures.multilabel.structure import MessagePassing, Multilabel
 
 _TINY = 1e-12  # relative to the sum of all absolute scores: smaller gaps are rounding
 
@@ -26,16 +25,11 @@ class LabelSetDecoder(nn.Module):
     structure's own decoding does so in between, too, and may find another one.
     """
 
-    def __init__(self, structure: Multilabel) -> None:
+    ragged = False
+
+    def __init__(self, num_labels: int, pairwise: bool, max_rounds: int) -> None:
         super().__init__()
-        self.most = structure.decoder.max_rounds if isinstance(structure.decoder, MessagePassing) else 0
-        if structure.pairwise and not self.most:
-            raise TypeError(
-                f"{structure.decoder} cannot be traced by torch: give structure=Multilabel({structure.num_labels}, "
-                "decoder=MessagePassing()) to Decoder, which decodes the same weights by messages, beside the head; "
-                "load_head(path) reads that from a file"
-            )
-        self.size, self.pairwise = structure.num_labels, structure.pairwise
+        self.size, self.pairwise, self.most = num_labels, pairwise, max_rounds
 
     def forward(self, potentials: Parts, lengths: None) -> Tensor:
         """``unary`` ``[B, K]`` and ``pairwise`` ``[B, P]`` -> ``[B, K]`` int64."""
