@@ -47,9 +47,13 @@ def exact_ranges(
 def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, corners):
     """Decode one example and add its weights to ``part``; returns whether it has any."""
     n, squares, sums = len(blocks.count), scratch.squares, scratch.sums
-    start, found = examples.start[i], scratch.corner
+    length = potentials(examples, examples.arcs, model, i, scratch.emission, scratch.arcs)
     emission, transition = scratch.emission, model.transition
-    length = hinge_of(i, examples, model, scratch, hinges)
+    start, found = examples.start[i], scratch.corner
+    loss = decode(examples, examples.arcs, i, length, scratch, transition, found)
+    base = score(examples.y[start : start + length], length, emission, transition)
+    hinge = score(found, length, emission, transition) - base + loss
+    hinges[i] = 0.0 if hinge < 0.0 else hinge  # the target's is 0; NaN stays
     for t in range(length if len(corners) else 0):
         corners[start + t] = found[t]
     inner = 0.0
@@ -74,26 +78,6 @@ def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, 
         )
     scalars.gaps[i] = (hinges[i] + inner) / n - scalars.loss[i]
     return some or slots
-
-
-@njit
-def hinge_of(i, examples, model, scratch, hinges):
-    """Decode example i into ``scratch.corner`` and write its hinge; returns its length."""
-    length = potentials(examples, examples.arcs, model, i, scratch.emission, scratch.arcs)
-    emission, transition = scratch.emission, model.transition
-    start, found = examples.start[i], scratch.corner
-    loss = decode(examples, examples.arcs, i, length, scratch, transition, found)
-    base = score(examples.y[start : start + length], length, emission, transition)
-    hinge = score(found, length, emission, transition) - base + loss
-    hinges[i] = 0.0 if hinge < 0.0 else hinge  # the target's is 0; NaN stays
-    return length
-
-
-@njit
-def hinges_of(begin, end, examples, model, scratch, hinges):
-    """The hinges of examples ``begin`` to ``end - 1``, in the dtype of all arrays."""
-    for i in range(begin, end):
-        hinge_of(i, examples, model, scratch, hinges)
 
 
 @njit

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.threads import run_in_chunks, split
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.compiled.exact import exact_ranges, hinges_of, remember_range
+from torchssvm.solvers.compiled.exact import exact_ranges, remember_range
 from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.rounding import HingeRounding, widen
 from torchssvm.solvers.compiled.state import BlockArrays, Examples, Model, Options, Scalars, Scratch
@@ -73,23 +73,29 @@ class ExactPasses:
         hinges, gaps, losses = np.zeros(size), np.zeros(size), np.zeros((2, size))
         corners = np.zeros(len(examples.y) if memory.capacity else 0, np.int32)
         scalars = Scalars(dual.loss.numpy(), gaps, gaps)
-        every = _EVERY + numbers // 64
+        every, sizes = _EVERY + numbers // 64, np.add.reduceat(self._work, ranges[:-1])
 
-        def decode(begin: int, end: int, thread: int) -> None:
-            work = self._scratch(), _zeros(model, model.emission.dtype), totals, every
-            found = hinges, losses, corners
-            exact_ranges(begin, end, ranges, examples, model, blocks, scalars, *work, *found)
+        def decode(wide: bool) -> None:
+            cast: Callable[[Any], Any] = widen if wide else lambda arrays: arrays
+            unread = examples._replace(inner=examples.inner[:0]), model, blocks._replace(gram=blocks.gram[:0])
+            held = [cast(arrays) for arrays in unread]
 
-        sizes = np.add.reduceat(self._work, ranges[:-1])
-        run_in_chunks(decode, sizes)
+            def some(begin: int, end: int, thread: int) -> None:
+                work = scalars, cast(self._scratch()), _zeros(model, held[1].emission.dtype), totals, every
+                exact_ranges(begin, end, ranges, *held, *work, hinges, losses, corners)
+
+            run_in_chunks(some, sizes)
+
+        decode(wide=False)
         if not np.isfinite(hinges).all():
             raise RuntimeError("the hinges are not finite: the weights must have overflowed")
         if model.emission.dtype == np.float32:
             self._rounding = self._rounding or HingeRounding(examples)
             primal = dual.lam / 2 * squared_norm(dual.parameters) + float(hinges.mean())
             if not negligible(self._rounding(model), primal, dual.num_examples):
-                narrow, hinges = hinges, self._in_float64(model)
-                gaps += (hinges - narrow) / dual.num_examples
+                for array in (getattr(totals, name) for name in _ARRAYS):
+                    array.fill(0.0)
+                decode(wide=True)
 
         def remember() -> None:
             self._remember(blocks, dual, options, memory, corners)
@@ -109,17 +115,6 @@ class ExactPasses:
             losses=torch.from_numpy(losses),
             remember=remember,
         )
-
-    def _in_float64(self, model: Model) -> np.ndarray:
-        """The hinges in float64."""
-        hinges = np.zeros(len(self._work))
-        examples, model = widen(self._examples._replace(inner=self._examples.inner[:0])), widen(model)
-
-        def decode(begin: int, end: int, thread: int) -> None:
-            hinges_of(begin, end, examples, model, widen(self._scratch()), hinges)
-
-        run_in_chunks(decode, self._work)
-        return hinges
 
     def _remember(
         self, blocks: BlockArrays, dual: DualState, options: Options, memory: BlockMemory, corners: np.ndarray
