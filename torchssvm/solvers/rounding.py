@@ -19,6 +19,7 @@ from torch.func import functional_call
 
 from torchssvm.core.batch import tree_map, tree_tensors
 from torchssvm.core.head_call import state_kept
+from torchssvm.core.launch import once
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.on_host import pick
 from torchssvm.core.oracle_result import OracleResult
@@ -29,7 +30,7 @@ from torchssvm.core.structure import Labeling, Structure
 
 _SAMPLE = 16  # examples of a batch that are compared
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_AGAIN = 16  # a sample is taken again when this many times as many examples have been seen
+_AGAIN = 64  # a sample is taken again when this many times as many examples have been seen
 
 
 def negligible(rounding: float, primal: float, num_examples: int) -> bool:
@@ -141,20 +142,20 @@ class Rounding:
         """Compare some examples of a batch: those with the largest potentials, and some others."""
         if wide is None:
             return
-        size = potentials.batch_size
-        largest = torch.stack([t.abs().flatten(1).sum(1) for t in wide.tensors.values() if t.numel()]).amax(0)
-        others = torch.arange(0, size, -(-2 * size // _SAMPLE), device=potentials.device)
-        rows = torch.cat([largest.topk(min(_SAMPLE // 2, size)).indices, others]).unique()
-        narrow, wide = potentials.detach().select(rows), wide.select(rows)
-        target = tree_map(lambda t: pick(t, rows), target)
-        error = 0.0
+        size, narrow, bound, error = potentials.batch_size, potentials.detach(), corner.bound, 0.0
+        if size > _SAMPLE:
+            largest = torch.stack([t.abs().flatten(1).sum(1) for t in wide.tensors.values() if t.numel()]).amax(0)
+            others = torch.arange(0, size, -(-2 * size // _SAMPLE), device=potentials.device)
+            rows = torch.cat([largest.topk(_SAMPLE // 2).indices, others]).unique()
+            narrow, wide, bound = narrow.select(rows), wide.select(rows), bound[rows]
+            target = tree_map(lambda t: pick(t, rows), target)
         for name, tensor in wide.tensors.items():
-            count = max(int(tensor.count_nonzero()), 1)
-            error = max(error, float((tensor - narrow[name]).square().sum()) / count)
+            count = max(int(once(tensor).count_nonzero()), 1)
+            error = max(error, float((once(tensor) - once(narrow[name])).square().sum()) / count)
         parts = conform(self._structure.parts(target), wide, "parts(target)")
         error *= 2.0 * max(1.0, float(inner(parts, parts).mean()))
         if (fine := self._decode(wide, target)) is not None:
-            moved = float((fine.bound - corner.bound[rows]).square().mean())
+            moved = float((fine.bound - bound).square().mean())
             self._rounding = max(self._rounding, math.sqrt(max(error, moved)))
 
     def _widen(self, inputs: Any, like: Potentials) -> tuple[Potentials, list[Tensor]] | None:
@@ -180,6 +181,7 @@ class Rounding:
             if other is None or other.shape != tensor.shape or other.dtype is not torch.float64:
                 same = False
             else:
+                other, tensor = once(other), once(tensor)
                 same = float((other - tensor).abs().sum()) <= 1e-2 * float(other.abs().sum()) + 1e-30
             if not same:
                 self._leave()
