@@ -36,8 +36,8 @@ from torchssvm.solvers.compiled.arcs import (
     sum_lists,
 )
 from torchssvm.solvers.compiled.long import (
-    add_long_pairs,
     add_long_to_weights,
+    add_net_pairs,
     long_square,
     mark,
     respond_long,
@@ -248,11 +248,8 @@ def add_labeling(examples, i, length, labels, mass, delta, pairs, counts):
         if new != old:
             delta[t, new] += mass
             delta[t, old] -= mass
-        if t > 0 and len(pairs) and length <= STORED:
-            pairs[labels[t - 1], new] += mass
-            pairs[examples.y[start + t - 1], old] -= mass
-    if length > STORED and len(pairs):
-        add_long_pairs(examples, start, length, labels, mass, pairs, counts)
+    if len(pairs):
+        add_net_pairs(examples, start, length, labels, mass, pairs, counts)
 
 
 @njit
