@@ -77,7 +77,7 @@ def double(batches: Any) -> list[Batch]:
 
 
 def dual_value(head: Any, dual: Any, batches: list[Batch]) -> float:
-    """The dual of the labelings that are held, in float64."""
+    """The dual of the blocks that are held, in float64."""
     weights = [torch.zeros_like(p) for p in head.parameters()]
     for batch in batches:
         potentials = apply_head(head, batch)
@@ -89,7 +89,7 @@ def dual_value(head: Any, dual: Any, batches: list[Batch]) -> float:
 
 
 def measure(seed: int) -> tuple[str, float, float]:
-    """The kind, and the relative errors of the primal and of the dual; the latter where labelings are held."""
+    """The kind, and the relative errors of the primal and of the dual."""
     kind, head, data, lam = problem(seed)
     compiled = kind != "label sets" and seed % 2 == 0
     storage = Labelings() if seed % 4 < 2 else MeanParts()
@@ -97,7 +97,7 @@ def measure(seed: int) -> tuple[str, float, float]:
     found = trainer.solve(Relative(1e-7), max_passes=30, progress=False)
     wide, batches = copy.deepcopy(head).double(), double(in_order(data))
     exact = primal(wide, wide.structure, batches, lam).value
-    held = dual_value(wide, trainer.dual, batches) if isinstance(storage, Labelings) else found.dual
+    held = dual_value(wide, trainer.dual, batches)
     kind += ", compiled" if compiled else ", torch"
     return kind, (found.primal - exact) / exact, (found.dual - held) / exact
 

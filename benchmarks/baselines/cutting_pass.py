@@ -70,7 +70,7 @@ def make_pass(
             target = problem.structure.check_target(batch.y, potentials)
             targets[on_host(index)] = digest_examples(target, potentials)
             corner = find_corner(problem.structure, potentials, target)
-            finer = fine(potentials, target, corner)
+            finer = fine(potentials, target, corner).corner
             with full_precision(potentials.device):
                 parts = scale(probe(potentials, problem.structure), (1.7 * index.double() + 0.3).cos())
                 found += flat(adjoint(potentials, parts, problem.parameters)).cpu()

@@ -11,6 +11,7 @@ from torch import nn
 
 from torchssvm import (
     Chain,
+    DualState,
     Graphs,
     Labelings,
     LinearChain,
@@ -21,12 +22,15 @@ from torchssvm import (
     PairwiseGraph,
     Relative,
     Solver,
+    certify,
     in_order,
     make_trainer,
 )
 from torchssvm.core.batch import tree_map
+from torchssvm.core.gradients import adjoint
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import as_potentials
+from torchssvm.core.row_sparse import squared_norm
 from torchssvm.datasets import PaddedDataset
 from torchssvm.solvers import primal
 
@@ -146,3 +150,41 @@ def test_what_does_not_run_in_float64_stays_in_float32():
     found = primal(head, head.structure, in_order(data), 1e-9)
     assert found.value == pytest.approx(in_float64(head, data, 1e-9, Multiclass(3)), rel=1e-4)
     assert not head._forward_hooks
+
+
+def dual_in_float64(head, data, dual):
+    """The dual of the blocks that are held."""
+    wide, total = copy.deepcopy(head).double(), None
+    for batch in in_order(data):
+        potentials = wide(batch.x.double())
+        target = head.structure.check_target(batch.y, potentials)
+        psi = dual.storage.gather(batch.index, potentials, target).psi
+        found = adjoint(potentials, psi, list(wide.parameters()))
+        total = found if total is None else [a + b for a, b in zip(total, found, strict=True)]
+    return dual.total_loss - squared_norm(total) / (2 * dual.lam * dual.num_examples**2)
+
+
+@pytest.mark.parametrize("storage", [MeanParts, Labelings])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_dual_of_tokens_that_cancel(storage, compiled):
+    x = 0.1 * torch.randn(2, 4, 3, generator=rng(0)) + 1000.0
+    y = torch.randint(3, (2, 4), generator=rng(1))
+    head, lam = LinearChain(3, 3), 1e-2
+    data = PaddedDataset(x, y)
+    trainer = make_trainer(head, data, lam, solver=Solver(compiled=compiled, storage=storage()), progress=False)
+    found = trainer.solve(Relative(1e-7), max_passes=30, progress=False)
+    assert found.dual == pytest.approx(dual_in_float64(head, data, trainer.dual), abs=1e-9 * found.primal)
+
+
+def test_a_certificate_before_the_first_step_leaves_float32_blocks():
+    head, data = separable(0, "chains", 2)
+    for storage in (MeanParts(), Labelings()):
+        dual = DualState.for_head(head, num_examples=2, lam=1e-8, storage=storage)
+        with torch.no_grad():
+            for p in head.parameters():
+                p.normal_(generator=rng(0))
+        potentials = head(data.x)
+        wide = copy.deepcopy(head).double()(data.x.double())
+        assert storage.estimate(wide, data.y) == storage.estimate(potentials, data.y)
+        certify(head, dual, in_order(data), refresh=False)
+        assert storage.nbytes() == 0 or storage.sets.mass.sum() == 0.0

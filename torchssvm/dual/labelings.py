@@ -76,6 +76,7 @@ class Labelings(Storage):
         """
         if self._template is None:
             one = potentials.detach().select(torch.zeros(1, dtype=torch.int64, device=potentials.device))
+            one = one.replace({name: t.to(self.parameters[0].dtype) for name, t in one.tensors.items()})
             own = () if target is None else (tree_map(lambda tensor: tensor[:1], target),)
             decode = self.structure.augmented_argmax if own else self.structure.argmax
             self._template = as_decoding(decode(one, *own)).labeling
@@ -167,11 +168,13 @@ class Labelings(Storage):
         """Mark the inner products as unknown; they were computed from the old features."""
         self.sets.known.fill_(False)
 
-    def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:
+    def contribution(
+        self, stored: Stored, potentials: Potentials, weights: Sequence[Tensor] | None = None
+    ) -> list[Tensor]:
         """One backward pass of the head."""
         assert isinstance(stored, StoredLabelings)
-        weight = 1.0 / (self.lam * self.num_examples)
-        return [g.to(torch.float64) * weight for g in adjoint(potentials, stored.psi, self.parameters, sparse=True)]
+        found = adjoint(potentials, stored.psi, self.parameters if weights is None else weights, sparse=True)
+        return [g.to(torch.float64) * (1.0 / (self.lam * self.num_examples)) for g in found]
 
     def _schema(self) -> Schema:
         n = Own(len(self.own))

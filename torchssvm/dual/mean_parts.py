@@ -38,7 +38,7 @@ class MeanParts(Storage):
             rows = _rows(potentials, name)
             longest = _row_view(potentials, name).shape[1]
             share = 1.0 if rows is None or not longest else float(rows.to(torch.float64).mean()) / longest
-            total += share * tensor[:1].numel() * tensor.element_size()
+            total += share * tensor[:1].numel() * self.parameters[0].element_size()
         return int(total * len(self.own))
 
     def gather(self, index: Tensor, potentials: Potentials, target: Labeling = None) -> StoredParts:
@@ -69,7 +69,7 @@ class MeanParts(Storage):
                 example, more = int(on_host(index)[wrong]), potentials.ragged[name]  # rows than the length
                 now, before = int(rows[wrong]) - more, int(buffer.rows[example]) - more
                 raise other_length(example + self.own.start, now, before)
-            psi[name] = found.view(shape)
+            psi[name] = found.view(shape).to(potentials.dtype)
         return StoredParts(self, index, potentials, psi, target)
 
     def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:
@@ -86,11 +86,13 @@ class MeanParts(Storage):
                         more = batch.potentials.ragged[name]
                         raise other_length(example + self.own.start, count - more, before - more)
 
-    def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:
+    def contribution(
+        self, stored: Stored, potentials: Potentials, weights: Sequence[Tensor] | None = None
+    ) -> list[Tensor]:
         """One backward pass of the head."""
         assert isinstance(stored, StoredParts)
-        weight = 1.0 / (self.lam * self.num_examples)
-        return [g.to(torch.float64) * weight for g in adjoint(potentials, stored.psi, self.parameters, sparse=True)]
+        found = adjoint(potentials, stored.psi, self.parameters if weights is None else weights, sparse=True)
+        return [g.to(torch.float64) * (1.0 / (self.lam * self.num_examples)) for g in found]
 
     def add(self, index: Tensor, potentials: Potentials, parts: Parts, factors: Tensor | None = None) -> None:
         """``psi_i += factors_i parts_i`` for distinct examples, ``factors=None`` is 1; the first call allocates."""

@@ -151,6 +151,8 @@ class Storage(Stateful):
     def gather(self, index: Tensor, potentials: Potentials, target: Labeling) -> Stored:
         """The blocks of a batch; changes nothing. ``target`` comes from ``structure.check_target``.
 
+        Potentials may be float64 where the parameters are float32: blocks then take part in float64.
+
         Raises:
             ValueError: An example came with another shape than before.
         """
@@ -181,8 +183,16 @@ class Storage(Stateful):
         return
 
     @abstractmethod
-    def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:
-        """``(1/(lam n)) sum_i Phi_i^T psi_i`` of a batch, float64, for every parameter."""
+    def contribution(
+        self, stored: Stored, potentials: Potentials, weights: Sequence[Tensor] | None = None
+    ) -> list[Tensor]:
+        """``(1/(lam n)) sum_i Phi_i^T psi_i`` of a batch, float64, for every parameter.
+
+        Args:
+            stored: The blocks, gathered for these potentials.
+            potentials: The batch, with its graph.
+            weights: What the graph begins at, in the order of the parameters; None is these themselves.
+        """
 
     @abstractmethod
     def rescale(self, factor: float) -> None:

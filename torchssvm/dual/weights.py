@@ -83,7 +83,9 @@ class Weights(Storage):
         if bool(moved.any()):
             raise RuntimeError(_MOVED.format(examples=(stored.index[moved][:5] + self.own.start).tolist()))
 
-    def contribution(self, stored: Stored, potentials: Potentials) -> list[Tensor]:
+    def contribution(
+        self, stored: Stored, potentials: Potentials, weights: Sequence[Tensor] | None = None
+    ) -> list[Tensor]:
         """The sum of the blocks."""
         assert isinstance(stored, _StoredWeights)
         return [block.sum(0, dtype=torch.float64) for block in stored.blocks]

@@ -144,8 +144,11 @@ def add_long_to_weights(examples, start, length, delta, model, squares, sums, fa
 
 
 @njit
-def add_long_pairs(examples, start, length, labels, mass, pairs, counts):
-    """``mass`` times the pairs of a labeling without those of the target; ``counts`` are zero before and after."""
+def add_net_pairs(examples, start, length, labels, mass, pairs, counts):
+    """``mass`` times the pairs of a labeling without those of the target; ``counts`` are zero before and after.
+
+    Pairs that both have are left out: ``x + mass - mass`` rounds a small x.
+    """
     for t in range(1, length):
         counts[labels[t - 1], labels[t]] += 1.0
         counts[examples.y[start + t - 1], examples.y[start + t]] -= 1.0

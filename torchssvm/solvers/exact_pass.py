@@ -73,17 +73,17 @@ def exact_pass(
             target = dual.structure.check_target(batch.y, potentials)
             targets[on_host(index)] = digest_examples(target, potentials)
             corner = find_corner(dual.structure, potentials, target)
-            finer = fine(potentials, target, corner)
+            finer, scored, leaves = fine(potentials, target, corner)
             with torch.no_grad(), full_precision(potentials.device):
-                stored = dual.storage.gather(index, potentials, target)
+                stored = dual.storage.gather(index, scored, target)
                 dual.storage.check_features(stored, potentials)
                 hinges += float(finer.bound.sum())
                 exact &= finer.exact
                 relaxed |= finer.relaxed
-                slopes.append((index, finer.hinge / dual.num_examples + stored.inner(potentials)))
-                if (loss := stored.mean_loss(potentials)) is not None:
+                slopes.append((index, finer.hinge / dual.num_examples + stored.inner(scored)))
+                if (loss := stored.mean_loss(scored)) is not None:
                     told.append((index, *loss))
-                for total, part in zip(weights, dual.storage.contribution(stored, potentials), strict=True):
+                for total, part in zip(weights, dual.storage.contribution(stored, scored, leaves), strict=True):
                     total += part
                 if remember and (insert := dual.storage.remember(stored, corner)) is not None:
                     keep.append(insert)

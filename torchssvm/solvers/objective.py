@@ -116,7 +116,7 @@ def primal(
             call, batches, weights[0].device, check, num_examples, grad=False
         ):
             target = structure.check_target(batch.y, potentials)
-            corner = fine(potentials, target, find_corner(structure, potentials, target))
+            corner = fine(potentials, target, find_corner(structure, potentials, target)).corner
             found += float(corner.hinge.sum())
             bounds += float(corner.bound.sum())
             exact &= corner.exact

@@ -2,7 +2,8 @@
 
 A hinge is a difference of scores: in float32 it is wrong by 1e-7 of the scores, which may be many times the primal (a
 small lambda on separable examples, features far from zero, long sequences). A sample of the examples is scored and
-decoded in both precisions; where the difference is not negligible beside the primal, the float64 results count.
+decoded in both precisions; where the difference is not negligible beside the primal, the float64 results count. The
+dual's weights are sums over the same features, and cancel as the scores do: the float64 potentials make them too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch.func import functional_call
 
 from torchssvm.core.batch import tree_map, tree_tensors
 from torchssvm.core.head_call import state_kept
+from torchssvm.core.launch import once
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.on_host import pick
 from torchssvm.core.oracle_result import OracleResult
@@ -28,7 +30,7 @@ from torchssvm.core.structure import Labeling, Structure
 
 _SAMPLE = 16  # examples of a batch that are compared
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_AGAIN = 16  # a sample is taken again when this many times as many examples have been seen
+_AGAIN = 64  # a sample is taken again when this many times as many examples have been seen
 
 
 def negligible(rounding: float, primal: float, num_examples: int) -> bool:
@@ -41,6 +43,20 @@ def negligible(rounding: float, primal: float, num_examples: int) -> bool:
         num_examples: n.
     """
     return rounding <= 5e-7 * primal * math.sqrt(min(num_examples, 64))
+
+
+class Finer(NamedTuple):
+    """What a batch of a pass is computed from.
+
+    Attributes:
+        corner: The labelings found.
+        potentials: Those that were decoded, with their graph if the head's have one.
+        weights: The leaves of that graph, in the order of the weights: these, or their doubles.
+    """
+
+    corner: OracleResult
+    potentials: Potentials
+    weights: list[Tensor]
 
 
 class Rounding:
@@ -60,12 +76,14 @@ class Rounding:
     def __init__(
         self, head: Any, structure: Structure, weights: Iterable[Tensor], lam: float, num_examples: int | None
     ) -> None:
-        weights = list(weights)
+        self._weights = weights = list(weights)
         self._structure, self._regularisation = structure, lam / 2 * squared_norm(weights)
         self._num_examples = 64 if num_examples is None else num_examples
         self._rounding, self._seen, self._due, self._largest = 0.0, 0, 0, 0.0
         self._call: Any = None
-        self._owner = _owner(head, weights) if weights[0].dtype is torch.float32 else None
+        self._owner, self._names = None, list[str]()
+        if weights[0].dtype is torch.float32:
+            self._owner, self._names = _owner(head, weights)
 
     def __enter__(self) -> Rounding:
         if self._owner is not None:
@@ -80,8 +98,8 @@ class Rounding:
     def _note(self, head: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self._call = (args, kwargs), output
 
-    def __call__(self, potentials: Potentials, target: Labeling, corner: OracleResult) -> OracleResult:
-        """``corner``, or what float64 finds in its place.
+    def __call__(self, potentials: Potentials, target: Labeling, corner: OracleResult) -> Finer:
+        """``corner`` and ``potentials``, or float64 in their place.
 
         Args:
             potentials: What the head has just returned.
@@ -90,23 +108,23 @@ class Rounding:
         """
         call, self._call = self._call, None
         if self._owner is None or call is None or not _made(potentials, call[1]):
-            return corner
+            return Finer(corner, potentials, self._weights)
         inputs, size = call[0], potentials.batch_size
         largest, wide = _largest(inputs), None
         if self._seen >= self._due or largest > 2.0 * self._largest:
             wide = self._widen(inputs, potentials)
-            self._compare(potentials, wide, target, corner)
+            self._compare(potentials, wide and wide[0].detach(), target, corner)
             self._largest = max(largest, self._largest)
             self._due = _AGAIN * (self._seen + size) if self._seen + size >= _SAMPLE else 0
         self._seen += size
         primal = self._regularisation + float(corner.bound.sum()) / size
-        if negligible(self._rounding, primal, self._num_examples):
-            return corner
-        return self._decode(wide or self._widen(inputs, potentials), target) or corner
+        if not negligible(self._rounding, primal, self._num_examples):
+            wide = wide or self._widen(inputs, potentials)
+            if wide is not None and (found := self._decode(wide[0], target)) is not None:
+                return Finer(found, *wide)
+        return Finer(corner, potentials, self._weights)
 
-    def _decode(self, wide: Potentials | None, target: Labeling) -> OracleResult | None:
-        if wide is None or self._owner is None:
-            return None
+    def _decode(self, wide: Potentials, target: Labeling) -> OracleResult | None:
         try:
             return find_corner(self._structure, wide, target)
         except torch.OutOfMemoryError:
@@ -124,49 +142,52 @@ class Rounding:
         """Compare some examples of a batch: those with the largest potentials, and some others."""
         if wide is None:
             return
-        size = potentials.batch_size
-        largest = torch.stack([t.abs().flatten(1).sum(1) for t in wide.tensors.values() if t.numel()]).amax(0)
-        others = torch.arange(0, size, -(-2 * size // _SAMPLE), device=potentials.device)
-        rows = torch.cat([largest.topk(min(_SAMPLE // 2, size)).indices, others]).unique()
-        narrow, wide = potentials.detach().select(rows), wide.select(rows)
-        target = tree_map(lambda t: pick(t, rows), target)
-        error = 0.0
+        size, narrow, bound, error = potentials.batch_size, potentials.detach(), corner.bound, 0.0
+        if size > _SAMPLE:
+            largest = torch.stack([t.abs().flatten(1).sum(1) for t in wide.tensors.values() if t.numel()]).amax(0)
+            others = torch.arange(0, size, -(-2 * size // _SAMPLE), device=potentials.device)
+            rows = torch.cat([largest.topk(_SAMPLE // 2).indices, others]).unique()
+            narrow, wide, bound = narrow.select(rows), wide.select(rows), bound[rows]
+            target = tree_map(lambda t: pick(t, rows), target)
         for name, tensor in wide.tensors.items():
-            count = max(int(tensor.count_nonzero()), 1)
-            error = max(error, float((tensor - narrow[name]).square().sum()) / count)
+            count = max(int(once(tensor).count_nonzero()), 1)
+            error = max(error, float((once(tensor) - once(narrow[name])).square().sum()) / count)
         parts = conform(self._structure.parts(target), wide, "parts(target)")
         error *= 2.0 * max(1.0, float(inner(parts, parts).mean()))
         if (fine := self._decode(wide, target)) is not None:
-            moved = float((fine.bound - corner.bound[rows]).square().mean())
+            moved = float((fine.bound - bound).square().mean())
             self._rounding = max(self._rounding, math.sqrt(max(error, moved)))
 
-    def _widen(self, inputs: Any, like: Potentials) -> Potentials | None:
-        """The potentials in float64, where the head makes them so, and they are those of ``like`` but for rounding."""
+    def _widen(self, inputs: Any, like: Potentials) -> tuple[Potentials, list[Tensor]] | None:
+        """The potentials in float64 and the weights that they depend on, where ``like`` differs by rounding alone."""
         owner, (args, kwargs) = self._owner, tree_map(_double, inputs)
         if owner is None:
             return None
         held = {name: _double(t) for name, t in (*owner.named_parameters(), *owner.named_buffers())}
+        weights = [held[name].requires_grad_(like.requires_grad) for name in self._names]
         try:
-            with state_kept(owner), full_precision(like.device):
+            with state_kept(owner), full_precision(like.device), torch.set_grad_enabled(like.requires_grad):
                 for name in _HOOKS:  # the inputs have been through them
                     setattr(owner, name, OrderedDict())
-                found = as_potentials(functional_call(owner, held, args, kwargs)).detach()
+                found = as_potentials(functional_call(owner, held, args, kwargs))
         except torch.OutOfMemoryError:
             raise
         except Exception:  # a head of one's own may know float32 alone
             self._leave()
             return None
-        for name, tensor in like.tensors.items():
-            other = found.tensors.get(name)
+        numbers = found.detach().tensors
+        for name, tensor in like.detach().tensors.items():
+            other = numbers.get(name)
             if other is None or other.shape != tensor.shape or other.dtype is not torch.float64:
                 same = False
             else:
+                other, tensor = once(other), once(tensor)
                 same = float((other - tensor).abs().sum()) <= 1e-2 * float(other.abs().sum()) + 1e-30
             if not same:
                 self._leave()
                 return None
         found.index = like.index
-        return found
+        return found, weights
 
 
 def _made(potentials: Potentials, output: Any) -> bool:
@@ -192,19 +213,23 @@ def _largest(numbers: Any) -> float:
     return largest
 
 
-def _owner(head: Any, weights: list[Tensor]) -> nn.Module | None:
-    """The module of ``head`` that trains these weights, or copies of them, and no others."""
-    if not isinstance(head, nn.Module):
-        return None
-    own = {weight.data_ptr() for weight in weights}
-    for module in head.modules():
-        every = list(module.parameters())
-        for held in (every, [weight for weight in every if weight.requires_grad]):
-            if len(held) == len(weights) and (
-                {weight.data_ptr() for weight in held} == own or all(map(_equal, held, weights))
-            ):
-                return module
-    return None
+def _owner(head: Any, weights: list[Tensor]) -> tuple[nn.Module | None, list[str]]:
+    """The module of ``head`` that trains these weights, or copies of them, and no others; and their names, in order."""
+    for module in head.modules() if isinstance(head, nn.Module) else ():
+        every = dict(module.named_parameters())
+        for held in (every, {name: weight for name, weight in every.items() if weight.requires_grad}):
+            if len(held) != len(weights):
+                continue
+            places = {_place(weight): name for name, weight in held.items()}
+            if all(_place(weight) in places for weight in weights):
+                return module, [places[_place(weight)] for weight in weights]
+            if all(map(_equal, held.values(), weights)):
+                return module, list(held)
+    return None, []
+
+
+def _place(weight: Tensor) -> tuple[int, torch.Size]:
+    return weight.data_ptr(), weight.shape  # weights without numbers are all in one place
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

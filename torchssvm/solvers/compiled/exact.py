@@ -50,8 +50,13 @@ def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, 
     """Decode one example and add its weights to ``part``; returns whether it has any."""
     n, squares, sums = len(blocks.count), scratch.squares, scratch.sums
     kind, start, found = examples.kind, examples.start[i], scratch.corner
-    length = hinge_of(i, examples, model, scratch, hinges)
+    length = potentials(kind, examples, model, i, scratch)
     emission, transition = scratch.emission, pairs_of(kind, model.transition, scratch.transition)
+    loss = decode(kind, examples, i, length, scratch, transition, found)
+    base = score(kind, examples, i, examples.y[start : start + size_of(examples, i)], length, emission, transition)
+    hinge = score(kind, examples, i, found, length, emission, transition) - base + loss
+    hinges[1, i] = scratch.slack[0]
+    hinges[0, i] = (0.0 if hinge < 0.0 else hinge) + scratch.slack[0]  # the target's is 0; NaN stays
     for t in range(size_of(examples, i) if len(corners) else 0):
         corners[start + t] = found[t]
     inner = 0.0
@@ -74,27 +79,6 @@ def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, 
         add_to_weights(kind, examples, part, i, length, psi, psi_pairs, rows, scratch, 1.0)
     scalars.gaps[i] = (hinges[0, i] + inner) / n - scalars.loss[i]
     return some or slots
-
-
-@njit
-def hinge_of(i, examples, model, scratch, hinges):
-    """Decode example i into ``scratch.corner`` and write its hinge; returns its length."""
-    kind, start, found = examples.kind, examples.start[i], scratch.corner
-    length = potentials(kind, examples, model, i, scratch)
-    emission, transition = scratch.emission, pairs_of(kind, model.transition, scratch.transition)
-    loss = decode(kind, examples, i, length, scratch, transition, found)
-    base = score(kind, examples, i, examples.y[start : start + size_of(examples, i)], length, emission, transition)
-    hinge = score(kind, examples, i, found, length, emission, transition) - base + loss
-    hinges[1, i] = scratch.slack[0]
-    hinges[0, i] = (0.0 if hinge < 0.0 else hinge) + scratch.slack[0]  # the target's is 0; NaN stays
-    return length
-
-
-@njit
-def hinges_of(begin, end, examples, model, scratch, hinges):
-    """The hinges of examples ``begin`` to ``end - 1``, in the dtype of all arrays."""
-    for i in range(begin, end):
-        hinge_of(i, examples, model, scratch, hinges)
 
 
 @njit

@@ -14,7 +14,7 @@ from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.threads import run_in_chunks, split
 from torchssvm.dual.state import DualState
 from torchssvm.kinds.examples import Examples, Model, Scratch
-from torchssvm.solvers.compiled.exact import exact_ranges, hinges_of, remember_range
+from torchssvm.solvers.compiled.exact import exact_ranges, remember_range
 from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.rounding import HingeRounding, widen
 from torchssvm.solvers.compiled.state import BlockArrays, Options, Scalars
@@ -74,14 +74,20 @@ class ExactPasses:
         found, gaps, losses = np.zeros((2, size)), np.zeros(size), np.zeros((2, size))
         corners = np.zeros(len(examples.y) if memory.capacity else 0, np.int32)
         scalars = Scalars(dual.loss.numpy(), gaps, gaps)
-        every = _EVERY + numbers // 64
+        every, sizes = _EVERY + numbers // 64, np.add.reduceat(self._work, ranges[:-1])
 
-        def decode(begin: int, end: int, thread: int) -> None:
-            work = self._scratch(), _zeros(model, model.emission.dtype), totals, every
-            exact_ranges(begin, end, ranges, examples, model, blocks, scalars, *work, found, losses, corners)
+        def decode(wide: bool) -> None:
+            cast: Callable[[Any], Any] = widen if wide else lambda arrays: arrays
+            unread = examples._replace(inner=examples.inner[:0]), model, blocks._replace(gram=blocks.gram[:0])
+            held = [cast(arrays) for arrays in unread]
 
-        sizes = np.add.reduceat(self._work, ranges[:-1])
-        run_in_chunks(decode, sizes)
+            def some(begin: int, end: int, thread: int) -> None:
+                work = scalars, cast(self._scratch()), _zeros(model, held[1].emission.dtype), totals, every
+                exact_ranges(begin, end, ranges, *held, *work, found, losses, corners)
+
+            run_in_chunks(some, sizes)
+
+        decode(wide=False)
         hinges = found[0]
         if not np.isfinite(hinges).all():
             raise RuntimeError("the hinges are not finite: the weights must have overflowed")
@@ -89,9 +95,9 @@ class ExactPasses:
             self._rounding = self._rounding or HingeRounding(examples)
             primal = dual.lam / 2 * squared_norm(dual.parameters) + float(hinges.mean())
             if not negligible(self._rounding(model), primal, dual.num_examples):
-                narrow, found = hinges, self._in_float64(model)
-                hinges = found[0]
-                gaps += (hinges - narrow) / dual.num_examples
+                for array in (getattr(totals, name) for name in _ARRAYS):
+                    array.fill(0.0)
+                decode(wide=True)
 
         def remember() -> None:
             self._remember(blocks, dual, options, memory, corners)
@@ -111,17 +117,6 @@ class ExactPasses:
             losses=torch.from_numpy(losses),
             remember=remember,
         )
-
-    def _in_float64(self, model: Model) -> np.ndarray:
-        """The hinges in float64, as :func:`exact_ranges` writes them."""
-        hinges = np.zeros((2, len(self._work)))
-        examples, model = widen(self._examples._replace(inner=self._examples.inner[:0])), widen(model)
-
-        def decode(begin: int, end: int, thread: int) -> None:
-            hinges_of(begin, end, examples, model, widen(self._scratch()), hinges)
-
-        run_in_chunks(decode, self._work)
-        return hinges
 
     def _remember(
         self, blocks: BlockArrays, dual: DualState, options: Options, memory: BlockMemory, corners: np.ndarray

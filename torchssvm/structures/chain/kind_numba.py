@@ -15,7 +15,7 @@ from torchssvm.core.token_products import STORED
 from torchssvm.core.vectors import add_row, exact_dot, set_row, set_rows
 from torchssvm.kinds import block
 from torchssvm.kinds.block import size_of, triangle
-from torchssvm.kinds.long import add_long_pairs, mark, respond_long, respond_to_long_parts
+from torchssvm.kinds.long import add_net_pairs, mark, respond_long, respond_to_long_parts
 from torchssvm.structures.maxplus import backtrack, send_forward, send_forward_far
 
 _FAR = 256  # tokens of a sequence whose scores are summed without rounding that grows with the length
@@ -215,8 +215,5 @@ def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
         if new != old:
             delta[t, new] += mass
             delta[t, old] -= mass
-        if t > 0 and len(pairs) and length <= STORED:
-            pairs[labels[t - 1], new] += mass
-            pairs[examples.y[start + t - 1], old] -= mass
-    if length > STORED and len(pairs):
-        add_long_pairs(examples, start, length, labels, mass, pairs, counts)
+    if len(pairs):
+        add_net_pairs(examples, start, length, labels, mass, pairs, counts)

@@ -174,9 +174,10 @@ def examine(
 
 
 @njit
-def scatter(found: Any, labels: Any, emission: Any, pairs: Any) -> bool:
+def scatter(found: Any, labels: Any, emission: Any, pairs: Any, net: Any) -> bool:
     """Add the states and pairs of ``found`` to the parts, and subtract those of ``labels``.
 
+    What they share is left out: ``x + 1 - 1`` rounds a small x. ``net`` is scratch, ``[K, K]``, zero before and after.
     Returns False, and changes nothing, if ``found`` or ``labels`` has a number that is not a state.
     """
     for b in range(found.shape[0]):
@@ -190,13 +191,28 @@ def scatter(found: Any, labels: Any, emission: Any, pairs: Any) -> bool:
             state, label = found[b, t], labels[b, t]
             if label < 0:
                 break
-            emission[b, t, state] += 1.0
-            emission[b, t, label] -= 1.0
+            if state != label:
+                emission[b, t, state] += 1.0
+                emission[b, t, label] -= 1.0
             if t > 0:
-                place = t - 1 if pairs.shape[1] > 1 else 0
-                pairs[b, place, found[b, t - 1], state] += 1.0
-                pairs[b, place, labels[b, t - 1], label] -= 1.0
+                net[found[b, t - 1], state] += 1.0
+                net[labels[b, t - 1], label] -= 1.0
+                if pairs.shape[1] > 1:
+                    move(net, pairs[b, t - 1], found[b, t - 1], state)
+                    move(net, pairs[b, t - 1], labels[b, t - 1], label)
+        for t in range(1, found.shape[1] if pairs.shape[1] == 1 else 0):
+            if labels[b, t] < 0:
+                break
+            move(net, pairs[b, 0], found[b, t - 1], found[b, t])
+            move(net, pairs[b, 0], labels[b, t - 1], labels[b, t])
     return True
+
+
+@njit
+def move(net: Any, pairs: Any, k: int, m: int) -> None:
+    """Add an entry of ``net`` to ``pairs``, and make it zero."""
+    pairs[k, m] += net[k, m]
+    net[k, m] = 0.0
 
 
 @njit

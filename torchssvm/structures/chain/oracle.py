@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_scores
 from torchssvm.core.jit import triton_available
-from torchssvm.core.launch import as_array, by_example, compiles, launch, plan
+from torchssvm.core.launch import as_array, compiles, launch, plan
 from torchssvm.core.naming import row_name
 from torchssvm.core.operators import define
 from torchssvm.structures.chain.by_level import viterbi_by_level
@@ -54,7 +54,9 @@ def _on_cpu(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tup
         return viterbi_torch(emission, transition, lengths)
     # Arrays from here on: making, viewing and converting a tensor takes microseconds, longer than decoding a chain.
     scores = as_array(emission)
-    pairs = as_array(transition)[None, None] if transition.ndim == 2 else as_array(by_example(transition))
+    pairs = transition.detach().numpy()
+    pairs = pairs[None] if pairs.ndim == 2 else pairs[:1] if pairs.strides[0] == 0 else pairs  # once if seen B times
+    pairs = np.ascontiguousarray(pairs[:, None] if pairs.ndim == 3 else pairs)
     known = _NONE if lengths is None else as_array(lengths).copy()  # no other thread changes these
     run = known if len(known) else np.full(batch, longest)
     labels, value = np.empty((batch, longest), np.int64), np.empty(batch, scores.dtype)

@@ -164,8 +164,9 @@ class Chain(Structure):
         emission, transition = parts["emission"], parts["transition"]
         self._check_tables(emission, transition)
         pairs = transition.unsqueeze(1) if self.shared else transition
+        net = transition.new_zeros(transition.shape[-2:])
         fits = found.shape == true.shape == emission.shape[:2] and fits_numba(emission, pairs, found, true)
-        if fits and kernels.scatter(*arrays(found, true, emission, pairs)):
+        if fits and kernels.scatter(*arrays(found, true, emission, pairs, net)):
             return parts
         if self.shared and self._on_device(found, true, emission, transition):
             from torchssvm.structures.chain.labels_triton import add_difference_triton
@@ -175,15 +176,17 @@ class Chain(Structure):
         states, dtype = self.num_states, emission.dtype
         real = (true >= 0).to(dtype)
         both = real[:, 1:]
-        transition = transition.view(*transition.shape[:-2], states * states)
+        # What labelings share cancels before it is added: x + 1 - 1 rounds a small x.
+        emission, transition = torch.zeros_like(emission), torch.zeros_like(transition)
+        counts = transition.view(*transition.shape[:-2], states * states)
         for labels, sign in ((found.clamp(min=0), 1.0), (true.clamp(min=0), -1.0)):
             emission.scatter_add_(2, labels.unsqueeze(2), (sign * real).unsqueeze(2))
             places = labels[:, :-1] * states + labels[:, 1:]
             if self.shared:  # a pair may occur several times; sums of ones are exact in any order
-                transition.scatter_add_(1, places, sign * both)
+                counts.scatter_add_(1, places, sign * both)
             else:
-                transition.scatter_add_(2, places.unsqueeze(2), (sign * both).unsqueeze(2))
-        return parts
+                counts.scatter_add_(2, places.unsqueeze(2), (sign * both).unsqueeze(2))
+        return {"emission": parts["emission"] + emission, "transition": parts["transition"] + transition}
 
     def examine(
         self, labeling: Tensor | WeightedLabels, target: Tensor | WeightedLabels, potentials: Potentials
