@@ -14,11 +14,19 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, describe
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
-from torchssvm.core.finite import check_scores_finite
 from torchssvm.core.naming import naming, row_names
 from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.plain import plain
-from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner, scale, subtract
+from torchssvm.core.potentials import (
+    Parts,
+    Potentials,
+    as_potentials,
+    check_scores_finite,
+    conform,
+    inner,
+    scale,
+    subtract,
+)
 from torchssvm.core.precision import transformed
 
 Labeling = Any
