@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.naming import naming
-from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Potentials, conform, inner
 from torchssvm.core.precision import full_precision
-from torchssvm.core.structure import Labeling, Structure, as_decoding, per_example, reject_rows
+from torchssvm.core.structure import Labeling, OracleResult, Structure, as_decoding, per_example, reject_rows
 
 
 @torch.no_grad()

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from torchssvm.core.batch import tree_tensors
 from torchssvm.core.memory import check_memory
-from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.schema import Stateful
-from torchssvm.core.structure import Labeling, Structure
+from torchssvm.core.structure import Labeling, OracleResult, Structure
 
 
 class Stored(ABC):

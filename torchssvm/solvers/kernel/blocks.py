@@ -12,10 +12,10 @@ from torch import Tensor
 
 from torchssvm.core.gradients import combine, per_example_adjoint
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.ordered_sums import add_rows
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.row_sparse import squared_norm
+from torchssvm.core.structure import OracleResult
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.mean_parts import StoredParts
 from torchssvm.solvers.kernel.data import TrainingSet
