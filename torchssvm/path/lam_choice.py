@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 
-from torchssvm.core.figures import new_figure
+from torchssvm.core.extras import new_figure
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.evaluation import Evaluation
 from torchssvm.solvers.tolerance import percent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from torchssvm.core.figures import new_figure
+from torchssvm.core.extras import new_figure
 from torchssvm.path.result import RegularizationPath
 
 if TYPE_CHECKING:
