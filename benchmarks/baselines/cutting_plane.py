@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.batch import Batch, check_batches
 from torchssvm.core.caller import warn
-from torchssvm.core.compiling import clock
+from torchssvm.core.jit import clock
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.core.structure import Structure

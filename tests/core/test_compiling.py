@@ -15,7 +15,7 @@ import os, sys, time
 os.environ["NUMBA_CACHE_DIR"], sys.stderr = {folder!r}, sys.stdout
 import numba
 import numpy as np
-from torchssvm.core.compiling import clock
+from torchssvm.core.jit import clock
 from torchssvm.structures.chain.numba import mask
 labels = np.zeros((2, 3), np.int64)
 began, counted = time.perf_counter(), clock()

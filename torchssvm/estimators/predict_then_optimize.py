@@ -13,8 +13,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_number, check_tensor
-from torchssvm.core.compiling import clock
 from torchssvm.core.features import largest_feature
+from torchssvm.core.jit import clock
 from torchssvm.estimators.anchor import ANCHORS, anchor, linear, part, situations
 from torchssvm.estimators.base import CertifiedEstimator
 from torchssvm.estimators.choose_by_regret import choose_by_regret

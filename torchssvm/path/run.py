@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from torchssvm.core.arguments import check_number, check_object, or_default
-from torchssvm.core.compiling import clock
+from torchssvm.core.jit import clock
 from torchssvm.core.moved import moved
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Maybe, Open, Schema, Stateful, damaged

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_parameters
 from torchssvm.core.batch import Batch
-from torchssvm.core.compiling import clock
+from torchssvm.core.jit import clock
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Entry, Field, Maybe, Noted, Same, Schema, Stateful, damaged, seal, version
 from torchssvm.core.undisturbed import undisturbed

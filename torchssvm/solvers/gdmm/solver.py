@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_number, check_seed
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
-from torchssvm.core.compiling import clock
+from torchssvm.core.jit import clock
 from torchssvm.core.random_state import check_random_state
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm

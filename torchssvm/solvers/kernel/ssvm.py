@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_limit, check_whole
 from torchssvm.core.caller import warn
-from torchssvm.core.compiling import clock
 from torchssvm.core.digest import digest_targets
+from torchssvm.core.jit import clock
 from torchssvm.core.linearity import check_at_first_call
 from torchssvm.core.potentials import inner
 from torchssvm.core.precision import full_precision
