@@ -105,7 +105,7 @@ class Kernel:
         """For other kernels, whose code takes it up: without the calls from Python and C, and without files."""
         import numba
 
-        from torchssvm.core.inlined import InlinedCompiler
+        from torchssvm.core.kernel_cache import InlinedCompiler
 
         options: Any = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, **self._options}
         return numba.njit(pipeline_class=InlinedCompiler, **options)(self._function)

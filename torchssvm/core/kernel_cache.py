@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from numba.core.caching import FunctionCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 
 _told = False
 
@@ -52,3 +54,44 @@ def _tell(message: str) -> None:
             file=sys.stderr,
             flush=True,
         )
+
+
+class InlinedCompiler(Compiler):
+    """Numba's compiler, which keeps the code of a function only for callers that are compiled later."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.state.library = _Library(self.state.targetctx.codegen(), "inlined")
+
+
+class _Library(JITCodeLibrary):
+    """Code that its callers optimise, and that has no address."""
+
+    @property
+    def codegen(self) -> Any:
+        """Numba keeps the globals of a function where its machine code is; there is none."""
+        return _WithoutGlobals(self._codegen)
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """No address."""
+        return 0
+
+    def _optimize_final_module(self) -> None:
+        """Left to the callers."""
+
+    def _finalize_final_module(self) -> None:
+        """As far as callers need it."""
+        self._finalize_dynamic_globals()
+        self._verify_declare_only_symbols()
+        self._finalized = True
+
+
+class _WithoutGlobals:
+    def __init__(self, codegen: Any) -> None:
+        self._codegen = codegen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._codegen, name)
+
+    def set_env(self, name: str, env: Any) -> None:
+        """Nothing to set."""
