@@ -18,7 +18,7 @@ from torchssvm.core.jit import fits_numba, fits_triton, njit_fastmath
 from torchssvm.core.launch import once
 from torchssvm.core.naming import row_names
 from torchssvm.core.on_host import apart, pick
-from torchssvm.core.plain import plain
+from torchssvm.core.operators import plain
 
 Parts = dict[str, Tensor]
 """Named arrays shaped like the potentials, each ``[B, ...]``."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchssvm.core.arguments import check_tensor, describe
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.naming import naming, row_names
-from torchssvm.core.plain import plain
+from torchssvm.core.operators import plain
 from torchssvm.core.potentials import (
     Parts,
     Potentials,
