@@ -1,4 +1,4 @@
-"""Numba's files of compiled kernels, without which everything goes on where they are damaged or cannot be written."""
+"""How Numba keeps compiled kernels in files, and compiles kernels for the kernels that call them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,11 @@ def _tell(message: str) -> None:
 
 
 class InlinedCompiler(Compiler):
-    """Numba's compiler, which keeps the code of a function only for callers that are compiled later."""
+    """Numba's compiler, which goes as far as LLVM's code of a function, for callers that are compiled later.
+
+    Numba optimises every function that it compiles and makes machine code of it. The code of these kernels is taken up
+    by their callers, where both is done once more; without it the first call of a kernel takes two thirds of the time.
+    """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
