@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_number, check_tensor
-from torchssvm.core.features import largest_feature
+from torchssvm.core.head_call import largest_feature
 from torchssvm.core.jit import clock
 from torchssvm.estimators.anchor import ANCHORS, anchor, linear, part, situations
 from torchssvm.estimators.base import CertifiedEstimator

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from torchssvm.core.arguments import check_flags
 from torchssvm.core.batch import Batch
-from torchssvm.core.features import apply_features
+from torchssvm.core.head_call import apply_features
 from torchssvm.lightning.loaders import share_of
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_start

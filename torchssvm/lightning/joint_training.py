@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torchssvm.core.arguments import check_number, check_whole
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
-from torchssvm.core.features import apply_features
+from torchssvm.core.head_call import apply_features
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.schema import Entry, Maybe, check
 from torchssvm.core.structure import Structure
