@@ -1,6 +1,5 @@
 """Solvers: BCFW and its losses, compiled loops, GDMM, kernel models and certificates."""
 
-from torchssvm.solvers.averages import SuffixAverage, UniformAverage, WeightedAverage
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, certify, recompute_weights
@@ -11,7 +10,7 @@ from torchssvm.solvers.evaluation import Evaluation
 from torchssvm.solvers.gdmm.solver import GDMM
 from torchssvm.solvers.objective import Objective, primal
 from torchssvm.solvers.report import RunReport
-from torchssvm.solvers.running_average import Average
+from torchssvm.solvers.running_average import Average, SuffixAverage, UniformAverage, WeightedAverage
 from torchssvm.solvers.schedules import EveryPasses, WhenEstimated
 from torchssvm.solvers.softmax_margin import SoftmaxMargin
 from torchssvm.solvers.solver import Solver
