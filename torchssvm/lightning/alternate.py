@@ -16,7 +16,7 @@ from torchssvm.lightning.loaders import share_of
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_start
 from torchssvm.solvers.envelope import envelope
-from torchssvm.solvers.structured_hinge import StructuredHinge
+from torchssvm.solvers.feature_losses import StructuredHinge
 
 _KEY = "torchssvm_gradients"
 

@@ -27,8 +27,7 @@ from torchssvm.lightning.loaders import of_all, same_buffers, share_of
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_start
 from torchssvm.solvers.evaluation import evaluate
-from torchssvm.solvers.softmax_margin import SoftmaxMargin, has_marginals
-from torchssvm.solvers.structured_hinge import StructuredHinge
+from torchssvm.solvers.feature_losses import SoftmaxMargin, StructuredHinge, has_marginals
 
 _KEY = "torchssvm_joint"
 

@@ -15,7 +15,7 @@ from torchssvm.core.moved import moved
 from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
-from torchssvm.solvers.structured_hinge import StructuredHinge
+from torchssvm.solvers.feature_losses import StructuredHinge
 
 SAMPLE = 64
 """At most so many examples are looked at."""
