@@ -18,8 +18,7 @@ from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate, dual_exceeds_primal
 from torchssvm.solvers.progress_line import ProgressLine
-from torchssvm.solvers.schedules import EveryPasses, counting_from
-from torchssvm.solvers.tolerance import Tolerance
+from torchssvm.solvers.schedules import EveryPasses, Tolerance, counting_from
 from torchssvm.solvers.trainer import run_until
 
 from .cutting_pass import Pass, make_pass

@@ -21,8 +21,8 @@ from torchssvm.deployment import save_model
 from torchssvm.estimators.examples import check_matrix
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.lam_advice import advice_if_small, warn_if_zero
+from torchssvm.solvers.schedules import Relative, is_within
 from torchssvm.solvers.solver import Solver
-from torchssvm.solvers.tolerance import Relative, is_within
 from torchssvm.solvers.training import make_trainer
 
 MATRIX: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}

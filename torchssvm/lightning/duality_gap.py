@@ -23,8 +23,7 @@ from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
 from torchssvm.solvers.objective import primal
 from torchssvm.solvers.report import Entry, History
-from torchssvm.solvers.schedules import Schedule
-from torchssvm.solvers.tolerance import Relative, Tolerance, check_tolerance, is_within
+from torchssvm.solvers.schedules import Relative, Schedule, Tolerance, check_tolerance, is_within
 from torchssvm.solvers.trainer import Pacing
 from torchssvm.solvers.training import warn_if_far
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchssvm.core.extras import new_figure
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.evaluation import Evaluation
-from torchssvm.solvers.tolerance import percent
+from torchssvm.solvers.schedules import percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

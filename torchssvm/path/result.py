@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchssvm.core.files import whole_file
 from torchssvm.core.problem import check_lam
 from torchssvm.core.schema import Each, Entry, check, check_seal, version, with_seal
-from torchssvm.solvers.tolerance import Relative, Tolerance, largest_gap
+from torchssvm.solvers.schedules import Relative, Tolerance, largest_gap
 
 _FORMAT = 3
 _COLUMNS = ("lam", "gap", "slope", "passes", "seconds", "primal")

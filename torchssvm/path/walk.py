@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torchssvm.core.jit import clock
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.progress_line import ProgressLine
-from torchssvm.solvers.tolerance import Tolerance
+from torchssvm.solvers.schedules import Tolerance
 
 
 def go_to(dual: DualState, lam: float) -> None:

@@ -12,9 +12,8 @@ from torchssvm.solvers.gdmm.solver import GDMM
 from torchssvm.solvers.objective import Objective, primal
 from torchssvm.solvers.report import RunReport
 from torchssvm.solvers.running_average import Average, SuffixAverage, UniformAverage, WeightedAverage
-from torchssvm.solvers.schedules import EveryPasses, WhenEstimated
+from torchssvm.solvers.schedules import EveryPasses, Relative, WhenEstimated
 from torchssvm.solvers.solver import Solver
-from torchssvm.solvers.tolerance import Relative
 from torchssvm.solvers.torch_loop import TorchLoop
 from torchssvm.solvers.trainer import Trainer
 from torchssvm.solvers.training import make_trainer, solve

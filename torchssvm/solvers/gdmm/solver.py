@@ -37,8 +37,7 @@ from torchssvm.solvers.gdmm.rules import (
     SortedOracle,
 )
 from torchssvm.solvers.progress_line import ProgressLine
-from torchssvm.solvers.schedules import EveryPasses, Schedule, counting_from
-from torchssvm.solvers.tolerance import Tolerance, is_within
+from torchssvm.solvers.schedules import EveryPasses, Schedule, Tolerance, counting_from, is_within
 from torchssvm.solvers.trainer import run_until
 
 _FORMAT = 2
