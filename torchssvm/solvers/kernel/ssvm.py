@@ -22,10 +22,9 @@ from torchssvm.core.structure import Labeling, as_decoding, digest
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checks import check_structure
 from torchssvm.solvers.certificate import Certificate, dual_exceeds_primal
-from torchssvm.solvers.kernel.blocks import KernelBlocks, psi_of
+from torchssvm.solvers.kernel.blocks import KernelBlocks, KernelDual, TokenParts, psi_of
 from torchssvm.solvers.kernel.data import TrainingSet
 from torchssvm.solvers.kernel.directions import MOVES, KernelDirection
-from torchssvm.solvers.kernel.dual import KernelDual, TokenParts
 from torchssvm.solvers.kernel.functions import name_of
 from torchssvm.solvers.kernel.gram import GramRows
 from torchssvm.solvers.kernel.head import KernelHead
