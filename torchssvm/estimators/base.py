@@ -20,7 +20,7 @@ from torchssvm.core.caller import warn
 from torchssvm.deployment import save_model
 from torchssvm.estimators.examples import check_matrix
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.lam_advice import advice_if_small, warn_if_zero
+from torchssvm.solvers.guess_lam import advice_if_small, warn_if_zero
 from torchssvm.solvers.schedules import Relative, is_within
 from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.training import make_trainer
