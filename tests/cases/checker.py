@@ -91,11 +91,12 @@ def trainer_of(listed: Listed, kind: str, seed: int) -> Any:
     random = np.random.default_rng([seed, 1])
     compiled = kind in COMPILED and bool(random.random() < 0.6)
     size = int(random.integers(1, 4))
+    taken = {"round_visits": 2} if compiled else {"batch_size": size}
     return make_trainer(
         listed.head,
         listed,
         listed.truth.lam,
-        solver=Solver(batch_size=size, seed=seed, round_visits=2, **rules(random, compiled, kind in COMPILED)),
+        solver=Solver(seed=seed, **taken, **rules(random, compiled, kind in COMPILED)),
         structure=listed.structure,
         progress=False,
     )

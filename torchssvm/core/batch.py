@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from torchssvm.core.arguments import check_tensor, describe
-from torchssvm.core.naming import naming, row_name
+from torchssvm.core.naming import is_ours, naming, row_name
 from torchssvm.core.on_host import known, on_host, upload
 from torchssvm.core.potentials import Potentials, as_potentials
 
@@ -316,8 +316,7 @@ def check_fits(head: Any, structure: Any, data: Any, collate_fn: Collate | None 
         return
     for name, owner in (("in_features", head), ("num_states", structure)):
         own, found = getattr(owner, name, None), getattr(dataset, name, None)
-        ours = type(owner).__module__.startswith("torchssvm.")
-        if ours and isinstance(own, int) and isinstance(found, int) and own != found:
+        if is_ours(type(owner)) and isinstance(own, int) and isinstance(found, int) and own != found:
             raise ValueError(
                 f"the dataset has {name}={found} and the head {name}={own}: where features and labels have names, the "
                 "test set needs those of the training set, vocabulary=train.vocabulary, labels=train.labels"

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.core.naming import is_ours
+
 _spent = 0.0  # seconds, all compilations that have ended
 _since: list[float] = []  # when those under way began; kernels compile the kernels that they call
 _told = False
@@ -38,7 +40,7 @@ def watch() -> None:
         def on_start(self, event: Any) -> None:
             dispatcher = event.data["dispatcher"]
             inner = dispatcher.targetoptions.get("no_cpython_wrapper")  # of another kernel, with whose code it is kept
-            if not inner and dispatcher.py_func.__module__.startswith("torchssvm."):  # users may have kernels too
+            if not inner and is_ours(dispatcher.py_func):  # users may have kernels too
                 _announce(dispatcher)
             _since.append(time.perf_counter())
 

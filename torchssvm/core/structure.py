@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, describe
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
-from torchssvm.core.naming import naming, row_names
+from torchssvm.core.naming import is_ours, naming, row_names
 from torchssvm.core.operators import plain
 from torchssvm.core.potentials import (
     Parts,
@@ -141,9 +141,8 @@ def gated(oracle: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 return oracle(self, potentials, *args, **kwargs)
             except KeyError as error:
-                ours = type(self).__module__.startswith("torchssvm.")  # others have dictionaries of their own
-                if not ours or not error.args or error.args[0] in potentials.tensors:
-                    raise
+                if not is_ours(type(self)) or not error.args or error.args[0] in potentials.tensors:
+                    raise  # others have dictionaries of their own
                 found = f"{self}: {error} is none of the potentials {sorted(potentials.tensors)}"
                 raise ValueError(f"{found}: give what a head returned") from error
             finally:
@@ -332,7 +331,7 @@ class Structure(ABC):
         The default is the name of a class of one's own, whose attributes may count or cache, and the ``repr`` of one of
         this package. Structures leave out how the best output is found, which may change.
         """
-        return repr(self) if type(self).__module__.startswith("torchssvm.") else type(self).__name__
+        return repr(self) if is_ours(type(self)) else type(self).__name__
 
     @torch.no_grad()
     def decode(self, potentials: Potentials | Tensor | Mapping[str, Tensor]) -> Labeling:

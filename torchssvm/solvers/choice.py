@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -189,7 +189,7 @@ def of_all_ranks(choice: Choice, solver: Solver, choose: Callable[[Solver], Choi
     first = ranks.gather(torch.tensor(own))[0].tolist()
     if first == own:
         return choice
-    return choose(replace(solver, compiled=bool(first[0]), storage=kinds[first[1:].index(1)]()))
+    return choose(solver.with_rules(compiled=bool(first[0]), storage=kinds[first[1:].index(1)]()))
 
 
 def _complete(solver: Solver, fits: _Fits, *, compiled: bool) -> Solver:

@@ -106,6 +106,7 @@ class KernelSSVM(DualTrainer, Stateful):
             raise TypeError(f"direction={direction!r} must be an object such as torchssvm.solvers.kernel.Pairwise()")
         self.head = head
         self.direction: Any = direction if direction is not None else FrankWolfe()
+        self._move: KernelDirection = MOVES.get(type(self.direction), self.direction)
         self.sweeps = sweeps
         self.data = TrainingSet(head, x, y, lengths)
         self.dual: KernelDual = KernelDual(
@@ -160,7 +161,7 @@ class KernelSSVM(DualTrainer, Stateful):
         self._blocks.check_weights()
         with full_precision(self.data.device):
             batch = self._blocks.read(self.data.check_index(index), self._blocks.table())
-            step = self._blocks.choose(batch, MOVES.get(type(self.direction), self.direction), self.sweeps)
+            step = self._blocks.choose(batch, self._move, self.sweeps)
             with undisturbed():
                 self._blocks.take(batch, step)
                 self.dual.mailbox.notify()
