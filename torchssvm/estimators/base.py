@@ -56,16 +56,9 @@ class CertifiedEstimator(BaseEstimator):
             check_flags(verbose=self.verbose)
 
     def _train(self, head: nn.Module, examples: Any, lam: float, solver: Solver | None = None) -> Any:
-        """Train the head to the gap, or go on with that of the last fit; sets the fitted attributes of the run.
+        """The head, trained to the gap, or that of the last fit, which goes on; sets the fitted attributes of the run.
 
-        Args:
-            head: A new head.
-            examples: The training set.
-            lam: Regularisation.
-            solver: Rules and bounds; the seed is that of the estimator.
-
-        Returns:
-            The trained head.
+        ``solver`` gives rules and bounds; the seed is that of the estimator.
         """
         trainer = self._last_run(head, examples) if self.warm_start else None
         if trainer is None:

@@ -181,11 +181,7 @@ class PredictThenOptimize(CertifiedEstimator):
         return -self.regret(X, costs)
 
     def _checked(self) -> Decisions:
-        """The structure of the program.
-
-        Raises:
-            ValueError, TypeError: See :meth:`fit`.
-        """
+        """The structure of the program; refuses what :meth:`fit` says."""
         self._check_run()
         check_flags(shared=self.shared)
         check_number(self.intercept_scaling, "intercept_scaling", least=0.0)
@@ -200,11 +196,7 @@ class PredictThenOptimize(CertifiedEstimator):
         return Decisions(self.program.oracle if isinstance(self.program, Decisions) else self.program)
 
     def _inputs(self, X: Any) -> Situations:
-        """Features, known costs and what is given, as tensors.
-
-        Raises:
-            ValueError: Features have another shape, or are not finite.
-        """
+        """Features, known costs and what is given, as tensors, checked."""
         features, fixed, given = X if isinstance(X, Situations) else (X, None, None)
         if not isinstance(features, Tensor):
             check_matrix(features, "X")

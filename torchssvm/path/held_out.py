@@ -57,11 +57,7 @@ def scored(
 
 @torch.no_grad()
 def _score(head: nn.Module, score: Callable[[nn.Module], float]) -> float:
-    """What ``score`` says.
-
-    Raises:
-        ValueError: It has changed the weights, which are then put back: the path goes on from them.
-    """
+    """What ``score`` says; if it has changed the weights, they are put back, and an error says so."""
     held = [parameter.detach().clone() for parameter in head.parameters()]
     try:
         with torch.enable_grad():

@@ -233,12 +233,7 @@ def _features_too_large(sample: Sample, num_examples: int) -> str | None:
 
 
 def _multiplications(adapter: HeadAdapter, sample: Sample) -> int:
-    """About how many multiplications the scores and the decoding of an example take: features and pairs times labels.
-
-    Args:
-        adapter: That of the head.
-        sample: The first examples.
-    """
+    """About how many multiplications an example's scores and decoding take: features and pairs times labels."""
     features = tree_tensors(sample.x)[0].numel() // max(sample.size, 1)
     if adapter.ragged_labels:  # a feature is that of one label
         return features

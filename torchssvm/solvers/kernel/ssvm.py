@@ -105,8 +105,8 @@ class KernelSSVM(DualTrainer, Stateful):
         if direction is not None and other and type(direction) not in MOVES:
             raise TypeError(f"direction={direction!r} must be an object such as torchssvm.solvers.kernel.Pairwise()")
         self.head = head
-        self.direction: Any = direction if direction is not None else FrankWolfe()
-        self._move: KernelDirection = MOVES.get(type(self.direction), self.direction)
+        rule: Any = direction if direction is not None else FrankWolfe()
+        self.direction, self._move = rule, MOVES.get(type(rule), rule)
         self.sweeps = sweeps
         self.data = TrainingSet(head, x, y, lengths)
         self.dual: KernelDual = KernelDual(
