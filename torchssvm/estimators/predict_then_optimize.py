@@ -23,9 +23,8 @@ from torchssvm.path.lam_choice import LamChoice
 from torchssvm.solvers.solver import Solver
 from torchssvm.steps.cache import CacheOracle
 from torchssvm.steps.directions import Corrective
-from torchssvm.structures.decisions.data import DecisionProblems
+from torchssvm.structures.decisions.data import DecisionProblems, Situations
 from torchssvm.structures.decisions.head import LinearDecisions
-from torchssvm.structures.decisions.potentials import Situations
 from torchssvm.structures.decisions.structure import Decisions
 
 Array = NDArray[Any]
