@@ -235,6 +235,15 @@ class Potentials:
         return f"Potentials({_shapes(self.tensors)}, lengths={'yes' if self.lengths is not None else None})"
 
 
+def padding_of(potentials: Potentials, name: str) -> Tensor | None:
+    """The padding of a tensor, as ``ragged`` says it, ``[B, N, 1, ...]`` bool; None where it says none."""
+    if potentials.lengths is None or name not in potentials.ragged:
+        return None
+    tensor, rows = potentials[name], potentials.lengths + potentials.ragged[name]
+    padding = torch.arange(tensor.shape[1], device=tensor.device) >= rows.unsqueeze(1)
+    return padding.view(*padding.shape, *[1] * (tensor.ndim - 2))
+
+
 def as_potentials(value: Potentials | Tensor | Mapping[str, Tensor]) -> Potentials:
     """Accept what a head may return: Potentials, a tensor, or named tensors."""
     return value if isinstance(value, Potentials) else Potentials(value)
@@ -362,8 +371,6 @@ def _wrong_rows(name: str, potentials: Potentials, there: Tensor | None) -> list
     wrong = ~(tensor < torch.inf)
     if there is not None:
         wrong = wrong & there
-    elif name in potentials.ragged and potentials.lengths is not None:
-        rows = potentials.lengths + potentials.ragged[name]
-        real = torch.arange(tensor.shape[1], device=tensor.device) < rows.unsqueeze(1)
-        wrong = wrong & real.view(*real.shape, *[1] * (tensor.ndim - 2))
+    elif (padding := padding_of(potentials, name)) is not None:
+        wrong = wrong & ~padding
     return wrong.flatten(1).any(1).nonzero().flatten().tolist()

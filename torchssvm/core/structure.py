@@ -25,6 +25,7 @@ from torchssvm.core.potentials import (
     check_scores_finite,
     conform,
     inner,
+    padding_of,
     scale,
     subtract,
 )
@@ -522,14 +523,10 @@ def augmented(potentials: Potentials, delta: Parts) -> Potentials:
 
 def check_padding(parts: Parts, potentials: Potentials) -> None:
     """Raise ValueError if parts are not zero beyond an example's rows: nothing is stored there."""
-    if potentials.lengths is None:
-        return
     for name, tensor in parts.items():
-        if name in potentials.ragged and tensor.shape[1]:
-            rows = (potentials.lengths + potentials.ragged[name]).clamp(min=0)
-            padding = torch.arange(tensor.shape[1], device=tensor.device) >= rows.unsqueeze(1)
-            if bool(torch.where(padding.view(*padding.shape, *[1] * (tensor.ndim - 2)), tensor, 0.0).any()):
-                raise ValueError(f"parts {name!r} are not zero in the padding, beyond the examples' lengths")
+        padding = padding_of(potentials, name)
+        if padding is not None and bool(torch.where(padding, tensor, 0.0).any()):
+            raise ValueError(f"parts {name!r} are not zero in the padding, beyond the examples' lengths")
 
 
 def fit(tensor: Tensor, trailing: Sequence[int], padding: int) -> Tensor:
