@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from torchssvm.core.arguments import as_number
-from torchssvm.core.batch import check_fits, pass_over
-from torchssvm.core.part import NAMES, Part
+from torchssvm.core.batch import NAMES, Part, check_fits, pass_over
 from torchssvm.core.structure import Structure
 from torchssvm.path.lam_choice import HeldOutPoint
 from torchssvm.path.walk import Solved
