@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from torchssvm.core.arguments import check_length_form, check_whole
 from torchssvm.core.batch import to_device
-from torchssvm.core.features import apply_features
+from torchssvm.core.head_call import apply_features
 
 from .padded import PADDING, PaddedDataset
 

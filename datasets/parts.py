@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from torchssvm.core.arguments import as_number, check_dataset, check_seed
-from torchssvm.core.batch import Collate
-from torchssvm.core.part import Part
+from torchssvm.core.batch import Collate, Part
 
 
 def hold_out(

@@ -19,7 +19,7 @@ from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from torchssvm import BlockGap, SparseLinearMultilabel, TorchLoop
 from torchssvm.core.batch import in_order
-from torchssvm.core.figures import new_figure
+from torchssvm.core.extras import new_figure
 from torchssvm.datasets import ByDensity, Multilabel, MultilabelData, Scaling, multilabel_scores
 from torchssvm.datasets.multilabel.dataset import NAMES
 from torchssvm.datasets.multilabel.drawing import draw_interactions, strongest_pairs

@@ -28,9 +28,8 @@ further rules in ``torchssvm.steps``; results of paths in ``torchssvm.path``. ``
 from typing import TYPE_CHECKING, Any
 
 from torchssvm.core import moved
-from torchssvm.core.batch import Batch, in_order
+from torchssvm.core.batch import Batch, in_order, select_tokens
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.select_tokens import select_tokens
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.structure import Structure
 from torchssvm.dual import DualState, Labelings, MeanParts, Weights

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import as_number, check_limit, check_whole
 from torchssvm.core.gradients import per_example_adjoint
-from torchssvm.core.memory import check_memory
-from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Potentials
+from torchssvm.core.structure import OracleResult
+from torchssvm.dual.storage import check_memory
 
 from .block_qp import PlaneBlocks
 from .slack import Restricted, Slack, check_keep, flat_rows

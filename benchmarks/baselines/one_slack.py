@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_limit
 from torchssvm.core.extras import needs
 from torchssvm.core.gradients import adjoint
-from torchssvm.core.memory import check_memory
-from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.row_sparse import flat
+from torchssvm.core.structure import OracleResult
+from torchssvm.dual.storage import check_memory
 
 from .slack import Restricted, Slack, check_keep
 

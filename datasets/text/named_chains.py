@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchssvm.core.arguments import check_whole
-from torchssvm.core.named_features import FeatureLists, vocabulary_of
+from torchssvm.core.sparse_features import FeatureLists, vocabulary_of
 
 from .sparse_chains import SparseChains
 

@@ -101,11 +101,12 @@ def trainer_of(listed: Listed, kind: str, seed: int) -> Any:
     random = np.random.default_rng([seed, 1])
     compiled = compiles(listed) and bool(random.random() < 0.6)
     size = int(random.integers(1, 4))
+    taken = {"round_visits": 2} if compiled else {"batch_size": size}
     return make_trainer(
         listed.head,
         listed,
         listed.truth.lam,
-        solver=Solver(batch_size=size, seed=seed, round_visits=2, **rules(random, compiled, kind in SEQUENTIAL)),
+        solver=Solver(seed=seed, **taken, **rules(random, compiled, kind in SEQUENTIAL)),
         structure=listed.structure,
         progress=False,
     )

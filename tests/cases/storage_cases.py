@@ -28,8 +28,8 @@ from problems import (
 
 from torchssvm import Pairwise, certify
 from torchssvm.core.batch import apply_head
-from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import inner
+from torchssvm.core.structure import OracleResult
 from torchssvm.dual.storage import Storage
 from torchssvm.solvers import Certificate
 

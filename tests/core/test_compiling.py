@@ -7,7 +7,7 @@ import time
 import numba
 from fresh import fresh_python
 
-from torchssvm.core import compiling
+from torchssvm.core import jit
 from torchssvm.core.jit import njit
 
 PROGRAM = """
@@ -15,7 +15,7 @@ import os, sys, time
 os.environ["NUMBA_CACHE_DIR"], sys.stderr = {folder!r}, sys.stdout
 import numba
 import numpy as np
-from torchssvm.core.compiling import clock
+from torchssvm.core.jit import clock
 from torchssvm.structures.chain.numba import mask
 labels = np.zeros((2, 3), np.int64)
 began, counted = time.perf_counter(), clock()
@@ -46,6 +46,6 @@ def test_the_clock_stands_still_within_compilations():
     assert half(3.0) == 1.5  # Numba is imported, and watched
     inner = numba.njit(lambda x: x + 1)  # kept nowhere
     outer = numba.njit(lambda x: 2 * inner(x))
-    before, began = compiling.clock(), time.perf_counter()
+    before, began = jit.clock(), time.perf_counter()
     assert outer(3) == 8  # one compilation within another
-    assert compiling.clock() - before < 0.5 * (time.perf_counter() - began)
+    assert jit.clock() - before < 0.5 * (time.perf_counter() - began)

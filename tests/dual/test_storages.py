@@ -9,7 +9,7 @@ from storage_cases import KINDS, SEEDS, StorageTestCase, block
 
 from torchssvm import DualState, Labelings, LinearMulticlass, MeanParts, Weights, certify
 from torchssvm.core.batch import apply_head
-from torchssvm.core.memory import available_memory
+from torchssvm.dual.storage import available_memory
 
 
 class TestMeanParts(StorageTestCase):
@@ -126,10 +126,10 @@ def test_memory_of_the_machine():
 
 
 def test_without_a_limit_the_machine_decides(monkeypatch):
-    monkeypatch.setattr("torchssvm.core.memory.available_memory", lambda device: 10)
+    monkeypatch.setattr("torchssvm.dual.storage.available_memory", lambda device: 10)
     with pytest.raises(MemoryError, match="MiB are allowed"):
         multiclass(0).train().backward([0])
-    monkeypatch.setattr("torchssvm.core.memory.available_memory", lambda device: 2**40)
+    monkeypatch.setattr("torchssvm.dual.storage.available_memory", lambda device: 2**40)
     assert multiclass(0).train().backward([0]) > 0
 
 

@@ -214,7 +214,7 @@ def test_code_of_other_kinds_is_kept_apart_and_follows_its_file(tmp_path):
     script = (
         "import my_kind, torch\n"
         "from torchssvm import solve\n"
-        "from torchssvm.core.compiling import compiling_seconds\n"
+        "from torchssvm.core.jit import compiling_seconds\n"
         "solve(my_kind.Head(), my_kind.data(), lam=0.05, progress=False)\n"
         "print(compiling_seconds())\n"
     )

@@ -14,7 +14,7 @@ from problems import PROBLEMS, Problem, reference
 from tables import each_row
 
 from torchssvm import Chain, Relative, Solver, choose_lam, evaluate, guess_lam, in_order, solve
-from torchssvm.core.part import Part
+from torchssvm.core.batch import Part
 from torchssvm.path import HeldOutPoint, LamChoice
 from torchssvm.path.lam_choice import chosen_of
 from torchssvm.solvers import primal

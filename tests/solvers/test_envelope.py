@@ -8,7 +8,7 @@ from problems import chain, multiclass, rng
 
 from torchssvm import Batch, CacheOracle, CompiledBCFW, Corrective, DualState, Labelings, MeanParts
 from torchssvm.core.batch import apply_head
-from torchssvm.solvers.envelope import envelope
+from torchssvm.lightning.alternate import envelope
 
 
 def features_of(problem, matrix: torch.Tensor) -> Batch:

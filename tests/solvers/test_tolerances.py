@@ -14,7 +14,7 @@ from tables import each_row
 
 import torchssvm
 from torchssvm import Corrective, Relative
-from torchssvm.solvers.tolerance import Tolerance, check_tolerance, is_within, largest_gap, times
+from torchssvm.solvers.schedules import Tolerance, check_tolerance, is_within, largest_gap, times
 
 OWN = {Corrective}
 """Its ``tolerance`` is a share already, of a block's gap."""

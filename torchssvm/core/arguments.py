@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.on_host import on_host
-from torchssvm.core.plain import plain
+from torchssvm.core.operators import plain
 from torchssvm.core.precision import transformed
 
 Kind = TypeVar("Kind")

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
-from torchssvm.core.naming import naming
+from torchssvm.core.arguments import check_tensor, describe
+from torchssvm.core.naming import is_ours, naming, row_name
 from torchssvm.core.on_host import known, on_host, upload
 from torchssvm.core.potentials import Potentials, as_potentials
 
@@ -315,8 +316,7 @@ def check_fits(head: Any, structure: Any, data: Any, collate_fn: Collate | None 
         return
     for name, owner in (("in_features", head), ("num_states", structure)):
         own, found = getattr(owner, name, None), getattr(dataset, name, None)
-        ours = type(owner).__module__.startswith("torchssvm.")
-        if ours and isinstance(own, int) and isinstance(found, int) and own != found:
+        if is_ours(type(owner)) and isinstance(own, int) and isinstance(found, int) and own != found:
             raise ValueError(
                 f"the dataset has {name}={found} and the head {name}={own}: where features and labels have names, the "
                 "test set needs those of the training set, vocabulary=train.vocabulary, labels=train.labels"
@@ -346,3 +346,103 @@ def first_occurrences(index: Tensor) -> Tensor:
     first = torch.ones_like(ordered, dtype=torch.bool)
     first[1:] = ordered[1:] != ordered[:-1]
     return upload(rows[first].sort().values, index.device)
+
+
+def select_tokens(mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Pack the tokens that ``mask`` selects: each row's come first, in their order, and the rest is padding.
+
+    For masks whose True do not all come first, such as the first piece of every word of a tokeniser, or tokens that
+    have a label: ``x, y, lengths = select_tokens(mask, x, y)``. Labels that are decoded for packed tokens go back by
+    ``whole[mask] = labels[labels >= 0]``.
+
+    Args:
+        mask: ``[B, N]`` bool, True at the tokens to keep, at least one in every row.
+        tensors: ``[B, N, ...]`` each, such as features, through which gradients flow, and labels.
+
+    Returns:
+        The tensors ``[B, T, ...]``, T the largest length, with 0 in the padding of floating-point numbers and -1 in
+        that of whole numbers; and the lengths, ``[B]`` int64.
+
+    Raises:
+        TypeError: A tensor is not one.
+        ValueError: ``mask`` is not bool ``[B, N]``, has a row without True, or a tensor has other sizes.
+
+    Example:
+        >>> mask = torch.tensor([[False, True, False, True], [True, False, False, False]])
+        >>> select_tokens(mask, torch.tensor([[-100, 2, -100, 0], [1, -100, -100, -100]]))
+        (tensor([[ 2,  0],
+                [ 1, -1]]), tensor([2, 1]))
+    """
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim != 2:
+        raise ValueError(f"mask must be bool [B, N], True at the tokens to keep, got {describe(mask)}; see .bool()")
+    for place, tensor in enumerate(tensors):
+        if check_tensor(tensor, f"tensors[{place}]").shape[:2] != mask.shape:
+            raise ValueError(
+                f"tensors[{place}] has shape {list(tensor.shape)}, and mask {list(mask.shape)}: they must share B and N"
+            )
+    lengths = mask.sum(1)
+    if bool((empty := lengths == 0).any()):
+        raise ValueError(
+            f"mask has no True in {row_name(int(empty.nonzero()[0, 0]))}, and an example needs a token: leave it out"
+        )
+    longest = int(lengths.max()) if len(lengths) else 0
+    order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
+    padding = torch.arange(longest, device=mask.device) >= lengths.unsqueeze(1)
+    rows = torch.arange(len(mask), device=mask.device).unsqueeze(1)
+
+    def packed(tensor: Tensor) -> Tensor:
+        fill = 0 if tensor.is_floating_point() or tensor.dtype == torch.bool else -1
+        beyond = padding.view(*padding.shape, *[1] * (tensor.ndim - 2))
+        return tensor[rows, order].masked_fill(beyond, fill)
+
+    return (*map(packed, tensors), lengths)
+
+
+SIZES = ("in_features", "num_features", "edge_features", "num_states", "num_classes", "num_labels")
+NAMES = ("vocabulary", "labels")
+
+
+class Part:
+    """Some examples of a dataset as a dataset of its own, numbered from 0; an item is its number.
+
+    ``torch.utils.data.Subset`` keeps the numbers of the whole, which name other examples' dual blocks.
+
+    Args:
+        dataset: Map-style.
+        rows: Which examples, by their places in ``dataset``.
+        collate_fn: Makes a ``Batch`` of items of ``dataset``; None is ``dataset.collate``.
+
+    Attributes:
+        rows: int64 ``[m]``.
+        lengths: int64 ``[m]`` where ``dataset`` has such a tensor, else None.
+
+    What describes columns and states is that of ``dataset``, such as ``in_features``, ``num_states``, ``vocabulary``
+    and, with it, ``labels``.
+
+    Raises:
+        ValueError: There is neither ``collate_fn`` nor ``dataset.collate``.
+    """
+
+    def __init__(self, dataset: Any, rows: Sequence[int] | Tensor, collate_fn: Collate | None = None) -> None:
+        self.rows = torch.as_tensor(rows, dtype=torch.int64)
+        self._fetch = fetcher(dataset, collate_fn)
+        lengths = lengths_of(dataset)
+        self.lengths = None if lengths is None else lengths.cpu()[self.rows]
+        if collate_fn is None:  # one of the user's own may make other features
+            sizes = {name: own for name in SIZES if isinstance(own := getattr(dataset, name, None), int)}
+            names = {name: getattr(dataset, name) for name in NAMES if hasattr(dataset, name)}
+            vars(self).update(sizes | (names if "vocabulary" in names else {}))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> int:
+        if not 0 <= i < len(self.rows):
+            raise IndexError(f"example {i} of a dataset of {len(self.rows)}")
+        return i
+
+    def collate(self, items: Sequence[int]) -> Batch:
+        """The examples with these numbers."""
+        index = torch.tensor(list(items), dtype=torch.int64)
+        batch = self._fetch(self.rows[index].tolist())
+        return batch.replace(index=index.to(batch.index.device))

@@ -23,7 +23,7 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
         category: Its class.
     """
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_between(frame.f_globals.get("__name__", "")):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame = frame.f_back
     warnings.warn_explicit(
         message,
@@ -33,7 +33,3 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
         module=frame.f_globals.get("__name__"),
         registry=frame.f_globals.setdefault("__warningregistry__", {}),
     )
-
-
-def _is_between(module: str) -> bool:
-    return module.partition(".")[0] in _BETWEEN

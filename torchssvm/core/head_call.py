@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,31 @@ from torchssvm.core.batch import tree_replace, tree_tensors
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
 from torchssvm.core.precision import transformed
 from torchssvm.core.undisturbed import undisturbed
+
+
+def largest_feature(dtype: torch.dtype) -> float:
+    """The largest size of a feature: sums of a million squares do not overflow."""
+    return 1e-3 * torch.finfo(dtype).max ** 0.5
+
+
+def takes_lengths(features: nn.Module) -> bool:
+    """Whether ``features.forward`` has a parameter called ``lengths``; of a wrapped module, the module inside."""
+    inside = getattr(features, "_orig_mod", features)
+    if isinstance(inside, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return takes_lengths(inside.module)
+    return "lengths" in inspect.signature(inside.forward).parameters
+
+
+def apply_features(features: nn.Module, x: Any, lengths: Tensor | None = None) -> Any:
+    """``features(x, lengths=lengths)`` if there are lengths and ``forward`` takes them; else ``features(x)``.
+
+    Args:
+        features: The module below the head.
+        x: Its input.
+        lengths: ``[B]`` int64, where examples differ in length.
+    """
+    return features(x) if lengths is None or not takes_lengths(features) else features(x, lengths=lengths)
+
 
 _CALL = "_torchssvm_call"  # the attribute of a head's output that says how it was made
 _HOOKS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")  # not called; forward pre-hooks may make weights

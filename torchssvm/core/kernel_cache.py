@@ -1,4 +1,4 @@
-"""Numba's files of compiled kernels, without which everything goes on where they are damaged or cannot be written."""
+"""How Numba keeps compiled kernels in files, and compiles kernels for the kernels that call them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import Any
 
 from numba.core import types
 from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
+from numba.core.datamodel import models, register_default
 
 _told = False
 
@@ -28,13 +31,13 @@ class KernelCache(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The compiled function, or None."""
         found = None
-        with self._forgiven("read"), self._files_of(sig) as kept:
+        with self._files_of(sig) as kept, self._forgiven("read"):
             found = super().load_overload(sig, target_context) if kept else None
         return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep a compiled function."""
-        with self._forgiven("written"), self._files_of(sig) as kept:
+        with self._files_of(sig) as kept, self._forgiven("written"):
             if kept:
                 super().save_overload(sig, data)
 
@@ -43,7 +46,7 @@ class KernelCache(FunctionCache):
         """Those of the files that declare the types of the arguments; whether there are any."""
         own = self._cache_file
         sources = sorted({source for kind in sig for source in _sources(kind)})
-        kept = "" not in sources
+        kept = all(map(os.path.exists, sources))
         if sources and kept:
             stamps = [(path, os.stat(path).st_mtime, os.stat(path).st_size) for path in sources]
             name = hashlib.sha256(repr(sources).encode()).hexdigest()[:16]
@@ -90,3 +93,74 @@ def _sources(kind: Any) -> Iterator[str]:
             yield source if source and cls.__module__ != "__main__" else ""
         for part in kind:  # type: ignore[attr-defined]
             yield from _sources(part)
+
+
+class InlinedCompiler(Compiler):
+    """Numba's compiler, which goes as far as LLVM's code of a function, for callers that are compiled later.
+
+    Numba optimises every function that it compiles and makes machine code of it. The code of these kernels is taken up
+    by their callers, where both is done once more; without it the first call of a kernel takes two thirds of the time.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.state.library = _Library(self.state.targetctx.codegen(), "inlined")
+
+
+class _Library(JITCodeLibrary):
+    """Code that its callers optimise, and that has no address."""
+
+    @property
+    def codegen(self) -> Any:
+        """Numba keeps the globals of a function where its machine code is; there is none."""
+        return _WithoutGlobals(self._codegen)
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """No address."""
+        return 0
+
+    def _optimize_final_module(self) -> None:
+        """Left to the callers."""
+
+    def _finalize_final_module(self) -> None:
+        """As far as callers need it."""
+        self._finalize_dynamic_globals()
+        self._verify_declare_only_symbols()
+        self._finalized = True
+
+
+class _WithoutGlobals:
+    def __init__(self, codegen: Any) -> None:
+        self._codegen = codegen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._codegen, name)
+
+    def set_env(self, name: str, env: Any) -> None:
+        """Nothing to set."""
+
+
+class KindFunction(types.Callable, types.Dummy):
+    """The type of a :class:`~torchssvm.core.jit.ByKind`: a call is one of the version for its first argument."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        super().__init__(f"ByKind({function.__module__}.{function.__name__})")
+
+    def _version(self, arguments: Any) -> Any:
+        return self.function.version(getattr(arguments[0], "instance_class", None))._numba_type_
+
+    def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
+        """That of the version."""
+        return self._version(args).get_call_type(context, args, kws)
+
+    def get_call_signatures(self) -> Any:
+        """Any."""
+        return (), True
+
+    def get_impl_key(self, sig: Any) -> Any:
+        """That of the version."""
+        return self._version(sig.args).get_impl_key(sig)
+
+
+register_default(KindFunction)(models.OpaqueModel)

@@ -23,7 +23,7 @@ def linearity_error(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     the weights nor the head's attributes nor the global random state change. The head runs with the current precision
     settings; if rounding of matrix products is the only cause, the message says so.
     """
-    device = _device_of(head)
+    device = next((parameter.device for parameter in head.parameters()), None)
     error = _examine(head, args, kwargs)
     if error is None or device is None:
         return error
@@ -34,10 +34,6 @@ def linearity_error(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
             name = type(head).__name__
             return f"{name} is linear in its weights only up to the rounding of its products{lowered_advice(device)}"
     return error + _convolution_advice(head, device)
-
-
-def _device_of(head: nn.Module) -> torch.device | None:
-    return next((parameter.device for parameter in head.parameters()), None)
 
 
 def generators_of(devices: Iterable[torch.device]) -> tuple[str, list[int]]:

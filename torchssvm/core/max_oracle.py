@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.naming import naming
-from torchssvm.core.oracle_result import OracleResult
-from torchssvm.core.potentials import Potentials, conform, inner
+from torchssvm.core.potentials import Potentials, conform, inner, padding_of
 from torchssvm.core.precision import full_precision
-from torchssvm.core.structure import Labeling, Structure, as_decoding, per_example, reject_rows
+from torchssvm.core.structure import Labeling, OracleResult, Structure, as_decoding, per_example, reject_rows
 
 
 @torch.no_grad()
@@ -77,9 +76,8 @@ def _finite_within_lengths(potentials: Potentials) -> bool:
     """Whether all numbers that are not padding are finite."""
     for name, tensor in potentials.tensors.items():
         wrong = ~torch.isfinite(tensor)
-        if name in potentials.ragged and potentials.lengths is not None:
-            rows = potentials.lengths + potentials.ragged[name]
-            wrong = wrong[torch.arange(tensor.shape[1], device=tensor.device) < rows.unsqueeze(1)]
+        if (padding := padding_of(potentials, name)) is not None:
+            wrong = wrong & ~padding
         if bool(wrong.any()):
             return False
     return True

@@ -1,4 +1,4 @@
-"""How errors name the rows of a batch: by the numbers of their examples, where these are known."""
+"""How errors name the rows of a batch, by the numbers of their examples where known; and what is this package's own."""
 
 from __future__ import annotations
 
@@ -58,3 +58,8 @@ def _numbers(rows: Sequence[int]) -> list[int] | None:
     if not isinstance(index, Tensor) or index.ndim != 1 or max(rows, default=0) >= len(index):
         return None
     return [int(index[row]) for row in rows]
+
+
+def is_ours(kind: Any) -> bool:
+    """Whether a class or function is defined in this package."""
+    return kind.__module__.startswith("torchssvm.")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.plain import plain
+from torchssvm.core.operators import plain
 
 _SOURCE = "_torchssvm_source"
 

@@ -1,8 +1,10 @@
-"""The ``torchssvm`` namespace of torch operators: oracles that ``torch.compile`` and ``torch.export`` can trace."""
+"""The ``torchssvm`` namespace of torch operators, and where plain torch operators alone may run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,3 +48,22 @@ def define(
     _library.impl(name, torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake(f"torchssvm::{name}", fake, lib=_library)
     return getattr(torch.ops.torchssvm, name).default
+
+
+_here = threading.local()
+
+
+def plain() -> bool:
+    """Whether torch traces what runs now (``torch.compile``, ``torch.export``), or plain operators were asked for."""
+    return torch.compiler.is_compiling() or getattr(_here, "asked", False)
+
+
+@contextmanager
+def plain_operators() -> Iterator[None]:
+    """Ask for plain operators in this thread, so that what runs at once is what would be traced."""
+    before = getattr(_here, "asked", False)
+    _here.asked = True
+    try:
+        yield
+    finally:
+        _here.asked = before

@@ -11,11 +11,14 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 
 from torchssvm.core.arguments import check_length_form, check_tensor, check_whole, read_numbers
 from torchssvm.core.jit import fits_numba, fits_triton, njit_fastmath
+from torchssvm.core.launch import once
+from torchssvm.core.naming import row_names
 from torchssvm.core.on_host import apart, pick
-from torchssvm.core.plain import plain
+from torchssvm.core.operators import plain
 
 Parts = dict[str, Tensor]
 """Named arrays shaped like the potentials, each ``[B, ...]``."""
@@ -232,6 +235,15 @@ class Potentials:
         return f"Potentials({_shapes(self.tensors)}, lengths={'yes' if self.lengths is not None else None})"
 
 
+def padding_of(potentials: Potentials, name: str) -> Tensor | None:
+    """The padding of a tensor, as ``ragged`` says it, ``[B, N, 1, ...]`` bool; None where it says none."""
+    if potentials.lengths is None or name not in potentials.ragged:
+        return None
+    tensor, rows = potentials[name], potentials.lengths + potentials.ragged[name]
+    padding = torch.arange(tensor.shape[1], device=tensor.device) >= rows.unsqueeze(1)
+    return padding.view(*padding.shape, *[1] * (tensor.ndim - 2))
+
+
 def as_potentials(value: Potentials | Tensor | Mapping[str, Tensor]) -> Potentials:
     """Accept what a head may return: Potentials, a tensor, or named tensors."""
     return value if isinstance(value, Potentials) else Potentials(value)
@@ -323,3 +335,42 @@ def subtract(a: Parts, b: Parts) -> Parts:
 
 def _shapes(parts: Mapping[str, Tensor]) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in parts.items()}
+
+
+def check_scores_finite(potentials: Potentials, places: Callable[[Potentials], Parts]) -> None:
+    """Raise ValueError if a score that an output can have is NaN or +inf; padding is not looked at.
+
+    One reduction, and one wait for a device, where all is well. Fake tensors hold no numbers to look at.
+
+    Args:
+        potentials: The batch.
+        places: ``structure.places``, where the potentials can matter.
+    """
+    highest = [once(tensor).amax() for tensor in potentials.tensors.values() if tensor.numel()]
+    if not highest or isinstance(highest[0], FakeTensor):
+        return
+    if len(highest) > 1 and not highest[0].is_cpu:
+        highest = [torch.stack(highest).amax()]
+    for number in highest:
+        if not number.item() < torch.inf:  # NaN is the largest number of all to amax, and is not below inf
+            break
+    else:
+        return
+    there = places(potentials)
+    wrong = (_wrong_rows(name, potentials, there.get(name)) for name, t in potentials.tensors.items() if t.numel())
+    rows = sorted({row for several in wrong for row in several})
+    if rows:
+        raise ValueError(
+            f"the potentials of {row_names(rows)} are not finite, they hold NaN or inf: check features and weights "
+            "(-inf alone may stand for what is forbidden)"
+        )
+
+
+def _wrong_rows(name: str, potentials: Potentials, there: Tensor | None) -> list[int]:
+    tensor = potentials.tensors[name]
+    wrong = ~(tensor < torch.inf)
+    if there is not None:
+        wrong = wrong & there
+    elif (padding := padding_of(potentials, name)) is not None:
+        wrong = wrong & ~padding
+    return wrong.flatten(1).any(1).nonzero().flatten().tolist()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.gradients import adjoint, per_example_adjoint
-from torchssvm.core.potentials import Parts, Potentials, inner
+from torchssvm.core.potentials import Parts, Potentials, inner, padding_of
 from torchssvm.core.precision import full_precision
 from torchssvm.core.structure import Structure
 
@@ -76,10 +76,8 @@ def probe(potentials: Potentials, structure: Structure) -> Parts:
     parts, places = {}, structure.places(potentials)
     for name, tensor in potentials.tensors.items():
         values = _pattern(tuple(tensor.shape[1:]), tensor.dtype, tensor.device).expand_as(tensor)
-        if name in potentials.ragged and potentials.lengths is not None:
-            rows = potentials.lengths + potentials.ragged[name]
-            inside = torch.arange(tensor.shape[1], device=tensor.device) < rows.unsqueeze(1)
-            values = values * inside.view(*inside.shape, *[1] * (tensor.ndim - 2))
+        if (padding := padding_of(potentials, name)) is not None:
+            values = values * ~padding
         parts[name] = (values * places[name] if name in places else values).contiguous()
     return parts
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchssvm.core.batch import tree_replace, tree_tensors
 from torchssvm.core.gradients import adjoint, gram_product, per_example_adjoint
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.potentials import Parts, Potentials, conform, inner
+from torchssvm.core.potentials import Parts, Potentials, conform, inner, padding_of
 from torchssvm.core.structure import Structure, as_decoding, loss_by_name
 
 ROUNDS = 8
@@ -64,11 +64,8 @@ class Trial:
 
     def padding(self, name: str) -> Tensor | None:
         """The mask of the padding, ``[B, N]``; None if these potentials have no padding."""
-        potentials = self.potentials
-        if potentials.lengths is None or name not in potentials.ragged:
-            return None
-        position = torch.arange(potentials[name].shape[1], device=potentials.device)
-        return position >= (potentials.lengths + potentials.ragged[name]).unsqueeze(1)
+        padding = padding_of(self.potentials, name)
+        return None if padding is None else padding.flatten(1)
 
 
 def adjoint_error(trial: Trial) -> str | None:

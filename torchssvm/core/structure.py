@@ -7,6 +7,8 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -14,12 +16,70 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_tensor, describe
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
-from torchssvm.core.finite import check_scores_finite
-from torchssvm.core.naming import naming, row_names
-from torchssvm.core.oracle_result import OracleResult
-from torchssvm.core.plain import plain
-from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner, scale, subtract
+from torchssvm.core.naming import is_ours, naming, row_names
+from torchssvm.core.operators import plain
+from torchssvm.core.potentials import (
+    Parts,
+    Potentials,
+    as_potentials,
+    check_scores_finite,
+    conform,
+    inner,
+    padding_of,
+    scale,
+    subtract,
+)
 from torchssvm.core.precision import transformed
+
+
+@dataclass(eq=False)
+class OracleResult:
+    """One output of every example of a batch, as the max oracle, the cache or a structure's examination found it.
+
+    Attributes:
+        labeling: The outputs s_i.
+        score: ``<p(s_i) - p(y_i), theta_i>``, ``[B]`` float64.
+        loss: ``L_i(s_i)``, ``[B]`` float64.
+        hinge: ``L_i(s_i) + <p(s_i) - p(y_i), theta_i>``, ``[B]`` float64: the structured hinge H_i of an exact oracle.
+        upper: ``[B]`` float64, an upper bound of H_i; None where ``hinge`` is one.
+        exact: Whether ``hinge`` is H_i.
+        relaxed: Whether the outputs may lie outside of the hull of outputs.
+        decoded: ``[B]`` bool, whether the max oracle was asked; None where it was for all.
+        column: ``[B]`` int64, the column of ``Stored.atoms`` that holds the labeling already, 0 where none does; None
+            where nobody asked.
+        made: ``p(s_i) - p(y_i)`` if they were made to score the outputs; else None.
+        make: Makes them; None where nobody may ask for them.
+    """
+
+    labeling: Any
+    score: Tensor
+    loss: Tensor
+    made: Parts | None = None
+    upper: Tensor | None = None
+    exact: bool = True
+    relaxed: bool = False
+    decoded: Tensor | None = None
+    column: Tensor | None = None
+    make: Callable[[], Parts] | None = None
+
+    @cached_property
+    def hinge(self) -> Tensor:
+        """Score plus loss."""
+        return self.score + self.loss
+
+    @property
+    def bound(self) -> Tensor:
+        """``upper``, or ``hinge`` where that is None."""
+        return self.hinge if self.upper is None else self.upper
+
+    @property
+    def parts(self) -> Parts:
+        """``p(s_i) - p(y_i)``, made when they are first asked for."""
+        if self.made is None:
+            assert self.make is not None, "these outputs came without a way to make their parts"
+            self.made = self.make()
+        return self.made
+
 
 Labeling = Any
 """An output for each example of a batch: usually an int64 tensor ``[B, ...]``, or a tuple of tensors."""
@@ -82,9 +142,8 @@ def gated(oracle: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 return oracle(self, potentials, *args, **kwargs)
             except KeyError as error:
-                ours = type(self).__module__.startswith("torchssvm.")  # others have dictionaries of their own
-                if not ours or not error.args or error.args[0] in potentials.tensors:
-                    raise
+                if not is_ours(type(self)) or not error.args or error.args[0] in potentials.tensors:
+                    raise  # others have dictionaries of their own
                 found = f"{self}: {error} is none of the potentials {sorted(potentials.tensors)}"
                 raise ValueError(f"{found}: give what a head returned") from error
             finally:
@@ -301,7 +360,7 @@ class Structure(ABC):
         The default is the name of a class of one's own, whose attributes may count or cache, and the ``repr`` of one of
         this package. Structures leave out how the best output is found, which may change.
         """
-        return repr(self) if type(self).__module__.startswith("torchssvm.") else type(self).__name__
+        return repr(self) if is_ours(type(self)) else type(self).__name__
 
     @torch.no_grad()
     def decode(self, potentials: Potentials | Tensor | Mapping[str, Tensor]) -> Labeling:
@@ -492,14 +551,10 @@ def augmented(potentials: Potentials, delta: Parts) -> Potentials:
 
 def check_padding(parts: Parts, potentials: Potentials) -> None:
     """Raise ValueError if parts are not zero beyond an example's rows: nothing is stored there."""
-    if potentials.lengths is None:
-        return
     for name, tensor in parts.items():
-        if name in potentials.ragged and tensor.shape[1]:
-            rows = (potentials.lengths + potentials.ragged[name]).clamp(min=0)
-            padding = torch.arange(tensor.shape[1], device=tensor.device) >= rows.unsqueeze(1)
-            if bool(torch.where(padding.view(*padding.shape, *[1] * (tensor.ndim - 2)), tensor, 0.0).any()):
-                raise ValueError(f"parts {name!r} are not zero in the padding, beyond the examples' lengths")
+        padding = padding_of(potentials, name)
+        if padding is not None and bool(torch.where(padding, tensor, 0.0).any()):
+            raise ValueError(f"parts {name!r} are not zero in the padding, beyond the examples' lengths")
 
 
 def fit(tensor: Tensor, trailing: Sequence[int], padding: int) -> Tensor:

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from torchssvm.core.finite import check_scores_finite
-from torchssvm.core.plain import plain_operators
-from torchssvm.core.potentials import Potentials, as_potentials
+from torchssvm.core.operators import plain_operators
+from torchssvm.core.potentials import Potentials, as_potentials, check_scores_finite
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.structure import Structure
 from torchssvm.deployment.checks import check_fit

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.named_features import FeatureLists
-from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.core.sparse_features import FeatureLists, SparseFeatures
 
 
 def batch_of_names(sentences: Sequence[Sequence[Any]], vocabulary: Mapping[str, int]) -> tuple[SparseFeatures, Tensor]:

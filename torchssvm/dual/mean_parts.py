@@ -9,10 +9,9 @@ from torch import Tensor
 
 from torchssvm.core.gradients import adjoint
 from torchssvm.core.on_host import on_host, pick
-from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.schema import Each, New, Same, Schema
-from torchssvm.core.structure import Labeling, check_padding
+from torchssvm.core.structure import Labeling, OracleResult, check_padding
 from torchssvm.dual.rows import RowBuffer
 from torchssvm.dual.storage import Storage, Stored, other_length
 

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.on_host import on_host, pick, read_together
-from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials, scale
 from torchssvm.core.probe import TOLERANCE, fingerprints
 from torchssvm.core.schema import Entry, Maybe, Own, Same, Schema, damaged
-from torchssvm.core.structure import Labeling
+from torchssvm.core.structure import Labeling, OracleResult
 from torchssvm.dual.storage import Storage, Stored
 
 _MOVED = (

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchssvm.core.batch import tree_map
-from torchssvm.structures.decisions.data import DecisionProblems
-from torchssvm.structures.decisions.potentials import Situations
+from torchssvm.structures.decisions.data import DecisionProblems, Situations
 
 Array = NDArray[Any]
 

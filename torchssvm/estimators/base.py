@@ -20,9 +20,9 @@ from torchssvm.core.caller import warn
 from torchssvm.deployment import save_model
 from torchssvm.estimators.examples import check_matrix
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.lam_advice import advice_if_small, warn_if_zero
+from torchssvm.solvers.guess_lam import advice_if_small, warn_if_zero
+from torchssvm.solvers.schedules import Relative, is_within
 from torchssvm.solvers.solver import Solver
-from torchssvm.solvers.tolerance import Relative, is_within
 from torchssvm.solvers.training import make_trainer
 
 MATRIX: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
@@ -56,16 +56,9 @@ class CertifiedEstimator(BaseEstimator):
             check_flags(verbose=self.verbose)
 
     def _train(self, head: nn.Module, examples: Any, lam: float, solver: Solver | None = None) -> Any:
-        """Train the head to the gap, or go on with that of the last fit; sets the fitted attributes of the run.
+        """The head, trained to the gap, or that of the last fit, which goes on; sets the fitted attributes of the run.
 
-        Args:
-            head: A new head.
-            examples: The training set.
-            lam: Regularisation.
-            solver: Rules and bounds; the seed is that of the estimator.
-
-        Returns:
-            The trained head.
+        ``solver`` gives rules and bounds; the seed is that of the estimator.
         """
         trainer = self._last_run(head, examples) if self.warm_start else None
         if trainer is None:

@@ -10,8 +10,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import in_order
-from torchssvm.core.named_features import vocabulary_of
 from torchssvm.core.naming import naming
+from torchssvm.core.sparse_features import vocabulary_of
 from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.labels import accuracy, check_lists, labelled, state_weights, states_of
 from torchssvm.estimators.sequences import ARRAYS, NAMED, batches_of, check_list, kind_of, rows_of, size_of

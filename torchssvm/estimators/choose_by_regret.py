@@ -14,13 +14,11 @@ from torchssvm.estimators.anchor import part, situations
 from torchssvm.path.choose_lam import choose_lam
 from torchssvm.path.lam_choice import LamChoice
 from torchssvm.solvers.guess_lam import guess_lam
-from torchssvm.solvers.schedules import WhenEstimated
+from torchssvm.solvers.schedules import Relative, WhenEstimated
 from torchssvm.solvers.solver import Solver
-from torchssvm.solvers.tolerance import Relative
 from torchssvm.steps.directions import FrankWolfe
-from torchssvm.structures.decisions.data import DecisionProblems
+from torchssvm.structures.decisions.data import DecisionProblems, Situations
 from torchssvm.structures.decisions.head import LinearDecisions
-from torchssvm.structures.decisions.potentials import Situations
 
 COARSE = 0.1
 """The gap, as a share of the primal, to which each lambda is trained."""

@@ -167,15 +167,7 @@ class GraphSVC(StructuredEstimator):
 
 
 def _graphs(X: Any, sizes: tuple[int, int] | None = None) -> list[Graph]:
-    """The graphs, checked.
-
-    Args:
-        X: The user's argument.
-        sizes: F and G; None is those of the first graph.
-
-    Raises:
-        ValueError: A graph is not valid, or has other numbers of features.
-    """
+    """The graphs of the user's argument, checked; ``sizes`` are F and G, where None is those of the first graph."""
     check_list(X, "graphs")
     if not len(X):
         raise ValueError("X must be a list of graphs, at least one")

@@ -165,11 +165,7 @@ class MultinomialSVC(MatrixClassifier):
 
 
 def _times(sample_weight: Any, n: int) -> np.ndarray:
-    """How often each example counts, ``[n]`` float64.
-
-    Raises:
-        ValueError: A shape does not fit, or a weight is negative or not finite, or all are 0.
-    """
+    """How often each example counts, ``[n]`` float64, checked."""
     found = np.asarray(sample_weight, np.float64)
     if found.shape != (n,):
         raise ValueError(

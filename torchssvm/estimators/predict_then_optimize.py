@@ -13,8 +13,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_number, check_tensor
-from torchssvm.core.compiling import clock
-from torchssvm.core.features import largest_feature
+from torchssvm.core.head_call import largest_feature
+from torchssvm.core.jit import clock
 from torchssvm.estimators.anchor import ANCHORS, anchor, linear, part, situations
 from torchssvm.estimators.base import CertifiedEstimator
 from torchssvm.estimators.choose_by_regret import choose_by_regret
@@ -23,9 +23,8 @@ from torchssvm.path.lam_choice import LamChoice
 from torchssvm.solvers.solver import Solver
 from torchssvm.steps.cache import CacheOracle
 from torchssvm.steps.directions import Corrective
-from torchssvm.structures.decisions.data import DecisionProblems
+from torchssvm.structures.decisions.data import DecisionProblems, Situations
 from torchssvm.structures.decisions.head import LinearDecisions
-from torchssvm.structures.decisions.potentials import Situations
 from torchssvm.structures.decisions.structure import Decisions
 
 Array = NDArray[Any]
@@ -181,11 +180,7 @@ class PredictThenOptimize(CertifiedEstimator):
         return -self.regret(X, costs)
 
     def _checked(self) -> Decisions:
-        """The structure of the program.
-
-        Raises:
-            ValueError, TypeError: See :meth:`fit`.
-        """
+        """The structure of the program; refuses what :meth:`fit` says."""
         self._check_run()
         check_flags(shared=self.shared)
         check_number(self.intercept_scaling, "intercept_scaling", least=0.0)
@@ -200,11 +195,7 @@ class PredictThenOptimize(CertifiedEstimator):
         return Decisions(self.program.oracle if isinstance(self.program, Decisions) else self.program)
 
     def _inputs(self, X: Any) -> Situations:
-        """Features, known costs and what is given, as tensors.
-
-        Raises:
-            ValueError: Features have another shape, or are not finite.
-        """
+        """Features, known costs and what is given, as tensors, checked."""
         features, fixed, given = X if isinstance(X, Situations) else (X, None, None)
         if not isinstance(features, Tensor):
             check_matrix(features, "X")

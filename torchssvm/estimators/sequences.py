@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from scipy import sparse
 
-from torchssvm.core.named_features import FeatureLists
 from torchssvm.core.naming import number_of
+from torchssvm.core.sparse_features import FeatureLists
 from torchssvm.estimators.examples import check_matrix, padded, reader
 
 ARRAYS, MATRICES, NAMED = "arrays", "scipy sparse matrices", "lists of tokens with named features"

@@ -13,9 +13,8 @@ from torch import Tensor
 from torchssvm.lightning.duality_gap import DualityGap
 from torchssvm.lightning.exact_pass import evaluating, find_dual, fit_of, in_precision, visible
 from torchssvm.lightning.loaders import exact_pass_loader
-from torchssvm.solvers.averages import WeightedAverage
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.running_average import Average
+from torchssvm.solvers.running_average import Average, WeightedAverage
 
 
 class AveragedWeights(WeightAveraging):

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from torchssvm.core.arguments import check_object
 from torchssvm.core.batch import as_batch
 from torchssvm.core.caller import warn
-from torchssvm.core.compiling import clock
+from torchssvm.core.jit import clock
 from torchssvm.lightning.exact_pass import Fit, evaluating, fit_of, in_precision, visible
 from torchssvm.lightning.loaders import exact_pass_loader
 from torchssvm.lightning.refusals import refuse_averages
@@ -23,8 +23,7 @@ from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
 from torchssvm.solvers.objective import primal
 from torchssvm.solvers.report import Entry, History
-from torchssvm.solvers.schedules import Schedule
-from torchssvm.solvers.tolerance import Relative, Tolerance, check_tolerance, is_within
+from torchssvm.solvers.schedules import Relative, Schedule, Tolerance, check_tolerance, is_within
 from torchssvm.solvers.trainer import Pacing
 from torchssvm.solvers.training import warn_if_far
 

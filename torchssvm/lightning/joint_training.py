@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torchssvm.core.arguments import check_number, check_whole
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
-from torchssvm.core.features import apply_features
+from torchssvm.core.head_call import apply_features
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.schema import Entry, Maybe, check
 from torchssvm.core.structure import Structure
@@ -27,8 +27,7 @@ from torchssvm.lightning.loaders import of_all, same_buffers, share_of
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_start
 from torchssvm.solvers.evaluation import evaluate
-from torchssvm.solvers.softmax_margin import SoftmaxMargin, has_marginals
-from torchssvm.solvers.structured_hinge import StructuredHinge
+from torchssvm.solvers.feature_losses import SoftmaxMargin, StructuredHinge, has_marginals
 
 _KEY = "torchssvm_joint"
 

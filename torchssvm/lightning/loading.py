@@ -113,11 +113,7 @@ def _read(path: Any, weights_only: bool) -> dict[str, Any]:
 
 
 def _parts(cls: type, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Head and structure, unless given.
-
-    Raises:
-        ValueError: They cannot be rebuilt; or the model had features, and none are given.
-    """
+    """Head and structure, unless given; features cannot be rebuilt, and must be given where the model had some."""
     call = f"{cls.__name__}.load_from_checkpoint(path"
     made: dict[str, Any] = {}
     entries = saved.items() if isinstance(saved, dict) else [("", repr(saved))]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.batch import Batch, as_batch, to_device
 from torchssvm.core.caller import warn
-from torchssvm.core.features import apply_features
+from torchssvm.core.head_call import apply_features
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.precision import full_precision
 from torchssvm.core.structure import Labeling, Structure

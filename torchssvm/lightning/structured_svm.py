@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from torchssvm.core.arguments import or_default
 from torchssvm.core.batch import Batch, as_batch
 from torchssvm.core.moved import TO_SOLVER, moved
 from torchssvm.core.precision import full_precision
@@ -21,7 +22,6 @@ from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
 from torchssvm.lightning.alternate import Alternate, AlternatingRun, HeadAlone
-from torchssvm.lightning.arguments import check_joint, find_solver
 from torchssvm.lightning.compiled_epochs import (
     EpochPart,
     EpochParts,
@@ -40,6 +40,7 @@ from torchssvm.lightning.refusals import check_trainer, training_modes
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, recompute_weights
+from torchssvm.solvers.choice import compiled_form
 from torchssvm.solvers.compiled.proposal import ProposedVisits
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.parameter_groups import check_bounds, groups
@@ -47,6 +48,59 @@ from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.trainer import IDLE_EPOCHS, Pacing
 from torchssvm.solvers.training import move, print_choice, warn_if_estimated_far
 from torchssvm.steps.sampler import GapBatchSampler
+
+_OF_THE_TRAINER = {
+    "batch_size": "to the DataLoader",
+    "order": "to a GapBatchSampler in the DataLoader",
+    "seed": "to a GapBatchSampler in the DataLoader",
+    "schedule": "to DualityGap",
+}
+"""What a Trainer has of its own, and where it is given."""
+
+
+def find_solver(module: Any, solver: Solver | None) -> Solver:
+    """The solver of a model: ``solver``, or one that leaves all to the library.
+
+    Args:
+        module: The ``StructuredSVM``, with head, structure and features.
+        solver: The argument.
+
+    Raises:
+        TypeError: ``solver`` is not a Solver.
+        ValueError: It has what the Trainer has too; features are trained and the storage cannot follow them; bounds do
+            not fit the head; or ``compiled=True`` where the compiled loop cannot be used.
+    """
+    solver = or_default(solver, Solver, "solver")
+    for name, where in _OF_THE_TRAINER.items():
+        if getattr(solver, name):
+            raise ValueError(f"Solver({name}={getattr(solver, name)}) is for solve: under a Trainer give it {where}")
+    check_bounds(module.head, solver.bounds)
+    rules, moves = solver.with_defaults(), module.features_optimizer is not None
+    moving = moves and not module.joint.envelope  # between two epochs of the head
+    if moves and rules.storage is not None and rules.storage.needs_gradients:
+        raise ValueError(
+            f"storage={type(rules.storage).__name__}() keeps weights of old features; features that are trained need "
+            "storage=MeanParts() or Labelings()"
+        )
+    if solver.compiled and (
+        reason := "the features are trained (features_optimizer)"
+        if moving
+        else compiled_form(module.head, module.structure, rules)[1]
+    ):
+        raise ValueError(f"compiled=True, and the compiled loop cannot be used: {reason}")
+    return solver
+
+
+def check_joint(joint: JointTraining, features: nn.Module | None, features_optimizer: Any) -> None:
+    """Raise ValueError if there is nothing for ``joint`` to train, or another optimizer for it."""
+    if features is None:
+        raise ValueError(f"joint={joint} trains features and head together, and features=None: give the network")
+    if features_optimizer is not None:
+        raise ValueError(
+            f"joint={joint} has an optimizer of its own for features and head, and features_optimizer is for "
+            "Alternate(): give JointTraining(optimizer=...) in its place, or joint=Alternate(...)"
+        )
+
 
 _BAR_EVERY = 10
 

@@ -4,8 +4,7 @@ from torchssvm.path.choose_lam import choose_lam
 from torchssvm.path.grid import GridPoint, grid_search
 from torchssvm.path.initial import start_at_largest_lam
 from torchssvm.path.lam_choice import HeldOutPoint, LamChoice
-from torchssvm.path.picture import plot
-from torchssvm.path.result import Breakpoint, RegularizationPath
+from torchssvm.path.result import Breakpoint, RegularizationPath, plot
 from torchssvm.path.rules import Certified, Heuristic
 from torchssvm.path.run import PathRun, regularization_path
 from torchssvm.solvers.guess_lam import guess_lam

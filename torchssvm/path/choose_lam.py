@@ -21,8 +21,8 @@ from torchssvm.path.lam_choice import HeldOutPoint, LamChoice, chosen_of, highes
 from torchssvm.path.walk import walk
 from torchssvm.solvers.guess_lam import guess_lam
 from torchssvm.solvers.progress_line import shown
+from torchssvm.solvers.schedules import Relative, Tolerance, is_within
 from torchssvm.solvers.solver import Solver
-from torchssvm.solvers.tolerance import Relative, Tolerance, is_within
 from torchssvm.solvers.trainer import check_limits
 from torchssvm.solvers.training import device_of, make_trainer, move, on_device, warn_if_short
 

@@ -15,8 +15,8 @@ from torchssvm.core.structure import Structure
 from torchssvm.path.walk import walk
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.progress_line import shown
+from torchssvm.solvers.schedules import Tolerance
 from torchssvm.solvers.solver import Solver
-from torchssvm.solvers.tolerance import Tolerance
 from torchssvm.solvers.trainer import check_limits
 from torchssvm.solvers.training import device_of, make_trainer, on_device
 

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from torchssvm.core.arguments import as_number
-from torchssvm.core.batch import check_fits, pass_over
-from torchssvm.core.part import NAMES, Part
+from torchssvm.core.batch import NAMES, Part, check_fits, pass_over
 from torchssvm.core.structure import Structure
 from torchssvm.path.lam_choice import HeldOutPoint
 from torchssvm.path.walk import Solved
@@ -57,11 +56,7 @@ def scored(
 
 @torch.no_grad()
 def _score(head: nn.Module, score: Callable[[nn.Module], float]) -> float:
-    """What ``score`` says.
-
-    Raises:
-        ValueError: It has changed the weights, which are then put back: the path goes on from them.
-    """
+    """What ``score`` says; if it has changed the weights, they are put back, and an error says so."""
     held = [parameter.detach().clone() for parameter in head.parameters()]
     try:
         with torch.enable_grad():

@@ -17,7 +17,7 @@ from torchssvm.dual.checks import check_batch, check_dual
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
-from torchssvm.solvers.tolerance import Relative, Tolerance, check_tolerance
+from torchssvm.solvers.schedules import Relative, Tolerance, check_tolerance
 from torchssvm.steps.block_steps import CommonStep
 
 _BATCH = 256  # examples of a step, at most

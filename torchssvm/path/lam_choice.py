@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 
-from torchssvm.core.figures import new_figure
+from torchssvm.core.extras import new_figure
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.evaluation import Evaluation
-from torchssvm.solvers.tolerance import percent
+from torchssvm.solvers.schedules import percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

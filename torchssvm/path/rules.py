@@ -10,7 +10,7 @@ from torchssvm.core.row_sparse import squared_norm
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.progress_line import ProgressLine
-from torchssvm.solvers.tolerance import Tolerance, is_within
+from torchssvm.solvers.schedules import Tolerance, is_within
 
 
 class Accuracy(NamedTuple):

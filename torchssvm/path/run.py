@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from torchssvm.core.arguments import check_number, check_object, or_default
-from torchssvm.core.compiling import clock
+from torchssvm.core.jit import clock
 from torchssvm.core.moved import moved
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Maybe, Open, Schema, Stateful, damaged
@@ -20,8 +20,8 @@ from torchssvm.path.result import Breakpoint, RegularizationPath
 from torchssvm.path.rules import Accuracy, Certified, Heuristic
 from torchssvm.path.walk import walk
 from torchssvm.solvers.progress_line import ProgressLine, shown
+from torchssvm.solvers.schedules import Relative, Tolerance, check_tolerance, is_within, largest_gap, times
 from torchssvm.solvers.solver import Solver
-from torchssvm.solvers.tolerance import Relative, Tolerance, check_tolerance, is_within, largest_gap, times
 from torchssvm.solvers.training import device_of, make_trainer, on_device
 
 
@@ -158,17 +158,9 @@ class PathRun(Stateful):
         """Collect the blocks of all ranks for the next ``state_dict()`` of the rank ``to``; all ranks call it."""
         self.dual.consolidate_state_dict(to)
 
-    def kept(self) -> dict[str, Any]:
-        """The state of this process, as ``load_state_dict`` takes it."""
-        return self._with_path(self.dual.kept())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that the rest of the run depends on, in tensors, numbers and strings."""
-        return self._with_path(self.dual.state_dict())
-
-    def _with_path(self, dual: dict[str, Any]) -> dict[str, Any]:
+    def _saved(self, how: str) -> dict[str, Any]:
         path = self.path.state_dict() if self._points else None
-        return {"path": path, "dual": dual, "rule": repr(self.rule)}
+        return {"path": path, "dual": getattr(self.dual, how)(), "rule": repr(self.rule)}
 
     def _schema(self) -> Schema:
         return {"path": Maybe(dict), "dual": Open({"lam": float}), "rule": str}

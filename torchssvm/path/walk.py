@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from torchssvm.core.compiling import clock
+from torchssvm.core.jit import clock
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.progress_line import ProgressLine
-from torchssvm.solvers.tolerance import Tolerance
+from torchssvm.solvers.schedules import Tolerance
 
 
 def go_to(dual: DualState, lam: float) -> None:

@@ -1,6 +1,5 @@
 """Solvers: BCFW and its losses, compiled loops, GDMM, kernel models and certificates."""
 
-from torchssvm.solvers.averages import SuffixAverage, UniformAverage, WeightedAverage
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, certify, recompute_weights
@@ -8,15 +7,13 @@ from torchssvm.solvers.choice import choose
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.concave_convex import LatentReport, LatentTrainer
 from torchssvm.solvers.evaluation import Evaluation
+from torchssvm.solvers.feature_losses import SoftmaxMargin, StructuredHinge
 from torchssvm.solvers.gdmm.solver import GDMM
 from torchssvm.solvers.objective import Objective, primal
 from torchssvm.solvers.report import RunReport
-from torchssvm.solvers.running_average import Average
-from torchssvm.solvers.schedules import EveryPasses, WhenEstimated
-from torchssvm.solvers.softmax_margin import SoftmaxMargin
+from torchssvm.solvers.running_average import Average, SuffixAverage, UniformAverage, WeightedAverage
+from torchssvm.solvers.schedules import EveryPasses, Relative, WhenEstimated
 from torchssvm.solvers.solver import Solver
-from torchssvm.solvers.structured_hinge import StructuredHinge
-from torchssvm.solvers.tolerance import Relative
 from torchssvm.solvers.torch_loop import TorchLoop
 from torchssvm.solvers.trainer import Trainer
 from torchssvm.solvers.training import make_trainer, solve

@@ -16,10 +16,10 @@ from torchssvm.core.gradients import adjoint, cheap_adjoint, combine, gram_produ
 from torchssvm.core.mailbox import Mailbox
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.on_host import on_host, pick, read_together, upload
-from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import dense, select_examples, squared_norm
+from torchssvm.core.structure import OracleResult
 from torchssvm.distributed.exchange import refusing_on_all
 from torchssvm.dual.checks import check_batch, check_dual, check_repeated, check_targets
 from torchssvm.dual.state import DualState

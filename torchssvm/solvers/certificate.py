@@ -12,8 +12,8 @@ from torch import Tensor
 from torchssvm.core.arguments import check_flags
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
-from torchssvm.core.compiling import clock
 from torchssvm.core.digest import digest_examples
+from torchssvm.core.jit import clock
 from torchssvm.core.precision import full_precision
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import flat, squared_norm

@@ -193,11 +193,7 @@ def _read_checked(path: str | os.PathLike[str], objects: dict[str, Any]) -> tupl
 
 
 def _is_object(name: str, value: Any, required: bool = False) -> bool:
-    """Whether a value has a state.
-
-    Raises:
-        TypeError: The value is a class; or it has no state, which is ``required``.
-    """
+    """Whether a value has a state; a class, or none where it is ``required``, is refused."""
     if isinstance(value, type):
         raise TypeError(f"{name}={value.__name__} is a class: give an object")
     has = all(callable(getattr(value, method, None)) for method in ("state_dict", "load_state_dict"))
@@ -261,11 +257,7 @@ def _survives(value: Any) -> bool:
 
 
 def _read(path: Path, *, mmap: bool = False) -> dict[str, Any]:
-    """The content of a file.
-
-    Raises:
-        ValueError: The file is not a checkpoint.
-    """
+    """The content of a file, if it is a checkpoint."""
     try:
         content = torch.load(str(path), map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from torchssvm.core.batch import tree_tensors
-from torchssvm.core.memory import available_memory
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.mean_parts import MeanParts
-from torchssvm.dual.storage import Storage
+from torchssvm.dual.storage import Storage, available_memory
 from torchssvm.dual.weights import Weights
 from torchssvm.kinds.adapter import HeadAdapter, find_adapter
 from torchssvm.solvers.compiled.draws import can_draw
@@ -189,7 +188,7 @@ def of_all_ranks(choice: Choice, solver: Solver, choose: Callable[[Solver], Choi
     first = ranks.gather(torch.tensor(own))[0].tolist()
     if first == own:
         return choice
-    return choose(replace(solver, compiled=bool(first[0]), storage=kinds[first[1:].index(1)]()))
+    return choose(solver.with_rules(compiled=bool(first[0]), storage=kinds[first[1:].index(1)]()))
 
 
 def _complete(solver: Solver, fits: _Fits, *, compiled: bool) -> Solver:
@@ -233,12 +232,7 @@ def _features_too_large(sample: Sample, num_examples: int) -> str | None:
 
 
 def _multiplications(adapter: HeadAdapter, sample: Sample) -> int:
-    """About how many multiplications the scores and the decoding of an example take: features and pairs times labels.
-
-    Args:
-        adapter: That of the head.
-        sample: The first examples.
-    """
+    """About how many multiplications an example's scores and decoding take: features and pairs times labels."""
     features = tree_tensors(sample.x)[0].numel() // max(sample.size, 1)
     if adapter.ragged_labels:  # a feature is that of one label
         return features

@@ -23,8 +23,8 @@ from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.solvers.certificate import Certificate, recompute_weights
 from torchssvm.solvers.objective import primal
+from torchssvm.solvers.schedules import Relative, Tolerance
 from torchssvm.solvers.solver import Solver
-from torchssvm.solvers.tolerance import Relative, Tolerance
 from torchssvm.solvers.training import make_trainer
 
 Rows = list[list[Tensor]]

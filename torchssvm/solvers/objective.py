@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_int64, check_whole
 from torchssvm.core.batch import Batch, apply_head, as_batch, check_batches, to_device
-from torchssvm.core.compiling import clock
+from torchssvm.core.jit import clock
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.on_host import on_host
 from torchssvm.core.potentials import Potentials

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torchssvm.core.compiling import clock, compiling_seconds
+from torchssvm.core.jit import clock, compiling_seconds
 from torchssvm.core.ranks import Ranks
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.tolerance import percent
+from torchssvm.solvers.schedules import percent
 
 WIDTH = 80
 """Most columns of the line."""

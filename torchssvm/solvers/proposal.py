@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.on_host import on_host, read_together, upload
-from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.ordered_sums import add_rows
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.precision import lowered_advice
 from torchssvm.core.row_sparse import dense, distance, flat, inner_product, products, squared_norm
+from torchssvm.core.structure import OracleResult
 from torchssvm.distributed.exchange import Figures, Round
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Stored

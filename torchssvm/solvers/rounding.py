@@ -22,11 +22,10 @@ from torchssvm.core.head_call import state_kept
 from torchssvm.core.launch import once
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.on_host import pick
-from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Potentials, as_potentials, conform, inner
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.structure import Labeling, Structure
+from torchssvm.core.structure import Labeling, OracleResult, Structure
 
 _SAMPLE = 16  # examples of a batch that are compared
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")

@@ -55,7 +55,8 @@ class Solver:
     Raises:
         TypeError: An attribute is not an object of its kind.
         ValueError: A number is out of range; attributes contradict each other, such as a direction that needs labelings
-            and a storage that keeps none; or the storage already belongs to a dual.
+            and a storage that keeps none, or ``batch_size`` and ``compiled=True``; or the storage already belongs to a
+            dual.
 
     Example:
         >>> solver = Solver(direction=Pairwise(), oracle=CacheOracle(), seed=1)
@@ -83,6 +84,9 @@ class Solver:
         for name in ("batch_size", "round_visits"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, check_whole(value, name))
+        for loop, name, other in ((True, "batch_size", "torch"), (False, "round_visits", "compiled")):
+            if self.compiled is loop and (value := getattr(self, name)) is not None:
+                raise ValueError(f"{name}={value} is for the {other} loop, and compiled={loop}: leave one of them out")
         object.__setattr__(self, "memory_limit", check_limit(self.memory_limit))
         object.__setattr__(self, "seed", check_seed(self.seed))
         if self.order is not None:

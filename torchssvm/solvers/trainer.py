@@ -13,8 +13,15 @@ from torchssvm.core.arguments import check_number, check_object
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.progress_line import ProgressLine, shown
-from torchssvm.solvers.schedules import Progress, Schedule, WhenEstimated
-from torchssvm.solvers.tolerance import Tolerance, check_tolerance, expected, is_within
+from torchssvm.solvers.schedules import (
+    Progress,
+    Schedule,
+    Tolerance,
+    WhenEstimated,
+    check_tolerance,
+    expected,
+    is_within,
+)
 
 IDLE_EPOCHS = 100
 """An exact pass is due after this many epochs of visits without an oracle call, where a trainer says nothing else."""

@@ -27,10 +27,10 @@ from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.choice import BATCH, CPU, Choice, Sample, choose, of_all_ranks
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
-from torchssvm.solvers.lam_advice import advice_if_small, warn_if_zero
+from torchssvm.solvers.guess_lam import advice_if_small, warn_if_zero
 from torchssvm.solvers.parameter_groups import check_bounds, groups
+from torchssvm.solvers.schedules import Relative, Tolerance, is_within
 from torchssvm.solvers.solver import Solver
-from torchssvm.solvers.tolerance import Relative, Tolerance, is_within
 from torchssvm.solvers.torch_loop import TorchLoop
 from torchssvm.solvers.trainer import check_limits
 from torchssvm.steps.by_length import ByLength

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.gradients import combine
-from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.structure import Labeling, Structure
+from torchssvm.core.structure import Labeling, OracleResult, Structure
 from torchssvm.dual.storage import Storage, Stored
 
 

@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from torchssvm.core.memory import check_memory
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.rows import RowBuffer
 from torchssvm.dual.state import DualState
+from torchssvm.dual.storage import check_memory
 from torchssvm.kinds.adapter import HeadAdapter
 from torchssvm.solvers.compiled.state import BlockArrays
 

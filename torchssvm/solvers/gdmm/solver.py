@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_number, check_seed
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
-from torchssvm.core.compiling import clock
+from torchssvm.core.jit import clock
 from torchssvm.core.random_state import check_random_state
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
@@ -37,8 +37,7 @@ from torchssvm.solvers.gdmm.rules import (
     SortedOracle,
 )
 from torchssvm.solvers.progress_line import ProgressLine
-from torchssvm.solvers.schedules import EveryPasses, Schedule, counting_from
-from torchssvm.solvers.tolerance import Tolerance, is_within
+from torchssvm.solvers.schedules import EveryPasses, Schedule, Tolerance, counting_from, is_within
 from torchssvm.solvers.trainer import run_until
 
 _FORMAT = 2

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import tree_map
-from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.ordered_sums import add_rows
 from torchssvm.core.potentials import Parts, Potentials, inner, scale, subtract
-from torchssvm.core.structure import Structure
+from torchssvm.core.structure import OracleResult, Structure
 from torchssvm.solvers.kernel.support import MERGED, SupportLabelings
 from torchssvm.steps.directions import FrankWolfe, Pairwise
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_limit, check_whole
 from torchssvm.core.caller import warn
-from torchssvm.core.compiling import clock
 from torchssvm.core.digest import digest_targets
+from torchssvm.core.jit import clock
 from torchssvm.core.linearity import check_at_first_call
 from torchssvm.core.potentials import inner
 from torchssvm.core.precision import full_precision
@@ -22,10 +22,9 @@ from torchssvm.core.structure import Labeling, as_decoding, digest
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checks import check_structure
 from torchssvm.solvers.certificate import Certificate, dual_exceeds_primal
-from torchssvm.solvers.kernel.blocks import KernelBlocks, psi_of
+from torchssvm.solvers.kernel.blocks import KernelBlocks, KernelDual, TokenParts, psi_of
 from torchssvm.solvers.kernel.data import TrainingSet
 from torchssvm.solvers.kernel.directions import MOVES, KernelDirection
-from torchssvm.solvers.kernel.dual import KernelDual, TokenParts
 from torchssvm.solvers.kernel.functions import name_of
 from torchssvm.solvers.kernel.gram import GramRows
 from torchssvm.solvers.kernel.head import KernelHead
@@ -106,7 +105,8 @@ class KernelSSVM(DualTrainer, Stateful):
         if direction is not None and other and type(direction) not in MOVES:
             raise TypeError(f"direction={direction!r} must be an object such as torchssvm.solvers.kernel.Pairwise()")
         self.head = head
-        self.direction: Any = direction if direction is not None else FrankWolfe()
+        rule: Any = direction if direction is not None else FrankWolfe()
+        self.direction, self._move = rule, MOVES.get(type(rule), rule)
         self.sweeps = sweeps
         self.data = TrainingSet(head, x, y, lengths)
         self.dual: KernelDual = KernelDual(
@@ -161,7 +161,7 @@ class KernelSSVM(DualTrainer, Stateful):
         self._blocks.check_weights()
         with full_precision(self.data.device):
             batch = self._blocks.read(self.data.check_index(index), self._blocks.table())
-            step = self._blocks.choose(batch, MOVES.get(type(self.direction), self.direction), self.sweeps)
+            step = self._blocks.choose(batch, self._move, self.sweeps)
             with undisturbed():
                 self._blocks.take(batch, step)
                 self.dual.mailbox.notify()

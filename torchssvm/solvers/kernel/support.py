@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_whole
-from torchssvm.core.memory import check_memory
 from torchssvm.core.schema import Entry, Same, Schema, Stateful, damaged
+from torchssvm.dual.storage import check_memory
 
 MERGED = -1
 """The slot number that stands for the merged mass."""

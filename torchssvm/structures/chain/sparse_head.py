@@ -11,7 +11,7 @@ from torch.nn import functional
 from torchssvm.core.arguments import check_flags
 from torchssvm.core.lists import TokenLists, as_lists, check_lists, padded_product
 from torchssvm.core.on_host import apart, upload
-from torchssvm.core.plain import plain
+from torchssvm.core.operators import plain
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import full_precision, transformed
 from torchssvm.core.row_sparse import rows_of

@@ -12,9 +12,8 @@ from torchssvm.core.arguments import check_flags, check_int64, check_tensor, che
 from torchssvm.core.jit import arrays, fits_numba, fits_triton
 from torchssvm.core.launch import by_example
 from torchssvm.core.on_host import on_host, upload
-from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding, Marginals, Structure, digest
+from torchssvm.core.structure import Decoding, Marginals, OracleResult, Structure, digest
 from torchssvm.structures.arguments import WeightedLabels, check_labels, check_lengths
 from torchssvm.structures.chain import numba as kernels
 from torchssvm.structures.chain.labelings import chain_parts, chain_scores

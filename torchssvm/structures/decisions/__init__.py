@@ -2,11 +2,10 @@
 
 from torchssvm.structures.decisions.backends import CPSAT, SCIP, HiGHS, SciPyMilp
 from torchssvm.structures.decisions.combinatorial import Assignment, Knapsack, Selection, SpanningTree
-from torchssvm.structures.decisions.data import DecisionProblems
+from torchssvm.structures.decisions.data import DecisionPotentials, DecisionProblems, Situations
 from torchssvm.structures.decisions.head import LinearDecisions
 from torchssvm.structures.decisions.integer_program import IntegerProgram
 from torchssvm.structures.decisions.oracle import DecisionOracle
-from torchssvm.structures.decisions.potentials import DecisionPotentials, Situations
 from torchssvm.structures.decisions.pyepo import OptModel
 from torchssvm.structures.decisions.shortest_path import ShortestPath
 from torchssvm.structures.decisions.structure import Decision, Decisions

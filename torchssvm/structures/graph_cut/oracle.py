@@ -11,7 +11,7 @@ that differ from graph to graph, which threads of a device would follow one at a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -196,7 +196,9 @@ def _climb(graphs: Graphs, labels: np.ndarray) -> np.ndarray:
 
 def _cut(theta: np.ndarray, first: np.ndarray, second: np.ndarray, c: np.ndarray) -> np.ndarray:
     """The labels of one graph, ``[M]`` bool: label 1 is the smallest sink side of a minimum cut."""
-    graph = _maxflow().GraphFloat(len(theta), len(c))
+    with needs("graph cuts need PyMaxflow (GPL): pip install 'torchssvm[graphcut]'", "maxflow"):
+        import maxflow
+    graph = maxflow.GraphFloat(len(theta), len(c))
     places = graph.add_grid_nodes(len(theta))
     graph.add_edges(first, second, c, c)
     # Label 1 cuts the node's edge from the source, label 0 its edge to the sink.
@@ -242,9 +244,3 @@ def _padded(labels: np.ndarray, node: Tensor, lengths: Tensor | None) -> Tensor:
     found = torch.zeros(node.shape, dtype=torch.bool, device=node.device)
     found[torch.arange(node.shape[1], device=node.device) < lengths.unsqueeze(1)] = flat
     return found
-
-
-def _maxflow() -> Any:
-    with needs("graph cuts need PyMaxflow (GPL): pip install 'torchssvm[graphcut]'", "maxflow"):
-        import maxflow
-    return maxflow

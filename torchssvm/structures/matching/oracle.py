@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -40,7 +38,8 @@ def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | 
 
         if max(scores.shape[1:]) <= LARGEST:
             return best_matching_triton(scores, rows, columns)
-    solve = _solver()
+    with needs("matchings need SciPy: pip install 'torchssvm[scipy]'", "scipy"):
+        from scipy.optimize import linear_sum_assignment
     batch, most_rows, most_columns = scores.shape
     # The caller reports infinite scores as an error; here they must not stop the other examples.
     gains = np.nan_to_num(scores.detach().to("cpu", torch.float64).numpy().clip(min=0.0), posinf=1e300)
@@ -49,13 +48,7 @@ def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | 
     chosen = np.zeros(gains.shape, dtype=bool)
     for example, (height, width) in enumerate(zip(heights, widths, strict=True)):
         own = gains[example, :height, :width]
-        left, right = solve(own, maximize=True)
+        left, right = linear_sum_assignment(own, maximize=True)
         used = own[left, right] > 0.0
         chosen[example, left[used], right[used]] = True
     return torch.from_numpy(chosen).to(scores.device)
-
-
-def _solver() -> Any:
-    with needs("matchings need SciPy: pip install 'torchssvm[scipy]'", "scipy"):
-        from scipy.optimize import linear_sum_assignment
-    return linear_sum_assignment

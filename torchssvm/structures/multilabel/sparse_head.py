@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_flags
 from torchssvm.core.lists import as_lists, padded_product
-from torchssvm.core.plain import plain
+from torchssvm.core.operators import plain
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import full_precision, transformed
 from torchssvm.core.sparse_features import SparseFeatures

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_flags, check_int64, check_object, check_tensor, check_whole
 from torchssvm.core.jit import arrays, fits_numba
 from torchssvm.core.naming import row_name
-from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding, Structure, digest
+from torchssvm.core.structure import Decoding, OracleResult, Structure, digest
 from torchssvm.structures.multilabel import numba as kernels
 from torchssvm.structures.multilabel.oracle import best_label_sets, shared, symmetric
 

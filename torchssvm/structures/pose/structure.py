@@ -11,10 +11,9 @@ from torch import Tensor
 
 from torchssvm.core.arguments import as_parents, check_int64, check_number, check_tensor, is_whole
 from torchssvm.core.naming import row_name
-from torchssvm.core.oracle_result import OracleResult
 from torchssvm.core.ordered_sums import add_at
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding, Structure, digest
+from torchssvm.core.structure import Decoding, OracleResult, Structure, digest
 from torchssvm.structures.pose.oracle import max_sum_grid
 from torchssvm.structures.tree.oracle import node_depths
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.structure import reject_rows
-from torchssvm.structures.ranking.measure import RankingMeasure, relevance
-from torchssvm.structures.ranking.places import place_of
+from torchssvm.structures.ranking.measure import RankingMeasure, place_of, relevance
 
 _ROUNDING = 1e-12
 

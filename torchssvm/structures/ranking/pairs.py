@@ -10,8 +10,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_whole
 from torchssvm.core.structure import reject_rows
-from torchssvm.structures.ranking.measure import RankingMeasure, relevance
-from torchssvm.structures.ranking.places import count_others, count_swaps, place_of
+from torchssvm.structures.ranking.measure import RankingMeasure, count_others, count_swaps, place_of, relevance
 
 
 class ByPairs(RankingMeasure):

@@ -13,9 +13,8 @@ from torchssvm.core.naming import row_name
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
 from torchssvm.core.structure import Decoding, Structure, fit, gated
 from torchssvm.structures.arguments import check_lengths
-from torchssvm.structures.ranking.measure import MEASURES, RankingMeasure
+from torchssvm.structures.ranking.measure import MEASURES, RankingMeasure, place_of
 from torchssvm.structures.ranking.pairs import PairSwaps
-from torchssvm.structures.ranking.places import place_of
 
 _ENUMERATED = 6  # documents whose 720 orders are listed
 
