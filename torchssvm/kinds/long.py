@@ -150,9 +150,12 @@ def add_net_pairs(examples, start, length, labels, mass, pairs, counts):
     Pairs that both have are left out: ``x + mass - mass`` rounds a small x.
     """
     for t in range(1, length):
-        counts[labels[t - 1], labels[t]] += 1.0
-        counts[examples.y[start + t - 1], examples.y[start + t]] -= 1.0
+        if labels[t - 1] != examples.y[start + t - 1] or labels[t] != examples.y[start + t]:
+            counts[labels[t - 1], labels[t]] += 1.0
+            counts[examples.y[start + t - 1], examples.y[start + t]] -= 1.0
     for t in range(1, length):
+        if labels[t - 1] == examples.y[start + t - 1] and labels[t] == examples.y[start + t]:
+            continue
         for side in range(2):
             j = labels[t - 1] if side == 0 else examples.y[start + t - 1]
             k = labels[t] if side == 0 else examples.y[start + t]
