@@ -24,7 +24,6 @@ from torchssvm.core import lists, token_products
 from torchssvm.core.batch import Batch
 from torchssvm.core.jit import Kernel
 from torchssvm.datasets import PaddedDataset
-from torchssvm.kinds import block, inner
 from torchssvm.solvers.compiled import CompiledBCFW, packing
 from torchssvm.steps import Hybrid, MaxOracle
 from torchssvm.structures.chain.head import sums_of
@@ -54,8 +53,7 @@ def test_the_steps_are_those_with_stored_products(monkeypatch, sparse, bias, dir
     monkeypatch.setattr(Kernel, "dispatcher", property(lambda kernel: kernel._function))
     batch, found = examples(3, torch.float64, sparse=sparse), []
     for stored in (256, 1):
-        for module in (block, inner, packing):
-            monkeypatch.setattr(module, "STORED", stored)
+        monkeypatch.setattr(packing, "STORED", stored)
         head = LinearChain(4, 3, bias=bias, boundary=bias, structure=Chain(3, normalize=False)).double()
         dual = DualState.for_head(head, 6, 0.05, storage=storage())
         loop = CompiledBCFW(head, dual, [batch], direction=direction, oracle=oracle)

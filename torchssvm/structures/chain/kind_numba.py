@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchssvm.core.jit import njit
-from torchssvm.core.token_products import STORED
 from torchssvm.core.vectors import add_row, exact_dot, set_row, set_rows
 from torchssvm.kinds import block
 from torchssvm.kinds.block import size_of, triangle
@@ -144,7 +143,7 @@ def respond(kind, examples, model, i, length, labels, scratch, held, count, foun
     """
     response, pairs, sums = scratch.response, scratch.pairs, scratch.sums_of_label
     start, inner = examples.start[i], examples.inner_start[i]
-    if length > STORED:
+    if length > examples.stored:
         mark(examples, start, length, held, count, found, is_new, response)
         respond_long(examples, start, length, labels, model.has_bias, response, sums)
     else:
@@ -152,7 +151,7 @@ def respond(kind, examples, model, i, length, labels, scratch, held, count, foun
             set_row(response[t], None, None, 0.0)
     for u in range(length):
         new, old = labels[u], examples.y[start + u]
-        if new != old and length <= STORED:
+        if new != old and length <= examples.stored:
             for t in range(length):
                 value = examples.inner[inner + triangle(t, u)]
                 response[t, new] += value
@@ -172,12 +171,12 @@ def respond_to_parts(kind, examples, model, i, length, psi, scratch, held, count
     """Emissions of ``Phi Phi^T psi`` into ``response``, as :func:`respond`; returns their product with psi."""
     response, sums = scratch.response, scratch.sums_of_label
     start, inner, total = examples.start[i], examples.inner_start[i], 0.0
-    if length > STORED:
+    if length > examples.stored:
         mark(examples, start, length, held, count, found, is_new, response)
         respond_to_long_parts(examples, start, length, psi, model.has_bias, response, sums)
     for t in range(length):
         row = response[t]
-        if length <= STORED:
+        if length <= examples.stored:
             set_row(row, None, None, 0.0)
             for u in range(length):
                 add_row(row, psi[u], np.float64(examples.inner[inner + triangle(t, u)]))

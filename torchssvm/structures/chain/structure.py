@@ -163,10 +163,11 @@ class Chain(Structure):
         emission, transition = parts["emission"], parts["transition"]
         self._check_tables(emission, transition)
         pairs = transition.unsqueeze(1) if self.shared else transition
-        net = transition.new_zeros(transition.shape[-2:])
         fits = found.shape == true.shape == emission.shape[:2] and fits_numba(emission, pairs, found, true)
-        if fits and kernels.scatter(*arrays(found, true, emission, pairs, net)):
-            return parts
+        if fits:
+            net = transition.new_zeros(transition.shape[-2:])
+            if kernels.scatter(*arrays(found, true, emission, pairs, net)):
+                return parts
         if self.shared and self._on_device(found, true, emission, transition):
             from torchssvm.structures.chain.labels_triton import add_difference_triton
 
