@@ -26,9 +26,9 @@ from torchssvm import (
 )
 from torchssvm.datasets import CoNLLU, attachment
 from torchssvm.datasets.files import find
-from torchssvm.solvers.compiled.arc_adapter import ArcsAdapter
 from torchssvm.solvers.compiled.packing import pack
 from torchssvm.structures.arborescence import Projective
+from torchssvm.structures.arborescence.kind import ArcsAdapter
 
 from .figures import grid
 from .measuring import Ask, Clock, Limit, Settings, Summary, Table, chosen
@@ -79,7 +79,7 @@ def corrective(train: CoNLLU, lam: float, normalize: bool, seed: int) -> Compile
 def perceptron_of(train: CoNLLU, seed: int) -> Perceptron:
     """The perceptron on packed sentences."""
     head = LinearArcs(train.num_features, structure=Arborescence(Projective(single_root=True)))
-    adapter = ArcsAdapter(head)
+    adapter = ArcsAdapter(head, projective=True)
     dual = DualState.for_head(head, len(train), 1.0)
     return Perceptron(adapter, pack(adapter, dual, in_order(train, lengths=train.lengths))[0], seed)
 

@@ -6,7 +6,7 @@ updates times their moment.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,17 +14,24 @@ from torch import Tensor
 
 from torchssvm.core.jit import njit
 from torchssvm.kinds.examples import Examples
-from torchssvm.solvers.compiled.arc_adapter import ArcsAdapter
+from torchssvm.structures.arborescence.kind import ArcsAdapter
 from torchssvm.structures.arborescence.kind_numba import arc_potentials
 from torchssvm.structures.arborescence.numba import best_projective
 
 
+class Work(NamedTuple):
+    """Scores of arcs, and what the decoder needs."""
+
+    emission: Any
+    room: Any
+
+
 @njit
-def epoch(order, examples, arcs, model, summed, emission, room, labels, moment):
+def epoch(order, examples, arcs, model, summed, work, labels, moment):
     """Visit sentences; ``summed`` gets every update times its moment. Returns the number of wrong heads."""
-    wrong = 0
+    wrong, emission, room = 0, work.emission, work.room
     for i in order:
-        length = arc_potentials(examples, arcs, model, i, emission, room)
+        length = arc_potentials(arcs, examples, model, i, work)
         best_projective(emission, length, arcs.single_root, room.charts, room.places, labels)
         start, known = examples.start[i], arcs.known_start[i]
         for t in range(length):
@@ -32,7 +39,7 @@ def epoch(order, examples, arcs, model, summed, emission, room, labels, moment):
             if new == old:
                 continue
             wrong += 1
-            line = arcs.start[i] + t * (length + 1)
+            line = examples.line[i] + t * (length + 1)
             for head, amount in ((old, 1.0), (new, -1.0)):
                 for p in range(examples.row[line + head], examples.row[line + head + 1]):
                     column = arcs.known[known + examples.column[p]]
@@ -56,8 +63,8 @@ class Perceptron:
         self.examples = examples
         self.model = adapter.model()._replace(emission=np.zeros((size, 1), np.float32))
         self.summed = np.zeros(size)
-        scratch = np.zeros((longest, longest + 1), np.float32), adapter.scratch_of(examples)(), np.zeros(longest, int)
-        self.scratch: tuple[Any, ...] = scratch
+        work = Work(np.zeros((longest, longest + 1), np.float32), adapter.room_of(examples)())
+        self.scratch: tuple[Any, ...] = work, np.zeros(longest, int)
         self.generator = torch.Generator().manual_seed(seed)
         self.visits = 0
 
@@ -66,7 +73,7 @@ class Perceptron:
         n = len(self.examples.start) - 1
         order = torch.randperm(n, generator=self.generator).numpy()
         moment = float(1 + self.visits)
-        wrong = epoch(order, self.examples, self.examples.arcs, self.model, self.summed, *self.scratch, moment)
+        wrong = epoch(order, self.examples, self.examples.kind, self.model, self.summed, *self.scratch, moment)
         self.visits += n
         return wrong
 
