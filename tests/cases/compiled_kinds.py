@@ -6,7 +6,7 @@ import torch
 from arborescences import own_outputs
 from problems import PROBLEMS, Problem, rng
 
-from torchssvm import Arborescence, LinearArcs, LinearMultilabel, SparseFeatures, SparseLinearChain
+from torchssvm import Arborescence, LinearArcs, LinearMultilabel, LinearTree, SparseFeatures, SparseLinearChain
 from torchssvm.structures.arborescence import NonProjective, Projective
 from torchssvm.structures.chain import Transitions
 
@@ -47,7 +47,19 @@ def label_sets(*, n: int = 8, labels: int = 4, features: int = 3, dtype: torch.d
     return Problem(LinearMultilabel(features, labels, **o).to(dtype), x, y, None, 0.05)
 
 
+def trees(*, shared: bool = True, n: int = 8, states: int = 3, dtype: torch.dtype = torch.float64, **o) -> Problem:
+    """A tree of six nodes, of which examples have the first three to six."""
+    random = rng(8)
+    lengths = torch.randint(3, 7, (n,), generator=random)
+    lengths[2] = 6
+    x, y = torch.randn(n, 6, 4, generator=random, dtype=dtype), torch.randint(0, states, (n, 6), generator=random)
+    head = LinearTree(4, states, [-1, 0, 0, 2, 1, 2], shared=shared, **o).to(dtype)
+    return Problem(head, x, y, lengths, 0.05)
+
+
 OTHERS = {
+    "trees": trees,
+    "trees, a matrix for each edge, no bias": lambda **o: trees(shared=False, bias=False, **o),
     "label sets": label_sets,
     "label sets, no pairs, no bias": lambda **o: label_sets(pairwise=False, bias=False, **o),
 }

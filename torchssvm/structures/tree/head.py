@@ -81,6 +81,12 @@ class LinearTree(LinearHead):
             "bias": self.bias is not None,
         }
 
+    def compiled_form(self) -> Any:
+        """What the compiled loop needs of the head; None where it has none."""
+        from torchssvm.structures.tree.kind import TreeAdapter
+
+        return TreeAdapter(self) if type(self.structure) is Tree else None
+
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Potentials:
         """Features ``[B, N, F]`` -> potentials; runs in the weights' dtype, autocast off.
 

@@ -110,11 +110,11 @@ class Tree(Structure):
 
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
         """Hamming loss, ``[B]`` float64."""
-        return (self._costs(target) * (labeling != target)).sum(1)
+        return (self.costs(target) * (labeling != target)).sum(1)
 
     def loss_potentials(self, target: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """The cost of each state, ``[B, N, K]``, 0 at the target; edges cost nothing; the constant is zero."""
-        delta = self._costs(target).unsqueeze(2).repeat(1, 1, self.num_states)
+        delta = self.costs(target).unsqueeze(2).repeat(1, 1, self.num_states)
         return {"node": delta.scatter_(2, target.clamp(min=0).unsqueeze(2), 0.0)}, delta.new_zeros(len(delta))
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
@@ -166,7 +166,7 @@ class Tree(Structure):
         for states_of in itertools.product(range(states), repeat=longest):
             yield torch.tensor(states_of, device=potentials.device).expand(batch, longest).masked_fill(~real, -1)
 
-    def _costs(self, target: Tensor) -> Tensor:
+    def costs(self, target: Tensor) -> Tensor:
         """The cost of a wrong state at each node: ``[B, N]`` float64, zero in the padding."""
         costs = (target >= 0).to(torch.float64)
         return costs / costs.sum(1, keepdim=True).clamp(min=1) if self.normalize else costs

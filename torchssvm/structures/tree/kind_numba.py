@@ -1,0 +1,126 @@
+"""One tree, compiled by Numba: its versions of what :mod:`torchssvm.kinds.block` has."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchssvm.core.jit import njit
+from torchssvm.core.vectors import set_rows
+from torchssvm.kinds import block
+from torchssvm.kinds.block import loss_of, size_of
+from torchssvm.structures.tree.numba import decode as decode_trees
+
+_ALL = np.zeros(0, np.int64)
+
+
+class Trees(NamedTuple):
+    """The tree of all examples, of which each has the first nodes.
+
+    Attributes:
+        parent: ``[N]`` int64, -1 at roots.
+        shared: Whether one matrix serves all edges; else rows ``v K`` to ``v K + K - 1`` of the pairs are those of node
+            v and its parent, by the state of the parent.
+        states: K.
+    """
+
+    parent: Any
+    shared: bool
+    states: int
+
+
+class Room(NamedTuple):
+    """Room of the decoder; ``every`` is empty: no lengths."""
+
+    memory: Any
+    places: Any
+    value: Any
+    every: Any
+
+
+def make_room(longest: int, states: int, dtype: np.dtype) -> Room:
+    """Room for trees of up to ``longest`` nodes."""
+    return Room(np.zeros(2 * longest * states, dtype), np.zeros(3 * longest + 2, np.int64), np.zeros(1, dtype), _ALL)
+
+
+@block.pair_rows_of.of(Trees)
+@njit
+def pair_rows_of(kind, examples, i):
+    """Those of one matrix, or of one for each node."""
+    return kind.states if kind.shared else kind.states * size_of(examples, i)
+
+
+@njit
+def row_of(kind, v, labels):
+    """The row of the pairs that node v and its parent make."""
+    return labels[kind.parent[v]] + (0 if kind.shared else v * kind.states)
+
+
+@block.score.of(Trees)
+@njit
+def score(kind, examples, i, labels, length, emission, transition):
+    """The scores of states and of pairs."""
+    total = 0.0
+    for v in range(length):
+        total += emission[v, labels[v]]
+        if kind.parent[v] >= 0:
+            total += transition[row_of(kind, v, labels), labels[v]]
+    return total
+
+
+@block.mean_loss.of(Trees)
+@njit
+def mean_loss(kind, examples, i, t, psi, total, absolute):
+    """All wrong states of a node cost the same."""
+    place = examples.start[i] + t
+    own, cost = np.float64(psi[examples.y[place]]), examples.cost[place]
+    return cost * (own - total), cost * (absolute - abs(own))
+
+
+@block.mark_rows.of(Trees)
+@njit
+def mark_rows(kind, examples, i, labels, used):
+    """The rows of the pairs that the states make."""
+    for v in range(size_of(examples, i)):
+        if kind.parent[v] >= 0:
+            used[row_of(kind, v, labels)] = True
+
+
+@block.add_labeling.of(Trees)
+@njit
+def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
+    """``mass (p(labels) - p(y))``: states and pairs that differ at a node."""
+    target = examples.y[examples.start[i] :]
+    for v in range(length):
+        new, old = labels[v], target[v]
+        if new != old:
+            delta[v, new] += mass
+            delta[v, old] -= mass
+        if kind.parent[v] >= 0 and (new != old or labels[kind.parent[v]] != target[kind.parent[v]]):
+            pairs[row_of(kind, v, labels), new] += mass
+            pairs[row_of(kind, v, target), old] -= mass
+
+
+@block.decode.of(Trees)
+@njit
+def decode(kind, examples, i, length, scratch, transition, labels):
+    """Max-sum with the loss added, with the ties of ``torchssvm.structures.tree.oracle``."""
+    start, scores, states, room = examples.start[i], scratch.prefixes, kind.states, scratch.room
+    set_rows(scores, scratch.emission, None, length, None, examples.added[start:])
+    for v in range(length):
+        target = examples.y[start + v]
+        scores[v, target] = scratch.emission[v, target]
+    nodes, found = scores[:length].reshape(1, length, states), labels[:length].reshape(1, length)
+    parents = kind.parent[:length].reshape(1, length)
+    work = 1, states, 0, 1, room.memory, room.places, found, room.value
+    if kind.shared:
+        turned = scratch.transition
+        for j in range(states):
+            for k in range(states):
+                turned[k, j] = transition[j, k]
+        decode_trees(nodes, turned[:states].reshape(1, 1, states, states), parents, room.every, *work)
+    else:
+        matrices = transition[: length * states].reshape(1, length, states, states)
+        decode_trees(nodes, matrices, parents, room.every, *work)
+    return loss_of(kind, examples, i, labels)
