@@ -6,9 +6,18 @@ import torch
 from arborescences import own_outputs
 from problems import PROBLEMS, Problem, rng
 
-from torchssvm import Arborescence, LinearArcs, LinearMultilabel, SparseFeatures, SparseLinearChain
+from torchssvm import (
+    Arborescence,
+    LinearArcs,
+    LinearMultilabel,
+    LinearRanking,
+    Ranking,
+    SparseFeatures,
+    SparseLinearChain,
+)
 from torchssvm.structures.arborescence import NonProjective, Projective
 from torchssvm.structures.chain import Transitions
+from torchssvm.structures.ranking import NDCG, AveragePrecision, PairSwaps, PrecisionAt, RankingMeasure
 
 
 def sparse(problem: Problem) -> Problem:
@@ -47,7 +56,26 @@ def label_sets(*, n: int = 8, labels: int = 4, features: int = 3, dtype: torch.d
     return Problem(LinearMultilabel(features, labels, **o).to(dtype), x, y, None, 0.05)
 
 
+def rankings(
+    measure: RankingMeasure, *, n: int = 8, longest: int = 5, features: int = 3, ragged: bool = True, **o
+) -> Problem:
+    """Random lists with grades 0 to 2; each has a relevant document."""
+    random, dtype = rng(9), o.get("dtype", torch.float64)
+    x = torch.randn(n, longest, features, generator=random, dtype=dtype)
+    y = torch.randint(0, 3, (n, longest), generator=random)
+    y[:, 0] = 1
+    lengths = torch.randint(2, longest + 1, (n,), generator=random)
+    lengths[n // 2] = longest
+    head = LinearRanking(features, structure=Ranking(measure)).to(dtype)
+    return Problem(head, x, y, lengths if ragged else None, 0.05)
+
+
 OTHERS = {
+    "rankings, pair swaps": lambda **o: rankings(PairSwaps(), **o),
+    "rankings, pair swaps, counted, not padded": lambda **o: rankings(PairSwaps(normalize=False), ragged=False, **o),
+    "rankings, average precision": lambda **o: rankings(AveragePrecision(), **o),
+    "rankings, NDCG, not padded": lambda **o: rankings(NDCG(), ragged=False, **o),
+    "rankings, precision, sparse": lambda **o: sparse(rankings(PrecisionAt(2), features=9, **o)),
     "label sets": label_sets,
     "label sets, no pairs, no bias": lambda **o: label_sets(pairwise=False, bias=False, **o),
 }

@@ -112,6 +112,10 @@ class HeadAdapter(ABC):
         """Rows of pairs of an example, where all have as many."""
         return 0 if self.pairs is None else self.num_states
 
+    def label_counts(self, lengths: Tensor) -> Tensor:
+        """Numbers of labels of examples of these lengths, ``[n]``."""
+        return lengths
+
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
         """The smallest label, and the largest of examples of these lengths."""
         return 0, torch.full_like(lengths, self.num_states - 1)
