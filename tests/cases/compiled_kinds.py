@@ -5,18 +5,22 @@ from __future__ import annotations
 import torch
 from arborescences import own_outputs
 from problems import PROBLEMS, Problem, rng
+from torch import Tensor
 
 from torchssvm import (
     Arborescence,
     LinearArcs,
+    LinearEdges,
     LinearMultilabel,
     LinearRanking,
+    Matching,
     Ranking,
     SparseFeatures,
     SparseLinearChain,
 )
 from torchssvm.structures.arborescence import NonProjective, Projective
 from torchssvm.structures.chain import Transitions
+from torchssvm.structures.matching import Edges
 from torchssvm.structures.ranking import NDCG, AveragePrecision, PairSwaps, PrecisionAt, RankingMeasure
 
 
@@ -70,7 +74,41 @@ def rankings(
     return Problem(head, x, y, lengths if ragged else None, 0.05)
 
 
+class Pairs(Problem):
+    """Bipartite graphs; both sides of a batch are cropped to the largest of it."""
+
+    widths: Tensor | None = None
+
+    def batch(self, rows):
+        batch = super().batch(rows)
+        if self.widths is None:
+            return batch
+        widths = self.widths[batch.index]
+        most = int(widths.max())
+        return batch.replace(x=Edges(batch.x[:, :, :most], widths), y=batch.y[:, :, :most])
+
+
+def matchings(*, n: int = 8, features: int = 3, ragged: bool = True, **o) -> Pairs:
+    """Random matchings of up to 3 and 4 nodes, with some edges that cost nothing; the cost of an edge is no tie."""
+    random, dtype = rng(12), o.pop("dtype", torch.float64)
+    x = torch.randn(n, 3, 4, features, generator=random, dtype=dtype)
+    lengths, widths = (torch.randint(1, most + 1, (n,), generator=random) for most in (3, 4))
+    y = 2 * (torch.rand(n, 3, 4, generator=random) < 0.2).long()
+    for i in range(n):
+        for s, t in enumerate(torch.randperm(4, generator=random)[:3].tolist()):
+            y[i, s, t] = 1 if s else y[i, s, t]
+    lengths[0], widths[0] = 3, 4
+    head = LinearEdges(features, structure=Matching(**o)).to(dtype)
+    found = Pairs(head, x, y, lengths if ragged else None, 0.05)
+    found.widths = widths if ragged else None
+    return found
+
+
 OTHERS = {
+    "matchings": matchings,
+    "matchings, sparse, not padded": lambda **o: sparse(
+        matchings(features=9, ragged=False, normalize=False, precision_cost=0.5, **o)
+    ),
     "rankings, pair swaps": lambda **o: rankings(PairSwaps(), **o),
     "rankings, pair swaps, counted, not padded": lambda **o: rankings(PairSwaps(normalize=False), ragged=False, **o),
     "rankings, average precision": lambda **o: rankings(AveragePrecision(), **o),

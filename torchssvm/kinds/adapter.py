@@ -34,6 +34,7 @@ class HeadAdapter(ABC):
         pairs: Name of the potentials of neighbouring labels; None where there are none.
         has_bias: Whether every token has a feature that is always 1.
         ragged_labels: Whether longer examples have more labels.
+        exact_labelings: Whether stored labelings are cut to the sizes of :meth:`longest_labeling`.
     """
 
     emission: str
@@ -41,6 +42,7 @@ class HeadAdapter(ABC):
     structure: Structure
     has_bias: bool
     ragged_labels = False
+    exact_labelings = False
 
     def __init__(self, head: Any) -> None:
         self.head = head
@@ -55,6 +57,10 @@ class HeadAdapter(ABC):
     @abstractmethod
     def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
         """Labels and their costs, and how many labels every example has, ``[B]``."""
+
+    def inputs(self, x: Any) -> Any:
+        """The features among what a batch brings."""
+        return x
 
     @abstractmethod
     def features(self, x: Any, target: Labeling) -> Tensor | Lists:

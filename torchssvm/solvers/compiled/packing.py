@@ -61,7 +61,7 @@ def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tup
     pieces: list[Piece] = []
     nonzeros = 0
     for batch in restrict(batches, dual.own) if dual.ranks else batches:
-        _check_kind(batch)
+        _check_kind(adapter.inputs(as_batch(batch).x))
         piece = _piece(adapter, dual, to_device(batch, "cpu"), dtype)
         twice = piece.index[sizes[piece.index] > 0]
         if len(twice) or len(piece.index.unique()) < len(piece.index):
@@ -146,11 +146,10 @@ def largest_rows(examples: Examples) -> tuple[int, int]:
     return rows, pairs
 
 
-def _check_kind(batch: object) -> None:
-    batch = as_batch(batch)
-    if isinstance(batch.x, SparseFeatures):
+def _check_kind(x: object) -> None:
+    if isinstance(x, SparseFeatures):
         return
-    if not isinstance(batch.x, Tensor) or batch.x.layout != torch.strided:
+    if not isinstance(x, Tensor) or x.layout != torch.strided:
         raise TypeError(
             "x must be a dense tensor (features that are mostly zero are kept as lists all the same), or "
             "SparseFeatures for a SparseLinearChain"
@@ -162,7 +161,7 @@ def _piece(adapter: HeadAdapter, dual: DualState, batch: Batch, dtype: torch.dty
         potentials = as_potentials(adapter.apply(batch))
     index = check_batch(dual, batch.index, potentials)
     target = adapter.structure.check_target(batch.y, potentials)
-    check_finite(batch.x, index, dtype)
+    check_finite(adapter.inputs(batch.x), index, dtype)
     labels, cost, sizes = adapter.targets(target)
     x = adapter.features(batch.x, target)
     return Piece(
