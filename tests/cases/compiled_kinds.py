@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from arborescences import own_outputs
 from problems import PROBLEMS, Problem, rng
@@ -9,7 +11,10 @@ from torch import Tensor
 
 from torchssvm import (
     Arborescence,
+    Batch,
+    Decisions,
     LinearArcs,
+    LinearDecisions,
     LinearEdges,
     LinearMultilabel,
     LinearRanking,
@@ -20,6 +25,7 @@ from torchssvm import (
 )
 from torchssvm.structures.arborescence import NonProjective, Projective
 from torchssvm.structures.chain import Transitions
+from torchssvm.structures.decisions import Assignment, Knapsack, Selection, ShortestPath, Situations, SpanningTree
 from torchssvm.structures.matching import Edges
 from torchssvm.structures.ranking import NDCG, AveragePrecision, PairSwaps, PrecisionAt, RankingMeasure
 
@@ -104,7 +110,41 @@ def matchings(*, n: int = 8, features: int = 3, ragged: bool = True, **o) -> Pai
     return found
 
 
+class Decided(Problem):
+    """Decisions; ``x`` are features, ``y`` the true costs, of which ``fixed`` are a part."""
+
+    fixed: Tensor | None = None
+    given: Tensor | None = None
+
+    def batch(self, rows):
+        index = torch.tensor(list(rows), dtype=torch.int64)
+        fixed, given = (None if each is None else each[index] for each in (self.fixed, self.given))
+        target = self.structure.target(self.y[index], given)
+        return Batch(Situations(self.x[index], fixed, given), target, index)
+
+
+def decisions(oracle: Any, *, n: int = 8, known: bool = False, given: Tensor | None = None, **o) -> Decided:
+    """Random features and costs."""
+    random, dtype, size = rng(13), o.pop("dtype", torch.float64), oracle.num_costs
+    head = LinearDecisions(o.pop("features", 3), structure=Decisions(oracle), **o).to(dtype)
+    x = torch.randn(n, *([size] if head.shared else []), head.in_features, generator=random, dtype=dtype)
+    cost, fixed = (torch.randn(n, size, generator=random, dtype=torch.float64) for _ in range(2))
+    found = Decided(head, x, cost + fixed if known else cost, None, 0.05)
+    found.fixed, found.given = fixed if known else None, given
+    return found
+
+
+SIX = [[0, 1], [1, 2], [2, 3], [3, 0], [0, 2], [1, 3]]
 OTHERS = {
+    "paths": lambda **o: decisions(ShortestPath.grid(2, 3), **o),
+    "selections, shared, known costs": lambda **o: decisions(
+        Selection(5, 2, at_most=True), shared=True, known=True, given=torch.arange(8) % 4 + 1, **o
+    ),
+    "knapsacks, shared, sparse, no bias": lambda **o: sparse(
+        decisions(Knapsack([3, 2, 2, 1, 4], 6), shared=True, bias=False, features=9, **o)
+    ),
+    "trees, shared": lambda **o: decisions(SpanningTree(SIX), shared=True, **o),
+    "assignments, known costs": lambda **o: decisions(Assignment(2, 3, maximize=True), known=True, **o),
     "matchings": matchings,
     "matchings, sparse, not padded": lambda **o: sparse(
         matchings(features=9, ragged=False, normalize=False, precision_cost=0.5, **o)
