@@ -132,7 +132,7 @@ class ActiveSets(Stateful):
             self.gram = torch.zeros(*self.mass.shape, self.capacity, dtype=self.dtype, device=self.mass.device)
 
     def reserve(self, labeling: Labeling, *, exact: bool = False) -> None:
-        """Make room, in size and in dtype, for the labelings ``[R, ...]``; if ``exact``, cut larger ones to the size."""
+        """Make room, in size and in dtype, for labelings ``[R, ...]``; if ``exact``, cut larger ones to the size."""
         tensors = tree_tensors(labeling)
         if not self.labelings:
             self.labelings = [

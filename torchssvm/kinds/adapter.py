@@ -34,6 +34,7 @@ class HeadAdapter(ABC):
         pairs: Name of the potentials of neighbouring labels; None where there are none.
         has_bias: Whether every token has a feature that is always 1.
         ragged_labels: Whether longer examples have more labels.
+        carries: Whether a batch's potentials carry what its targets do not tell, such as sizes of the other side.
         exact_labelings: Whether stored labelings are cut to the sizes of :meth:`longest_labeling`.
     """
 
@@ -43,6 +44,7 @@ class HeadAdapter(ABC):
     has_bias: bool
     ragged_labels = False
     exact_labelings = False
+    carries = False
 
     def __init__(self, head: Any) -> None:
         self.head = head

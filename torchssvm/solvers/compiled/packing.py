@@ -160,6 +160,7 @@ def _piece(adapter: HeadAdapter, dual: DualState, batch: Batch, dtype: torch.dty
     with torch.no_grad():
         potentials = as_potentials(adapter.apply(batch))
     index = check_batch(dual, batch.index, potentials)
+    adapter.carries |= any(getattr(potentials, name) is not None for name in potentials.carried)
     target = adapter.structure.check_target(batch.y, potentials)
     check_finite(adapter.inputs(batch.x), index, dtype)
     labels, cost, sizes = adapter.targets(target)

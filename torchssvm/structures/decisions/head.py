@@ -61,7 +61,7 @@ class LinearDecisions(LinearHead):
         return {"bias": self.bias is not None}
 
     def compiled_form(self) -> Any:
-        """What the compiled loop needs of the head; None where it has none: integer programs, functions, own oracles."""
+        """What the compiled loop needs of the head; None for integer programs, functions and oracles of one's own."""
         from torchssvm.structures.decisions.kind import ORACLES, DecisionAdapter
 
         quick = type(self.structure.oracle) in ORACLES

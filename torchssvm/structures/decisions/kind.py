@@ -47,7 +47,7 @@ class DecisionAdapter(HeadAdapter):
         y = target.y.to(torch.int64)
         if bool((y != target.y).any()):
             raise ValueError("target.y has numbers that are not whole: make targets by Decisions(oracle).target(costs)")
-        delta, _ = self.structure.loss_potentials(target)
+        delta: Any = self.structure.loss_potentials(target)[0]
         return y.flatten(), delta.flatten(), torch.full((len(y),), y.shape[1])
 
     def lists(self, sizes: Tensor, own: dict[str, Ragged]) -> Tensor:
@@ -78,10 +78,8 @@ class DecisionAdapter(HeadAdapter):
 
     def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
         """Squared lengths of features, where they are stored, and the kind."""
-        from torchssvm.structures.decisions.kind_numba import kind_of
-
         oracle: Any = self.structure.oracle  # type: ignore[attr-defined]
-        kind = kind_of(oracle, self.head.shared, self.known, own["given"][1].numpy())
+        kind = _kind(oracle, own["given"][1].numpy(), (self.head.shared, self.known, 2.0 if oracle.maximize else -2.0))
         return super().complete(examples, own)._replace(kind=kind)
 
     def room_of(self, examples: Examples) -> Callable[[], Any]:
@@ -114,3 +112,19 @@ class DecisionAdapter(HeadAdapter):
     def longest_labeling(self, longest: int) -> Tensor:
         """``[1, D]``."""
         return torch.ones(1, self.head.structure.num_costs, dtype=torch.int64)
+
+
+def _kind(oracle: Any, given: np.ndarray, common: tuple[bool, bool, float]) -> Any:
+    """The kind of an oracle's examples, from what it is given, ``[n]`` int64, and the first fields."""
+    from torchssvm.structures.decisions import kind_numba as kinds
+
+    if isinstance(oracle, ShortestPath):
+        tails, heads = np.ascontiguousarray(oracle.arcs.T)
+        return kinds.Paths(*common, oracle.order, tails, heads, oracle.source, oracle.sink)
+    if isinstance(oracle, Selection):
+        return kinds.Selections(*common, oracle.at_most, given)
+    if isinstance(oracle, Knapsack):
+        return kinds.Knapsacks(*common, oracle.weights, np.minimum(given, oracle.weights.sum()))
+    if isinstance(oracle, SpanningTree):
+        return kinds.Trees(*common, oracle.edges)
+    return kinds.Assignments(*common, oracle.tasks)

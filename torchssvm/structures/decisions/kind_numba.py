@@ -89,29 +89,16 @@ class Room(NamedTuple):
     taken: Any
 
 
-def kind_of(oracle: Any, shared: bool, negative: bool, given: np.ndarray) -> Any:
-    """The kind of an oracle's examples; ``given`` ``[n]`` int64."""
-    common, name = (shared, negative, 2.0 if oracle.maximize else -2.0), type(oracle).__name__
-    if name == "ShortestPath":
-        tails, heads = np.ascontiguousarray(oracle.arcs.T)
-        return Paths(*common, oracle.order, tails, heads, oracle.source, oracle.sink)
-    if name == "Selection":
-        return Selections(*common, oracle.at_most, given)
-    if name == "Knapsack":
-        return Knapsacks(*common, oracle.weights, np.minimum(given, oracle.weights.sum()))
-    return Trees(*common, oracle.edges) if name == "SpanningTree" else Assignments(*common, oracle.tasks)
-
-
 def make_room(oracle: Any, kind: Any) -> Room:
     """Room for examples of a kind."""
-    size, nodes, numbers, places = oracle.num_costs, getattr(oracle, "num_nodes", 0), 0, np.zeros(0, np.int64)
-    partner, taken = np.zeros(0, np.int64), np.zeros((0, 0), np.bool_)
+    size, nodes = oracle.num_costs, getattr(oracle, "num_nodes", 0)
+    most = int(kind.given.max()) if isinstance(kind, Knapsacks) else 0
+    partner = np.zeros(0, np.int64)
     if isinstance(kind, Assignments):
         numbers, places, partner = make_matching_room(oracle.workers, oracle.tasks)
     else:
-        most = int(kind.given.max()) if isinstance(kind, Knapsacks) else 0
         numbers, places = np.zeros(max(nodes, most + 1)), np.zeros(max(nodes, size), np.int64)
-        taken = np.zeros((size, most + 1), np.bool_)
+    taken = np.zeros((size, most + 1), np.bool_)
     row = np.zeros((1, size), np.int64)
     return Room(np.zeros((1, size)), row, row.copy(), np.zeros(1), numbers, places, partner, taken)
 

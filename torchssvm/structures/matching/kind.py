@@ -39,7 +39,7 @@ class MatchingAdapter(VectorAdapter):
     def targets(self, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The edges between the nodes of each example, and what a wrong label costs."""
         real = target >= 0
-        delta, _ = self.structure.loss_potentials(target)
+        delta: Any = self.structure.loss_potentials(target)[0]
         return target[real], delta.abs()[real], real.sum((1, 2))
 
     def features(self, x: Any, target: Tensor) -> Tensor:

@@ -54,8 +54,8 @@ def match(scores, height, width, numbers, places, partner):
     cost, rest = numbers[: rows * columns], numbers[rows * columns :]
     for s in range(height):
         for t in range(width):
-            gain = np.float64(scores[s, t])
-            gain = min(gain, 1e300) if gain > 0.0 else 0.0  # the caller reports infinite scores
+            score = np.float64(scores[s, t])
+            gain = min(score, 1e300) if score > 0.0 else 0.0  # the caller reports infinite scores
             cost[t * height + s if flipped else s * width + t] = -gain
     row_dual, column_dual, shortest = rest[:rows], rest[columns : 2 * columns], rest[2 * columns : 3 * columns]
     column_of, row_of, before = places[:rows], places[columns : 2 * columns], places[2 * columns : 3 * columns]

@@ -74,12 +74,12 @@ class RankingAdapter(VectorAdapter):
         """The kind."""
         from torchssvm.structures.ranking.kind_numba import Places, Precisions, Swaps
 
-        held = [values.numpy() for _, values in own.values()]
+        held: Any = [values.numpy() for _, values in own.values()]
         if isinstance(self.measure, ByPairs):
-            room = np.zeros((self.roles + 2) * len(held[0]), np.int32)
-            return examples._replace(kind=(Swaps if self.roles == 2 else Precisions)(*held, room))
-        longest = int(np.diff(examples.line).max())
-        return examples._replace(kind=Places(*held, self.measure.discount(torch.arange(longest)).numpy()))
+            kind: Any = Swaps if self.roles == 2 else Precisions
+            return examples._replace(kind=kind(*held, np.zeros((self.roles + 2) * len(held[0]), np.int32)))
+        discount = self.measure.discount(torch.arange(int(np.diff(examples.line).max()))).numpy()
+        return examples._replace(kind=Places(*held, discount))  # type: ignore[call-arg]
 
     def room_of(self, examples: Examples) -> Callable[[], Any]:
         """Makes the room of the oracles."""
