@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from listed_costs import decisions, rankings
+from listed_costs import decisions, matchings, rankings
 from listed_problems import Listed, chains, classes, graphs, label_sets, rescaled
 from optima import Bounds, enclose
 from problems import Reference
@@ -47,6 +47,7 @@ KINDS: dict[str, Callable[..., Listed]] = {
     "label sets": label_sets,
     "graphs": graphs,
     "decisions": decisions,
+    "matchings": matchings,
     "programs": partial(decisions, program=True),
     "pair swaps": partial(rankings, measure="pairs"),
     "average precision": partial(rankings, measure="ap"),

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from arborescences import own_outputs
 from problems import PROBLEMS, Problem, rng
+from torch import Tensor
 
-from torchssvm import Arborescence, LinearArcs, LinearMultilabel, LinearTree, SparseFeatures, SparseLinearChain
+from torchssvm import (
+    Arborescence,
+    Batch,
+    Decisions,
+    LinearArcs,
+    LinearDecisions,
+    LinearEdges,
+    LinearMultilabel,
+    LinearRanking,
+    LinearTree,
+    Matching,
+    Ranking,
+    SparseFeatures,
+    SparseLinearChain,
+)
 from torchssvm.structures.arborescence import NonProjective, Projective
 from torchssvm.structures.chain import Transitions
+from torchssvm.structures.decisions import Assignment, Knapsack, Selection, ShortestPath, Situations, SpanningTree
+from torchssvm.structures.matching import Edges
+from torchssvm.structures.ranking import NDCG, AveragePrecision, PairSwaps, PrecisionAt, RankingMeasure
 
 
 def sparse(problem: Problem) -> Problem:
@@ -57,7 +77,94 @@ def trees(*, shared: bool = True, n: int = 8, states: int = 3, dtype: torch.dtyp
     return Problem(head, x, y, lengths, 0.05)
 
 
+def rankings(
+    measure: RankingMeasure, *, n: int = 8, longest: int = 5, features: int = 3, ragged: bool = True, **o
+) -> Problem:
+    """Random lists with grades 0 to 2; each has a relevant document, and no two of their labelings tie."""
+    random, dtype = rng(13), o.get("dtype", torch.float64)
+    x = torch.randn(n, longest, features, generator=random, dtype=dtype)
+    y = torch.randint(0, 3, (n, longest), generator=random)
+    y[:, 0] = 1
+    lengths = torch.randint(2, longest + 1, (n,), generator=random)
+    lengths[n // 2] = longest
+    head = LinearRanking(features, structure=Ranking(measure)).to(dtype)
+    return Problem(head, x, y, lengths if ragged else None, 0.05)
+
+
+class Pairs(Problem):
+    """Bipartite graphs; both sides of a batch are cropped to the largest of it."""
+
+    widths: Tensor | None = None
+
+    def batch(self, rows):
+        batch = super().batch(rows)
+        if self.widths is None:
+            return batch
+        widths = self.widths[batch.index]
+        most = int(widths.max())
+        return batch.replace(x=Edges(batch.x[:, :, :most], widths), y=batch.y[:, :, :most])
+
+
+def matchings(*, n: int = 8, features: int = 3, ragged: bool = True, **o) -> Pairs:
+    """Random matchings of up to 3 and 4 nodes, with some edges that cost nothing; the cost of an edge is no tie."""
+    random, dtype = rng(14), o.pop("dtype", torch.float64)
+    x = torch.randn(n, 3, 4, features, generator=random, dtype=dtype)
+    lengths, widths = (torch.randint(1, most + 1, (n,), generator=random) for most in (3, 4))
+    y = 2 * (torch.rand(n, 3, 4, generator=random) < 0.2).long()
+    for i in range(n):
+        for s, t in enumerate(torch.randperm(4, generator=random)[:3].tolist()):
+            y[i, s, t] = 1 if s else y[i, s, t]
+    lengths[0], widths[0] = 3, 4
+    head = LinearEdges(features, structure=Matching(**o)).to(dtype)
+    found = Pairs(head, x, y, lengths if ragged else None, 0.05)
+    found.widths = widths if ragged else None
+    return found
+
+
+class Decided(Problem):
+    """Decisions; ``x`` are features, ``y`` the true costs, of which ``fixed`` are a part."""
+
+    fixed: Tensor | None = None
+    given: Tensor | None = None
+
+    def batch(self, rows):
+        index = torch.tensor(list(rows), dtype=torch.int64)
+        fixed, given = (None if each is None else each[index] for each in (self.fixed, self.given))
+        target = self.structure.target(self.y[index], given)
+        return Batch(Situations(self.x[index], fixed, given), target, index)
+
+
+def decisions(oracle: Any, *, n: int = 8, known: bool = False, given: Tensor | None = None, **o) -> Decided:
+    """Random features and costs."""
+    random, dtype, size = rng(13), o.pop("dtype", torch.float64), oracle.num_costs
+    head = LinearDecisions(o.pop("features", 3), structure=Decisions(oracle), **o).to(dtype)
+    x = torch.randn(n, *([size] if head.shared else []), head.in_features, generator=random, dtype=dtype)
+    cost, fixed = (torch.randn(n, size, generator=random, dtype=torch.float64) for _ in range(2))
+    found = Decided(head, x, cost + fixed if known else cost, None, 0.05)
+    found.fixed, found.given = fixed if known else None, given
+    return found
+
+
+SIX = [[0, 1], [1, 2], [2, 3], [3, 0], [0, 2], [1, 3]]
 OTHERS = {
+    "paths": lambda **o: decisions(ShortestPath.grid(2, 3), **o),
+    "selections, shared, known costs": lambda **o: decisions(
+        Selection(5, 2, at_most=True), shared=True, known=True, given=torch.arange(8) % 4 + 1, **o
+    ),
+    "knapsacks, shared, sparse, no bias": lambda **o: sparse(
+        decisions(Knapsack([3, 2, 2, 1, 4], 6), shared=True, bias=False, features=9, **o)
+    ),
+    "trees, shared": lambda **o: decisions(SpanningTree(SIX), shared=True, **o),
+    "assignments, known costs": lambda **o: decisions(Assignment(2, 3, maximize=True), known=True, **o),
+    "matchings": matchings,
+    "matchings, sparse, not padded": lambda **o: sparse(
+        matchings(features=9, ragged=False, normalize=False, precision_cost=0.5, **o)
+    ),
+    "rankings, pair swaps": lambda **o: rankings(PairSwaps(), **o),
+    "rankings, pair swaps, counted, not padded": lambda **o: rankings(PairSwaps(normalize=False), ragged=False, **o),
+    "rankings, average precision": lambda **o: rankings(AveragePrecision(), **o),
+    "rankings, NDCG, not padded": lambda **o: rankings(NDCG(), ragged=False, **o),
+    "rankings, precision, sparse": lambda **o: sparse(rankings(PrecisionAt(2), features=9, **o)),
     "trees": trees,
     "trees, a matrix for each edge, no bias": lambda **o: trees(shared=False, bias=False, **o),
     "label sets": label_sets,

@@ -1,4 +1,4 @@
-"""Problems of decisions and of rankings, with all outputs listed; see :mod:`listed_problems`."""
+"""Problems of decisions, of matchings and of rankings, with all outputs listed; see :mod:`listed_problems`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ import numpy as np
 import torch
 from listed_problems import Listed, Maker, draw
 
-from torchssvm import Batch, Decisions, LinearDecisions, LinearRanking, Ranking
-from torchssvm.structures.decisions import Decision, IntegerProgram, Knapsack, Selection, ShortestPath, Situations
+from torchssvm import Batch, Decisions, LinearDecisions, LinearEdges, LinearRanking, Matching, Ranking
+from torchssvm.structures.decisions import (
+    Assignment,
+    Decision,
+    IntegerProgram,
+    Knapsack,
+    Selection,
+    ShortestPath,
+    Situations,
+    SpanningTree,
+)
+from torchssvm.structures.matching import Edges
 from torchssvm.structures.ranking import NDCG, AveragePrecision, PairSwaps, PrecisionAt
 
 
@@ -31,11 +41,16 @@ def feasible(
         every = subsets(size)
         listed = [every[(every @ matrix.T <= side).all(1)] for side in given]
         return oracle, listed, None if (given == sides[0]).all() else torch.from_numpy(given).double()
-    kind = random.choice(["paths", "selection", "knapsack"])
+    kind = random.choice(["paths", "selection", "knapsack", "trees", "assignments"])
     if kind == "paths":  # 2 x 3 places: steps to the right and down
         oracle = ShortestPath.grid(2, 3)
         arcs = [(a, b) for a, b in grid_arcs(2, 3)]
         return oracle, [paths(arcs, 0, 5)] * n, None
+    if kind in ("trees", "assignments"):
+        maximize = bool(random.random() < 0.5)
+        every = trees() if kind == "trees" else partners(2, 3).reshape(-1, 6)
+        oracle = SpanningTree(FOUR, maximize=maximize) if kind == "trees" else Assignment(2, 3, maximize=maximize)
+        return oracle, [every[every.sum(1) == (3 if kind == "trees" else 2)]] * n, None
     if kind == "selection":
         size, at_most, maximize = 5, bool(random.random() < 0.5), bool(random.random() < 0.5)
         own = random.integers(1, size + 1, n)
@@ -51,6 +66,52 @@ def feasible(
     every = subsets(5)
     listed = [every[every @ weights <= own] for own in most]
     return Knapsack(weights, int(capacity[0])), listed, torch.from_numpy(most) if given else None
+
+
+FOUR = list(itertools.combinations(range(4), 2))
+
+
+def trees() -> np.ndarray:
+    """Sets of three edges of four nodes that leave no cycle: no three nodes have them all."""
+    every = subsets(6)
+    cycles = [[int(set(edge) <= set(nodes)) for edge in FOUR] for nodes in itertools.combinations(range(4), 3)]
+    return every[(every.sum(1) == 3) & ~(every @ np.array(cycles).T == 3).any(1)]
+
+
+def partners(left: int, right: int) -> np.ndarray:
+    """All sets of edges in which no two share a node, ``[K, left, right]``."""
+    every = subsets(left * right).reshape(-1, left, right)
+    return every[(every.sum(1) <= 1).all(1) & (every.sum(2) <= 1).all(1)]
+
+
+def matchings(random: np.random.Generator, lam: float, dtype: torch.dtype) -> Listed:
+    """Bipartite graphs of up to three and three nodes, padded or all of one size, with edges that cost nothing."""
+    n, width, ragged = int(random.integers(1, 5)), 2, bool(random.random() < 0.7)
+    sizes = random.integers(1, 4, (n if ragged else 1, 2)).repeat(1 if ragged else n, 0)
+    wrong, missed = random.uniform(0.2, 2.0, 2)
+    normalize = bool(random.random() < 0.5)
+    structure = Matching(precision_cost=wrong, recall_cost=missed, normalize=normalize)
+    head = LinearEdges(width, structure=structure).to(dtype)
+    x, y = draw(random, n, *sizes.max(0), width, dtype=dtype), np.zeros((n, *sizes.max(0)), int)
+    made = Maker(head, lam)
+    for row, (left, right) in enumerate(sizes):
+        own, every = x[row, :left, :right].double().numpy(), partners(left, right)
+        target = every[int(random.integers(len(every)))]
+        possible = (random.random((left, right)) < 0.2) & (target == 0)
+        y[row, :left, :right] = target + 2 * possible
+        losses = wrong * (every & (target == 0) & ~possible).sum((1, 2)) + missed * (target & (every == 0)).sum((1, 2))
+        outputs = [{"weight": np.einsum("st,stf->f", edges, own)} for edges in every]
+        made.add(losses / (left if normalize else 1), outputs, {"weight": np.einsum("st,stf->f", target, own)})
+
+    def take(rows: list[int]) -> Batch:
+        index, own = torch.tensor(rows), torch.from_numpy(sizes[rows])
+        left, right = own.amax(0).tolist()
+        features, labels = x[rows, :left, :right], torch.from_numpy(y[rows])[:, :left, :right]
+        if not ragged:
+            return Batch(features, labels, index)
+        return Batch(Edges(features, own[:, 1].contiguous()), labels, index, own[:, 0].contiguous())
+
+    return Listed(head, take, made.truth)
 
 
 def grid_arcs(rows: int, columns: int) -> list[tuple[int, int]]:

@@ -37,15 +37,12 @@ EXTRAS = {
     "torchssvm.TorchStruct": ("torch_struct",),
     **{
         f"torchssvm.structures.decisions.{name}": ("scipy",)
-        for name in ("Assignment", "CPSAT", "IntegerProgram", "SCIP", "SciPyMilp")
+        for name in ("CPSAT", "IntegerProgram", "SCIP", "SciPyMilp")
     },
     "torchssvm.structures.decisions.HiGHS": ("highspy", "scipy"),
     "torchssvm.lightning.Report": ("matplotlib",),
     "torchssvm.datasets.LSPET": ("PIL",),
     "torchssvm.datasets.PoseTargets": ("PIL",),
-    "torchssvm.datasets.WordAlignment": ("scipy",),
-    "torchssvm.models.align": ("scipy",),
-    "torchssvm.models.matching_links": ("scipy",),
     **{
         f"torchssvm.datasets.{name}": ("conllu",)
         for name in ("Attachment", "CoNLLU", "Sentence", "attachment", "read_conllu")

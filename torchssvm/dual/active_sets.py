@@ -131,8 +131,8 @@ class ActiveSets(Stateful):
         if self.gram is None:
             self.gram = torch.zeros(*self.mass.shape, self.capacity, dtype=self.dtype, device=self.mass.device)
 
-    def reserve(self, labeling: Labeling) -> None:
-        """Make room, in size and in dtype, for the labelings ``[R, ...]``."""
+    def reserve(self, labeling: Labeling, *, exact: bool = False) -> None:
+        """Make room, in size and in dtype, for labelings ``[R, ...]``; if ``exact``, cut larger ones to the size."""
         tensors = tree_tensors(labeling)
         if not self.labelings:
             self.labelings = [
@@ -140,8 +140,8 @@ class ActiveSets(Stateful):
                 for t in tensors
             ]
         for place, (buffer, values) in enumerate(zip(self.labelings, tensors, strict=True)):
-            sizes = [max(a, b) for a, b in zip(buffer.shape[2:], values.shape[1:], strict=True)]
-            buffer = fit(buffer, sizes, self.padding)
+            sizes = [b if exact else max(a, b) for a, b in zip(buffer.shape[2:], values.shape[1:], strict=True)]
+            buffer = fit(buffer, sizes, self.padding).contiguous()
             wanted = torch.promote_types(buffer.dtype, _narrow(values))
             self.labelings[place] = buffer.to(wanted)
 

@@ -34,6 +34,8 @@ class HeadAdapter(ABC):
         pairs: Name of the potentials of neighbouring labels; None where there are none.
         has_bias: Whether every token has a feature that is always 1.
         ragged_labels: Whether longer examples have more labels.
+        carries: Whether a batch's potentials carry what its targets do not tell, such as sizes of the other side.
+        exact_labelings: Whether stored labelings are cut to the sizes of :meth:`longest_labeling`.
     """
 
     emission: str
@@ -41,6 +43,8 @@ class HeadAdapter(ABC):
     structure: Structure
     has_bias: bool
     ragged_labels = False
+    exact_labelings = False
+    carries = False
 
     def __init__(self, head: Any) -> None:
         self.head = head
@@ -55,6 +59,10 @@ class HeadAdapter(ABC):
     @abstractmethod
     def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
         """Labels and their costs, and how many labels every example has, ``[B]``."""
+
+    def inputs(self, x: Any) -> Any:
+        """The features among what a batch brings."""
+        return x
 
     @abstractmethod
     def features(self, x: Any, target: Labeling) -> Tensor | Lists:
@@ -111,6 +119,10 @@ class HeadAdapter(ABC):
     def pair_rows(self) -> int:
         """Rows of pairs of an example, where all have as many."""
         return 0 if self.pairs is None else self.num_states
+
+    def label_counts(self, lengths: Tensor) -> Tensor:
+        """Numbers of labels of examples of these lengths, ``[n]``."""
+        return lengths
 
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
         """The smallest label, and the largest of examples of these lengths."""

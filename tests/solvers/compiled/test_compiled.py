@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import itertools
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -296,6 +297,18 @@ def test_an_exact_pass_does_not_depend_on_threads_or_batches(kind):
         loop = CompiledBCFW(head, dual, [problem.batch([5, 1, 7]), problem.batch([0, 2, 3]), problem.batch([6, 4])])
     for a, b in zip(flattened(loop.examples), flattened(made[0].examples), strict=True):
         assert np.all(a == b)
+
+
+@kinds
+def test_a_batch_is_known_by_its_targets(kind):
+    """Those of the examples that its index names."""
+    loop, problem = both(kind, None)[1], KINDS[kind]()
+    first, second = next((i, j) for i, j in itertools.combinations(range(8), 2) if loop._targets[i] != loop._targets[j])
+    batch, before = problem.batch([first, second]), state(loop)
+    loop.check_targets(batch)
+    with pytest.raises(RuntimeError, match="index names"):
+        loop.check_targets(batch.replace(index=torch.tensor([second, first])))
+    assert_same(state(loop), before)
 
 
 def test_trainings_in_threads_have_the_bits_of_trainings_in_turn():

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import qpsolvers
 import torch
-from fresh import fresh_python
 from head_cases import HeadTestCase
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +35,7 @@ from torchssvm import (
 from torchssvm.core.batch import apply_head
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.steps import Away, Hybrid
-from torchssvm.structures import POSSIBLE
+from torchssvm.structures import POSSIBLE, best_matching
 from torchssvm.structures.matching import EdgePotentials
 
 
@@ -488,12 +487,34 @@ def test_lightning_trains_and_decodes(tmp_path):
     assert torch.equal(getattr(found, "labeling", found), expected)
 
 
-def test_without_scipy_the_extra_is_named():
-    code = (
-        "import sys, torch, torchssvm\n"
-        "assert 'scipy' not in sys.modules\n"
-        "sys.modules['scipy'] = None\n"
-        "try:\n    torchssvm.Matching().argmax(torchssvm.Potentials(torch.zeros(1, 2, 2)))\n"
-        "except ImportError as error:\n    print(error)"
-    )
-    assert "torchssvm[scipy]" in fresh_python(code)
+@examples(100)
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.sampled_from([torch.float32, torch.float64]),
+    st.booleans(),
+)
+def test_ties_are_those_of_scipy(seed, left, right, dtype, whole):
+    """Scores that are whole numbers have many best matchings."""
+    optimize = pytest.importorskip("scipy.optimize")
+    scores = 2.0 * torch.randn(2, left, right, generator=rng(seed), dtype=dtype)
+    scores = scores.round() if whole else scores
+    sizes = torch.tensor([left, max(left - 1, 1)]), torch.tensor([right, max(right - 1, 1)])
+    found = best_matching(scores, *sizes)
+    for own, chosen, height, width in zip(
+        scores.double().numpy(), found.numpy(), *(size.tolist() for size in sizes), strict=True
+    ):
+        gains, expected = own[:height, :width].clip(min=0.0), np.zeros((left, right), bool)
+        rows, columns = optimize.linear_sum_assignment(gains, maximize=True)
+        used = gains[rows, columns] > 0.0
+        expected[rows[used], columns[used]] = True
+        assert np.array_equal(chosen, expected)
+
+
+@each_row("sizes", [(torch.tensor([1, 1]), None), (None, torch.tensor([1.0])), (torch.tensor([[1]]), None)])
+def test_sizes_that_do_not_fit_the_batch_are_refused(sizes):
+    scores = torch.ones(1, 2, 2)
+    with pytest.raises(ValueError, match=r"(rows|columns) must be"):
+        best_matching(scores, *sizes)
+    assert bool((scores == 1.0).all())

@@ -91,7 +91,7 @@ class BlockMemory:
             sets, storage = self.labelings.sets, self.labelings
             if self.curvature:
                 sets.keep_gram()
-            sets.reserve(self.adapter.longest_labeling(self.longest))
+            sets.reserve(self.adapter.longest_labeling(self.longest), exact=self.adapter.exact_labelings)
             blocks = blocks._replace(
                 **{name: getattr(sets, name).numpy() for name in ("count", "mass", "loss", "used", "known")},
                 labelings=self.adapter.as_sequences(sets.labelings[0]).numpy(),

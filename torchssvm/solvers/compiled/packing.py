@@ -61,7 +61,7 @@ def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tup
     pieces: list[Piece] = []
     nonzeros = 0
     for batch in restrict(batches, dual.own) if dual.ranks else batches:
-        _check_kind(batch)
+        _check_kind(adapter.inputs(as_batch(batch).x))
         piece = _piece(adapter, dual, to_device(batch, "cpu"), dtype)
         twice = piece.index[sizes[piece.index] > 0]
         if len(twice) or len(piece.index.unique()) < len(piece.index):
@@ -133,7 +133,7 @@ def num_products(lengths: Tensor) -> Tensor:
 
 def long_features(examples: Examples) -> int:
     """The size of ``Scratch.sums_of_label``: that of the features and the bias, if a chain is long."""
-    if hasattr(examples.kind, "known") or int(np.diff(examples.line).max()) <= examples.stored:
+    if hasattr(examples.kind, "known_start") or int(np.diff(examples.line).max()) <= examples.stored:
         return 0
     return max(examples.x.shape[1], int(examples.column.max(initial=-1)) + 1) + 1
 
@@ -146,11 +146,10 @@ def largest_rows(examples: Examples) -> tuple[int, int]:
     return rows, pairs
 
 
-def _check_kind(batch: object) -> None:
-    batch = as_batch(batch)
-    if isinstance(batch.x, SparseFeatures):
+def _check_kind(x: object) -> None:
+    if isinstance(x, SparseFeatures):
         return
-    if not isinstance(batch.x, Tensor) or batch.x.layout != torch.strided:
+    if not isinstance(x, Tensor) or x.layout != torch.strided:
         raise TypeError(
             "x must be a dense tensor (features that are mostly zero are kept as lists all the same), or "
             "SparseFeatures for a SparseLinearChain"
@@ -161,8 +160,9 @@ def _piece(adapter: HeadAdapter, dual: DualState, batch: Batch, dtype: torch.dty
     with torch.no_grad():
         potentials = as_potentials(adapter.apply(batch))
     index = check_batch(dual, batch.index, potentials)
+    adapter.carries |= any(getattr(potentials, name) is not None for name in potentials.carried)
     target = adapter.structure.check_target(batch.y, potentials)
-    check_finite(batch.x, index, dtype)
+    check_finite(adapter.inputs(batch.x), index, dtype)
     labels, cost, sizes = adapter.targets(target)
     x = adapter.features(batch.x, target)
     return Piece(

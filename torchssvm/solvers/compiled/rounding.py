@@ -41,7 +41,7 @@ class HingeRounding:
         places = np.concatenate(lists)
         owner = np.repeat(np.arange(len(rows)), [len(own) for own in lists])
         columns = examples.column[places].astype(np.int64)
-        if hasattr(kind, "known"):  # columns are numbered within each example
+        if hasattr(kind, "known_start"):  # columns are numbered within each example
             own = np.searchsorted(examples.line, rows[owner], side="right") - 1
             columns = kind.known[kind.known_start[own] + columns]
         self._columns, at = np.unique(columns, return_inverse=True)

@@ -13,7 +13,8 @@ from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import Batch, to_device, tree_map
 from torchssvm.core.bounds import Box
 from torchssvm.core.caller import warn
-from torchssvm.core.digest import digest_targets
+from torchssvm.core.digest import digest_examples, digest_targets
+from torchssvm.core.potentials import as_potentials
 from torchssvm.core.schema import Declaration, Entry, Maybe, Open, Stateful, check
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checks import check_visits
@@ -232,9 +233,14 @@ class CompiledBCFW(DualTrainer, Stateful):
         def without_padding(leaf: Tensor) -> Tensor:
             if lengths is None or leaf.ndim < 2:
                 return leaf
-            return leaf.masked_fill(torch.arange(leaf.shape[1]) >= lengths.unsqueeze(1), 0)
+            beyond = torch.arange(leaf.shape[1]) >= lengths.unsqueeze(1)
+            return leaf.masked_fill(beyond.view(*beyond.shape, *[1] * (leaf.ndim - 2)), 0)
 
-        found = digest_targets(tree_map(without_padding, batch.y), lengths)
+        if self._adapter.carries:
+            potentials = as_potentials(self._adapter.apply(batch))
+            found = digest_examples(self._adapter.structure.check_target(batch.y, potentials), potentials)
+        else:
+            found = digest_targets(tree_map(without_padding, batch.y), lengths)
         if found.shape != index.shape:
             raise ValueError(f"index has {len(index)} numbers, and the batch {len(found)} targets: it needs as many")
         if bool((wrong := found != self._targets[index]).any()):

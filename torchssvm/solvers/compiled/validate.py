@@ -112,6 +112,7 @@ def _check_lengths(held: Tensor, lengths: Tensor, first: int) -> None:
 
 def _check_labelings(adapter: HeadAdapter, storage: Labelings, lengths: Tensor, first: int) -> None:
     sets, (least, most) = storage.sets, adapter.label_limits(lengths)
+    sizes = adapter.label_counts(lengths)
     if sets.labelings:
         held, like = sets.labelings[0], tree_tensors(adapter.longest_labeling(1))
         if len(sets.labelings) != len(like):
@@ -122,9 +123,9 @@ def _check_labelings(adapter: HeadAdapter, storage: Labelings, lengths: Tensor, 
         if not integral or held.ndim != 1 + like[0].ndim:
             raise ValueError(f"the dual's labelings are {held.dtype} {list(held.shape)}, not of this problem")
         labels = adapter.as_sequences(held)
-        if labels.shape[2] < int((lengths * (sets.count > 0)).max()):
+        if labels.shape[2] < int((sizes * (sets.count > 0)).max()):
             raise ValueError(f"the dual's labelings are {held.dtype} {list(held.shape)}, not of this problem")
-        inside = torch.arange(labels.shape[2]) < lengths.unsqueeze(1)
+        inside = torch.arange(labels.shape[2]) < sizes.unsqueeze(1)
         used = torch.arange(labels.shape[1]) < sets.count.unsqueeze(1)
         own = inside.unsqueeze(1) & used.unsqueeze(2)
         if bool((((labels < least) | (labels > most.view(-1, 1, 1))) & own).any()):

@@ -60,6 +60,13 @@ class LinearDecisions(LinearHead):
         """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
         return {"bias": self.bias is not None}
 
+    def compiled_form(self) -> Any:
+        """What the compiled loop needs of the head; None for integer programs, functions and oracles of one's own."""
+        from torchssvm.structures.decisions.kind import ORACLES, DecisionAdapter
+
+        quick = type(self.structure.oracle) in ORACLES
+        return DecisionAdapter(self) if quick and type(self.structure) is Decisions else None
+
     def forward(self, x: Tensor | Situations, lengths: None = None) -> DecisionPotentials:
         """Features -> predicted costs ``[B, D]``; runs in the weights' dtype, autocast off.
 

@@ -43,7 +43,7 @@ class ShortestPath(DecisionOracle):
         self.num_costs = len(self.arcs)
         self.num_nodes = int(self.arcs.max()) + 1
         self.source, self.sink = check_whole(source, "source", 0), check_whole(sink, "sink", 0)
-        self._order = _topological(self.arcs, self.num_nodes)
+        self.order = _topological(self.arcs, self.num_nodes)
         known = max(self.source, self.sink) < self.num_nodes
         if not known or np.isinf(self.solve(np.zeros((1, self.num_costs)))[1][0]):
             raise ValueError(f"no path of arcs leads from source={source} to sink={sink}")
@@ -76,20 +76,20 @@ class ShortestPath(DecisionOracle):
         y, value = np.zeros(costs.shape, np.int64), np.empty(len(costs))
         room = np.empty(self.num_nodes), np.empty(self.num_nodes, np.int64)
         tails, heads = np.ascontiguousarray(self.arcs.T)
-        kernels.shortest_paths(costs, self._order, tails, heads, self.source, self.sink, *room, y, value)
+        kernels.shortest_paths(costs, self.order, tails, heads, self.source, self.sink, *room, y, value)
         return y, value, None
 
     def decisions(self, given: Array | None = None) -> Array | None:
         """All paths, if they are few."""
         ways = np.zeros(self.num_nodes)
         ways[self.source] = 1.0
-        for tail, head in self.arcs[self._order]:
+        for tail, head in self.arcs[self.order]:
             ways[head] += ways[tail]
         if ways[self.sink] > _MOST_LISTED:
             return None
         paths: list[list[list[int]]] = [[] for _ in range(self.num_nodes)]  # to the sink, from nodes that are reached
         paths[self.sink].append([])
-        for arc in self._order[::-1].tolist():
+        for arc in self.order[::-1].tolist():
             tail, head = self.arcs[arc]
             if ways[tail]:
                 paths[tail] += [[arc, *path] for path in paths[head]]

@@ -62,6 +62,12 @@ class LinearEdges(Head):
         """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
         return {"in_features": len(self.weight)}
 
+    def compiled_form(self) -> Any:
+        """What the compiled loop needs of the head; None where it has none."""
+        from torchssvm.structures.matching.kind import MatchingAdapter
+
+        return MatchingAdapter(self) if type(self.structure) is Matching else None
+
     def forward(self, x: Tensor | Edges, lengths: Tensor | None = None) -> EdgePotentials:
         """Features ``[B, S, T, F]`` -> potentials ``[B, S, T]``; runs in the weights' dtype, autocast off.
 

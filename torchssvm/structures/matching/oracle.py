@@ -1,22 +1,23 @@
-"""The best matching of each bipartite graph of a batch: SciPy's assignment solver, or one Triton kernel on CUDA."""
+"""The best matching of each bipartite graph of a batch: one kernel on the CPU, and one on CUDA."""
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.extras import needs
+from torchssvm.core.arguments import check_int64
 from torchssvm.core.jit import triton_available
+from torchssvm.structures.matching.numba import best_matchings, make_room
 
 
 def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
     """The matching with the highest total score in each bipartite graph.
 
     Nodes may stay unmatched, so edges with a score of 0 or less are never used: negative scores are raised to 0, an
-    assignment of the smaller side is found exactly [1]_, and its edges of score 0 are dropped. SciPy breaks ties; its
-    choice depends only on the example's own scores. CUDA tensors are solved on the device by the same algorithm, with
-    the same ties, where Triton is installed and no side has more than 2048 nodes; otherwise on the CPU.
+    assignment of the smaller side is found exactly [1]_, and its edges of score 0 are dropped. Ties are those of
+    SciPy's ``linear_sum_assignment``, and depend only on the example's own scores. CUDA tensors are solved on the
+    device by the same algorithm, with the same ties, where Triton is installed and no side has more than 2048 nodes;
+    otherwise on the CPU.
 
     Args:
         scores: ``[B, S, T]``; compared in float64. NaN counts as 0.
@@ -27,7 +28,7 @@ def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | 
         ``[B, S, T]`` bool on the device of ``scores``.
 
     Raises:
-        ImportError: SciPy is missing, and the problem is solved on the CPU.
+        ValueError: ``rows`` or ``columns`` is not int64 ``[B]``.
 
     References:
         .. [1] D. F. Crouse. On implementing 2D rectangular assignment algorithms. IEEE Transactions on Aerospace and
@@ -38,17 +39,16 @@ def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | 
 
         if max(scores.shape[1:]) <= LARGEST:
             return best_matching_triton(scores, rows, columns)
-    with needs("matchings need SciPy: pip install 'torchssvm[scipy]'", "scipy"):
-        from scipy.optimize import linear_sum_assignment
-    batch, most_rows, most_columns = scores.shape
-    # The caller reports infinite scores as an error; here they must not stop the other examples.
-    gains = np.nan_to_num(scores.detach().to("cpu", torch.float64).numpy().clip(min=0.0), posinf=1e300)
-    heights = [most_rows] * batch if rows is None else rows.tolist()
-    widths = [most_columns] * batch if columns is None else columns.tolist()
-    chosen = np.zeros(gains.shape, dtype=bool)
-    for example, (height, width) in enumerate(zip(heights, widths, strict=True)):
-        own = gains[example, :height, :width]
-        left, right = linear_sum_assignment(own, maximize=True)
-        used = own[left, right] > 0.0
-        chosen[example, left[used], right[used]] = True
-    return torch.from_numpy(chosen).to(scores.device)
+    batch, left, right = scores.shape
+    sizes = []
+    for name, given, most in (("rows", rows, left), ("columns", columns, right)):
+        if given is None:
+            sizes.append(torch.full((batch,), most))
+        else:
+            check_int64(given, name, (batch,), ", the nodes of each example")
+            sizes.append(given.cpu().clamp(0, most))  # in memory of its own
+    chosen = torch.zeros(scores.shape, dtype=torch.bool)
+    own = scores.detach().to("cpu", torch.float64).contiguous()
+    arrays = (tensor.numpy() for tensor in (own, *sizes))
+    best_matchings(*arrays, *make_room(left, right), chosen.numpy())
+    return chosen.to(scores.device)

@@ -1,6 +1,6 @@
 """Matchings on a CUDA device: one Triton program solves one problem by shortest augmenting paths, exactly, in float64.
 
-It is SciPy's algorithm [1]_ step by step, so that ties fall as on the CPU. Rows are assigned one after another; only
+It takes the steps of the CPU's kernel [1]_, so that ties fall as there. Rows are assigned one after another; only
 the scan over the columns is parallel, four columns a thread. Everything by row or column stays in registers: a step of
 Dijkstra's algorithm is a row of scores and three reductions, and needs no scratch memory. Small problems take one
 warp, whose reductions need no barrier; a multiprocessor holds many such programs, one for each problem of the batch.

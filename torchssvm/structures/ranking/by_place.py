@@ -47,16 +47,17 @@ class ByPlace(RankingMeasure):
 
     def loss(self, labeling: Tensor, grades: Tensor) -> Tensor:
         """One minus the discounted gains, relative to the largest that the grades allow."""
-        found = 1.0 - (self._relative_gain(grades) * self.parts(labeling)).sum(1)
+        found = 1.0 - (self.relative_gain(grades) * self.parts(labeling)).sum(1)
         return torch.where(found < _ROUNDING, 0.0, found)
 
     def worst(self, scores: Tensor, grades: Tensor) -> Tensor:
         """By descending score less gain, and of equal ones by score: small scores are lost beside gains."""
         order = scores.argsort(dim=1, descending=True, stable=True)
-        costs, real = (scores - self._relative_gain(grades)).gather(1, order), (grades >= 0).gather(1, order)
+        costs, real = (scores - self.relative_gain(grades)).gather(1, order), (grades >= 0).gather(1, order)
         return torch.empty_like(order).scatter_(1, order, place_of(costs, real))
 
-    def _relative_gain(self, grades: Tensor) -> Tensor:
+    def relative_gain(self, grades: Tensor) -> Tensor:
+        """What each document gains, relative to the most that all can, ``[B, N]`` float64; 0 in the padding."""
         gain = self.gain(grades.clamp(min=0)).masked_fill(grades < 0, 0.0)
         places = torch.arange(grades.shape[1], device=grades.device)
         return gain / (gain.sort(1, descending=True).values * self.discount(places)).sum(1, keepdim=True)

@@ -12,6 +12,8 @@ from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.arguments import check_range, check_structure
 from torchssvm.structures.linear_head import Head, weight
+from torchssvm.structures.ranking.by_place import NDCG, PrecisionAt
+from torchssvm.structures.ranking.pairs import AveragePrecision, PairSwaps
 from torchssvm.structures.ranking.structure import Ranking
 
 
@@ -44,6 +46,13 @@ class LinearRanking(Head):
     def constructor_arguments(self) -> dict[str, Any]:
         """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
         return {"in_features": len(self.weight)}
+
+    def compiled_form(self) -> Any:
+        """What the compiled loop needs of the head; None where it has none: measures of one's own have none."""
+        from torchssvm.structures.ranking.kind import RankingAdapter
+
+        measured = type(self.structure.measure) in (PairSwaps, AveragePrecision, NDCG, PrecisionAt)
+        return RankingAdapter(self) if measured and type(self.structure) is Ranking else None
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Potentials:
         """Features ``[B, N, F]`` -> potentials ``[B, N]``; runs in the weights' dtype, autocast off.

@@ -1,0 +1,59 @@
+"""Heads with one vector of weights, for the compiled loop: each row of features makes one score."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from torchssvm.core.potentials import Potentials
+from torchssvm.kinds.adapter import HeadAdapter
+from torchssvm.kinds.examples import Model
+
+
+class VectorAdapter(HeadAdapter):
+    """A head whose scores are ``x . weight``. Batches have lengths, or none has.
+
+    Inner products of an example's rows would be as many as pairs of scores: sums over the features take less.
+    """
+
+    pairs, products = None, False
+    _known = False
+
+    def __init__(self, head: Any) -> None:
+        self.head, self.structure, self.has_bias = head, head.structure, False
+
+    @property
+    def num_states(self) -> int:
+        """One score a row."""
+        return 1
+
+    @property
+    def width(self) -> int:
+        """That of a row of scores, which is not combined with rows of the weights."""
+        return self.num_states
+
+    def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """One column."""
+        return self.head.weight.unsqueeze(1), None, None, None, None
+
+    def trained(self, model: Model) -> list[Any]:
+        """The weights."""
+        return [model.emission[..., 0]]
+
+    def note(self, potentials: Potentials, sizes: tuple[int, ...]) -> None:
+        """Note whether potentials have lengths, and the largest sizes of a batch.
+
+        Raises:
+            ValueError: They differ from those of the batches before.
+        """
+        ragged = potentials.lengths is not None
+        if not self._known:
+            self._known, self.ragged, self.sizes = True, ragged, sizes
+        if ragged != self.ragged or (not ragged and sizes != self.sizes):
+            raise ValueError(
+                f"a batch has sizes {list(sizes)} and {'' if ragged else 'no '}lengths, and one before it "
+                f"{list(self.sizes)} and {'' if self.ragged else 'no '}lengths: examples of different sizes need "
+                "lengths, in every batch"
+            )
+        self.sizes = tuple(map(max, sizes, self.sizes))
