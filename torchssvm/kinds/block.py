@@ -297,3 +297,31 @@ def add_outer(x, rows, squares, weights, factor):
                     value, held = factor * x[token, f], weights[f]
                     for k in range(states):
                         held[k] += value * row[k]
+
+
+@ByKind
+def solve_block(kind, examples, i, length, psi, curvature, scratch):
+    """The best psi of block i for its scores, where a kind can find it without labelings: optional.
+
+    ``scratch.delta`` gets the change of the masses as a direction, and ``psi`` stays: see :func:`keep_solution`.
+
+    Args:
+        kind, examples, i, length: The example, whose emissions are in ``scratch``.
+        psi: ``[rows, K]``, those of its mean parts.
+        curvature: Positive or zero: the block's problem is ``max_d <hinges, d> - curvature/2 |d|^2`` over the changes d
+            that leave feasible masses.
+
+    Returns:
+        Largest hinge less the mean one, ``<hinges, d>``, ``|d|^2`` and the change of the mean loss.
+    """
+
+
+@ByKind
+def keep_solution(kind, examples, i, length, psi, scratch):
+    """Write the psi that :func:`solve_block` found."""
+
+
+@ByKind
+def examine_block(kind, examples, i, length, psi, scratch):
+    """Of a block that is solved whole: hinge, ``<psi, scores>``, mean loss, the sums of absolute values of its terms
+    and of psi; emissions are in ``scratch``."""
