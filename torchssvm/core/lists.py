@@ -170,6 +170,17 @@ def check_lists(x: Any) -> SparseFeatures:
     return x
 
 
+def one_token(x: SparseFeatures) -> SparseFeatures:
+    """Lists ``[B, P]`` as those of examples of one token.
+
+    Raises:
+        ValueError: They have another shape.
+    """
+    if check_tensor(x.columns, "x.columns").ndim != 2:
+        raise ValueError(f"x.columns must be int64 [B, P], a list for each example, got {list(x.columns.shape)}")
+    return SparseFeatures(x.columns.unsqueeze(1), None if x.values is None else x.values.unsqueeze(1))
+
+
 def _check_columns(columns: Tensor, num_features: int) -> None:
     if columns.numel() and (int(columns.min()) < -1 or int(columns.max()) >= num_features):
         raise ValueError(

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.lists import Lists
+from torchssvm.core.batch import Batch
+from torchssvm.core.lists import Lists, lists_within, one_token
 from torchssvm.core.potentials import SINGLE
+from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.structure import Labeling
 from torchssvm.kinds.examples import Examples, Model
 from torchssvm.structures.chain.kind import SequenceAdapter
@@ -37,8 +39,17 @@ class MulticlassAdapter(SequenceAdapter):
         return target, torch.ones(len(target), dtype=torch.float64), torch.ones_like(target)
 
     def features(self, x: Any, target: Labeling) -> Tensor | Lists:
-        """One row for each example."""
-        return x
+        """One row or list for each example."""
+        if not isinstance(x, SparseFeatures):
+            return x
+        inside = torch.ones(len(target), 1, dtype=torch.bool)
+        return lists_within(one_token(x), inside, self.head.in_features, self.head.weight.dtype)
+
+    def apply(self, batch: Batch) -> Any:
+        """Scores; of lists only their shape and dtype, as a pass over them takes no longer than their scores."""
+        if not isinstance(batch.x, SparseFeatures):
+            return super().apply(batch)
+        return self.head.weight.detach().new_zeros(len(one_token(batch.x).columns), self.num_states)
 
     def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """Weight and bias."""
