@@ -14,7 +14,7 @@ from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.progress_line import ProgressLine, shown
 from torchssvm.solvers.schedules import Progress, Schedule, WhenEstimated
-from torchssvm.solvers.tolerance import Tolerance, check_tolerance, expected, is_within
+from torchssvm.solvers.tolerance import Relative, Tolerance, check_tolerance, expected, is_within
 
 IDLE_EPOCHS = 100
 """An exact pass is due after this many epochs of visits without an oracle call, where a trainer says nothing else."""
@@ -92,6 +92,7 @@ class Pacing:
         max_passes: Most effective passes.
         schedule: When exact passes are made; a copy is used. None is ``WhenEstimated()``.
         idle_epochs: An exact pass is due after so many epochs of visits that the cache answered.
+        value: The dual objective now, of which a share is taken before the first exact pass; None waits for that pass.
 
     Raises:
         TypeError: ``schedule`` is not a Schedule.
@@ -105,7 +106,9 @@ class Pacing:
         max_passes: float = math.inf,
         schedule: Schedule | None = None,
         idle_epochs: float = IDLE_EPOCHS,
+        value: Callable[[], float] | None = None,
     ) -> None:
+        self._value = value if isinstance(tolerance, Relative) else None
         self._schedule = copy.deepcopy(schedule) if schedule is not None else WhenEstimated()
         check_object(self._schedule, "schedule", "due", "WhenEstimated()")
         self.counters, self.tolerance, self.max_passes, self.idle_epochs = counters, tolerance, max_passes, idle_epochs
@@ -127,12 +130,14 @@ class Pacing:
         """Whether an exact pass should be made now; asked after every step."""
         if self._asked is None:
             self._asked = self.counters.passes
+        if self._value is not None and isinstance(self.tolerance, Relative):
+            self._worth = max(self.tolerance.share * self._value(), 0.0)
         idle = self._cache_hits - self._hits >= self.idle_epochs * self.counters.num_examples
         return self._schedule.due(self.counters, self._worth) or self.spent or idle or self.counters.gap_estimate == 0.0
 
     def after(self, certificate: Certificate) -> None:
         """Count from this exact pass."""
-        self._worth = expected(self.tolerance, certificate)
+        self._worth, self._value = expected(self.tolerance, certificate), None
         self._schedule.after(certificate)
         self._hits = self._cache_hits
 
@@ -172,6 +177,7 @@ def run_until(
     progress: bool | ProgressLine = True,
     value: Callable[[], float] | None = None,
     idle_epochs: float = IDLE_EPOCHS,
+    early: bool = False,
 ) -> Proof:
     """Take steps until an exact pass proves that the gap is within ``tolerance``.
 
@@ -189,6 +195,7 @@ def run_until(
         value: The dual objective now: for that line, which else shows that of the last certificate, and so that a share
             of the primal may be reached without a step.
         idle_epochs: See :class:`Pacing`.
+        early: Whether the first exact pass, too, is due by a share of ``value``.
 
     Raises:
         ValueError: An argument is out of range.
@@ -197,7 +204,10 @@ def run_until(
     check_limits(tolerance, max_passes)
     grad = torch.set_grad_enabled(torch.is_grad_enabled())  # an interrupt of no_grad's own code leaves gradients off
     with grad, shown(progress) as line:
-        pacing = Pacing(counters, tolerance, max_passes=max_passes, schedule=schedule, idle_epochs=idle_epochs)
+        estimated = value if early else None
+        pacing = Pacing(
+            counters, tolerance, max_passes=max_passes, schedule=schedule, idle_epochs=idle_epochs, value=estimated
+        )
 
         def check() -> tuple[Proof, bool]:
             certificate = certify()
@@ -238,6 +248,8 @@ class DualTrainer:
     """What ``solve`` follows where it is given no schedule."""
     idle_epochs: float = IDLE_EPOCHS
     """An exact pass is due after so many epochs of visits without an oracle call."""
+    early = False
+    """Whether the first exact pass is due by the estimated objective, where few passes are needed."""
 
     def step(self) -> Any:
         """Take one step; counts its visits in the dual."""
@@ -281,6 +293,7 @@ class DualTrainer:
             progress=progress,
             value=self.dual.value,
             idle_epochs=self.idle_epochs,
+            early=self.early,
         )
 
     def _steps(self) -> Iterator[int]:

@@ -100,7 +100,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         for held in (dual, dual.storage):  # which may have been made before the head was moved
             held.to(dual.parameters[0].device)
         check_rules(self.direction, self.oracle, dual.storage, whole=adapter.whole() is not None)
-        self._whole = solves_whole(self.direction, dual.storage)
+        self._whole = self.early = solves_whole(self.direction, dual.storage)
         if self._whole:
             adapter = adapter.whole()
             assert adapter is not None

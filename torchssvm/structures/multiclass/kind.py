@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import Batch
-from torchssvm.core.lists import Lists, lists_within, one_token
+from torchssvm.core.lists import Lists, lists_of_rows, one_token
 from torchssvm.core.potentials import SINGLE
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.structure import Labeling
@@ -42,8 +42,7 @@ class MulticlassAdapter(SequenceAdapter):
         """One row or list for each example."""
         if not isinstance(x, SparseFeatures):
             return x
-        inside = torch.ones(len(target), 1, dtype=torch.bool)
-        return lists_within(one_token(x), inside, self.head.in_features, self.head.weight.dtype)
+        return lists_of_rows(x, self.head.in_features, self.head.weight.dtype)
 
     def apply(self, batch: Batch) -> Any:
         """Scores; of lists only their shape and dtype, as a pass over them takes no longer than their scores."""
