@@ -137,6 +137,8 @@ class MultinomialSVC(MatrixClassifier):
                 kind = SparseLinearChain if sparse.issparse(X) else LinearChain
                 chain = Chain(classes, normalize=False)
                 head = kind(X.shape[1], classes, bias=False, boundary=False, structure=chain)
+        if sparse.issparse(X) and not X.has_sorted_indices:
+            X = X.sorted_indices()  # at once, and not batch by batch
         found, head = (each.double() if X.dtype == np.float64 else each for each in (found, head))
         read = reader(X)
 

@@ -20,8 +20,12 @@ _SHARE = 0.03
 _FALL = 0.3
 """All blocks are visited again when the gap has fallen below this share of that."""
 
-_TIMES = 8
-"""How often a sweep of few blocks is repeated at most, so that they take no more time in Python than in the loop."""
+_TIMES, LEAST = 16, 4000
+"""A sweep of few blocks is repeated up to so often, and a step has at least so many visits, so that most of the time
+is not that of Python."""
+
+ALL = 1 << 62
+"""More visits than any sweep has."""
 
 _RELAXATION, _BEGIN = 1.6, 8.0
 """How many times an exact step is taken in sweeps of some blocks, after so many epochs of the dual's visits."""
@@ -97,7 +101,7 @@ class Draws(ByRank):
             return chosen
         if not began and total < _FALL * self._gap:
             self._gap, chosen = math.inf, torch.arange(n)
-        times = max(1, min(_TIMES, n // len(chosen)))
+        times = max(1, min(_TIMES, max(n, LEAST) // len(chosen)))
         return torch.cat([chosen[torch.randperm(len(chosen), generator=self.generator)] for _ in range(times)])
 
     def order_of(self, visits: int) -> Tensor:

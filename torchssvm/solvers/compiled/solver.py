@@ -24,7 +24,7 @@ from torchssvm.kinds.adapter import HeadAdapter, find_adapter
 from torchssvm.kinds.examples import make_scratch
 from torchssvm.solvers.certificate import Certificate, conclude
 from torchssvm.solvers.compiled.blend import Kept, blend, keep_blocks
-from torchssvm.solvers.compiled.draws import Draws
+from torchssvm.solvers.compiled.draws import ALL, LEAST, Draws
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
 from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.packing import largest_rows, long_features, pack
@@ -152,10 +152,11 @@ class CompiledBCFW(DualTrainer, Stateful):
 
         Args:
             visits: Number of visits, of all processes together; None is a quarter of an epoch, or a whole epoch for
-                fewer than 1000 examples; with ``Corrective()``, from the fortieth epoch on, two epochs.
+                fewer than 1000 examples; with ``Corrective()``, from the fortieth epoch on, two epochs. Where whole
+                blocks are solved, None is a sweep.
 
         Returns:
-            Visits made; fewer only when all gaps are zero.
+            Visits made; fewer only when all gaps are zero. Blocks that a sweep leaves out count.
 
         Raises:
             ValueError: ``visits`` is negative; or the head or the dual no longer fit this loop.
@@ -164,26 +165,28 @@ class CompiledBCFW(DualTrainer, Stateful):
             MemoryError: A labeling must leave its slot for the first time, and the rest would not fit in the dual's
                 ``memory_limit``. The earlier visits of the step are kept.
         """
+        sweeps = self._whole and visits is None
         visits = self.next_visits() if visits is None else check_whole(visits, "visits", 0)
         if self._rounds is not None:
             return self._rounds.step(visits)
-        return self._step(visits)
+        return self._step(visits, sweeps=sweeps)
 
     def next_visits(self) -> int:
         """Visits of a step whose caller names none."""
         n, cycles = self.dual.num_examples, self._corrects and self._rounds is None
         if self._whole:
-            return n
+            return max(n, LEAST) // 2
         return (left_of_cycle(self.dual.moved, n) if cycles else None) or usual_visits(n)
 
     @undisturbed()
-    def _step(self, visits: int) -> int:
+    def _step(self, visits: int, *, sweeps: bool) -> int:
+        """See :meth:`step`; ``sweeps`` are taken as a whole, even beyond ``visits``."""
         n, done = self.dual.num_examples, 0
         self.begin()
         try:
             while done < visits:
                 most, relaxation, power = phase(self.dual.moved, n) if self._corrects else (visits, 1.0, 1.0)
-                order, points = self.draws.next(min(visits - done, most))
+                order, points = self.draws.next(ALL if sweeps else min(visits - done, most))
                 if self._whole:
                     relaxation = self.draws.relaxation
                     if not len(order):
