@@ -303,7 +303,7 @@ def add_outer(x, rows, squares, weights, factor):
 def solve_block(kind, examples, i, length, psi, curvature, scratch):
     """The best psi of block i for its scores, where a kind can find it without labelings: optional.
 
-    ``scratch.delta`` gets the change of the masses as a direction, and ``psi`` stays: see :func:`keep_solution`.
+    ``scratch.into`` gets the psi that is found, and ``scratch.delta`` the psi of now less it, the step's direction.
 
     Args:
         kind, examples, i, length: The example, whose emissions are in ``scratch``.
@@ -317,11 +317,9 @@ def solve_block(kind, examples, i, length, psi, curvature, scratch):
 
 
 @ByKind
-def keep_solution(kind, examples, i, length, psi, scratch):
-    """Write the psi that :func:`solve_block` found."""
-
-
-@ByKind
 def examine_block(kind, examples, i, length, psi, scratch):
-    """Of a block that is solved whole: hinge, ``<psi, scores>``, mean loss, the sums of absolute values of its terms
-    and of psi; emissions are in ``scratch``."""
+    """Of a block that is solved whole, whose emissions are in ``scratch``, what an exact pass needs.
+
+    Returns:
+        Hinge, ``<psi, scores>``, mean loss, and the sums of the absolute values of its terms and of psi.
+    """

@@ -201,7 +201,7 @@ class Corrective(Direction):
 
     The mean parts of classes are the masses of all labelings. With ``storage=MeanParts()`` the compiled loop finds the
     best of them as a projection on the simplex, without inner steps (Keerthi et al. 2008, "A sequential dual method for
-    large scale multi-class linear SVMs"). Blocks are then visited in sweeps: see :mod:`torchssvm.solvers.compiled.draws`.
+    large scale multi-class linear SVMs"). Blocks are then visited in sweeps; ``steps`` and ``tolerance`` are not used.
 
     Args:
         steps: Largest number of pairwise steps for each block.

@@ -38,7 +38,9 @@ class ExactPasses:
         whole: Whether blocks are solved whole.
     """
 
-    def __init__(self, examples: Examples, targets: Tensor, make_scratch: Callable[[], Scratch], *, whole: bool) -> None:
+    def __init__(
+        self, examples: Examples, targets: Tensor, make_scratch: Callable[[], Scratch], *, whole: bool
+    ) -> None:
         self._examples, self._targets = examples, targets
         self._work = np.diff(examples.start)
         self._rounding: HingeRounding | None = None
@@ -80,7 +82,9 @@ class ExactPasses:
 
         def decode(begin: int, end: int, thread: int) -> None:
             work = self._scratch(), _zeros(model, model.emission.dtype), totals, every
-            self._kernels.exact_ranges(begin, end, ranges, examples, model, blocks, scalars, *work, found, losses, corners)
+            self._kernels.exact_ranges(
+                begin, end, ranges, examples, model, blocks, scalars, *work, found, losses, corners
+            )
 
         sizes = np.add.reduceat(self._work, ranges[:-1])
         run_in_chunks(decode, sizes)

@@ -7,7 +7,8 @@ seconds. Blocks are mean parts, and the kind has ``solve_block``.
 from __future__ import annotations
 
 from torchssvm.core.jit import njit
-from torchssvm.kinds.block import add_to_weights, examine_block, keep_solution, potentials, solve_block
+from torchssvm.core.vectors import set_row
+from torchssvm.kinds.block import add_to_weights, examine_block, potentials, solve_block
 from torchssvm.solvers.compiled.exact import flush
 
 
@@ -15,7 +16,8 @@ from torchssvm.solvers.compiled.exact import flush
 def solve_blocks(order, points, tree, examples, model, blocks, scalars, options, scratch, counters):
     """Solve blocks one after another; those whose last gap is at most ``options.threshold`` are left out.
 
-    Arguments are those of ``loop.visit_blocks``, without ``points``. Steps are ``options.relaxation`` times as long, within the feasible masses.
+    Arguments are those of ``loop.visit_blocks``, without ``points``. Steps are ``options.relaxation`` times as
+    long, as far as masses allow.
     """
     kind, rate = examples.kind, 1.0 / (options.lam * options.num_examples)
     delta, pairs, rows = scratch.delta, scratch.delta_pairs, scratch.rows
@@ -27,14 +29,12 @@ def solve_blocks(order, points, tree, examples, model, blocks, scalars, options,
         start = blocks.rest_emission_start[i]
         psi = blocks.rest_emission[start : start + length]
         curvature = rate * examples.inner[examples.inner_start[i]]
-        gap, value, square, loss = solve_block(
-            kind, examples, i, length, psi, curvature / options.relaxation, scratch
-        )
+        gap, value, square, loss = solve_block(kind, examples, i, length, psi, curvature / options.relaxation, scratch)
         counters[0] += 1
         scalars.gaps[i] = max(gap, 0.0) / options.num_examples
         scalars.oracle_gaps[i] = scalars.gaps[i]
         if value - 0.5 * curvature * square > 0.0:  # else rounding would lower the dual
-            keep_solution(kind, examples, i, length, psi, scratch)
+            set_row(psi, scratch.into, None, None)
             scratch.step[0] += options.relaxation
             scratch.step[1] += rate * (curvature * square - 2.0 * (value - loss))
             scalars.loss[i] += loss / options.num_examples

@@ -71,7 +71,13 @@ def cost_of(kind, examples, i, k):
 @njit_fastmath
 def solve_block(kind, examples, i, length, psi, curvature, scratch):
     """Project the masses, moved by the hinges over the curvature, on the simplex."""
-    scores, held, delta, moved = scratch.emission[0], psi[0], scratch.delta[0], scratch.response[0]
+    scores, held, moved, found, delta = (
+        scratch.emission[0],
+        psi[0],
+        scratch.response[0],
+        scratch.into[0],
+        scratch.delta[0],
+    )
     target, base, top, best, mean = examples.y[i], np.float64(scores[examples.y[i]]), -np.inf, -np.inf, 0.0
     for k in range(len(held)):
         hinge = cost_of(kind, examples, i, k) + (scores[k] - base)
@@ -97,26 +103,18 @@ def solve_block(kind, examples, i, length, psi, curvature, scratch):
         moved[k] = (moved[k] == top) if above == 0 else max(moved[k] - level, 0.0)
         total += moved[k]
     value, square, loss_change, others = 0.0, 0.0, 0.0, 0.0
-    for k in range(len(held)):  # psi of the target is what the others have, after their rounding
-        moved[k] = 0.0 if k == target else np.float64(held.dtype.type(moved[k] / total))
-        others += moved[k]
     for k in range(len(held)):
-        new = held.dtype.type(others if k == target else -moved[k])
-        moved[k] = new
-        change = held[k] - new
+        found[k] = 0.0 if k == target else -moved[k] / total
+        others -= found[k]
+    found[target] = others  # what the others have, after their rounding
+    for k in range(len(held)):
+        change = held[k] - found[k]
         delta[k] = change
         cost = cost_of(kind, examples, i, k)
         value += change * (cost + (scores[k] - base))
         loss_change += change * cost
         square += np.float64(change) * change
     return best - mean, value, square, loss_change
-
-
-@block.keep_solution.of(Classes)
-@njit
-def keep_solution(kind, examples, i, length, psi, scratch):
-    """The masses that ``solve_block`` found."""
-    set_row(psi[0], scratch.response[0], None, None)
 
 
 @block.examine_block.of(Classes)
