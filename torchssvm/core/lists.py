@@ -170,6 +170,38 @@ def check_lists(x: Any) -> SparseFeatures:
     return x
 
 
+def one_token(x: SparseFeatures) -> SparseFeatures:
+    """Lists ``[B, P]`` as those of examples of one token.
+
+    Raises:
+        ValueError: They have another shape.
+    """
+    if check_tensor(x.columns, "x.columns").ndim != 2:
+        raise ValueError(f"x.columns must be int64 [B, P], a list for each example, got {list(x.columns.shape)}")
+    return SparseFeatures(x.columns.unsqueeze(1), None if x.values is None else x.values.unsqueeze(1))
+
+
+@torch.no_grad()
+def lists_of_rows(x: SparseFeatures, num_features: int, dtype: torch.dtype) -> Lists:
+    """The lists of features ``[B, P]``, one for each example; repeated columns add up.
+
+    Raises:
+        ValueError: A shape, a dtype or a column does not fit.
+    """
+    columns, values = check_lists(one_token(x))
+    real = columns.squeeze(1) >= 0
+    flat, counts = x.columns[real], real.sum(1)
+    starts = counts.cumsum(0) - counts
+    ascending = flat.diff() > 0
+    ascending[starts[(starts > 0) & (starts < len(flat))] - 1] = True  # where the next list begins
+    if not bool(ascending.all()):
+        inside = torch.ones(len(x.columns), 1, dtype=torch.bool)
+        return lists_within(SparseFeatures(columns, values), inside, num_features, dtype)
+    _check_columns(columns, num_features)
+    own = torch.ones(len(flat), dtype=dtype) if x.values is None else x.values[real].to(dtype)
+    return Lists(counts, flat.to(torch.int32), own)
+
+
 def _check_columns(columns: Tensor, num_features: int) -> None:
     if columns.numel() and (int(columns.min()) < -1 or int(columns.max()) >= num_features):
         raise ValueError(

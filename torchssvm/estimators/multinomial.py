@@ -20,6 +20,7 @@ from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.sparse_head import SparseLinearChain
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.multiclass.head import LinearMulticlass
+from torchssvm.structures.multiclass.structure import Multiclass
 
 
 class MultinomialSVC(MatrixClassifier):
@@ -112,25 +113,32 @@ class MultinomialSVC(MatrixClassifier):
         """Train on features and losses that are both multiplied by the weight of the example, ``[n]``.
 
         The loss of an example is linear in both together, so that this weighs it exactly; an intercept is the weight of
-        a feature that is 1. Where no weights or lists are needed, the head is that of classes; otherwise examples
-        are chains of one token, whose transitions stay zero, as chains take a cost for every example and lists.
+        a feature that is 1. The head is that of classes, whose costs are the weights of classes. Where examples of a class differ in
+        weight, they are chains of one token, whose transitions stay zero, as chains take a cost for every example.
         """
         intercept, classes, number = bool(self.fit_intercept), int(codes.max()) + 1, X.shape[1]
         scale = weights.astype(X.dtype)
         y, cost = torch.from_numpy(codes), torch.from_numpy(weights)
-        head: Any
         found = LinearMulticlass(number, classes, bias=intercept)
-        structure = Chain(classes, normalize=False)
-        if sparse.issparse(X):
-            X = sparse.diags_array(scale).astype(X.dtype) @ X
-            X = (sparse.hstack([X, scale[:, None]]) if intercept else X).tocsr()
-            head = SparseLinearChain(X.shape[1], classes, bias=False, boundary=False, structure=structure)
-        elif (weights == 1.0).all():
-            head = found
-        else:
-            X = np.hstack([X, np.ones((len(X), 1), X.dtype)]) if intercept else X
-            X = X * scale[:, None]
-            head = LinearChain(X.shape[1], classes, bias=False, boundary=False, structure=structure)
+        head: Any = found
+        if not (weights == 1.0).all():
+            if sparse.issparse(X):
+                X = sparse.diags_array(scale).astype(X.dtype) @ X
+                X = (sparse.hstack([X, scale[:, None]]) if intercept else X).tocsr()
+            else:
+                X = np.hstack([X, np.ones((len(X), 1), X.dtype)]) if intercept else X
+                X = X * scale[:, None]
+            by_class = np.zeros(classes)
+            by_class[codes] = weights
+            if (by_class[codes] == weights).all():
+                structure = Multiclass(classes, torch.from_numpy(by_class[:, None] * (1.0 - np.eye(classes))))
+                head = LinearMulticlass(X.shape[1], classes, bias=False, structure=structure)
+            else:
+                kind = SparseLinearChain if sparse.issparse(X) else LinearChain
+                chain = Chain(classes, normalize=False)
+                head = kind(X.shape[1], classes, bias=False, boundary=False, structure=chain)
+        if sparse.issparse(X) and not X.has_sorted_indices:
+            X = X.sorted_indices()  # at once, and not batch by batch
         found, head = (each.double() if X.dtype == np.float64 else each for each in (found, head))
         read = reader(X)
 
@@ -142,9 +150,12 @@ class MultinomialSVC(MatrixClassifier):
             return Batch(read(index.unsqueeze(1)), target, index, torch.ones_like(index))
 
         trained = self._train(head, Examples(fetch, n=X.shape[0]), self._lam(total))
-        if isinstance(trained, LinearMulticlass):
+        if trained.structure.same_as(found.structure):
             return trained
-        emission = trained.by_feature(trained.emission.detach())  # [F, K], the intercepts in the last row
+        if isinstance(trained, LinearMulticlass):
+            emission = trained.weight.detach().T  # [F, K], the intercepts in the last row
+        else:
+            emission = trained.by_feature(trained.emission.detach())
         with torch.no_grad():
             found.weight.copy_(emission[:number].T)
             if found.bias is not None:

@@ -102,6 +102,10 @@ class HeadAdapter(ABC):
             shapes[self.pairs] = torch.ones_like(lengths), (self.num_states, self.num_states)
         return shapes
 
+    def whole(self) -> HeadAdapter | None:
+        """The adapter whose kind solves blocks of mean parts whole; None where there is none."""
+        return None
+
     products = True
     """Whether inner products of an example's rows are stored."""
 

@@ -303,3 +303,29 @@ def add_outer(x, rows, squares, weights, factor):
                     value, held = factor * x[token, f], weights[f]
                     for k in range(states):
                         held[k] += value * row[k]
+
+
+@ByKind
+def solve_block(kind, examples, i, length, psi, curvature, scratch):
+    """The best psi of block i for its scores, where a kind can find it without labelings: optional.
+
+    ``scratch.into`` gets the psi that is found, and ``scratch.delta`` the psi of now less it, the step's direction.
+
+    Args:
+        kind, examples, i, length: The example, whose emissions are in ``scratch``.
+        psi: ``[rows, K]``, those of its mean parts.
+        curvature: Positive or zero: the block's problem is ``max_d <hinges, d> - curvature/2 |d|^2`` over the changes d
+            that leave feasible masses.
+
+    Returns:
+        Largest hinge less the mean one, ``<hinges, d>``, ``|d|^2`` and the change of the mean loss.
+    """
+
+
+@ByKind
+def examine_block(kind, examples, i, length, psi, scratch):
+    """Of a block that is solved whole, whose emissions are in ``scratch``, what an exact pass needs.
+
+    Returns:
+        Hinge, ``<psi, scores>``, mean loss, and the sums of the absolute values of its terms and of psi.
+    """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -98,6 +99,7 @@ def choose(
       ``compiled_form``, on features that stay as they are and that fit in half of the free memory. It runs on the
       CPU, also for a head that is on a device, unless a visit would take more than ``LONG_VISIT`` multiplications there
       (a rule from the arithmetic alone: it has not been timed on a device), or there are several processes;
+    * of classes, ``Corrective()``, ``MaxOracle()`` and ``MeanParts()`` there: each step solves a whole block;
     * else in the torch loop ``FrankWolfe()`` on ``MeanParts()`` for structures that are quick to decode
       (``Structure.quick_to_decode``), and ``Pairwise()``, ``CacheOracle()`` and ``Labelings()`` for the others;
     * ``Pairwise()``, ``MaxOracle()`` and ``Labelings()`` for decisions that are quick, where there are fewer examples
@@ -128,7 +130,7 @@ def choose(
         obstacle = f"order={solver.order} is not compiled"
     if solver.block_steps is not None:
         obstacle = f"block_steps={solver.block_steps} is a rule of the torch loop"
-    found = _complete(solver, fits, compiled=True)
+    found = _complete(solver, fits, compiled=True, whole=_solves_whole(head))
     adapter, why_not = (None, obstacle) if obstacle is not None else compiled_form(head, structure, found)
     if solver.compiled and why_not is not None:
         raise ValueError(f"compiled=True, and the compiled loop cannot be used: {why_not}")
@@ -191,9 +193,28 @@ def of_all_ranks(choice: Choice, solver: Solver, choose: Callable[[Solver], Choi
     return choose(solver.with_rules(compiled=bool(first[0]), storage=kinds[first[1:].index(1)]()))
 
 
-def _complete(solver: Solver, fits: _Fits, *, compiled: bool) -> Solver:
-    """The rules that are given, and the quickest that work with them."""
+def _solves_whole(head: nn.Module) -> bool:
+    """Whether the compiled loop can solve whole blocks of mean parts for this head."""
+    with contextlib.suppress(ImportError, TypeError):
+        return find_adapter(head, anywhere=True).whole() is not None
+    return False
+
+
+def _complete(solver: Solver, fits: _Fits, *, compiled: bool, whole: bool = False) -> Solver:
+    """The rules that are given, and the quickest that work with them.
+
+    Args:
+        solver: What is given.
+        fits: Whether a storage fits.
+        compiled: For the compiled loop, or for the torch loop.
+        whole: Whether blocks of mean parts can be solved whole.
+    """
     storage, direction, oracle = solver.storage, solver.direction, solver.oracle
+    whole &= direction is None and not getattr(oracle, "needs_labelings", False)
+    if whole and storage is None and fits(MeanParts(), compiled=True):
+        storage = MeanParts()
+    if whole and type(storage) is MeanParts:
+        direction = Corrective()
     quick = fits.structure.quick_to_decode and not compiled
     few = quick and fits.structure.pairwise_if_few and fits.num_examples < sum(p.numel() for p in fits.parameters)
     if storage is None:

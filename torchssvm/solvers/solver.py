@@ -114,7 +114,7 @@ class Solver:
             storage = Labelings() if needed else MeanParts()
         if not isinstance(storage, Storage):
             raise TypeError(f"storage={storage} must be an object such as MeanParts(), Labelings() or Weights()")
-        check_rules(direction, oracle, storage)
+        check_rules(direction, oracle, storage, whole=True)  # that of the head is asked where there is one
         if hasattr(storage, "num_examples"):
             raise ValueError(
                 f"storage={type(storage).__name__}() already belongs to a DualState: give a new one, which every run "

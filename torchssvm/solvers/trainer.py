@@ -15,6 +15,7 @@ from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.progress_line import ProgressLine, shown
 from torchssvm.solvers.schedules import (
     Progress,
+    Relative,
     Schedule,
     Tolerance,
     WhenEstimated,
@@ -99,6 +100,7 @@ class Pacing:
         max_passes: Most effective passes.
         schedule: When exact passes are made; a copy is used. None is ``WhenEstimated()``.
         idle_epochs: An exact pass is due after so many epochs of visits that the cache answered.
+        value: The dual objective now, of which a share is taken before the first exact pass; None waits for that pass.
 
     Raises:
         TypeError: ``schedule`` is not a Schedule.
@@ -112,7 +114,9 @@ class Pacing:
         max_passes: float = math.inf,
         schedule: Schedule | None = None,
         idle_epochs: float = IDLE_EPOCHS,
+        value: Callable[[], float] | None = None,
     ) -> None:
+        self._value = value if isinstance(tolerance, Relative) else None
         self._schedule = copy.deepcopy(schedule) if schedule is not None else WhenEstimated()
         check_object(self._schedule, "schedule", "due", "WhenEstimated()")
         self.counters, self.tolerance, self.max_passes, self.idle_epochs = counters, tolerance, max_passes, idle_epochs
@@ -134,12 +138,14 @@ class Pacing:
         """Whether an exact pass should be made now; asked after every step."""
         if self._asked is None:
             self._asked = self.counters.passes
+        if self._value is not None and isinstance(self.tolerance, Relative):
+            self._worth = max(self.tolerance.share * self._value(), 0.0)
         idle = self._cache_hits - self._hits >= self.idle_epochs * self.counters.num_examples
         return self._schedule.due(self.counters, self._worth) or self.spent or idle or self.counters.gap_estimate == 0.0
 
     def after(self, certificate: Certificate) -> None:
         """Count from this exact pass."""
-        self._worth = expected(self.tolerance, certificate)
+        self._worth, self._value = expected(self.tolerance, certificate), None
         self._schedule.after(certificate)
         self._hits = self._cache_hits
 
@@ -179,6 +185,7 @@ def run_until(
     progress: bool | ProgressLine = True,
     value: Callable[[], float] | None = None,
     idle_epochs: float = IDLE_EPOCHS,
+    early: bool = False,
 ) -> Proof:
     """Take steps until an exact pass proves that the gap is within ``tolerance``.
 
@@ -196,6 +203,7 @@ def run_until(
         value: The dual objective now: for that line, which else shows that of the last certificate, and so that a share
             of the primal may be reached without a step.
         idle_epochs: See :class:`Pacing`.
+        early: Whether the first exact pass, too, is due by a share of ``value``.
 
     Raises:
         ValueError: An argument is out of range.
@@ -204,7 +212,10 @@ def run_until(
     check_limits(tolerance, max_passes)
     grad = torch.set_grad_enabled(torch.is_grad_enabled())  # an interrupt of no_grad's own code leaves gradients off
     with grad, shown(progress) as line:
-        pacing = Pacing(counters, tolerance, max_passes=max_passes, schedule=schedule, idle_epochs=idle_epochs)
+        estimated = value if early else None
+        pacing = Pacing(
+            counters, tolerance, max_passes=max_passes, schedule=schedule, idle_epochs=idle_epochs, value=estimated
+        )
 
         def check() -> tuple[Proof, bool]:
             certificate = certify()
@@ -245,6 +256,8 @@ class DualTrainer:
     """What ``solve`` follows where it is given no schedule."""
     idle_epochs: float = IDLE_EPOCHS
     """An exact pass is due after so many epochs of visits without an oracle call."""
+    early = False
+    """Whether the first exact pass is due by the estimated objective, where few passes are needed."""
 
     def step(self) -> Any:
         """Take one step; counts its visits in the dual."""
@@ -288,6 +301,7 @@ class DualTrainer:
             progress=progress,
             value=self.dual.value,
             idle_epochs=self.idle_epochs,
+            early=self.early,
         )
 
     def _steps(self) -> Iterator[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import as_number, check_whole
 from torchssvm.core.on_host import read_together, upload
+from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.storage import Storage
 from torchssvm.steps.cache import OracleRule
 from torchssvm.steps.numba import AWAY, CORRECTIVE, FRANK_WOLFE, HYBRID, PAIRWISE, choose_each
@@ -198,6 +199,10 @@ class Corrective(Direction):
     these hinges is below ``tolerance`` times its first value, or after ``steps`` steps. A step costs O(M) for M
     labelings: no decoding and no weights. For a block alone, the exact step along the result is 1 once solved.
 
+    The mean parts of classes are the masses of all labelings. With ``storage=MeanParts()`` the compiled loop finds the
+    best of them as a projection on the simplex, without inner steps (Keerthi et al. 2008, "A sequential dual method for
+    large scale multi-class linear SVMs"). Blocks are then visited in sweeps; ``steps`` and ``tolerance`` are not used.
+
     Args:
         steps: Largest number of pairwise steps for each block.
         tolerance: Fraction of the first difference of hinges at which a block counts as solved.
@@ -232,8 +237,17 @@ DIRECTIONS = (FrankWolfe, Pairwise, Away, Hybrid, Corrective)
 """Those that the compiled loop takes; not subclasses of them, which may do otherwise when called."""
 
 
-def check_rules(direction: DirectionRule, oracle: OracleRule, storage: Storage) -> None:
+def solves_whole(direction: Any, storage: Storage) -> bool:
+    """Whether steps solve whole blocks of mean parts: the compiled loop has them for classes."""
+    return type(direction) is Corrective and type(storage) is MeanParts
+
+
+def check_rules(direction: DirectionRule, oracle: OracleRule, storage: Storage, *, whole: bool = False) -> None:
     """Check that direction and oracle rule work with the storage.
+
+    Args:
+        direction, oracle, storage: The rules.
+        whole: Whether blocks of mean parts can be solved whole.
 
     Raises:
         TypeError: One of them is a class, or not a rule.
@@ -245,7 +259,7 @@ def check_rules(direction: DirectionRule, oracle: OracleRule, storage: Storage) 
     ):
         if isinstance(rule, type) or not hasattr(rule, "needs_labelings") or not hasattr(rule, method):
             raise TypeError(f"{name}={rule!r} must be an object such as {such}")
-        if rule.needs_labelings and not storage.keeps_labelings:
+        if rule.needs_labelings and not storage.keeps_labelings and not (whole and solves_whole(rule, storage)):
             raise ValueError(
                 f"{name}={rule} moves between single labelings, and storage={type(storage).__name__}() does not keep "
                 "them: use storage=Labelings()"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -13,6 +14,22 @@ from torchssvm.core.schema import ByRank, Entry, Same, Schema
 from torchssvm.dual.state import DualState
 from torchssvm.steps.orders import Order, Permutation, Proportional, Uniform
 
+_SHARE = 0.03
+"""A sweep leaves out blocks whose gaps are below this share of the mean gap after the last sweep of all."""
+
+_FALL = 0.3
+"""All blocks are visited again when the gap has fallen below this share of that."""
+
+_TIMES, LEAST = 16, 4000
+"""A sweep of few blocks is repeated up to so often, and a step has at least so many visits, so that most of the time
+is not that of Python."""
+
+ALL = 1 << 62
+"""More visits than any sweep has."""
+
+_RELAXATION, _BEGIN = 1.6, 8.0
+"""How many times an exact step is taken in sweeps of some blocks, after so many epochs of the dual's visits."""
+
 
 class Draws(ByRank):
     """Resumable draws of the blocks that this process holds. Blocks with an unknown gap come first, in random order.
@@ -22,18 +39,25 @@ class Draws(ByRank):
         dual: The dual state with the gaps.
         seed: Seed of the draws.
 
+        whole: Whether each visit solves a whole block; ``Proportional()`` then makes sweeps, see :meth:`_sweep`.
+
+    Attributes:
+        cut: Blocks of the order that :meth:`next` gave whose gap is at most this are to be left out.
+
     Raises:
         TypeError: The order is of another kind.
     """
 
     state_name = "draws"
 
-    def __init__(self, order: Order, dual: DualState, seed: int) -> None:
+    def __init__(self, order: Order, dual: DualState, seed: int, *, whole: bool = False) -> None:
         if not can_draw(order):
             raise TypeError(f"order={order} is not compiled; use Proportional(), Uniform() or Permutation()")
         self.order, self.dual, self.ranks = order, dual, dual.ranks
         self.generator = torch.Generator().manual_seed(check_seed(seed))
         self._waiting = torch.zeros(0, dtype=torch.int64)
+        self._sweeps = whole and isinstance(order, Proportional)
+        self._gap = math.inf  # of all blocks after the last sweep of all; infinite while that goes on
 
     def next(self, visits: int) -> tuple[Tensor, Tensor]:
         """Up to ``visits`` examples, or as many random points to draw examples by gap: one of the two is empty."""
@@ -49,8 +73,36 @@ class Draws(ByRank):
         if bool(unknown.any()):
             order = unknown.nonzero().flatten()
             self._waiting = order[torch.randperm(len(order), generator=self.generator)]
+            self._gap = math.inf
+            return self._waiting[:visits], none.double()
+        if self._sweeps:
+            self._waiting = self._sweep()
             return self._waiting[:visits], none.double()
         return none, torch.rand(visits, dtype=torch.float64, generator=self.generator)
+
+    @property
+    def cut(self) -> float:
+        """See the class."""
+        return -math.inf if self._gap == math.inf else _SHARE * self._gap / len(self.dual.own)
+
+    @property
+    def relaxation(self) -> float:
+        """How many times an exact step is to be taken."""
+        return 1.0 if self._gap == math.inf or self.dual.moved < _BEGIN * self.dual.num_examples else _RELAXATION
+
+    def _sweep(self) -> Tensor:
+        """All blocks in random order; then a few times those that have a good part of the gap, until little is left."""
+        gaps = self.dual.gap_estimates
+        n, total = len(gaps), float(gaps.sum())
+        began = self._gap == math.inf
+        self._gap = total if began else max(self._gap, total)
+        chosen = (gaps > self.cut).nonzero().flatten()
+        if total == 0.0:
+            return chosen
+        if not began and total < _FALL * self._gap:
+            self._gap, chosen = math.inf, torch.arange(n)
+        times = max(1, min(_TIMES, max(n, LEAST) // len(chosen)))
+        return torch.cat([chosen[torch.randperm(len(chosen), generator=self.generator)] for _ in range(times)])
 
     def order_of(self, visits: int) -> Tensor:
         """``visits`` examples, drawn by the gaps of now; fewer only when all gaps are zero."""
@@ -75,7 +127,8 @@ class Draws(ByRank):
 
     def _schema(self) -> Schema:
         examples = Entry(torch.int64, (None,), low=0, high=len(self.dual.own) - 1)
-        return {"order": Same(type(self.order).__name__), "generator": check_random_state, "waiting": examples}
+        gap = {"gap": Entry(float, low=0.0)} if self._sweeps else {}
+        return {"order": Same(type(self.order).__name__), "generator": check_random_state, "waiting": examples, **gap}
 
     def _restarted(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         """The generator of another number of processes, without the examples that these have drawn."""

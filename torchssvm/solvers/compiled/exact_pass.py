@@ -14,7 +14,8 @@ from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.threads import run_in_chunks, split
 from torchssvm.dual.state import DualState
 from torchssvm.kinds.examples import Examples, Model, Scratch
-from torchssvm.solvers.compiled.exact import exact_ranges, remember_range
+from torchssvm.solvers.compiled import exact
+from torchssvm.solvers.compiled import whole as whole_blocks
 from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.rounding import HingeRounding, widen
 from torchssvm.solvers.compiled.state import BlockArrays, Options, Scalars
@@ -34,13 +35,16 @@ class ExactPasses:
         examples: The training set.
         targets: ``[n]`` int64, digests of its targets.
         make_scratch: Makes the scratch arrays of one thread.
+        whole: Whether blocks are solved whole.
     """
 
-    def __init__(self, examples: Examples, targets: Tensor, make_scratch: Callable[[], Scratch]) -> None:
+    def __init__(
+        self, examples: Examples, targets: Tensor, make_scratch: Callable[[], Scratch], *, whole: bool
+    ) -> None:
         self._examples, self._targets = examples, targets
         self._work = np.diff(examples.start)
         self._rounding: HingeRounding | None = None
-        self._make_scratch = make_scratch
+        self._make_scratch, self._kernels = make_scratch, whole_blocks if whole else exact
         self._local = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -83,7 +87,7 @@ class ExactPasses:
 
             def some(begin: int, end: int, thread: int) -> None:
                 work = scalars, cast(self._scratch()), _zeros(model, held[1].emission.dtype), totals, every
-                exact_ranges(begin, end, ranges, *held, *work, found, losses, corners)
+                self._kernels.exact_ranges(begin, end, ranges, *held, *work, found, losses, corners)
 
             run_in_chunks(some, sizes)
 
@@ -127,7 +131,7 @@ class ExactPasses:
 
         def keep(begin: int, end: int, thread: int) -> int:
             counters = np.array([0, 0, memory.clock])
-            return remember_range(begin, end, self._examples, blocks, options, self._scratch(), counters, corners)
+            return exact.remember_range(begin, end, self._examples, blocks, options, self._scratch(), counters, corners)
 
         if sum(run_in_chunks(keep, self._work)):
             memory.clock += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from torchssvm.kinds.adapter import HeadAdapter, find_adapter
 from torchssvm.kinds.examples import make_scratch
 from torchssvm.solvers.certificate import Certificate, conclude
 from torchssvm.solvers.compiled.blend import Kept, blend, keep_blocks
-from torchssvm.solvers.compiled.draws import Draws
+from torchssvm.solvers.compiled.draws import ALL, LEAST, Draws
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
 from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.packing import largest_rows, long_features, pack
@@ -35,7 +36,7 @@ from torchssvm.solvers.compiled.validate import validate_blocks, validate_proble
 from torchssvm.solvers.exact_pass import ExactPass
 from torchssvm.solvers.trainer import DualTrainer
 from torchssvm.steps.cache import CacheOracle, MaxOracle, OracleRule
-from torchssvm.steps.directions import DIRECTIONS, Corrective, DirectionRule, FrankWolfe, check_rules
+from torchssvm.steps.directions import DIRECTIONS, Corrective, DirectionRule, FrankWolfe, check_rules, solves_whole
 from torchssvm.steps.orders import Order, Proportional
 
 
@@ -96,15 +97,19 @@ class CompiledBCFW(DualTrainer, Stateful):
         if adapter is None:
             check_compiled(self.direction, self.oracle)
             adapter = find_adapter(head)
-        self._corrects = isinstance(self.direction, Corrective)
-        self.draws = Draws(order if order is not None else Proportional(), dual, seed)
         validate_problem(adapter, dual)
         for held in (dual, dual.storage):  # which may have been made before the head was moved
             held.to(dual.parameters[0].device)
+        check_rules(self.direction, self.oracle, dual.storage, whole=adapter.whole() is not None)
+        self._whole = self.early = solves_whole(self.direction, dual.storage)
+        if self._whole:
+            adapter = adapter.whole()
+            assert adapter is not None
+        self._corrects = isinstance(self.direction, Corrective) and not self._whole
+        self.draws = Draws(order if order is not None else Proportional(), dual, seed, whole=self._whole)
         self._adapter, self._layout = adapter, [(p.shape, p.dtype) for p in dual.parameters]
         self._made = 0  # visits of the last call
         self._seen: tuple[Any, int] | None = None  # the storage's contents and the version that were validated
-        check_rules(self.direction, self.oracle, dual.storage)
         self.head, self.dual = head, dual
         dual.ranks.run_on_all(lambda: self._read(batches))
         dual.ranks.check_same(round_visits=size)
@@ -120,7 +125,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             adapter.room_of(self.examples),
         )
         self._scratch = self._make_scratch()
-        self._exact = ExactPasses(self.examples, self._targets, self._make_scratch)
+        self._exact = ExactPasses(self.examples, self._targets, self._make_scratch, whole=self._whole)
         if dual.begin(Box(dual.parameters)):
             warn("the head's weights were not zero, and a new dual stands for zero weights: they are now zero")
         self._rounds = Rounds(self, size) if dual.ranks else None
@@ -136,7 +141,7 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def reseed(self, seed: int) -> None:
         """Begin the draws of the blocks anew, by another seed."""
-        self.draws = Draws(self.draws.order, self.dual, seed)
+        self.draws = Draws(self.draws.order, self.dual, seed, whole=self._whole)
 
     @torch.no_grad()
     def step(self, visits: int | None = None) -> int:
@@ -148,10 +153,11 @@ class CompiledBCFW(DualTrainer, Stateful):
 
         Args:
             visits: Number of visits, of all processes together; None is a quarter of an epoch, or a whole epoch for
-                fewer than 1000 examples; with ``Corrective()``, from the fortieth epoch on, two epochs.
+                fewer than 1000 examples; with ``Corrective()``, from the fortieth epoch on, two epochs. Where whole
+                blocks are solved, None is a sweep.
 
         Returns:
-            Visits made; fewer only when all gaps are zero.
+            Visits made; fewer only when all gaps are zero. Blocks that a sweep leaves out count.
 
         Raises:
             ValueError: ``visits`` is negative; or the head or the dual no longer fit this loop.
@@ -160,24 +166,32 @@ class CompiledBCFW(DualTrainer, Stateful):
             MemoryError: A labeling must leave its slot for the first time, and the rest would not fit in the dual's
                 ``memory_limit``. The earlier visits of the step are kept.
         """
+        sweeps = self._whole and visits is None
         visits = self.next_visits() if visits is None else check_whole(visits, "visits", 0)
         if self._rounds is not None:
             return self._rounds.step(visits)
-        return self._step(visits)
+        return self._step(visits, sweeps=sweeps)
 
     def next_visits(self) -> int:
         """Visits of a step whose caller names none."""
         n, cycles = self.dual.num_examples, self._corrects and self._rounds is None
+        if self._whole:
+            return max(n, LEAST) // 2
         return (left_of_cycle(self.dual.moved, n) if cycles else None) or usual_visits(n)
 
     @undisturbed()
-    def _step(self, visits: int) -> int:
+    def _step(self, visits: int, *, sweeps: bool) -> int:
+        """See :meth:`step`; ``sweeps`` are taken as a whole, even beyond ``visits``."""
         n, done = self.dual.num_examples, 0
         self.begin()
         try:
             while done < visits:
                 most, relaxation, power = phase(self.dual.moved, n) if self._corrects else (visits, 1.0, 1.0)
-                order, points = self.draws.next(min(visits - done, most))
+                order, points = self.draws.next(ALL if sweeps else min(visits - done, most))
+                if self._whole:
+                    relaxation = self.draws.relaxation
+                    if not len(order):
+                        break
                 made = self._visit(order, points, drawn=len(order) > 0, relaxation=relaxation, power=power)
                 done += made
                 if made < max(len(order), len(points)):
@@ -369,13 +383,18 @@ class CompiledBCFW(DualTrainer, Stateful):
         Returns:
             Visits made.
         """
-        from torchssvm.solvers.compiled.loop import visit_blocks  # it imports Numba, which takes half a second
-
+        if self._whole:  # they import Numba, which takes half a second
+            from torchssvm.solvers.compiled.whole import solve_blocks as visit_blocks
+        else:
+            from torchssvm.solvers.compiled.loop import visit_blocks
         dual, memory = self.dual, self._memory
         leaves = 1 << max(len(dual.gap_estimates) - 1, 1).bit_length() if len(points) else 1
         tree = torch.empty(2 * leaves, dtype=torch.float64)
         counters = torch.tensor([0, 0, memory.clock, 0])
         model, blocks = self._adapter.model(), memory.blocks()
+        options = self._options(len(points) > 0, relaxation, power)
+        if self._whole:
+            options = options._replace(threshold=self.draws.cut if drawn else -math.inf)
         try:
             visit_blocks(
                 order.numpy(),
@@ -385,7 +404,7 @@ class CompiledBCFW(DualTrainer, Stateful):
                 model,
                 blocks,
                 Scalars(dual.loss.numpy(), dual.gap_estimates.numpy(), dual.oracle_gaps.numpy()),
-                self._options(len(points) > 0, relaxation, power),
+                options,
                 self._scratch,
                 counters.numpy(),
             )
@@ -394,9 +413,9 @@ class CompiledBCFW(DualTrainer, Stateful):
             calls, hits, memory.clock, made = (int(number) for number in counters)
             dual.oracle_calls += calls
             dual.cache_hits += hits
-            dual.steps += made
-            dual.moved += made
-            self._made += made
+            dual.steps += calls + hits
+            dual.moved += calls + hits
+            self._made += calls + hits
             if drawn:
                 self.draws.used(made)
         return made

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
+from torchssvm.core.lists import one_token, padded_product
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision, product
+from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.structures.arguments import check_structure
 from torchssvm.structures.linear_head import LinearHead, weight
 from torchssvm.structures.multiclass.structure import Multiclass
@@ -59,14 +61,22 @@ class LinearMulticlass(LinearHead):
 
         return MulticlassAdapter(self) if type(self.structure) is Multiclass else None
 
-    def forward(self, x: Tensor, lengths: None = None) -> Potentials:
+    def forward(self, x: Tensor | SparseFeatures, lengths: None = None) -> Potentials:
         """Features ``[B, F]`` -> potentials ``[B, K]``; runs in the weights' dtype, autocast off.
 
+        Args:
+            x: Features; or :class:`SparseFeatures`, columns and values ``[B, P]``, which the compiled loop is made for.
+            lengths: None.
+
         Raises:
-            ValueError: ``x`` has the wrong shape, or the batch has lengths.
+            ValueError: ``x`` has the wrong shape or a wrong column, or the batch has lengths.
         """
         if lengths is not None:
             raise ValueError("lengths must be None: a class has no length. Make the Batch without lengths")
+        if isinstance(x, SparseFeatures):
+            with full_precision(self.weight.device):
+                scores = padded_product(one_token(x), self.weight.t()).squeeze(1)
+                return Potentials(scores if self.bias is None else scores + self.bias)
         if check_tensor(x, "x").ndim != 2 or x.shape[1] != self.in_features:
             raise ValueError(f"x must be [B, {self.in_features}], got {list(x.shape)}")
         with full_precision(x.device):

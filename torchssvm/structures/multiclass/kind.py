@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.lists import Lists
+from torchssvm.core.batch import Batch
+from torchssvm.core.lists import Lists, lists_of_rows, one_token
 from torchssvm.core.potentials import SINGLE
+from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.structure import Labeling
-from torchssvm.kinds.examples import Model
+from torchssvm.kinds.examples import Examples, Model
 from torchssvm.structures.chain.kind import SequenceAdapter
 
 
@@ -36,8 +39,16 @@ class MulticlassAdapter(SequenceAdapter):
         return target, torch.ones(len(target), dtype=torch.float64), torch.ones_like(target)
 
     def features(self, x: Any, target: Labeling) -> Tensor | Lists:
-        """One row for each example."""
-        return x
+        """One row or list for each example."""
+        if not isinstance(x, SparseFeatures):
+            return x
+        return lists_of_rows(x, self.head.in_features, self.head.weight.dtype)
+
+    def apply(self, batch: Batch) -> Any:
+        """Scores; of lists only their shape and dtype, as a pass over them takes no longer than their scores."""
+        if not isinstance(batch.x, SparseFeatures):
+            return super().apply(batch)
+        return self.head.weight.detach().new_zeros(len(one_token(batch.x).columns), self.num_states)
 
     def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """Weight and bias."""
@@ -55,3 +66,29 @@ class MulticlassAdapter(SequenceAdapter):
     def longest_labeling(self, longest: int) -> Tensor:
         """``[1]``."""
         return torch.full((1,), self.num_states - 1)
+
+    def whole(self) -> MulticlassAdapter:
+        """The kind is ``Classes``."""
+        return WholeClasses(self.head)
+
+
+class WholeClasses(MulticlassAdapter):
+    """Classes whose blocks are solved whole."""
+
+    def kind(self) -> Any:
+        """Cost matrix, and what sequences have."""
+        from torchssvm.structures.multiclass.kind_numba import Classes
+
+        return Classes(self.cost_matrix().numpy(), self.allowed().numpy())
+
+    def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
+        """Squared lengths of the features, without a kernel of their own, and the kind."""
+        if examples.dense:
+            sizes = np.einsum("nf,nf->n", examples.x, examples.x, dtype=np.float64)
+        elif len(examples.value):
+            sums = np.append(0.0, np.square(examples.value, dtype=np.float64).cumsum())[examples.row]
+            sizes = np.diff(sums)
+        else:
+            sizes = np.diff(examples.row)
+        examples.inner[:] = sizes + self.has_bias
+        return examples._replace(kind=self.kind())

@@ -76,6 +76,10 @@ class LabelSetAdapter(HeadAdapter):
 
         return super().complete(examples, own)._replace(kind=LabelSets(*self._effort))
 
+    def whole(self) -> HeadAdapter | None:
+        """Labels without pairs are solved one by one."""
+        return None if self.pairs is not None else SingleLabelsAdapter(self.head, *self._effort)
+
     def room_of(self, examples: Examples) -> Callable[[], Any]:
         """Makes the room of the decoder."""
         from torchssvm.structures.multilabel.kind_numba import make_room
@@ -105,3 +109,17 @@ class LabelSetAdapter(HeadAdapter):
     def longest_labeling(self, longest: int) -> Tensor:
         """``[1, K]``."""
         return torch.ones(1, self.num_states, dtype=torch.int64)
+
+
+class SingleLabelsAdapter(LabelSetAdapter):
+    """Sets of labels without pairs, whose blocks are solved whole."""
+
+    def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
+        """Squared lengths of features, and the kind."""
+        from torchssvm.structures.multilabel.kind_numba import SingleLabels
+
+        return super().complete(examples, own)._replace(kind=SingleLabels(self.num_states))
+
+    def room_of(self, examples: Examples) -> Any:
+        """None."""
+        return None

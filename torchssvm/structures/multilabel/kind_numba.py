@@ -116,3 +116,50 @@ def decode(kind, examples, i, length, scratch, transition, labels):
                 labels[j] = examples.y[start + j]
         scratch.slack[0] = max(bound - value, 0.0)
     return loss_of(kind, examples, i, labels)
+
+
+class SingleLabels(NamedTuple):
+    """Labels without pairs: each is on with a mass of its own, for which there is a best value."""
+
+    num_labels: int
+
+
+@block.solve_block.of(SingleLabels)
+@njit
+def solve_block(kind, examples, i, length, psi, curvature, scratch):
+    """The mass of each label: the old one, moved by its gain over the curvature, within 0 and 1."""
+    scores, held, delta, found = scratch.emission[0], psi[0], scratch.delta[0], scratch.into[0]
+    start, gap, value, square, loss_change = examples.start[i], 0.0, 0.0, 0.0, 0.0
+    for k in range(kind.num_labels):
+        target = examples.y[start + k]
+        cost = -examples.cost[start + k] if target else examples.cost[start + k]
+        gain, mass = scores[k] + cost, target - np.float64(held[k])
+        gap += max(gain * (1.0 - mass), -gain * mass)
+        best = mass + gain / curvature if curvature > 0.0 else np.inf if gain > 0.0 else -np.inf if gain < 0.0 else mass
+        found[k] = target - min(max(best, 0.0), 1.0)
+        change = held[k] - found[k]
+        delta[k] = change
+        value += change * gain
+        loss_change += change * cost
+        square += np.float64(change) * change
+    scratch.squares[0] = square
+    return gap, value, square, loss_change
+
+
+@block.examine_block.of(SingleLabels)
+@njit
+def examine_block(kind, examples, i, length, psi, scratch):
+    """Sums over the labels."""
+    scores, start = scratch.emission[0], examples.start[i]
+    hinge, inner, told, size, absolute = 0.0, 0.0, 0.0, 0.0, 0.0
+    for k in range(kind.num_labels):
+        target, part = examples.y[start + k], np.float64(psi[0, k])
+        cost = -examples.cost[start + k] if target else examples.cost[start + k]
+        gain = scores[k] + cost
+        hinge += max(-gain, 0.0) if target else max(gain, 0.0)
+        inner += part * scores[k]
+        told -= part * cost
+        size += abs(part * cost)
+        absolute += abs(part)
+    scratch.squares[0] = absolute
+    return hinge, inner, told, size, absolute
