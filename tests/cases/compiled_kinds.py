@@ -29,6 +29,7 @@ from torchssvm.structures.chain import Transitions
 from torchssvm.structures.decisions import Assignment, Knapsack, Selection, ShortestPath, Situations, SpanningTree
 from torchssvm.structures.matching import Edges
 from torchssvm.structures.ranking import NDCG, AveragePrecision, PairSwaps, PrecisionAt, RankingMeasure
+from torchssvm.structures.tree import ForestFeatures, LinearForest
 
 
 def sparse(problem: Problem) -> Problem:
@@ -146,7 +147,41 @@ def decisions(oracle: Any, *, n: int = 8, known: bool = False, given: Tensor | N
 
 
 SIX = [[0, 1], [1, 2], [2, 3], [3, 0], [0, 2], [1, 3]]
+
+
+class Forests(Problem):
+    """Forests of up to five nodes, each with its own."""
+
+    edges: Tensor
+    parent: Tensor
+    forward: Tensor
+
+    def batch(self, rows):
+        batch = super().batch(rows)
+        longest = batch.x.shape[1]
+        own = (t[batch.index, :longest] for t in (self.edges, self.parent, self.forward))
+        return batch.replace(x=ForestFeatures(batch.x, *own))
+
+
+def forests(*, n: int = 8, states: int = 3, ragged: bool = True, dtype: torch.dtype = torch.float64) -> Forests:
+    """Random forests; an edge leads from the parent to the child, or back."""
+    random = rng(18)
+    lengths = torch.randint(2, 6, (n,), generator=random)
+    lengths[3] = 5
+    x, z = (torch.randn(n, 5, size, generator=random, dtype=dtype) for size in (4, 2))
+    parent = torch.stack([torch.randint(-1, v, (n,), generator=random) for v in range(5)], 1)
+    parent = parent.masked_fill((torch.arange(5) >= lengths.unsqueeze(1)) & ragged, -1)
+    y = torch.randint(0, states, (n, 5), generator=random)
+    head = LinearForest(4, 2, states).to(dtype)
+    found = Forests(head, x, y, lengths if ragged else None, 0.05)
+    found.edges, found.parent = z.masked_fill((parent < 0).unsqueeze(2), 0.0), parent
+    found.forward = torch.rand(n, 5, generator=random) < 0.5
+    return found
+
+
 OTHERS = {
+    "forests": forests,
+    "forests, not padded": lambda **o: forests(ragged=False, **o),
     "paths": lambda **o: decisions(ShortestPath.grid(2, 3), **o),
     "selections, shared, known costs": lambda **o: decisions(
         Selection(5, 2, at_most=True), shared=True, known=True, given=torch.arange(8) % 4 + 1, **o

@@ -132,8 +132,10 @@ class HeadAdapter(ABC):
         """The smallest label, and the largest of examples of these lengths."""
         return 0, torch.full_like(lengths, self.num_states - 1)
 
-    def finish(self, labelings: list[Tensor]) -> None:  # noqa: B027  # most labelings are labels alone
-        """Fill in what stored labelings have beside their labels, which the loop has written."""
+    def finish(  # noqa: B027  # most labelings are labels alone
+        self, labelings: list[Tensor], examples: Tensor, slots: Tensor
+    ) -> None:
+        """Fill in what stored labelings have beside their labels, in these slots, ``[*]`` int64 each."""
 
     @abstractmethod
     def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:

@@ -69,11 +69,9 @@ def pairs_of(kind, weights, made):
     return weights
 
 
-@ByKind
 @njit_fastmath
-def potentials(kind, examples, model, i, scratch):
-    """Emissions of example i into ``scratch``; returns its length."""
-    emission = scratch.emission
+def potentials_of_rows(examples, model, i, emission):
+    """The emissions of example i; returns how many rows there are."""
     start, length = examples.line[i], examples.line[i + 1] - examples.line[i]
     if examples.dense and model.emission.shape[1] == 1:
         for t in range(length):
@@ -99,6 +97,13 @@ def potentials(kind, examples, model, i, scratch):
 def triangle(t, u):
     """The position of the inner product of tokens t and u among those of an example."""
     return t * (t + 1) // 2 + u if t >= u else u * (u + 1) // 2 + t
+
+
+@ByKind
+@njit_fastmath
+def potentials(kind, examples, model, i, scratch):
+    """Emissions of example i into ``scratch``; returns its length."""
+    return potentials_of_rows(examples, model, i, scratch.emission)
 
 
 @ByKind
@@ -208,8 +213,8 @@ def forget_pairs(kind, examples, i, length, labels, pairs):
 
 @ByKind
 @njit
-def respond_pairs(kind, examples, i, pairs, rows, room):
-    """``Phi Phi^T`` of pairs, for their ``rows`` that may not be zero: a score is a weight. ``room`` is free."""
+def respond_pairs(kind, examples, i, pairs, rows, room, scratch):
+    """``Phi Phi^T`` of pairs, for their ``rows`` that may not be zero: a score is a weight. ``room`` is ``pairs``'s."""
     return pairs
 
 
@@ -223,10 +228,9 @@ def list_rows(used, rows):
     return count
 
 
-@ByKind
 @njit
-def squared_length(kind, examples, model, i, length, delta, pairs, rows, scratch):
-    """``|Phi_i^T delta|^2``; ``scratch.squares`` gets ``|delta_t|^2``. ``rows`` are those of ``pairs`` that count."""
+def square_rows(examples, model, i, length, delta, scratch):
+    """``|Phi_i^T delta|^2`` of the emissions; ``scratch.squares`` gets ``|delta_t|^2``."""
     squares, sums = scratch.squares, scratch.sums_of_label
     if length > examples.stored:
         total = long_square(examples, examples.line[i], length, delta, model.has_bias, squares, sums)
@@ -234,13 +238,19 @@ def squared_length(kind, examples, model, i, length, delta, pairs, rows, scratch
         total = quadratic(delta, length, examples.inner[examples.inner_start[i] :], squares)
     if model.has_boundary:
         total += squares[0] + squares[length - 1]
-    return total + exact_dots(pairs, pairs, rows, len(rows))
+    return total
 
 
 @ByKind
+@njit
+def squared_length(kind, examples, model, i, length, delta, pairs, rows, scratch):
+    """``|Phi_i^T delta|^2``; ``scratch.squares`` gets ``|delta_t|^2``. ``rows`` are those of ``pairs`` that count."""
+    return square_rows(examples, model, i, length, delta, scratch) + exact_dots(pairs, pairs, rows, len(rows))
+
+
 @njit_fastmath
-def add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch, factor):
-    """``w += factor Phi_i^T delta``; ``scratch.squares`` is 0 for rows without a change, ``pairs`` beyond ``rows``."""
+def add_rows_to_weights(examples, model, i, length, delta, scratch, factor):
+    """``w += factor Phi_i^T delta`` of the emissions; ``scratch.squares`` is 0 for rows without a change."""
     start, squares, sums = examples.line[i], scratch.squares, scratch.sums_of_label
     if length > examples.stored:
         add_long_to_weights(examples, start, length, delta, model, squares, sums, factor)
@@ -258,11 +268,18 @@ def add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch
         add_to_listed(model.emission, *lists, delta, squares, length, factor)
     else:
         add_outer(examples.x[start : start + length], delta, squares, model.emission, delta.dtype.type(factor))
-    add_each(model.transition, pairs, rows, len(rows), factor)
     if model.has_boundary:
         for t, weights in ((0, model.first), (length - 1, model.last)):
             if squares[t] > 0.0:
                 add_row(weights, delta[t], factor)
+
+
+@ByKind
+@njit_fastmath
+def add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch, factor):
+    """``w += factor Phi_i^T delta``; ``scratch.squares`` is 0 for rows without a change, ``pairs`` beyond ``rows``."""
+    add_rows_to_weights(examples, model, i, length, delta, scratch, factor)
+    add_each(model.transition, pairs, rows, len(rows), factor)
 
 
 @njit_fastmath

@@ -188,7 +188,7 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
     share = 1.0 / blocks.rest_mass[i]
     total = respond_to_parts(kind, examples, model, i, length, psi, *read)
     rows = scratch.rows[: list_rows(used, scratch.rows)]
-    moved = respond_pairs(kind, examples, i, psi_pairs, rows, pairs)
+    moved = respond_pairs(kind, examples, i, psi_pairs, rows, pairs, scratch)
     total += exact_dots(psi_pairs, moved, rows, len(rows))
     own = score(kind, examples, i, target, length, response, moved)
     gram[0, 0] = share * share * total
@@ -200,6 +200,7 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
         value = -share * (score(kind, examples, i, labels, length, response, moved) - own)
         gram[0, c + 1] = value
         gram[c + 1, 0] = value
+    forget_pairs(kind, examples, i, length, labels, pairs)
 
 
 @njit

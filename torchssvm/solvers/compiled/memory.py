@@ -40,6 +40,7 @@ class BlockMemory:
         self.capacity = 0 if self.labelings is None else self.labelings.capacity
         self.curvature = curvature
         self._used: Tensor | None = None  # of ``BlockArrays.rest_used``, while only compiled loops change blocks
+        self._finished = 0  # labelings that were used later lack all but their labels
         self._clock = 0  # the clock of mean parts, which nothing depends on
         if self.labelings is not None:
             if curvature:
@@ -126,7 +127,7 @@ class BlockMemory:
 
     def changed(self) -> None:
         """Others have changed blocks."""
-        self._used = None
+        self._used, self._finished = None, self.clock
 
     def make_rest(self) -> None:
         """Give every example its rows in the rest, zero where it had none.
@@ -146,7 +147,7 @@ class BlockMemory:
                 dtype = self.dual.parameters[0].dtype
                 buffer = self.rest.buffers[name] = RowBuffer(len(rows), dtype, torch.device("cpu"))
             buffer.fill_up(rows, trailing)
-        self.changed()
+        self._used = None
 
     def remember_lengths(self, index: Tensor | None) -> None:
         """Note the lengths of the blocks ``index`` (None for all), which hold labelings now; finish the labelings."""
@@ -155,7 +156,11 @@ class BlockMemory:
         if self.adapter.ragged:
             sets, own = self.labelings.sets, slice(None) if index is None else index
             sets.length[own] = torch.where(sets.count[own] > 0, self.lengths[own], sets.length[own])
-        self.adapter.finish(self.labelings.sets.labelings)
+        sets = self.labelings.sets
+        if len(sets.labelings) > 1:
+            examples, slots = (sets.used > self._finished).nonzero(as_tuple=True)
+            self.adapter.finish(sets.labelings, examples, slots)
+            self._finished = sets.clock
 
     def _labelings_bytes(self) -> int:
         if self.labelings is None:

@@ -108,11 +108,11 @@ class Forest(Structure):
 
     def loss(self, labeling: ForestLabeling, target: ForestLabeling) -> Tensor:
         """Hamming loss, ``[B]`` float64."""
-        return (self._costs(target) * (labeling.labels != target.labels)).sum(1)
+        return (self.costs(target) * (labeling.labels != target.labels)).sum(1)
 
     def loss_potentials(self, target: ForestLabeling) -> tuple[dict[str, Tensor], Tensor]:
         """The cost of each state, 0 at the target; edges cost nothing, and the constant is zero."""
-        delta = self._costs(target).unsqueeze(2).repeat(1, 1, self.num_states)
+        delta = self.costs(target).unsqueeze(2).repeat(1, 1, self.num_states)
         return {"node": delta.scatter_(2, target.labels.clamp(min=0).unsqueeze(2), 0.0)}, delta.new_zeros(len(delta))
 
     def check_target(self, target: Tensor, potentials: Potentials) -> ForestLabeling:
@@ -144,7 +144,8 @@ class Forest(Structure):
         there = (parent >= 0) & (labels >= 0)
         return ForestLabeling(labels, torch.where(there, above * self.num_states + labels, -1))
 
-    def _costs(self, target: ForestLabeling) -> Tensor:
+    def costs(self, target: ForestLabeling) -> Tensor:
+        """The cost of a wrong state at each node: ``[B, N]`` float64, zero in the padding."""
         real = (target.labels >= 0).to(torch.float64)
         return real if self.class_weight is None else real * self.class_weight[target.labels.clamp(min=0)]
 
@@ -180,6 +181,12 @@ class LinearForest(Head):
         """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
         states, features = self.node.shape
         return {"node_features": features, "edge_features": len(self.edge), "num_states": states}
+
+    def compiled_form(self) -> Any:
+        """What the compiled loop needs of the head; None where it has none."""
+        from torchssvm.structures.tree.forest_kind import ForestAdapter
+
+        return ForestAdapter(self, ForestLabeling) if type(self.structure) is Forest else None
 
     def forward(self, x: ForestFeatures, lengths: Tensor | None = None) -> ForestPotentials:
         """Features -> potentials, in the weights' dtype.

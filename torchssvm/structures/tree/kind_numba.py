@@ -10,6 +10,7 @@ from torchssvm.core.jit import njit
 from torchssvm.core.vectors import set_rows
 from torchssvm.kinds import block
 from torchssvm.kinds.block import loss_of, size_of
+from torchssvm.kinds.links import with_links
 from torchssvm.structures.tree.numba import decode as decode_trees
 
 _ALL = np.zeros(0, np.int64)
@@ -123,4 +124,30 @@ def decode(kind, examples, i, length, scratch, transition, labels):
     else:
         matrices = transition[: length * states].reshape(1, length, states, states)
         decode_trees(nodes, matrices, parents, room.every, *work)
+    return loss_of(kind, examples, i, labels)
+
+
+@with_links
+class Forests(NamedTuple):
+    """Forests: edge v of an example is that of node v and its parent; ``parent`` ``[E]`` is int64, -1 at roots."""
+
+    links: Any
+    parent: Any
+
+
+@block.decode.of(Forests)
+@njit
+def decode_forest(kind, examples, i, length, scratch, transition, labels):
+    """Max-sum with the loss added, with the ties of ``torchssvm.structures.tree.oracle``."""
+    start, scores, states, room = examples.start[i], scratch.prefixes, kind.links.states, scratch.room.decoder
+    set_rows(scores, scratch.emission, None, length, None, examples.added[start:])
+    for v in range(length):
+        target = examples.y[start + v]
+        scores[v, target] = scratch.emission[v, target]
+    nodes, found = scores[:length].reshape(1, length, states), labels[:length].reshape(1, length)
+    first = kind.links.start[i]
+    parents = kind.parent[first : first + length].reshape(1, length)
+    matrices = transition[: length * states].reshape(1, length, states, states)
+    work = 1, states, 0, 1, room.memory, room.places, found, room.value
+    decode_trees(nodes, matrices, parents, room.every, *work)
     return loss_of(kind, examples, i, labels)

@@ -1,0 +1,133 @@
+"""What heads share that score the labels of nodes and the pairs of labels at edges, by features of both."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.structure import Labeling
+from torchssvm.kinds.adapter import HeadAdapter, Ragged
+from torchssvm.kinds.examples import Examples, Model
+
+
+class LinkAdapter(HeadAdapter):
+    """A head with weights ``node`` ``[K, F]`` and ``edge`` ``[G, K, K]``, and perhaps a bias of the nodes."""
+
+    emission, pairs, ragged_labels, carries = "node", "edge", True, True
+
+    def __init__(self, head: Any, symmetric: bool) -> None:
+        self.head, self.structure, self._symmetric = head, head.structure, symmetric
+        self.has_bias = getattr(head, "bias", None) is not None
+        self.ragged, self._shapes = False, {"node": (0, 0), "edge": (0, 0, 0)}
+
+    @property
+    def num_states(self) -> int:
+        """K."""
+        return len(self.head.node)
+
+    @property
+    def width(self) -> int:
+        """W."""
+        return self.width_of(self.head.node.shape[1])
+
+    def inputs(self, x: Any) -> Any:
+        """Those of the nodes."""
+        return x[0]
+
+    def features(self, x: Any, target: Labeling) -> Tensor:
+        """Nodes within the lengths."""
+        return x[0][target[0] >= 0]
+
+    @abstractmethod
+    def edges_of(self, x: Any, potentials: Potentials) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Numbers of edges ``[B]``, their ends ``[B, E, 2]``, features ``[B, E, G]``, and which are turned ``[B, E]``.
+
+        An edge has the ends (-1, -1) where there is none.
+        """
+
+    @abstractmethod
+    def kind(self, links: Any, examples: Examples) -> Any:
+        """The kind of examples with these edges."""
+
+    @abstractmethod
+    def labeling(self, labels: Tensor, pairs: Tensor) -> Labeling:
+        """The named tuple of a labeling."""
+
+    def own(self, x: Any, target: Labeling, potentials: Potentials) -> dict[str, Ragged]:
+        """The edges."""
+        self.ragged = potentials.lengths is not None
+        for name, most in self._shapes.items():
+            sizes = zip(most, potentials[name].shape[1 : 1 + len(most)], strict=True)
+            self._shapes[name] = tuple(max(pair) for pair in sizes)
+        counts, ends, z, turned = self.edges_of(x, potentials)
+        real = torch.arange(ends.shape[1]) < counts.unsqueeze(1)
+        z = z.detach().to(self.head.edge.dtype)
+        if not bool(torch.isfinite(z[real]).all()):
+            raise ValueError("x has features of edges that are not finite numbers")
+        return {"ends": (counts, ends[real]), "z": (counts, z[real]), "turned": (counts, turned[real])}
+
+    def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
+        """Inner products of the nodes, and the kind."""
+        from torchssvm.kinds.links import Links
+
+        start, ends = own["ends"]
+        counts = start.diff()
+        place = torch.arange(int(counts.max()) if len(counts) else 0)
+        inside = place < counts.unsqueeze(1)
+        self._ends = torch.full((*inside.shape, 2), -1)  # [n, E, 2]
+        self._ends[inside] = ends
+        arrays: Any = (tensor.contiguous().numpy() for tensor in (start, ends, own["z"][1], own["turned"][1]))
+        links = Links(*arrays, self._symmetric, self.num_states)  # type: ignore[call-arg]
+        examples = super().complete(examples, own)
+        return examples._replace(kind=self.kind(links, examples))
+
+    def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+        """Rows of nodes, if they are padded, and matrices of edges."""
+        one, states = torch.ones_like(lengths), self.num_states
+        nodes = (lengths, (states,)) if self.ragged else (one, (self._shapes["node"][0], states))
+        return {"node": nodes, "edge": (one, (self._shapes["edge"][0], states, states))}
+
+    def room_of(self, examples: Examples) -> Callable[[], Any]:
+        """Makes the room for weights of edges and for the decoder."""
+        from torchssvm.kinds.links import LinkRoom
+
+        decoder, size = self.decoder_room(examples), (len(self.head.edge), self.num_states**2)
+        return lambda: LinkRoom(np.zeros(size), decoder())
+
+    @abstractmethod
+    def decoder_room(self, examples: Examples) -> Callable[[], Any]:
+        """Makes the room of the decoder."""
+
+    def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """Nodes, edges and bias."""
+        bias = self.head.bias if self.has_bias else None
+        return self.head.node.t(), self.head.edge.flatten(1), bias, None, None
+
+    def trained(self, model: Model) -> list[Any]:
+        """Nodes, edges and bias."""
+        emission, *bias = (array[..., : self.num_states] for array in [model.emission] + [model.bias] * model.has_bias)
+        return [emission.T, model.transition.reshape(self.head.edge.shape), *bias]
+
+    def as_sequences(self, labelings: Tensor) -> Tensor:
+        """The labels of the nodes."""
+        return labelings
+
+    def longest_labeling(self, longest: int) -> Labeling:
+        """Labels ``[1, longest]``, and the pairs that they make."""
+        states = self.num_states
+        return self.labeling(
+            torch.full((1, longest), states - 1), torch.full((1, self._shapes["edge"][0]), states**2 - 1)
+        )
+
+    def finish(self, labelings: list[Tensor], examples: Tensor, slots: Tensor) -> None:
+        """The pairs that the labels make."""
+        labels, ends = labelings[0][examples, slots].long(), self._ends[examples]
+        both = labels.gather(1, ends.clamp(min=0).flatten(1)).view(ends.shape)
+        pairs = (both[..., 0] * self.num_states + both[..., 1]).masked_fill(ends[..., 0] < 0, -1)
+        labelings[1][examples, slots, : pairs.shape[1]] = pairs.to(labelings[1].dtype)

@@ -1,0 +1,202 @@
+"""Examples whose nodes and edges are labelled, with features at both, compiled by Numba.
+
+Versions of what :mod:`.block` has. The pairs of edge e are rows ``e K`` to ``e K + K - 1``, by the label of its first
+end. Their scores are ``z_e E`` of its features z and the weights ``[G, K K]``, which stand in ``Model.transition``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchssvm.core.jit import ByKind, njit, njit_fastmath
+from torchssvm.core.vectors import add_rows, exact_dot, set_row
+from torchssvm.kinds import block
+from torchssvm.kinds.block import add_rows_to_weights, list_rows, potentials_of_rows, respond_rows, square_rows
+
+
+class Links(NamedTuple):
+    """The edges of all examples, one after another.
+
+    Attributes:
+        start: ``[n + 1]`` int64, where those of each example begin.
+        ends: ``[E, 2]`` int64, both ends, by the numbers of nodes within the example; -1 where there is no edge.
+        z: ``[E, G]``, their features, in the dtype of the weights.
+        turned: ``[E]`` bool, whether the matrix of weights is that of the edge from its second to its first end.
+        symmetric: Whether a matrix and its transposed are one.
+        states: K.
+    """
+
+    start: Any
+    ends: Any
+    z: Any
+    turned: Any
+    symmetric: bool
+    states: int
+
+
+class LinkRoom(NamedTuple):
+    """Room for ``[G, K K]`` float64, and that of a decoder."""
+
+    gradient: Any
+    decoder: Any
+
+
+@njit
+def pair_rows_of(kind, examples, i):
+    """K for each edge."""
+    return kind.links.states * (kind.links.start[i + 1] - kind.links.start[i])
+
+
+@njit
+def pairs_of(kind, weights, made):
+    """What ``potentials`` has made."""
+    return made
+
+
+@njit_fastmath
+def potentials(kind, examples, model, i, scratch):
+    """Emissions of the nodes, and the scores of the edges' pairs into ``scratch.transition``."""
+    links, states = kind.links, kind.links.states
+    for place in range(links.start[i + 1] - links.start[i]):
+        e = links.start[i] + place
+        table = scratch.transition[place * states : (place + 1) * states].reshape(states * states)
+        set_row(table, None, None, 0.0)
+        add_rows(table, model.transition, None, links.z[e], 0, links.z.shape[1])
+        if links.turned[e]:
+            for a in range(states):
+                for b in range(a):
+                    table[a * states + b], table[b * states + a] = table[b * states + a], table[a * states + b]
+    return potentials_of_rows(examples, model, i, scratch.emission)
+
+
+@njit
+def score(kind, examples, i, labels, length, emission, transition):
+    """The scores of labels and of the pairs at the edges."""
+    links, total = kind.links, 0.0
+    for v in range(length):
+        total += emission[v, labels[v]]
+    for place in range(links.start[i + 1] - links.start[i]):
+        a, b = links.ends[links.start[i] + place, 0], links.ends[links.start[i] + place, 1]
+        if a >= 0:
+            total += transition[place * links.states + labels[a], labels[b]]
+    return total
+
+
+@njit
+def mean_loss(kind, examples, i, t, psi, total, absolute):
+    """All wrong labels of a node cost the same."""
+    place = examples.start[i] + t
+    own, cost = np.float64(psi[examples.y[place]]), examples.cost[place]
+    return cost * (own - total), cost * (absolute - abs(own))
+
+
+@njit
+def mark_rows(kind, examples, i, labels, used):
+    """The rows of the pairs that the labels make."""
+    links = kind.links
+    for place in range(links.start[i + 1] - links.start[i]):
+        a = links.ends[links.start[i] + place, 0]
+        if a >= 0:
+            used[place * links.states + labels[a]] = True
+
+
+@njit
+def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
+    """``mass (p(labels) - p(y))``: labels and pairs that differ."""
+    links, target = kind.links, examples.y[examples.start[i] :]
+    for v in range(length):
+        if labels[v] != target[v]:
+            delta[v, labels[v]] += mass
+            delta[v, target[v]] -= mass
+    for place in range(links.start[i + 1] - links.start[i]):
+        a, b = links.ends[links.start[i] + place, 0], links.ends[links.start[i] + place, 1]
+        if a >= 0 and (labels[a] != target[a] or labels[b] != target[b]):
+            pairs[place * links.states + labels[a], labels[b]] += mass
+            pairs[place * links.states + target[a], target[b]] -= mass
+
+
+@njit
+def add_to_tables(kind, i, pairs, rows, factor, tables):
+    """``tables += factor sum_e z_e pairs_e``, over the ``rows`` of ``pairs`` that may not be zero."""
+    links, states = kind.links, kind.links.states
+    for row in rows:
+        e, a = links.start[i] + row // states, row % states
+        for b in range(states):
+            if pairs[row, b] != 0.0:
+                amount = factor * pairs[row, b]
+                here = b * states + a if links.turned[e] else a * states + b
+                if links.symmetric:
+                    amount *= 0.5
+                    there = here % states * states + here // states
+                    for g in range(links.z.shape[1]):
+                        tables[g, there] += links.z[e, g] * amount
+                for g in range(links.z.shape[1]):
+                    tables[g, here] += links.z[e, g] * amount
+
+
+@njit
+def respond_in_pairs(kind, i, tables, out):
+    """``out_e = z_e tables`` for all edges."""
+    links, states = kind.links, kind.links.states
+    for place in range(links.start[i + 1] - links.start[i]):
+        e = links.start[i] + place
+        for a in range(states):
+            for b in range(states):
+                here, total = b * states + a if links.turned[e] else a * states + b, 0.0
+                for g in range(links.z.shape[1]):
+                    total += links.z[e, g] * tables[g, here]
+                out[place * states + a, b] = total
+
+
+@njit
+def respond_pairs(kind, examples, i, pairs, rows, room, scratch):
+    """By way of the weights."""
+    tables = scratch.room.gradient
+    set_row(tables, None, None, 0.0)
+    add_to_tables(kind, i, pairs, rows, 1.0, tables)
+    respond_in_pairs(kind, i, tables, room)
+    return room
+
+
+@njit
+def respond(kind, examples, model, i, length, labels, scratch, held, count, found, is_new):
+    """Emissions by the products of rows, pairs by way of the weights."""
+    delta, pairs = scratch.delta, scratch.pairs
+    for t in range(length):
+        set_row(delta[t], None, None, 0.0)
+    add_labeling(kind, examples, i, length, labels, 1.0, delta, pairs, pairs)
+    respond_rows(examples, model, i, length, delta, scratch)
+    used = scratch.used[: pair_rows_of(kind, examples, i)]
+    for row in range(len(used)):
+        used[row] = False
+    mark_rows(kind, examples, i, labels, used)
+    mark_rows(kind, examples, i, examples.y[examples.start[i] :], used)
+    rows = scratch.rows[: list_rows(used, scratch.rows)]
+    respond_pairs(kind, examples, i, pairs, rows, pairs, scratch)
+
+
+@njit
+def squared_length(kind, examples, model, i, length, delta, pairs, rows, scratch):
+    """That of the nodes, and that of the edges by way of the weights."""
+    tables = scratch.room.gradient
+    set_row(tables, None, None, 0.0)
+    add_to_tables(kind, i, pairs, rows, 1.0, tables)
+    return square_rows(examples, model, i, length, delta, scratch) + exact_dot(tables, tables)
+
+
+@njit_fastmath
+def add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch, factor):
+    """Nodes and edges."""
+    add_rows_to_weights(examples, model, i, length, delta, scratch, factor)
+    add_to_tables(kind, i, pairs, rows, factor, model.transition)
+
+
+def with_links(kind: type) -> type:
+    """A named tuple whose field ``links`` is a :class:`Links`: it gets all of these versions, and brings ``decode``."""
+    versions = pair_rows_of, pairs_of, potentials, score, mean_loss, mark_rows, add_labeling
+    for version in (*versions, respond_pairs, respond, squared_length, add_to_weights):
+        function: ByKind = getattr(block, version.__name__)
+        function.of(kind)(version)
+    return kind

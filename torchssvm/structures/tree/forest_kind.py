@@ -1,0 +1,64 @@
+"""Forests for the compiled loop: a row of emissions for each node, and a matrix for its edge to its parent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.structure import Labeling
+from torchssvm.kinds.examples import Examples
+from torchssvm.kinds.link_adapter import LinkAdapter
+
+
+class ForestAdapter(LinkAdapter):
+    """:class:`LinearForest`.
+
+    Args:
+        head: The head.
+        labeling: Makes a labeling of labels and pairs.
+    """
+
+    def __init__(self, head: Any, labeling: Callable[[Tensor, Tensor], Labeling]) -> None:
+        super().__init__(head, symmetric=False)
+        self._labeling = labeling
+
+    def labeling(self, labels: Tensor, pairs: Tensor) -> Labeling:
+        """A ``ForestLabeling``."""
+        return self._labeling(labels, pairs)
+
+    def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
+        """Nodes within the lengths."""
+        real = target.labels >= 0
+        return target.labels[real], self.structure.costs(target)[real], real.sum(1)  # type: ignore[attr-defined]
+
+    def edges_of(self, x: Any, potentials: Potentials) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of each node and its parent."""
+        _, z, parent, forward = x
+        batch, longest = parent.shape
+        sizes = torch.full((batch,), longest) if potentials.lengths is None else potentials.lengths
+        child = torch.arange(longest).expand_as(parent)
+        ends = torch.stack([parent, torch.where(parent >= 0, child, -1)], 2)
+        return sizes, ends, z, ~forward.bool()
+
+    def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+        """Both by the node, which are rows if they are padded."""
+        shapes, states = super().part_shapes(lengths), self.num_states
+        return {**shapes, "edge": (lengths, (states, states))} if self.ragged else shapes
+
+    def kind(self, links: Any, examples: Examples) -> Any:
+        """Forests."""
+        from torchssvm.structures.tree.kind_numba import Forests
+
+        return Forests(links, np.ascontiguousarray(links.ends[:, 0]))
+
+    def decoder_room(self, examples: Examples) -> Callable[[], Any]:
+        """That of trees."""
+        from torchssvm.structures.tree.kind_numba import make_room
+
+        return partial(make_room, int(np.diff(examples.start).max()), self.num_states, examples.added.dtype)
