@@ -127,7 +127,7 @@ class Draws(ByRank):
 
     def _schema(self) -> Schema:
         examples = Entry(torch.int64, (None,), low=0, high=len(self.dual.own) - 1)
-        gap = {"gap": Entry(float, low=0.0)} if self._sweeps else {}
+        gap = {"gap": Entry(float, low=0.0, infinite=True)} if self._sweeps else {}
         return {"order": Same(type(self.order).__name__), "generator": check_random_state, "waiting": examples, **gap}
 
     def _restarted(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
