@@ -97,7 +97,9 @@ def trainer_of(listed: Listed, kind: str, seed: int) -> Any:
         listed.head,
         listed,
         listed.truth.lam,
-        solver=Solver(batch_size=size, seed=seed, round_visits=2, **rules(random, compiled, kind in COMPILED, kind == "classes")),
+        solver=Solver(
+            batch_size=size, seed=seed, round_visits=2, **rules(random, compiled, kind in COMPILED, kind == "classes")
+        ),
         structure=listed.structure,
         progress=False,
     )
