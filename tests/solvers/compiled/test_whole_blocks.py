@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from compiled_kinds import KINDS
-from problems import PROBLEMS, assert_same
+from problems import PROBLEMS, THOROUGH, assert_same
 
 from torchssvm import (
     Batch,
@@ -53,7 +53,7 @@ def random_loop(seed: int) -> tuple[CompiledBCFW, torch.Tensor, torch.Tensor]:
 
 
 def test_a_visit_leaves_no_gap_in_its_block_and_never_lowers_the_dual():
-    for seed in range(200):
+    for seed in range(200 if THOROUGH else 25):
         loop, x, y = random_loop(seed)
         head, dual = loop.head, loop.dual
         loop.step(2 * len(y))
@@ -67,7 +67,8 @@ def test_a_visit_leaves_no_gap_in_its_block_and_never_lowers_the_dual():
         (buffer,) = dual.storage.buffers.values()
         psi = buffer.values[buffer.start[i]].double()
         mass = torch.nn.functional.one_hot(y[i], head.structure.num_classes) - psi
-        assert float(mass.min()) >= 0.0 - rounding and float(mass.sum()) == pytest.approx(1.0, abs=1e-5), seed
+        assert float(mass.min()) >= -rounding, seed
+        assert float(mass.sum()) == pytest.approx(1.0, abs=1e-5), seed
         assert float(hinges.max() - mass @ hinges) <= rounding * (1.0 + float(hinges.abs().max())), seed
 
 
@@ -78,7 +79,7 @@ def test_certificates_are_those_of_the_torch_loop(name, order):
     loop = loop_of(problem, order=order)
     found = loop.solve(1e-6, max_passes=2000.0, progress=False)
     assert found.gap <= 1e-6
-    told = certify(problem.head, problem.structure, problem.everything(3), loop.dual)
+    told = certify(problem.head, loop.dual, problem.everything(3))
     assert (told.primal, told.dual) == pytest.approx((found.primal, found.dual), rel=1e-9, abs=1e-12)
 
 
@@ -103,7 +104,8 @@ def test_they_are_the_choice_for_classes():
     for given in (None, Solver(storage=MeanParts()), Solver(direction=Corrective(), storage=MeanParts())):
         trainer = make_trainer(LinearMulticlass(4, 3), PaddedDataset(x, y), 0.1, solver=given, progress=False)
         assert isinstance(trainer, CompiledBCFW)
-        assert isinstance(trainer.direction, Corrective) and isinstance(trainer.dual.storage, MeanParts)
+        assert isinstance(trainer.direction, Corrective)
+        assert isinstance(trainer.dual.storage, MeanParts)
         assert trainer.solve(Relative(0.001), progress=False).relative_gap <= 0.001
     kept = make_trainer(LinearMulticlass(4, 3), PaddedDataset(x, y), 0.1, solver=Solver(storage=Labelings()))
     assert isinstance(kept.dual.storage, Labelings)
