@@ -88,7 +88,7 @@ def solve_block(kind, examples, i, length, psi, curvature, scratch):
         top = max(top, moved[k])
     # The level t with sum_k max(moved_k - t, 0) = curvature, by Newton's method from below, which ends after few steps.
     level, above, total = top - curvature, len(held) + 1, 0.0
-    while True:
+    for _ in range(len(held) + 1):
         count, total = 0, 0.0
         for k in range(len(held)):
             if moved[k] > level:
