@@ -495,6 +495,16 @@ def test_kernels_beside_the_linear_head(monkeypatch):
     assert len(part.summarise(found).tables[0].rows) == 5
 
 
+def test_classes_beside_liblinear():
+    pytest.importorskip("sklearn")
+    part = part_of("classes")
+    for data in part.DATA:
+        one = part.both(data, tol=0.05, share=0.02, repeats=1)
+        assert one["gap"] <= 0.05
+    found = {"data": {"dense": one}, "compiling": 1.0}
+    assert len(part.summarise(found).tables[0].rows) == 1
+
+
 def test_decisions_are_compared_by_regret(monkeypatch):
     pytest.importorskip("sklearn")
     monkeypatch.setattr(part_of("decisions"), "TEST", 30)

@@ -73,7 +73,7 @@ def make(kind: str, seed: int) -> Listed:
     return KINDS[kind](random, float(10.0 ** random.uniform(-3.0, 1.0)), dtype_of(seed))
 
 
-def rules(random: np.random.Generator, compiled: bool, sequential: bool) -> dict[str, Any]:
+def rules(random: np.random.Generator, compiled: bool, sequential: bool, whole: bool) -> dict[str, Any]:
     """Random rules of a solver that suit each other."""
     labelings = Labelings(capacity=int(random.integers(1, 5)))
     if random.random() < 0.5:
@@ -83,6 +83,8 @@ def rules(random: np.random.Generator, compiled: bool, sequential: bool) -> dict
     else:
         storage = random.choice([MeanParts()] if compiled else [MeanParts(), Weights()])
         found = {"storage": storage, "direction": FrankWolfe()}
+        if whole and compiled and random.random() < 0.6:
+            return {"storage": storage, "direction": Corrective(), "compiled": True}
         steps = [BoxQP(), CommonStep(), *([Sequential()] if sequential and isinstance(storage, MeanParts) else [])]
     if steps and not compiled:
         found["block_steps"] = random.choice(steps)
@@ -107,7 +109,7 @@ def trainer_of(listed: Listed, kind: str, seed: int) -> Any:
         listed.head,
         listed,
         listed.truth.lam,
-        solver=Solver(seed=seed, **taken, **rules(random, compiled, kind in SEQUENTIAL)),
+        solver=Solver(seed=seed, **taken, **rules(random, compiled, kind in SEQUENTIAL, kind == "classes")),
         structure=listed.structure,
         progress=False,
     )

@@ -113,9 +113,8 @@ class MultinomialSVC(MatrixClassifier):
         """Train on features and losses that are both multiplied by the weight of the example, ``[n]``.
 
         The loss of an example is linear in both together, so that this weighs it exactly; an intercept is the weight of
-        a feature that is 1. The head is that of classes, whose costs are the weights of classes. Where examples of a
-        class differ in weight, they are chains of one token, whose transitions stay zero, as chains take a cost for
-        every example.
+        a feature that is 1. Costs of classes are the weights of the true ones. Where examples of a class differ in
+        weight, they are chains of one token, whose transitions stay zero, as chains take a cost for every example.
         """
         intercept, classes, number = bool(self.fit_intercept), int(codes.max()) + 1, X.shape[1]
         scale = weights.astype(X.dtype)

@@ -42,6 +42,7 @@ class Draws(ByRank):
         whole: Whether each visit solves a whole block; ``Proportional()`` then makes sweeps, see :meth:`_sweep`.
 
     Attributes:
+        sweeps: Whether :meth:`next` gives sweeps.
         cut: Blocks of the order that :meth:`next` gave whose gap is at most this are to be left out.
 
     Raises:
@@ -56,7 +57,7 @@ class Draws(ByRank):
         self.order, self.dual, self.ranks = order, dual, dual.ranks
         self.generator = torch.Generator().manual_seed(check_seed(seed))
         self._waiting = torch.zeros(0, dtype=torch.int64)
-        self._sweeps = whole and isinstance(order, Proportional)
+        self.sweeps = whole and isinstance(order, Proportional)
         self._gap = math.inf  # of all blocks after the last sweep of all; infinite while that goes on
 
     def next(self, visits: int) -> tuple[Tensor, Tensor]:
@@ -75,7 +76,7 @@ class Draws(ByRank):
             self._waiting = order[torch.randperm(len(order), generator=self.generator)]
             self._gap = math.inf
             return self._waiting[:visits], none.double()
-        if self._sweeps:
+        if self.sweeps:
             self._waiting = self._sweep()
             return self._waiting[:visits], none.double()
         return none, torch.rand(visits, dtype=torch.float64, generator=self.generator)
@@ -127,7 +128,7 @@ class Draws(ByRank):
 
     def _schema(self) -> Schema:
         examples = Entry(torch.int64, (None,), low=0, high=len(self.dual.own) - 1)
-        gap = {"gap": Entry(float, low=0.0)} if self._sweeps else {}
+        gap = {"gap": Entry(float, low=0.0, infinite=True)} if self.sweeps else {}
         return {"order": Same(type(self.order).__name__), "generator": check_random_state, "waiting": examples, **gap}
 
     def _restarted(self, parts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class ExactPasses:
         self._examples, self._targets = examples, targets
         self._work = np.diff(examples.start)
         self._rounding: HingeRounding | None = None
-        self._make_scratch, self._kernels = make_scratch, whole_blocks if whole else exact
+        self._make_scratch, self._whole = make_scratch, whole
         self._local = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -80,6 +80,8 @@ class ExactPasses:
         scalars = Scalars(dual.loss.numpy(), gaps, gaps)
         every, sizes = _EVERY + numbers // 64, np.add.reduceat(self._work, ranges[:-1])
 
+        kernels = whole_blocks if self._whole else exact
+
         def decode(wide: bool) -> None:
             cast: Callable[[Any], Any] = widen if wide else lambda arrays: arrays
             unread = examples._replace(inner=examples.inner[:0]), model, blocks._replace(gram=blocks.gram[:0])
@@ -87,7 +89,7 @@ class ExactPasses:
 
             def some(begin: int, end: int, thread: int) -> None:
                 work = scalars, cast(self._scratch()), _zeros(model, held[1].emission.dtype), totals, every
-                self._kernels.exact_ranges(begin, end, ranges, *held, *work, found, losses, corners)
+                kernels.exact_ranges(begin, end, ranges, *held, *work, found, losses, corners)
 
             run_in_chunks(some, sizes)
 

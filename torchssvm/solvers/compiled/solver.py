@@ -166,7 +166,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             MemoryError: A labeling must leave its slot for the first time, and the rest would not fit in the dual's
                 ``memory_limit``. The earlier visits of the step are kept.
         """
-        sweeps = self._whole and visits is None
+        sweeps = self.draws.sweeps and visits is None
         visits = self.next_visits() if visits is None else check_whole(visits, "visits", 0)
         if self._rounds is not None:
             return self._rounds.step(visits)

@@ -87,16 +87,17 @@ def solve_block(kind, examples, i, length, psi, curvature, scratch):
         moved[k] = curvature * mass + hinge
         top = max(top, moved[k])
     # The level t with sum_k max(moved_k - t, 0) = curvature, by Newton's method from below, which ends after few steps.
-    level, above, total = top - curvature, -1, 0.0
-    while True:
+    level, above, total = top - curvature, len(held) + 1, 0.0
+    for _ in range(len(held) + 1):
         count, total = 0, 0.0
         for k in range(len(held)):
             if moved[k] > level:
                 count += 1
                 total += moved[k]
-        done, above = count == above or count == 0, count
-        if done:
+        if count >= above or count == 0:  # fewer and fewer are above it, but for rounding
+            above = min(above, count)
             break
+        above = count
         level = (total - curvature) / count
     total = 0.0
     for k in range(len(held)):

@@ -1,0 +1,143 @@
+"""Classes whose blocks the compiled loop solves whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from compiled_kinds import KINDS
+from problems import PROBLEMS, THOROUGH, assert_same
+
+from torchssvm import (
+    Batch,
+    BlockGap,
+    CompiledBCFW,
+    Corrective,
+    DualState,
+    Labelings,
+    LinearMulticlass,
+    MeanParts,
+    Multiclass,
+    Permutation,
+    Proportional,
+    Relative,
+    Solver,
+    SparseFeatures,
+    Uniform,
+    certify,
+    make_trainer,
+)
+from torchssvm.datasets import PaddedDataset
+
+CLASSES = [name for name in KINDS if name.startswith("multiclass")]
+
+
+def loop_of(problem, **rules) -> CompiledBCFW:
+    dual = DualState.for_head(problem.head, problem.n, problem.lam, storage=MeanParts())
+    return CompiledBCFW(problem.head, dual, problem.everything(3), direction=Corrective(), **rules)
+
+
+def random_loop(seed: int) -> tuple[CompiledBCFW, torch.Tensor, torch.Tensor]:
+    """A tiny problem with features that may be zero, costs that may be absent, and either dtype."""
+    random = np.random.default_rng(seed)
+    n, features, classes = int(random.integers(1, 5)), int(random.integers(1, 4)), int(random.integers(1, 6))
+    cost = torch.from_numpy(random.exponential(size=(classes, classes)) * (1.0 - np.eye(classes)))
+    structure = Multiclass(classes, cost=cost if random.random() < 0.6 else None)
+    head = LinearMulticlass(features, classes, bias=bool(random.random() < 0.5), structure=structure)
+    head = head.double() if seed % 2 else head
+    x = torch.from_numpy(random.normal(size=(n, features)) * (random.random((n, features)) < 0.6)).to(head.weight.dtype)
+    y = torch.from_numpy(random.integers(classes, size=n))
+    dual = DualState.for_head(head, n, float(10.0 ** random.uniform(-3, 1)), storage=MeanParts())
+    batch = [Batch(x, y, torch.arange(n))]
+    return CompiledBCFW(head, dual, batch, direction=Corrective(), order=Permutation(), seed=seed), x, y
+
+
+def test_a_visit_leaves_no_gap_in_its_block_and_never_lowers_the_dual():
+    for seed in range(200 if THOROUGH else 25):
+        loop, x, y = random_loop(seed)
+        head, dual = loop.head, loop.dual
+        loop.step(2 * len(y))
+        before = dual.value()
+        i = seed % len(y)
+        loop.visit(torch.tensor([i]))
+        rounding = 1e-9 if head.weight.dtype == torch.float64 else 2e-4
+        assert dual.value() >= before - rounding * abs(before), seed
+        hinges = head(x).single.detach().double()[i] + head.structure.cost[y[i]]
+        hinges -= hinges[y[i]].clone()
+        (buffer,) = dual.storage.buffers.values()
+        psi = buffer.values[buffer.start[i]].double()
+        mass = torch.nn.functional.one_hot(y[i], head.structure.num_classes) - psi
+        assert float(mass.min()) >= -rounding, seed
+        assert float(mass.sum()) == pytest.approx(1.0, abs=1e-5), seed
+        assert float(hinges.max() - mass @ hinges) <= rounding * (1.0 + float(hinges.abs().max())), seed
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("order", [None, Proportional(), Uniform(), Permutation()], ids=repr)
+def test_certificates_are_those_of_the_torch_loop(name, order):
+    problem = KINDS[name]()
+    loop = loop_of(problem, order=order)
+    found = loop.solve(1e-6, max_passes=2000.0, progress=False)
+    assert found.gap <= 1e-6
+    told = certify(problem.head, loop.dual, problem.everything(3))
+    assert (told.primal, told.dual) == pytest.approx((found.primal, found.dual), rel=1e-9, abs=1e-12)
+
+
+def test_a_run_goes_on_in_the_middle_of_a_sweep():
+    def steps(loop: CompiledBCFW, visits: list[int]) -> None:
+        for count in visits:
+            loop.step(count)
+
+    alone, first, second = (loop_of(KINDS["multiclass"](), seed=3) for _ in range(3))
+    steps(alone, [5, 30, 3, 9])
+    steps(first, [5, 30])
+    second.dual.load_state_dict(first.dual.state_dict())
+    second.load_state_dict(first.state_dict())
+    steps(second, [3, 9])
+    assert_same(second.dual.state_dict(), alone.dual.state_dict())
+    assert_same(second.state_dict(), alone.state_dict())
+
+
+def test_they_are_the_choice_for_classes():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(30, 4, generator=generator), torch.randint(3, (30,), generator=generator)
+    for given in (None, Solver(storage=MeanParts()), Solver(direction=Corrective(), storage=MeanParts())):
+        trainer = make_trainer(LinearMulticlass(4, 3), PaddedDataset(x, y), 0.1, solver=given, progress=False)
+        assert isinstance(trainer, CompiledBCFW)
+        assert isinstance(trainer.direction, Corrective)
+        assert isinstance(trainer.dual.storage, MeanParts)
+        assert trainer.solve(Relative(0.001), progress=False).relative_gap <= 0.001
+    kept = make_trainer(LinearMulticlass(4, 3), PaddedDataset(x, y), 0.1, solver=Solver(storage=Labelings()))
+    assert isinstance(kept.dual.storage, Labelings)
+
+
+def test_other_kinds_refuse_mean_parts_with_corrective_steps():
+    chain = PROBLEMS["chain"](5, n=8, states=3, longest=4, lam=0.05)
+    dual = DualState.for_head(chain.head, chain.n, chain.lam, storage=MeanParts())
+    before = dual.state_dict()
+    for make in (
+        lambda: CompiledBCFW(chain.head, dual, chain.everything(3), direction=Corrective()),
+        lambda: BlockGap(dual, Corrective()),
+    ):
+        with pytest.raises(ValueError, match=r"direction=Corrective.*storage=MeanParts\(\)"):
+            make()
+        assert_same(dual.state_dict(), before)
+
+
+def test_lists_of_classes_are_their_dense_features():
+    columns = torch.tensor([[0, 4, 4], [2, -1, -1], [-1, -1, -1]])
+    values = torch.tensor([[1.0, 2.0, 3.0], [0.5, 9.0, 9.0], [1.0, 1.0, 1.0]])
+    dense = SparseFeatures(columns.unsqueeze(1), values.unsqueeze(1)).dense(5).squeeze(1)
+    head = LinearMulticlass(5, 3)
+    torch.nn.init.normal_(head.weight)
+    torch.testing.assert_close(head(SparseFeatures(columns, values)).single, head(dense).single)
+    with pytest.raises(ValueError, match=r"x.columns must be int64 \[B, P\]"):
+        head(SparseFeatures(columns.unsqueeze(1)))
+    weights = []
+    for x in (SparseFeatures(columns, values), dense):
+        head = LinearMulticlass(5, 3)
+        dual = DualState.for_head(head, 3, 0.1, storage=MeanParts())
+        batch = [Batch(x, torch.tensor([0, 2, 1]), torch.arange(3))]
+        CompiledBCFW(head, dual, batch, direction=Corrective()).solve(1e-6, progress=False)
+        weights.append(head.weight.detach())
+    torch.testing.assert_close(*weights, atol=1e-3, rtol=1e-3)
