@@ -502,7 +502,9 @@ def test_ties_are_those_of_scipy(seed, left, right, dtype, whole):
     scores = scores.round() if whole else scores
     sizes = torch.tensor([left, max(left - 1, 1)]), torch.tensor([right, max(right - 1, 1)])
     found = best_matching(scores, *sizes)
-    for own, chosen, height, width in zip(scores.double().numpy(), found.numpy(), *map(torch.Tensor.tolist, sizes)):
+    for own, chosen, height, width in zip(
+        scores.double().numpy(), found.numpy(), *(size.tolist() for size in sizes), strict=True
+    ):
         gains, expected = own[:height, :width].clip(min=0.0), np.zeros((left, right), bool)
         rows, columns = optimize.linear_sum_assignment(gains, maximize=True)
         used = gains[rows, columns] > 0.0
