@@ -69,8 +69,8 @@ def label_sets(*, n: int = 8, labels: int = 4, features: int = 3, dtype: torch.d
 def rankings(
     measure: RankingMeasure, *, n: int = 8, longest: int = 5, features: int = 3, ragged: bool = True, **o
 ) -> Problem:
-    """Random lists with grades 0 to 2; each has a relevant document."""
-    random, dtype = rng(9), o.get("dtype", torch.float64)
+    """Random lists with grades 0 to 2; each has a relevant document, and no two of their labelings tie."""
+    random, dtype = rng(13), o.get("dtype", torch.float64)
     x = torch.randn(n, longest, features, generator=random, dtype=dtype)
     y = torch.randint(0, 3, (n, longest), generator=random)
     y[:, 0] = 1

@@ -76,8 +76,9 @@ class RankingAdapter(VectorAdapter):
 
         held: Any = [values.numpy() for _, values in own.values()]
         if isinstance(self.measure, ByPairs):
+            size = (self.roles + 2) * len(held[0]) + 2 * len(held[1])
             kind: Any = Swaps if self.roles == 2 else Precisions
-            return examples._replace(kind=kind(*held, np.zeros((self.roles + 2) * len(held[0]), np.int32)))
+            return examples._replace(kind=kind(*held, np.zeros(size, np.int32)))
         discount = self.measure.discount(torch.arange(int(np.diff(examples.line).max()))).numpy()
         return examples._replace(kind=Places(*held, discount))  # type: ignore[call-arg]
 

@@ -155,9 +155,9 @@ def walk(kind, examples, i, labels, emission, mass, delta):
         The score, and the loss without the factor that all swaps of the list have.
     """
     start, size, roles = examples.line[i], length_of(kind, examples, i), roles_of(kind)
-    places = roles * size
-    held = kind.room[(roles + 2) * start : (roles + 2) * (start + size)]
-    at, lower, higher = held[:places], held[places : places + size], held[places + size :]
+    places, begin = roles * size, (roles + 2) * start + 2 * i
+    end = begin + places + size + 1  # one level more than documents: a single one may be relevant
+    at, lower, higher = kind.room[begin : begin + places], kind.room[begin + places : end], kind.room[end:]
     # lower[g] counts worse documents than level g that stand above; higher[g], better ones that stand below.
     levels = 0
     for d in range(size):
@@ -192,7 +192,7 @@ def walk(kind, examples, i, labels, emission, mass, delta):
             score += moved * np.float64(emission[d, 0])
         if delta is not None:
             delta[d, 0] += mass * moved
-    for g in range(size):
+    for g in range(levels):
         lower[g] = higher[g] = 0
     return score, loss
 
