@@ -96,7 +96,7 @@ class Pairs(Problem):
 
 def matchings(*, n: int = 8, features: int = 3, ragged: bool = True, **o) -> Pairs:
     """Random matchings of up to 3 and 4 nodes, with some edges that cost nothing; the cost of an edge is no tie."""
-    random, dtype = rng(12), o.pop("dtype", torch.float64)
+    random, dtype = rng(14), o.pop("dtype", torch.float64)
     x = torch.randn(n, 3, 4, features, generator=random, dtype=dtype)
     lengths, widths = (torch.randint(1, most + 1, (n,), generator=random) for most in (3, 4))
     y = 2 * (torch.rand(n, 3, 4, generator=random) < 0.2).long()

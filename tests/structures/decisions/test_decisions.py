@@ -348,7 +348,8 @@ def test_problems_refuse_features_that_are_not_finite_and_parts_of_other_lengths
 def test_few_examples_take_pairwise_steps(n, few):
     structure = Decisions(ShortestPath.grid(2, 2))
     problems = DecisionProblems(torch.rand(n, 2), torch.rand(n, 4), structure)
-    trainer = make_trainer(LinearDecisions(2, structure=structure, bias=False), problems, 0.1, progress=False)
+    head = LinearDecisions(2, structure=structure, bias=False)
+    trainer = make_trainer(head, problems, 0.1, solver=Solver(compiled=False), progress=False)
     assert trainer.dual.storage.keeps_labelings == few
     assert type(trainer.loss.direction) is (Pairwise if few else FrankWolfe)
     assert type(trainer.loss.oracle) is MaxOracle
