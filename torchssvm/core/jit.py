@@ -137,9 +137,19 @@ class ByKind:
         self._versions: dict[Any, Kernel] = {}
 
     def of(self, kind: type) -> Callable[[Kernel], Kernel]:
-        """A decorator: the kernel is the version of a named tuple."""
+        """A decorator: the kernel is the version of a named tuple.
+
+        Raises:
+            TypeError: The class has a version already, or its name is that of a kind of this package: Numba tells
+                types apart by their names.
+        """
 
         def add(kernel: Kernel) -> Kernel:
+            if kind in self._versions:
+                raise TypeError(f"{kind.__name__} has a version of {self.__name__} already: declare the class again")  # type: ignore[attr-defined]
+            for other in self._versions:
+                if other.__name__ == kind.__name__ and is_ours(other) != is_ours(kind):
+                    raise TypeError(f"{kind.__name__} is the name of a kind of torchssvm: take another one")
             self._versions[kind] = kernel
             return kernel
 

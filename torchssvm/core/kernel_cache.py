@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from collections.abc import Iterator
@@ -10,10 +9,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from numba.core import types
-from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.datamodel import models, register_default
+
+from torchssvm.core.naming import is_ours
 
 _told = False
 
@@ -21,8 +22,8 @@ _told = False
 class KernelCache(FunctionCache):
     """Numba's cache of a function; where reading or writing it fails, the function is compiled, and that is said once.
 
-    Code for kinds of examples that are declared outside of this package has files of its own, which are those of the
-    declaring file as it stands.
+    Code for kinds of examples that are declared outside of this package is not kept: Numba would take it up after an
+    edit, and for another kind of the same name.
 
     A cache that failed loses its index: the next process then writes a new one, and cannot take up a file of machine
     code that belongs to an older source.
@@ -31,31 +32,15 @@ class KernelCache(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The compiled function, or None."""
         found = None
-        with self._files_of(sig) as kept, self._forgiven("read"):
-            found = super().load_overload(sig, target_context) if kept else None
+        with self._forgiven("read"):
+            found = super().load_overload(sig, target_context) if _kept(sig) else None
         return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep a compiled function."""
-        with self._files_of(sig) as kept, self._forgiven("written"):
-            if kept:
+        with self._forgiven("written"):
+            if _kept(sig):
                 super().save_overload(sig, data)
-
-    @contextmanager
-    def _files_of(self, sig: Any) -> Iterator[bool]:
-        """Those of the files that declare the types of the arguments; whether there are any."""
-        own = self._cache_file
-        sources = sorted({source for kind in sig for source in _sources(kind)})
-        kept = all(map(os.path.exists, sources))
-        if sources and kept:
-            stamps = [(path, os.stat(path).st_mtime, os.stat(path).st_size) for path in sources]
-            name = hashlib.sha256(repr(sources).encode()).hexdigest()[:16]
-            stamp = (self._impl.locator.get_source_stamp(), stamps)
-            self._cache_file = IndexDataCacheFile(self._cache_path, f"{self._impl.filename_base}-{name}", stamp)
-        try:
-            yield kept
-        finally:
-            self._cache_file = own
 
     @contextmanager
     def _forgiven(self, what: str) -> Iterator[None]:
@@ -81,18 +66,14 @@ def _tell(message: str) -> None:
         )
 
 
-def _sources(kind: Any) -> Iterator[str]:
-    """The files outside of this package that declare the named tuples of a type; "" for a script or a notebook.
-
-    Another process does not know the types of these.
-    """
-    if isinstance(kind, types.BaseTuple):
-        cls = getattr(kind, "instance_class", None)
-        if cls is not None and not cls.__module__.startswith("torchssvm."):
-            source = getattr(sys.modules.get(cls.__module__), "__file__", None)
-            yield source if source and cls.__module__ != "__main__" else ""
-        for part in kind:  # type: ignore[attr-defined]
-            yield from _sources(part)
+def _kept(kinds: Any) -> bool:
+    """Whether all named tuples among these types are declared in this package."""
+    for kind in kinds:
+        if isinstance(kind, types.BaseTuple):
+            cls = getattr(kind, "instance_class", None)
+            if (cls is not None and not is_ours(cls)) or not _kept(kind):
+                return False
+    return True
 
 
 class InlinedCompiler(Compiler):

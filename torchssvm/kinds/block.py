@@ -124,7 +124,7 @@ def decode(kind, examples, i, length, scratch, transition, labels):
     """Write the best labeling, its loss added, into ``labels``; returns the loss, float64.
 
     ``scratch.emission`` and ``transition`` are the scores. ``scratch.prefixes``, ``into`` and ``room`` are free.
-    An approximate oracle writes into ``scratch.slack[0]`` how far its bound is above the labeling's value.
+    An approximate oracle writes into ``scratch.slack[0]``, zero before, by how much its bound is above the value.
     """
 
 
@@ -141,7 +141,11 @@ def loss_of(kind, examples, i, labels):
 
 @ByKind
 def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
-    """``mass (p(labels) - p(y))`` added to parts; ``counts``, shaped like ``pairs``, are zero before and after."""
+    """``mass (p(labels) - p(y))`` added to parts.
+
+    ``counts``, shaped like ``pairs``, are zero before and after: room for a kind that has its own :func:`respond`. That
+    of this file has none, and passes ``pairs`` itself.
+    """
 
 
 @ByKind

@@ -52,6 +52,7 @@ def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, 
     kind, start, found = examples.kind, examples.start[i], scratch.corner
     length = potentials(kind, examples, model, i, scratch)
     emission, transition = scratch.emission, pairs_of(kind, model.transition, scratch.transition)
+    scratch.slack[0] = 0.0
     loss = decode(kind, examples, i, length, scratch, transition, found)
     base = score(kind, examples, i, examples.y[start : start + size_of(examples, i)], length, emission, transition)
     hinge = score(kind, examples, i, found, length, emission, transition) - base + loss

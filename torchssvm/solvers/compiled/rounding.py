@@ -63,5 +63,6 @@ def widen(arrays: Any) -> Any:
     if isinstance(arrays, np.ndarray):
         return arrays.astype(np.float64) if arrays.dtype == np.float32 else arrays
     if isinstance(arrays, tuple):
-        return type(arrays)(*map(widen, arrays))
+        made = map(widen, arrays)
+        return arrays._make(made) if hasattr(arrays, "_make") else tuple(made)
     return arrays

@@ -132,7 +132,9 @@ class Rounds:
         loop, dual = self._loop, self._loop.dual
         examples, emission = loop.examples, loop.emission
         states = emission.shape[1] if emission.ndim == 2 else 1
-        values = examples.x if examples.dense else getattr(examples.kind, "known", examples.value)
+        values = examples.x if examples.dense else examples.value
+        if hasattr(examples.kind, "known_start"):  # columns are numbered within each example
+            values = examples.kind.known
         products = (values.size + len(examples.added) * states) * states
         total = sum_in_order(dual.ranks.gather(torch.tensor(float(products), dtype=torch.float64)))
         visit = _PER_PRODUCT * max(float(total) / dual.num_examples, 1.0)
@@ -189,7 +191,7 @@ def columns_of(examples: Examples, own: np.ndarray) -> np.ndarray | None:
     """The features that some examples have, ascending, int64; None where features are no lists."""
     if examples.dense:
         return None
-    if hasattr(examples.kind, "known"):  # columns are numbered within each example
+    if hasattr(examples.kind, "known_start"):  # columns are numbered within each example
         first, end, values = examples.kind.known_start[own], examples.kind.known_start[own + 1], examples.kind.known
     else:
         first, end = examples.row[examples.start[own]], examples.row[examples.start[own + 1]]

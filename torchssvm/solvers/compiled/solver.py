@@ -48,8 +48,7 @@ class CompiledBCFW(DualTrainer, Stateful):
     lists if they are mostly zero.
 
     Args:
-        head: :class:`LinearChain` with shared transitions, :class:`SparseLinearChain`, :class:`LinearMulticlass`
-            or :class:`LinearArcs`; on the CPU.
+        head: One with a ``compiled_form``, on the CPU.
         dual: Its dual state, with ``storage=MeanParts()`` or ``Labelings()``.
         batches: Every training example exactly once, on any device; read once, and freed one after another.
         direction: As in ``BlockGap``; None is ``FrankWolfe()``.

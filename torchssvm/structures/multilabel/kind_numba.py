@@ -91,7 +91,6 @@ def decode(kind, examples, i, length, scratch, transition, labels):
     for j in range(size):
         cost = examples.cost[start + j]
         room.unary[j] = scratch.emission[0, j] + (-cost if examples.y[start + j] else cost)
-    scratch.slack[0] = 0.0
     if not len(transition):
         for j in range(size):
             labels[j] = room.unary[j] > 0.0
