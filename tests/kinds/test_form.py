@@ -29,6 +29,7 @@ from torchssvm.core.jit import njit
 from torchssvm.core.structure import Decoding, Structure
 from torchssvm.datasets import PaddedDataset
 from torchssvm.kinds import Form, block
+from torchssvm.structures.tree import kind_numba
 
 
 class Subset(Structure):
@@ -159,9 +160,13 @@ class Head(nn.Module):
 
 
 def data(n: int = 12) -> PaddedDataset:
+    return PaddedDataset(*drawn(n))
+
+
+def drawn(n: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
     random = torch.Generator().manual_seed(2)
     x = torch.randn(n, 3, generator=random, dtype=torch.float64)
-    return PaddedDataset(x, torch.randint(0, 2, (n, 4), generator=random))
+    return x, torch.randint(0, 2, (n, 4), generator=random)
 
 
 def test_both_loops_reach_the_same_optimum():
@@ -235,6 +240,7 @@ def test_only_code_of_this_package_is_kept(monkeypatch):
 def test_a_version_is_not_replaced():
     with pytest.raises(TypeError, match="Subsets has a version of score already"):
         block.score.of(Subsets)(score)
+    assert kind_numba.Trees
     with pytest.raises(TypeError, match="name of a kind of torchssvm"):
         block.score.of(NamedTuple("Trees", [("size", int)]))(score)
 
@@ -279,16 +285,15 @@ def test_weights_may_be_views_of_another_shape():
     "change, words",
     [
         (lambda x, y: (x, y.float()), "int64"),
-        (lambda x, y: (x, y + 2), r"label 3|label 2"),
+        (lambda x, y: (x, y + 2), r"Form\(labels=2\) takes 0 to 1"),
         (lambda x, y: (x, torch.where(torch.arange(4) == 1, -1, y)), "-1 before a label"),
-        (lambda x, y: (x[:, :1], y), r"floats \[B, 3\]|returns|same shape|size"),
     ],
 )
 def test_wrong_examples_are_refused(change, words):
-    x, y = change(*data()[:][:2]) if isinstance(data()[:], tuple) else change(data().x, data().y)
+    x, y = change(*drawn())
     head = Head()
     dual = DualState.for_head(head, 12, 0.05, storage=MeanParts())
-    with pytest.raises((ValueError, RuntimeError), match=words):
+    with pytest.raises(ValueError, match=words):
         CompiledBCFW(head, dual, [Batch(x, y, torch.arange(12))])
 
 

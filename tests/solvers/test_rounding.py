@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from problems import rng
@@ -25,6 +26,7 @@ from torchssvm import (
     certify,
     in_order,
     make_trainer,
+    solve,
 )
 from torchssvm.core.batch import tree_map
 from torchssvm.core.gradients import adjoint
@@ -33,6 +35,7 @@ from torchssvm.core.potentials import as_potentials
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.datasets import PaddedDataset
 from torchssvm.solvers import primal
+from torchssvm.solvers.compiled import exact
 
 
 def in_float64(head, data, lam, structure=None):
@@ -188,3 +191,14 @@ def test_a_certificate_before_the_first_step_leaves_float32_blocks():
         assert storage.estimate(wide, data.y) == storage.estimate(potentials, data.y)
         certify(head, dual, in_order(data), refresh=False)
         assert storage.nbytes() == 0 or storage.sets.mass.sum() == 0.0
+
+
+def test_costs_are_not_rounded_where_the_compiled_pass_decodes_in_float64(monkeypatch):
+    """A share of a sequence's length, rounded to float32, can choose another labeling."""
+    seen, made = [], exact.exact_ranges
+    monkeypatch.setattr(exact, "exact_ranges", lambda *given: (seen.append(given[3]), made(*given)))
+    head, data = separable(0, "chains", 8)
+    solve(head, data, lam=1e-8, solver=Solver(compiled=True), max_passes=5, progress=False)
+    wide = [examples for examples in seen if examples.added.dtype == np.float64]
+    assert wide
+    assert all((examples.added == examples.cost).all() for examples in wide)

@@ -84,8 +84,8 @@ class ExactPasses:
 
         def decode(wide: bool) -> None:
             cast: Callable[[Any], Any] = widen if wide else lambda arrays: arrays
-            unread = examples._replace(inner=examples.inner[:0]), model, blocks._replace(gram=blocks.gram[:0])
-            held = [cast(arrays) for arrays in unread]
+            own = examples._replace(inner=examples.inner[:0], added=examples.cost if wide else examples.added)
+            held = [cast(arrays) for arrays in (own, model, blocks._replace(gram=blocks.gram[:0]))]
 
             def some(begin: int, end: int, thread: int) -> None:
                 work = scalars, cast(self._scratch()), _zeros(model, held[1].emission.dtype), totals, every
