@@ -6,6 +6,7 @@ Exact passes are made after every fifth effective pass and every twentieth epoch
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,27 @@ import torch
 from torch import nn
 
 from torchssvm import (
+    Batch,
     CacheOracle,
     Corrective,
+    Decisions,
     FrankWolfe,
     LinearChain,
+    LinearDecisions,
     LinearMultilabel,
+    LinearRanking,
     LinearTree,
     Pairwise,
+    Ranking,
     Solver,
     make_trainer,
 )
+from torchssvm.core.batch import tree_map, tree_tensors
 from torchssvm.datasets import OCR, PaddedDataset, WordAlignment
 from torchssvm.models import alignment_matching
+from torchssvm.structures.decisions import ShortestPath
+from torchssvm.structures.ranking import NDCG
+from torchssvm.structures.tree import ForestFeatures, LinearForest
 
 from .measuring import Ask, Settings, Summary, Table, chosen
 
@@ -37,7 +47,7 @@ RULES: dict[str, dict[str, Any]] = {
     "torch loop: Frank-Wolfe": {"direction": FrankWolfe(), "compiled": False},
 }
 OPTIONS: dict[str, Any] = {
-    "tasks": ["OCR-small", "alignment", "trees", "label sets"],
+    "tasks": ["OCR-small", "alignment", "trees", "forests", "label sets", "labels alone", "rankings", "paths"],
     "seconds": 60.0,
     "batch_size": 64,
 }
@@ -45,7 +55,7 @@ QUICK = {"tasks": ["trees"], "seconds": 2.0}
 
 
 def read(task: str) -> tuple[Any, nn.Module, float]:
-    """Training set, head and lam; trees and label sets are drawn at random."""
+    """Training set, head and lam; all but the first two are drawn at random."""
     if task == "OCR-small":
         return OCR("train", "small"), LinearChain(128, 26), 0.01
     if task == "alignment":
@@ -56,19 +66,58 @@ def read(task: str) -> tuple[Any, nn.Module, float]:
         x, weights = torch.randn(n, 9, 16, generator=random), torch.randn(16, 5, generator=random)
         y = (x @ weights + 0.7 * torch.randn(n, 9, 5, generator=random)).argmax(2)
         return PaddedDataset(x, y), LinearTree(16, 5, parent=[-1, 0, 0, 1, 1, 2, 2, 3, 3]), 0.01
+    if task == "forests":
+        x, z = torch.randn(n, 9, 16, generator=random), torch.randn(n, 9, 3, generator=random)
+        parent = torch.stack([torch.randint(-1, v, (n,), generator=random) for v in range(9)], 1)
+        y = (x @ torch.randn(16, 5, generator=random) + 0.7 * torch.randn(n, 9, 5, generator=random)).argmax(2)
+        own = ForestFeatures(x, z.masked_fill((parent < 0).unsqueeze(2), 0.0), parent, torch.ones(n, 9).bool())
+        return Listed(own, y), LinearForest(16, 3, 5), 0.05
+    if task == "rankings":
+        x = torch.randn(n, 20, 30, generator=random)
+        scores = x @ torch.randn(30, generator=random) + 3.0 * torch.randn(n, 20, generator=random)
+        grades = torch.bucketize(scores, scores.flatten().quantile(torch.tensor([0.6, 0.9])))
+        return PaddedDataset(x, grades), LinearRanking(30, structure=Ranking(NDCG(10))), 0.01
+    if task == "paths":
+        structure = Decisions(ShortestPath.grid(5, 5))
+        x = torch.randn(n, 5, generator=random)
+        costs = (1.0 + (x @ torch.randn(5, 40, generator=random)) / 5**0.5 + 3.0).clamp(min=0.1) ** 2
+        return Listed(x, structure.target(costs.double())), LinearDecisions(5, structure=structure), 0.01
     x, weights = torch.randn(n, 20, generator=random), torch.randn(20, 6, generator=random)
     scores = x @ weights
     y = (scores + 0.8 * scores.roll(1, 1) + 2.0 * torch.randn(n, 6, generator=random) > 0.5).long()
-    return PaddedDataset(x, y), LinearMultilabel(20, 6), 0.01
+    return PaddedDataset(x, y), LinearMultilabel(20, 6, pairwise=task == "label sets"), 0.01
+
+
+class Listed:
+    """Features and targets as they are, without padding: trees of tensors whose first axis is the examples'."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(tree_tensors(self.x)[0])
+
+    def __getitems__(self, rows: Sequence[int]) -> Batch:
+        index = torch.tensor(rows)
+        return Batch(*(tree_map(lambda t: t[index], one) for one in (self.x, self.y)), index)
+
+    def __getitem__(self, i: int) -> Batch:
+        return self.__getitems__([i])
+
+    @staticmethod
+    def collate(batch: Batch) -> Batch:
+        """What ``__getitems__`` made."""
+        return batch
 
 
 def train(task: str, rules: str, seconds: float, batch_size: int) -> dict[str, Any]:
     """CPU seconds and passes to each share of the primal; None where the time did not suffice."""
     data, head, lam = read(task)
     trainer = make_trainer(head, data, lam, solver=Solver(batch_size=batch_size, **RULES[rules]))
-    trainer.step()  # compiles
+    trainer.step()  # both compile
+    trainer.certify()
     found: dict[str, Any] = dict.fromkeys(map(str, SHARES))
-    start, dual, checked, seen = time.process_time(), trainer.dual, 0.0, 0
+    start, dual, checked, seen = time.process_time(), trainer.dual, trainer.dual.passes, 0
     spent = 0.0
     while found[str(SHARES[-1])] is None and spent < seconds:
         before = dual.moved
