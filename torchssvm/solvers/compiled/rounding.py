@@ -21,6 +21,8 @@ class HingeRounding:
 
     def __init__(self, examples: Examples) -> None:
         kind, lengths = examples.kind, np.diff(examples.start)
+        links = getattr(kind, "links", None)  # edges with features
+        self._edges = 1.0 if links is None else float(np.abs(links.z).sum(1).max(initial=0.0))
         # A labeling differs from the target's at some tokens; of long sequences, more and more of them are doubtful.
         self._differing = float((np.sqrt(2.0 * lengths) + 0.05 * lengths).mean())
         many = len(examples.x) if examples.dense else len(examples.row) - 1
@@ -52,7 +54,7 @@ class HingeRounding:
         """Of the scores that these weights give; the weights are float32."""
         rows = model.emission if self._columns is None else model.emission[self._columns]
         terms = self._sizes @ np.abs(rows)
-        others = (model.transition, model.bias, model.first, model.last)
+        others = (self._edges * model.transition, model.bias, model.first, model.last)
         largest = sum(float(np.abs(array).max(initial=0.0)) for array in others)
         share = _SHARE * float(np.finfo(np.float32).eps) / 2
         return share * self._differing * (float(np.sqrt(np.square(terms).mean())) + largest)
