@@ -261,7 +261,7 @@ def test_loss_potentials_of_another_shape_are_refused_with_the_shape_that_is_wan
             return delta[:, :2], constant
 
     x, classes = torch.randn(8, 4), torch.arange(8) % 3
-    with pytest.raises(ValueError, match=r"shape of the potentials, \[1, 3\], got \[1, 2\]"):
+    with pytest.raises(ValueError, match=r"shape of the potentials, \[8, 3\], got \[8, 2\]"):
         solve(LinearMulticlass(4, 3), _Classes(x, classes), 0.1, structure=Short(3), progress=False)
 
 

@@ -12,11 +12,12 @@ L = pytest.importorskip("lightning")
 from items import with_solver  # noqa: E402
 from lightning_words import Features, chain, everything, loader, some_words, trainer  # noqa: E402
 
-from torchssvm import (  # noqa: E402
+from torchssvm import (
     BCFW,
     BlockGap,
     CompiledBCFW,
     DualState,
+    FrankWolfe,
     GapBatchSampler,
     Labelings,
     LinearChain,
@@ -213,7 +214,7 @@ def test_an_epoch_is_a_few_batches_without_data(words, visits):
             seen.append(batch)
 
     sampler = GapBatchSampler(num_examples=n, batch_size=16, seed=7)
-    model = StructuredSVM(LinearMulticlass(3, 3), lam=0.01, solver=Solver(storage=MeanParts()))
+    model = StructuredSVM(LinearMulticlass(3, 3), lam=0.01, solver=Solver(FrankWolfe(), storage=MeanParts()))
     gap = DualityGap(1e-9, every_n_epochs=2)
     training = DataLoader(data, batch_sampler=sampler, collate_fn=data.collate)
     trainer(Watch(), gap, max_epochs=2).fit(model, training)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,10 +96,7 @@ class LinkAdapter(HeadAdapter):
 
     def room_of(self, examples: Examples) -> Callable[[], Any]:
         """Makes the room for weights of edges and for the decoder."""
-        from torchssvm.kinds.links import LinkRoom
-
-        decoder, size = self.decoder_room(examples), (len(self.head.edge), self.num_states**2)
-        return lambda: LinkRoom(np.zeros(size), decoder())
+        return partial(_make_room, (len(self.head.edge), self.num_states**2), self.decoder_room(examples))
 
     @abstractmethod
     def decoder_room(self, examples: Examples) -> Callable[[], Any]:
@@ -131,3 +129,9 @@ class LinkAdapter(HeadAdapter):
         both = labels.gather(1, ends.clamp(min=0).flatten(1)).view(ends.shape)
         pairs = (both[..., 0] * self.num_states + both[..., 1]).masked_fill(ends[..., 0] < 0, -1)
         labelings[1][examples, slots, : pairs.shape[1]] = pairs.to(labelings[1].dtype)
+
+
+def _make_room(size: tuple[int, int], decoder: Callable[[], Any]) -> Any:
+    from torchssvm.kinds.links import LinkRoom
+
+    return LinkRoom(np.zeros(size), decoder())

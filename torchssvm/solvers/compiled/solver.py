@@ -175,7 +175,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         """Visits of a step whose caller names none."""
         n, cycles = self.dual.num_examples, self._corrects and self._rounds is None
         if self._whole:
-            return max(n, LEAST) // 2
+            return min(max(n, LEAST) // 2, 4 * n)
         return (left_of_cycle(self.dual.moved, n) if cycles else None) or usual_visits(n)
 
     @undisturbed()
