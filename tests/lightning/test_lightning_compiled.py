@@ -12,7 +12,7 @@ L = pytest.importorskip("lightning")
 from items import with_solver  # noqa: E402
 from lightning_words import Features, chain, everything, loader, some_words, trainer  # noqa: E402
 
-from torchssvm import (
+from torchssvm import (  # noqa: E402
     BCFW,
     BlockGap,
     CompiledBCFW,

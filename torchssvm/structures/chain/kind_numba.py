@@ -214,5 +214,11 @@ def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
         if new != old:
             delta[t, new] += mass
             delta[t, old] -= mass
-    if len(pairs):
+        # What both have at a place is left out: x + mass - mass rounds a small x.
+        if t > 0 and len(pairs) and length <= examples.stored:
+            left, above = labels[t - 1], examples.y[start + t - 1]
+            if new != old or left != above:
+                pairs[left, new] += mass
+                pairs[above, old] -= mass
+    if length > examples.stored and len(pairs):
         add_net_pairs(examples, start, length, labels, mass, pairs, counts)
