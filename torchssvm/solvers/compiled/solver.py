@@ -175,7 +175,8 @@ class CompiledBCFW(DualTrainer, Stateful):
         """Visits of a step whose caller names none."""
         n, cycles = self.dual.num_examples, self._corrects and self._rounds is None
         if self._whole:
-            return min(max(n, LEAST) // 2, 4 * n)
+            unknown = bool(torch.isinf(self.dual.gap_estimates).any())  # they are visited once
+            return n if unknown else min(max(n, LEAST) // 2, 4 * n)
         return (left_of_cycle(self.dual.moved, n) if cycles else None) or usual_visits(n)
 
     @undisturbed()
