@@ -60,9 +60,11 @@ assert min_cut(node, torch.tensor([[5.0, 0.0]]), torch.tensor([[[0, 1], [1, 2]]]
 """,
     "scipy": """
 import torch
-from torchssvm.structures import best_matching
+from torchssvm import Decisions
+from torchssvm.structures.decisions import IntegerProgram, SciPyMilp
 
-assert best_matching(torch.tensor([[[1.0, 3.0], [2.0, 5.0]]]))[0].nonzero().tolist() == [[0, 0], [1, 1]]
+knapsack = IntegerProgram([[3, 2, 2]], [4], maximize=True, backend=SciPyMilp())
+assert Decisions(knapsack).decode(torch.tensor([[5.0, 3.0, 3.0]])).tolist() == [[0, 1, 1]]
 """,
     "highs": """
 from torchssvm.structures.decisions import HiGHS, IntegerProgram
