@@ -193,13 +193,17 @@ class HeadAdapter(ABC):
         """The lengths of examples, as the potentials have them, from the numbers of their labels."""
         return sizes
 
-    @abstractmethod
     def as_sequences(self, labelings: Tensor) -> Tensor:
-        """Stored labelings as ``[n, C, N]``, sharing their memory."""
+        """Stored labelings as ``[n, C, N]``, sharing their memory: the default is for those that are sequences."""
+        return labelings
 
-    @abstractmethod
     def longest_labeling(self, longest: int) -> Labeling:
-        """A batch of one labeling of the largest length and label."""
+        """A batch of one labeling of the largest length and label: a sequence of states by default."""
+        return torch.full((1, longest), self.num_states - 1)
+
+    def unpadded(self, model: Model) -> list[Any]:
+        """Emissions, and the bias if there is one, without what pads their rows."""
+        return [array[..., : self.num_states] for array in [model.emission] + [model.bias] * model.has_bias]
 
     ragged = True
     """Whether potentials have lengths."""

@@ -160,6 +160,25 @@ def mean_loss(kind, examples, i, t, psi, total, absolute):
     return np.nan, 0.0
 
 
+@njit
+def uniform_mean_loss(kind, examples, i, t, psi, total, absolute):
+    """:func:`mean_loss` of a row for each label, whose wrong states all cost the same."""
+    place = examples.start[i] + t
+    own, cost = np.float64(psi[examples.y[place]]), examples.cost[place]
+    return cost * (own - total), cost * (absolute - abs(own))
+
+
+@njit
+def add_states(examples, i, length, labels, mass, delta):
+    """``mass (p(labels) - p(y))`` added to emissions of a row for each label."""
+    start = examples.start[i]
+    for t in range(length):
+        new, old = labels[t], examples.y[start + t]
+        if new != old:
+            delta[t, new] += mass
+            delta[t, old] -= mass
+
+
 @ByKind
 @njit
 def mark_rows(kind, examples, i, labels, used):

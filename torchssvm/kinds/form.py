@@ -218,10 +218,6 @@ class Form(HeadAdapter):
                 view.copy_(array)
         return [tensor.numpy() for tensor in made]
 
-    def as_sequences(self, labelings: Tensor) -> Tensor:
-        """The labelings, which are sequences."""
-        return labelings
-
     def longest_labeling(self, longest: int) -> Tensor:
         """``[1, longest]``."""
         return torch.full((1, longest), self._labels - 1)

@@ -109,12 +109,8 @@ class LinkAdapter(HeadAdapter):
 
     def trained(self, model: Model) -> list[Any]:
         """Nodes, edges and bias."""
-        emission, *bias = (array[..., : self.num_states] for array in [model.emission] + [model.bias] * model.has_bias)
+        emission, *bias = self.unpadded(model)
         return [emission.T, model.transition.reshape(self.head.edge.shape), *bias]
-
-    def as_sequences(self, labelings: Tensor) -> Tensor:
-        """The labels of the nodes."""
-        return labelings
 
     def longest_labeling(self, longest: int) -> Labeling:
         """Labels ``[1, longest]``, and the pairs that they make."""

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from torchssvm.core.jit import ByKind, njit, njit_fastmath
 from torchssvm.core.vectors import add_rows, exact_dot, set_row
 from torchssvm.kinds import block
-from torchssvm.kinds.block import add_rows_to_weights, list_rows, potentials_of_rows, respond_rows, square_rows
+from torchssvm.kinds.block import (
+    add_rows_to_weights,
+    add_states,
+    list_rows,
+    potentials_of_rows,
+    respond_rows,
+    square_rows,
+    uniform_mean_loss,
+)
 
 
 class Links(NamedTuple):
@@ -85,14 +91,6 @@ def score(kind, examples, i, labels, length, emission, transition):
 
 
 @njit
-def mean_loss(kind, examples, i, t, psi, total, absolute):
-    """All wrong labels of a node cost the same."""
-    place = examples.start[i] + t
-    own, cost = np.float64(psi[examples.y[place]]), examples.cost[place]
-    return cost * (own - total), cost * (absolute - abs(own))
-
-
-@njit
 def mark_rows(kind, examples, i, labels, used):
     """The rows of the pairs that the labels make."""
     links = kind.links
@@ -106,10 +104,7 @@ def mark_rows(kind, examples, i, labels, used):
 def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
     """``mass (p(labels) - p(y))``: labels and pairs that differ."""
     links, target = kind.links, examples.y[examples.start[i] :]
-    for v in range(length):
-        if labels[v] != target[v]:
-            delta[v, labels[v]] += mass
-            delta[v, target[v]] -= mass
+    add_states(examples, i, length, labels, mass, delta)
     for place in range(links.start[i + 1] - links.start[i]):
         a, b = links.ends[links.start[i] + place, 0], links.ends[links.start[i] + place, 1]
         if a >= 0 and (labels[a] != target[a] or labels[b] != target[b]):
@@ -195,8 +190,9 @@ def add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch
 
 def with_links(kind: type) -> type:
     """A named tuple whose field ``links`` is a :class:`Links`: it gets all of these versions, and brings ``decode``."""
-    versions = pair_rows_of, pairs_of, potentials, score, mean_loss, mark_rows, add_labeling
+    versions = pair_rows_of, pairs_of, potentials, score, mark_rows, add_labeling
     for version in (*versions, respond_pairs, respond, squared_length, add_to_weights):
         function: ByKind = getattr(block, version.__name__)
         function.of(kind)(version)
+    block.mean_loss.of(kind)(uniform_mean_loss)
     return kind

@@ -13,7 +13,7 @@ import numpy as np
 from torchssvm.core.jit import njit, njit_fastmath
 from torchssvm.core.vectors import dot, exact_dot
 from torchssvm.kinds import block
-from torchssvm.kinds.block import loss_of, size_of
+from torchssvm.kinds.block import add_states, loss_of, size_of, uniform_mean_loss
 from torchssvm.structures.arborescence.numba import best_nonprojective, best_projective
 
 
@@ -74,25 +74,14 @@ def arc_score(arcs, examples, i, labels, length, emission, transition):
     return total
 
 
-@block.mean_loss.of(Arcs)
-@njit
-def arc_mean_loss(arcs, examples, i, t, psi, total, absolute):
-    """All wrong heads of a token cost the same."""
-    token = examples.start[i] + t
-    own, cost = np.float64(psi[examples.y[token]]), examples.cost[token]
-    return cost * (own - total), cost * (absolute - abs(own))
+block.mean_loss.of(Arcs)(uniform_mean_loss)
 
 
 @block.add_labeling.of(Arcs)
 @njit
 def add_arc_labeling(arcs, examples, i, length, labels, mass, delta, pairs, counts):
     """``mass (p(labels) - p(y))``."""
-    start = examples.start[i]
-    for t in range(length):
-        new, old = labels[t], examples.y[start + t]
-        if new != old:
-            delta[t, new] += mass
-            delta[t, old] -= mass
+    add_states(examples, i, length, labels, mass, delta)
 
 
 @njit

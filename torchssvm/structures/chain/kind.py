@@ -72,14 +72,6 @@ class ChainAdapter(SequenceAdapter):
         found = self.structure.transitions  # type: ignore[attr-defined]
         return super().allowed() if found is None else torch.cat([found.pairs, found.first[None], found.last[None]])
 
-    def as_sequences(self, labelings: Tensor) -> Tensor:
-        """The labelings, which are sequences."""
-        return labelings
-
-    def longest_labeling(self, longest: int) -> Tensor:
-        """``[1, longest]``."""
-        return torch.full((1, longest), self.num_states - 1)
-
 
 class SparseChainAdapter(ChainAdapter):
     """:class:`SparseLinearChain`."""

@@ -56,7 +56,7 @@ class MulticlassAdapter(SequenceAdapter):
 
     def trained(self, model: Model) -> list[Any]:
         """Weight and bias."""
-        emission, *bias = (array[..., : self.num_states] for array in [model.emission] + [model.bias] * model.has_bias)
+        emission, *bias = self.unpadded(model)
         return [emission.T, *bias]
 
     def as_sequences(self, labelings: Tensor) -> Tensor:

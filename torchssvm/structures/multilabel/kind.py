@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.lists import Lists, lists_within
-from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.core.lists import Lists, lists_of_rows
 from torchssvm.core.structure import Labeling
 from torchssvm.kinds.adapter import HeadAdapter, Ragged
 from torchssvm.kinds.examples import Examples, Model
@@ -60,9 +59,7 @@ class LabelSetAdapter(HeadAdapter):
         """One row for each example."""
         if isinstance(x, Tensor):
             return x
-        lists = SparseFeatures(x.columns.unsqueeze(1), None if x.values is None else x.values.unsqueeze(1))
-        inside = torch.ones(len(x.columns), 1, dtype=torch.bool)
-        return lists_within(lists, inside, self.head.in_features, self.head.unary.dtype)
+        return lists_of_rows(x, self.head.in_features, self.head.unary.dtype)
 
     def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
         """One row for each example."""
@@ -98,13 +95,9 @@ class LabelSetAdapter(HeadAdapter):
 
     def trained(self, model: Model) -> list[Any]:
         """Weights, bias and pairs."""
-        emission, *bias = (array[..., : self.num_states] for array in [model.emission] + [model.bias] * model.has_bias)
+        emission, *bias = self.unpadded(model)
         pairs = [] if self.pairs is None else [model.transition[0]]
         return [self.head.by_feature(emission), *bias, *pairs]
-
-    def as_sequences(self, labelings: Tensor) -> Tensor:
-        """The labelings, which have one number for each label."""
-        return labelings
 
     def longest_labeling(self, longest: int) -> Tensor:
         """``[1, K]``."""

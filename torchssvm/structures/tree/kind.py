@@ -62,13 +62,5 @@ class TreeAdapter(HeadAdapter):
 
     def trained(self, model: Model) -> list[Any]:
         """Nodes, edges and bias."""
-        emission, *bias = (array[..., : self.num_states] for array in [model.emission] + [model.bias] * model.has_bias)
+        emission, *bias = self.unpadded(model)
         return [emission.T, model.transition.reshape(self.head.edge.shape), *bias]
-
-    def as_sequences(self, labelings: Tensor) -> Tensor:
-        """The labelings, which are sequences."""
-        return labelings
-
-    def longest_labeling(self, longest: int) -> Tensor:
-        """``[1, longest]``."""
-        return torch.full((1, longest), self.num_states - 1)

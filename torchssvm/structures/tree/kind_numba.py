@@ -9,7 +9,7 @@ import numpy as np
 from torchssvm.core.jit import njit
 from torchssvm.core.vectors import set_rows
 from torchssvm.kinds import block
-from torchssvm.kinds.block import loss_of, size_of
+from torchssvm.kinds.block import add_states, loss_of, size_of, uniform_mean_loss
 from torchssvm.kinds.links import with_links
 from torchssvm.structures.tree.numba import decode as decode_trees
 
@@ -70,13 +70,7 @@ def score(kind, examples, i, labels, length, emission, transition):
     return total
 
 
-@block.mean_loss.of(Trees)
-@njit
-def mean_loss(kind, examples, i, t, psi, total, absolute):
-    """All wrong states of a node cost the same."""
-    place = examples.start[i] + t
-    own, cost = np.float64(psi[examples.y[place]]), examples.cost[place]
-    return cost * (own - total), cost * (absolute - abs(own))
+block.mean_loss.of(Trees)(uniform_mean_loss)
 
 
 @block.mark_rows.of(Trees)
@@ -93,37 +87,43 @@ def mark_rows(kind, examples, i, labels, used):
 def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
     """``mass (p(labels) - p(y))``: states and pairs that differ at a node."""
     target = examples.y[examples.start[i] :]
+    add_states(examples, i, length, labels, mass, delta)
     for v in range(length):
         new, old = labels[v], target[v]
-        if new != old:
-            delta[v, new] += mass
-            delta[v, old] -= mass
         if kind.parent[v] >= 0 and (new != old or labels[kind.parent[v]] != target[kind.parent[v]]):
             pairs[row_of(kind, v, labels), new] += mass
             pairs[row_of(kind, v, target), old] -= mass
 
 
-@block.decode.of(Trees)
 @njit
-def decode(kind, examples, i, length, scratch, transition, labels):
-    """Max-sum with the loss added, with the ties of ``torchssvm.structures.tree.oracle``."""
-    start, scores, states, room = examples.start[i], scratch.prefixes, kind.states, scratch.room
+def max_sum(examples, i, length, scratch, states, parents, edges, room, labels):
+    """Max-sum with the loss added, with the ties of ``torchssvm.structures.tree.oracle``.
+
+    ``edges`` are matrices for each node, or one with the child's state first.
+    """
+    start, scores = examples.start[i], scratch.prefixes
     set_rows(scores, scratch.emission, None, length, None, examples.added[start:])
     for v in range(length):
         target = examples.y[start + v]
         scores[v, target] = scratch.emission[v, target]
     nodes, found = scores[:length].reshape(1, length, states), labels[:length].reshape(1, length)
-    parents = kind.parent[:length].reshape(1, length)
     work = 1, states, 0, 1, room.memory, room.places, found, room.value
+    decode_trees(nodes, edges, parents[:length].reshape(1, length), room.every, *work)
+
+
+@block.decode.of(Trees)
+@njit
+def decode(kind, examples, i, length, scratch, transition, labels):
+    """Max-sum."""
+    states, turned = kind.states, scratch.transition
     if kind.shared:
-        turned = scratch.transition
         for j in range(states):
             for k in range(states):
                 turned[k, j] = transition[j, k]
-        decode_trees(nodes, turned[:states].reshape(1, 1, states, states), parents, room.every, *work)
+        edges = turned[:states].reshape(1, 1, states, states)
     else:
-        matrices = transition[: length * states].reshape(1, length, states, states)
-        decode_trees(nodes, matrices, parents, room.every, *work)
+        edges = transition[: length * states].reshape(1, length, states, states)
+    max_sum(examples, i, length, scratch, states, kind.parent, edges, scratch.room, labels)
     return loss_of(kind, examples, i, labels)
 
 
@@ -138,16 +138,8 @@ class Forests(NamedTuple):
 @block.decode.of(Forests)
 @njit
 def decode_forest(kind, examples, i, length, scratch, transition, labels):
-    """Max-sum with the loss added, with the ties of ``torchssvm.structures.tree.oracle``."""
-    start, scores, states, room = examples.start[i], scratch.prefixes, kind.links.states, scratch.room.decoder
-    set_rows(scores, scratch.emission, None, length, None, examples.added[start:])
-    for v in range(length):
-        target = examples.y[start + v]
-        scores[v, target] = scratch.emission[v, target]
-    nodes, found = scores[:length].reshape(1, length, states), labels[:length].reshape(1, length)
-    first = kind.links.start[i]
-    parents = kind.parent[first : first + length].reshape(1, length)
-    matrices = transition[: length * states].reshape(1, length, states, states)
-    work = 1, states, 0, 1, room.memory, room.places, found, room.value
-    decode_trees(nodes, matrices, parents, room.every, *work)
+    """Max-sum."""
+    states, parents = kind.links.states, kind.parent[kind.links.start[i] :]
+    edges = transition[: length * states].reshape(1, length, states, states)
+    max_sum(examples, i, length, scratch, states, parents, edges, scratch.room.decoder, labels)
     return loss_of(kind, examples, i, labels)
