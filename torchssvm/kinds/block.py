@@ -188,13 +188,11 @@ def mark_rows(kind, examples, i, labels, used):
 
 
 @njit
-def respond_rows(examples, model, i, length, psi, scratch):
-    """Emissions of ``Phi Phi^T psi`` into ``scratch.response``; returns their product with psi."""
+def respond_marked(examples, model, i, length, psi, scratch):
+    """:func:`respond_rows`; of an example without stored products, only where ``scratch.response`` is infinite."""
     start, inner, total = examples.line[i], examples.inner_start[i], 0.0
     response, sums = scratch.response, scratch.sums_of_label
     if length > examples.stored:
-        for t in range(length):
-            set_row(response[t], None, None, np.inf)
         respond_to_long_parts(examples, start, length, psi, model.has_bias, response, sums)
     for t in range(length):
         row = response[t]
@@ -202,8 +200,18 @@ def respond_rows(examples, model, i, length, psi, scratch):
             set_row(row, None, None, 0.0)
             for u in range(length):
                 add_row(row, psi[u], np.float64(examples.inner[inner + triangle(t, u)]))
+        if model.has_boundary:
+            add_row(row, psi[t], np.float64((t == 0) + (t == length - 1)))
         total += exact_dot(row, psi[t])
     return total
+
+
+@njit
+def respond_rows(examples, model, i, length, psi, scratch):
+    """Emissions of ``Phi Phi^T psi`` into ``scratch.response``; returns their product with psi."""
+    for t in range(length if length > examples.stored else 0):
+        set_row(scratch.response[t], None, None, np.inf)
+    return respond_marked(examples, model, i, length, psi, scratch)
 
 
 @ByKind

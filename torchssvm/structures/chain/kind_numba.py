@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchssvm.core.jit import njit
-from torchssvm.core.vectors import add_row, exact_dot, set_row, set_rows
+from torchssvm.core.vectors import set_row, set_rows
 from torchssvm.kinds import block
-from torchssvm.kinds.block import size_of, triangle
-from torchssvm.kinds.long import add_net_pairs, mark, respond_long, respond_to_long_parts
+from torchssvm.kinds.block import respond_marked, size_of, triangle
+from torchssvm.kinds.long import add_net_pairs, mark, respond_long
 from torchssvm.structures.maxplus import backtrack, send_forward, send_forward_far
 
 _FAR = 256  # tokens of a sequence whose scores are summed without rounding that grows with the length
@@ -169,21 +169,9 @@ def respond(kind, examples, model, i, length, labels, scratch, held, count, foun
 @njit
 def respond_to_parts(kind, examples, model, i, length, psi, scratch, held, count, found, is_new):
     """Emissions of ``Phi Phi^T psi`` into ``response``, as :func:`respond`; returns their product with psi."""
-    response, sums = scratch.response, scratch.sums_of_label
-    start, inner, total = examples.start[i], examples.inner_start[i], 0.0
     if length > examples.stored:
-        mark(examples, start, length, held, count, found, is_new, response)
-        respond_to_long_parts(examples, start, length, psi, model.has_bias, response, sums)
-    for t in range(length):
-        row = response[t]
-        if length <= examples.stored:
-            set_row(row, None, None, 0.0)
-            for u in range(length):
-                add_row(row, psi[u], np.float64(examples.inner[inner + triangle(t, u)]))
-        if model.has_boundary:
-            add_row(row, psi[t], np.float64((t == 0) + (t == length - 1)))
-        total += exact_dot(row, psi[t])
-    return total
+        mark(examples, examples.start[i], length, held, count, found, is_new, scratch.response)
+    return respond_marked(examples, model, i, length, psi, scratch)
 
 
 @block.forget_pairs.of(Sequences)
