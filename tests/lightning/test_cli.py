@@ -208,7 +208,7 @@ def test_direction_and_oracle_from_flags(rules):
 
 
 def test_a_contradicting_storage_in_a_configuration(rules):
-    with pytest.raises(ValueError, match=r"direction=Corrective.*storage=MeanParts\(\).*Labelings\(\)"):
+    with pytest.raises(ValueError, match=r"oracle=CacheOracle.*storage=MeanParts\(\).*Labelings\(\)"):
         rules("--model.solver.storage=torchssvm.MeanParts")
 
 

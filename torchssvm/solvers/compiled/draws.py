@@ -38,7 +38,6 @@ class Draws(ByRank):
         order: ``Proportional()``, ``Uniform()`` or ``Permutation()``.
         dual: The dual state with the gaps.
         seed: Seed of the draws.
-
         whole: Whether each visit solves a whole block; ``Proportional()`` then makes sweeps, see :meth:`_sweep`.
 
     Attributes:
@@ -116,6 +115,8 @@ class Draws(ByRank):
                     break
                 order = torch.searchsorted(ends, points * ends[-1], right=True).clamp_(max=len(ends) - 1)
             else:
+                if not len(order):
+                    break
                 order = order[:visits]
                 self.used(len(order))
             found.append(order)

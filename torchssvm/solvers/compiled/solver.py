@@ -175,8 +175,9 @@ class CompiledBCFW(DualTrainer, Stateful):
         """Visits of a step whose caller names none."""
         n, cycles = self.dual.num_examples, self._corrects and self._rounds is None
         if self._whole:
-            unknown = bool(torch.isinf(self.dual.gap_estimates).any())  # they are visited once
-            return n if unknown else min(max(n, LEAST) // 2, 4 * n)
+            # blocks with an unknown gap are visited once; of several processes, each knows the gaps of its own alone
+            one = self._rounds is not None or bool(torch.isinf(self.dual.gap_estimates).any())
+            return n if one else min(max(n, LEAST) // 2, 4 * n)
         return (left_of_cycle(self.dual.moved, n) if cycles else None) or usual_visits(n)
 
     @undisturbed()
