@@ -83,7 +83,7 @@ def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tup
     x = torch.empty(rows if dense else 0, features, dtype=dtype)
     own = {name: _join(name, pieces, n) for name in pieces[0].own}
     counts = torch.zeros(int(line_start[-1]), dtype=torch.int64)
-    lists: list[tuple[Tensor, Tensor, Tensor]] = []
+    lists: list[tuple[Tensor | slice, Tensor, Tensor]] = []
     while pieces:
         piece = pieces.pop()  # each piece is freed after it has been copied
         place = _places(start[piece.index], piece.sizes)
@@ -182,8 +182,10 @@ def offsets(sizes: Tensor) -> Tensor:
     return torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
 
 
-def _places(start: Tensor, sizes: Tensor) -> Tensor:
+def _places(start: Tensor, sizes: Tensor) -> Tensor | slice:
     """``start_i, start_i + 1, ...`` of every run, one after another."""
     ends = sizes.cumsum(0)
     total = int(ends[-1]) if len(ends) else 0
+    if total and torch.equal(start[1:], start[0] + ends[:-1]):  # batches in order, which are copied at once
+        return slice(int(start[0]), int(start[0]) + total)
     return torch.repeat_interleave(start - ends + sizes, sizes) + torch.arange(total)
