@@ -13,10 +13,11 @@ from torchssvm.core.jit import arrays, fits_numba, fits_triton
 from torchssvm.core.launch import by_example
 from torchssvm.core.on_host import on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding, Marginals, OracleResult, Structure, digest
+from torchssvm.core.structure import Decoding, Marginals, OracleResult, Structure, digest, gated
 from torchssvm.structures.arguments import WeightedLabels, check_labels, check_lengths
 from torchssvm.structures.chain import numba as kernels
 from torchssvm.structures.chain.labelings import chain_parts, chain_scores
+from torchssvm.structures.chain.nbest import NBest, nbest
 from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.chain.sum_product import sum_product
 from torchssvm.structures.chain.transitions import Transitions
@@ -119,6 +120,29 @@ class Chain(Structure):
             potentials.tensors["emission"], potentials.tensors["transition"], lengths
         )
         return Marginals({"emission": emission, "transition": transition}, log_partition)
+
+    @gated
+    def nbest(self, potentials: Potentials, n: int) -> NBest:
+        """The n best outputs of every example, the first one that of :meth:`argmax`; equals in no certain order.
+
+        Args:
+            potentials: Of a batch.
+            n: How many, at least 1.
+
+        Raises:
+            ValueError: ``n`` is less than 1, or scores are not finite.
+            TypeError: ``n`` is not a number.
+
+        Example:
+            >>> scores = torch.tensor([[[1.0, 0.0], [0.0, 0.25]]])
+            >>> found = Chain(2).nbest(Potentials({"emission": scores, "transition": torch.zeros(1, 2, 2)}), n=2)
+            >>> found.labelings, found.values
+            (tensor([[[0, 1],
+                     [0, 0]]]), tensor([[1.2500, 1.0000]], dtype=torch.float64))
+        """
+        n = check_whole(n, "n")
+        potentials = self.restricted(potentials)
+        return nbest(potentials.tensors["emission"], potentials.tensors["transition"], potentials.lengths, n)
 
     def restricted(self, potentials: Potentials) -> Potentials:
         """The potentials that are decoded: ``-inf`` where :attr:`transitions` forbid a state or a pair."""
