@@ -43,7 +43,7 @@ from .text.conllu import Attachment, CoNLLU, Sentence, arc_columns, attachment, 
 from .text.named_chains import NamedChains
 from .text.named_entities import NamedEntities
 from .text.sparse_chains import SparseChains
-from .text.tag_schemes import bio_transitions, to_bio
+from .text.tag_schemes import bio_transitions, bioes_transitions, to_bio
 from .text.word_alignment import AlignmentErrors, SentencePair, WordAlignment, alignment_errors
 from .text.word_chains import WordChains
 
@@ -120,6 +120,7 @@ __all__ = [
     "arc_columns",
     "attachment",
     "bio_transitions",
+    "bioes_transitions",
     "chunk_scores",
     "chunks",
     "detected_joints",

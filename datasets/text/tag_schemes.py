@@ -85,6 +85,39 @@ def bio_transitions(tags: Sequence[str]) -> Transitions:
     return Transitions(allowed, first=first)
 
 
+def bioes_transitions(tags: Sequence[str]) -> Transitions:
+    """Which tags may follow each other: I-X and E-X after B-X and I-X only, and nothing else there.
+
+    Args:
+        tags: The tag of every state: O, B-X, I-X, E-X, or S-X for a chunk of one token.
+
+    Raises:
+        ValueError: A tag has another form, or a B-X or I-X has no E-X, so that its chunk could not end.
+
+    Example:
+        >>> bioes_transitions(["O", "B-LOC", "E-LOC"]).pairs
+        tensor([[ True,  True, False],
+                [False, False,  True],
+                [ True,  True, False]])
+    """
+    kinds = [tag.partition("-")[2] if tag[:1] in "BI" else "" for tag in tags]  # of the chunk that is open after it
+    for state, tag in enumerate(tags):
+        if tag != "O" and (tag[:2] not in ("B-", "I-", "E-", "S-") or len(tag) < 3):
+            raise ValueError(f"tags[{state}]={tag!r} must be O, or B-TYPE, I-TYPE, E-TYPE or S-TYPE for some type")
+        if kinds[state] and f"E-{kinds[state]}" not in tags:
+            raise ValueError(f"tags has {tag!r} and no 'E-{kinds[state]}': a chunk of this type could not end")
+    needs = [tag.partition("-")[2] if tag[:1] in "IE" else "" for tag in tags]  # of the chunk that is open before it
+    allowed, first, last = (  # on the CPU also where a model is made on the meta device
+        torch.tensor(each, device="cpu")
+        for each in (
+            [[after == before for after in needs] for before in kinds],
+            [not kind for kind in needs],
+            [not kind for kind in kinds],
+        )
+    )
+    return Transitions(allowed, first=first, last=last)
+
+
 def _inside(tags: Sequence[str]) -> Iterator[tuple[int, str]]:
     """State and type of every I-X."""
     for state, tag in enumerate(tags):

@@ -1,0 +1,274 @@
+"""A tagger on a pretrained encoder: words out of pieces, a chain over them, and a loss for ordinary trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, PreTrainedModel
+from transformers.utils import ModelOutput
+
+from torchssvm.core.potentials import Potentials
+from torchssvm.datasets.text.chunk_f1 import chunk_scores
+from torchssvm.datasets.text.tag_schemes import to_bio
+from torchssvm.solvers.feature_losses import SoftmaxMargin
+from torchssvm.solvers.schedules import Relative, Tolerance
+from torchssvm.solvers.solver import Solver
+from torchssvm.structures.chain.head import LinearChain
+from torchssvm.structures.chain.structure import Chain
+from torchssvm.transformers.batches import NO_WORD, Words, words_of
+from torchssvm.transformers.config import StructuredTaggerConfig
+from torchssvm.transformers.solving import Solved, calibrate, solve_head
+from torchssvm.transformers.tagging import Span, tag_texts
+
+
+@dataclass
+class TaggerOutput(ModelOutput):
+    """What a tagger returns.
+
+    Attributes:
+        loss: A scalar; None where no labels were given.
+        predictions: ``[B, N]`` int64, the state of each word at its position, -100 elsewhere; None while training.
+    """
+
+    loss: Tensor | None = None
+    predictions: Tensor | None = None
+
+
+class StructuredTagger(PreTrainedModel):
+    """A linear chain over the words of a sentence, on the hidden states of a pretrained encoder.
+
+    ``labels`` are those of ``DataCollatorForTokenClassification``: a state at the first piece of every word and -100 at
+    all other positions, wherever they are. In ``transformers.Trainer`` it trains by the loss of its configuration, with
+    clipping, accumulation and 16-bit steps as any model; :meth:`solve` trains the head to a certified gap. The head is
+    in float32. Make it by :meth:`from_classifier` or :meth:`from_pretrained`.
+
+    Args:
+        config: See :class:`StructuredTaggerConfig`.
+        encoder: The encoder; None makes one with random weights.
+
+    Raises:
+        ValueError: The configuration has no encoder, or a layer that the encoder does not have.
+    """
+
+    config_class = StructuredTaggerConfig
+    base_model_prefix = "encoder"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _keep_in_fp32_modules_strict: ClassVar = ["head"]
+    _keys_to_ignore_on_load_missing: ClassVar = [r"^encoder\.pooler\."]  # which no tag depends on
+    _keys_to_ignore_on_load_unexpected: ClassVar = [r"^encoder\.pooler\."]
+
+    def __init__(self, config: StructuredTaggerConfig, encoder: nn.Module | None = None) -> None:
+        super().__init__(config)
+        if config.encoder is None:
+            raise ValueError("config.encoder is None: give the configuration of an encoder")
+        layers = config.encoder.num_hidden_layers + 1
+        if not all(-layers <= layer < layers for layer in config.layers):
+            raise ValueError(f"layers={config.layers}, and the encoder has hidden states 0 to {layers - 1}")
+        self.encoder = AutoModel.from_config(config.encoder) if encoder is None else encoder
+        states = len(config.labels)
+        structure = Chain(states, normalize=False, transitions=config.transitions())
+        self.head = LinearChain(len(config.layers) * config.encoder.hidden_size, states, structure=structure).float()
+        if config.freeze_encoder:
+            self.encoder.requires_grad_(False)
+        self.post_init()
+
+    @classmethod
+    def from_pretrained(
+        cls, name: Any, *args: Any, labels: Sequence[str] | None = None, scheme: str | None = None, **options: Any
+    ) -> StructuredTagger:
+        """A saved tagger; or, with ``labels``, a new one on a pretrained encoder.
+
+        Args:
+            name: A folder or a name, as in ``AutoModel.from_pretrained``.
+            *args: As there.
+            labels: The label of every state; None reads a tagger that ``save_pretrained`` wrote.
+            scheme: As in :class:`StructuredTaggerConfig`, like ``layers``, ``loss`` and ``freeze_encoder``.
+            **options: These, and those of ``AutoModel.from_pretrained``.
+        """
+        if labels is None:
+            found: StructuredTagger = super().from_pretrained(name, *args, **options)
+            return found
+        own = {key: options.pop(key) for key in ("layers", "loss", "freeze_encoder") if key in options}
+        encoder = AutoModel.from_pretrained(name, *args, **options)
+        return cls(StructuredTaggerConfig(encoder.config, labels, scheme, **own), encoder)
+
+    @classmethod
+    @torch.no_grad()
+    def from_classifier(cls, model: PreTrainedModel, scheme: str | None = "BIO") -> StructuredTagger:
+        """The tagger with the encoder and the weights of a token classifier, which need no training.
+
+        Sequences that are none of the scheme are no longer predicted, and the rest scores as before.
+
+        Args:
+            model: Such as an ``AutoModelForTokenClassification``; the tagger shares its encoder.
+            scheme: As in :class:`StructuredTaggerConfig`.
+
+        Raises:
+            TypeError: The model's classifier is not one ``nn.Linear`` on the last hidden states.
+            ValueError: Its labels do not fit the scheme.
+        """
+        encoder = getattr(model, model.base_model_prefix, None)
+        classifier = getattr(model, "classifier", getattr(model, "score", None))
+        if not (isinstance(classifier, nn.Linear) and encoder is not None):
+            raise TypeError(
+                f"model is a {type(model).__name__}, and a token classifier with one nn.Linear on the last hidden "
+                "states is needed, such as AutoModelForTokenClassification.from_pretrained(...)"
+            )
+        labels = [model.config.id2label[state] for state in range(classifier.out_features)]
+        tagger = cls(StructuredTaggerConfig(encoder.config, labels, scheme, loss="cross-entropy"), encoder)
+        tagger.head.emission.copy_(classifier.weight)
+        if classifier.bias is not None and tagger.head.bias is not None:
+            tagger.head.bias.copy_(classifier.bias)
+        return tagger.train(model.training)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, LinearChain):
+            module.reset_parameters()
+
+    def train(self, mode: bool = True) -> StructuredTagger:
+        """As in torch; a frozen encoder stays in evaluation mode."""
+        super().train(mode)
+        if self.config.freeze_encoder:
+            self.encoder.eval()
+        return self
+
+    def words(self, labels: Tensor | None = None, word_mask: Tensor | None = None, **inputs: Any) -> Words:
+        """The features of the words of a batch.
+
+        Args:
+            labels: ``[B, N]`` int64, -100 where no word is.
+            word_mask: ``[B, N]`` bool, the first piece of each word, in place of labels.
+            **inputs: Those of the encoder.
+
+        Raises:
+            ValueError: Neither is given, or a row has no word.
+        """
+        if labels is None and word_mask is None:
+            raise ValueError(
+                "labels and word_mask are None: word_mask says at which positions the words are, bool [B, N]"
+            )
+        with torch.no_grad() if self.config.freeze_encoder else nullcontext():
+            several = self.config.layers != [-1]
+            found = self.encoder(**inputs, output_hidden_states=several)
+        hidden = torch.cat([found.hidden_states[i] for i in self.config.layers], -1) if several else found[0]
+        mask = labels != NO_WORD if word_mask is None else word_mask.bool()
+        return words_of(hidden, mask, labels)
+
+    def potentials(self, words: Words) -> Potentials:
+        """The scores of the labels of words."""
+        found: Potentials = self.head(words.features, words.lengths)
+        return found
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        word_mask: Tensor | None = None,
+        **inputs: Any,
+    ) -> TaggerOutput:
+        """Loss and predictions of a batch; see :meth:`words` for the arguments.
+
+        Raises:
+            ValueError: A label is no state, or the labels of a sentence are none of the scheme.
+        """
+        inputs.pop("num_items_in_batch", None)
+        words = self.words(labels, word_mask, input_ids=input_ids, attention_mask=attention_mask, **inputs)
+        potentials = self.potentials(words)
+        loss = predictions = None
+        if words.labels is not None:
+            loss = self._loss(potentials, words)
+        if not self.training:
+            predictions = words.scatter(self.head.structure.argmax(potentials.detach()).labeling)
+        return TaggerOutput(loss=loss, predictions=predictions)
+
+    def _loss(self, potentials: Potentials, words: Words) -> Tensor:
+        target = self.head.structure.check_target(words.labels, potentials)
+        if self.config.loss == "softmax-margin":
+            return SoftmaxMargin(self.head.structure)(potentials, target)
+        return nn.functional.cross_entropy(potentials["emission"].flatten(0, 1), target.flatten(), ignore_index=-1)
+
+    def compute_metrics(self, predicted: Any) -> dict[str, float]:
+        """For ``Trainer(compute_metrics=tagger.compute_metrics)``: accuracy of words and sentences, F1 of spans."""
+        tags, labels = (torch.as_tensor(each) for each in (predicted.predictions, predicted.label_ids))
+        real = labels != NO_WORD
+        right = (tags == labels) | ~real
+        found = {
+            "accuracy": float(right[real].double().mean()),
+            "sentence_accuracy": float(right.all(1).double().mean()),
+        }
+        if self.config.scheme is not None:
+            names = self.config.labels
+
+            def chunked(rows: Tensor) -> list[list[str]]:
+                tagged = [[names[state] for state in row[kept].tolist()] for row, kept in zip(rows, real, strict=True)]
+                return [to_bio(row, torch.tensor([0, len(row)]).numpy()) for row in tagged]
+
+            overall = chunk_scores(chunked(labels), chunked(tags)).overall
+            found |= {"f1": overall.f1, "precision": overall.precision, "recall": overall.recall}
+        return found
+
+    def solve(
+        self,
+        dataset: Any,
+        held_out: Any = None,
+        *,
+        lam: float | None = None,
+        batch_size: int = 32,
+        tolerance: Tolerance = Relative(0.01),  # noqa: B008  # frozen
+        solver: Solver | None = None,
+        progress: bool = True,
+    ) -> Solved:
+        """Train the head on the encoder's features, computed once, to a certified gap; the encoder is not trained.
+
+        Args:
+            dataset: Map-style; an item maps ``input_ids``, ``attention_mask`` and ``labels`` to lists of numbers.
+            held_out: Examples that are not trained on, by which lambda is chosen and the head with fewer wrong words is
+                kept: the one from before, or the new one. None needs ``lam`` and keeps the new one.
+            lam: Regularisation; None chooses it by :func:`torchssvm.choose_lam`.
+            batch_size: Sentences that the encoder reads at once.
+            tolerance: The gap to reach.
+            solver: As in :func:`torchssvm.solve`.
+            progress: Whether a line on stderr follows the run.
+
+        Raises:
+            ValueError: Neither ``held_out`` nor ``lam`` is given, or labels do not fit.
+        """
+        return solve_head(self, dataset, held_out, lam, batch_size, tolerance, solver, progress)
+
+    def calibrate(self, held_out: Any, *, batch_size: int = 32) -> float:
+        """Fit the temperature of probabilities to examples that were not trained on; returns it.
+
+        It is the T that makes the labels of the examples most probable, ``P(y) = exp(score(y) / T) / Z`` (Guo et al.,
+        *On Calibration of Modern Neural Networks*, ICML 2017), and is kept in the configuration. Tags stay as they are.
+
+        Args:
+            held_out: As in :meth:`solve`.
+            batch_size: As there.
+        """
+        return calibrate(self, held_out, batch_size)
+
+    def tag(
+        self, texts: Sequence[str] | Sequence[Sequence[str]], tokenizer: Any, *, batch_size: int = 32
+    ) -> list[list[Span]]:
+        """The spans of raw texts, or of lists of words, with their probabilities.
+
+        Args:
+            texts: Sentences. The words of a string are those of the tokeniser's own splitting, ``word_ids``.
+            tokenizer: The encoder's, a fast one.
+            batch_size: Sentences that the encoder reads at once.
+
+        Returns:
+            For every text its spans; with ``scheme=None`` one for each word.
+
+        Raises:
+            TypeError: ``tokenizer`` is not a fast one.
+            ValueError: A text has no word, or more pieces than the encoder takes: nothing is cut off.
+        """
+        return tag_texts(self, texts, tokenizer, batch_size)
