@@ -2,9 +2,10 @@
 
 from torchssvm.structures.arguments import WeightedLabels
 from torchssvm.structures.chain.head import LinearChain
+from torchssvm.structures.chain.nbest import NBest
 from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.chain.sparse_head import SparseLinearChain
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.chain.transitions import Transitions
 
-__all__ = ["Chain", "LinearChain", "SparseLinearChain", "Transitions", "WeightedLabels", "viterbi"]
+__all__ = ["Chain", "LinearChain", "NBest", "SparseLinearChain", "Transitions", "WeightedLabels", "viterbi"]

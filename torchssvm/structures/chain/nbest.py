@@ -25,7 +25,7 @@ class NBest(NamedTuple):
     values: Tensor
 
 
-def nbest(emission: Tensor, transition: Tensor, lengths: Tensor | None, n: int) -> NBest:
+def nbest(emission: Tensor, transition: Tensor, lengths: Tensor, n: int) -> NBest:
     """The n best state sequences of every chain; scores on a device are copied to the host.
 
     After Viterbi, the score of the best sequence that ends in a state is known for every position, so that a search
@@ -35,7 +35,7 @@ def nbest(emission: Tensor, transition: Tensor, lengths: Tensor | None, n: int) 
     Args:
         emission: ``[B, N, K]``, float32 or float64.
         transition: ``[B, K, K]`` or ``[B, N-1, K, K]``.
-        lengths: ``[B]`` int64, 1 to N; None means N for all.
+        lengths: ``[B]`` int64, 1 to N, on the CPU.
         n: How many.
     """
     batch, longest, states = emission.shape
@@ -43,11 +43,10 @@ def nbest(emission: Tensor, transition: Tensor, lengths: Tensor | None, n: int) 
     pairs = transition.detach().cpu().numpy()
     pairs = pairs[:1] if pairs.strides[0] == 0 else pairs  # once if seen B times
     pairs = np.ascontiguousarray(pairs[:, None] if pairs.ndim == 3 else pairs)
-    known = np.full(batch, longest) if lengths is None else lengths.cpu().numpy()
     labels, values = np.full((batch, n, longest), -1), np.full((batch, n), -np.inf)
     rooms = np.empty((2, longest, states), scores.dtype), np.empty(n), np.empty((n, 3), np.int64)
     if batch:
-        search(scores, pairs, known, *rooms, labels, values)
+        search(scores, pairs, lengths.numpy(), *rooms, labels, values)
     return NBest(*(torch.from_numpy(found).to(emission.device) for found in (labels, values)))
 
 

@@ -141,8 +141,11 @@ class Chain(Structure):
                      [0, 0]]]), tensor([[1.2500, 1.0000]], dtype=torch.float64))
         """
         n = check_whole(n, "n")
-        potentials = self.restricted(potentials)
-        return nbest(potentials.tensors["emission"], potentials.tensors["transition"], potentials.lengths, n)
+        emission, transition = _chain_potentials(potentials)
+        self._check_tables(emission, transition)
+        real = check_lengths(potentials.lengths, *emission.shape[:2], torch.device("cpu"))
+        restricted = self.restricted(potentials).tensors
+        return nbest(restricted["emission"], restricted["transition"], real.sum(1), n)
 
     def restricted(self, potentials: Potentials) -> Potentials:
         """The potentials that are decoded: ``-inf`` where :attr:`transitions` forbid a state or a pair."""

@@ -1,0 +1,339 @@
+"""Taggers on a tiny encoder with random weights; one on a packaged encoder where that is installed."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from torchssvm import LinearChain, SoftmaxMargin
+
+transformers = pytest.importorskip("transformers")
+
+from torchssvm.transformers import StructuredTagger, StructuredTaggerConfig, tokenized  # noqa: E402
+from torchssvm.transformers.batches import batches_of  # noqa: E402
+
+LABELS = ["O", "B-X", "I-X", "B-Y", "I-Y"]
+WORDS = ["the", "red", "house", "in", "rome", "is", "old", "."]
+NO = -100
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS, *"abcdefghijklmnopqrstuvwxyz"]
+    pieces += [f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
+    made = Tokenizer(models.WordPiece({piece: place for place, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    made.normalizer = normalizers.Lowercase()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", model_max_length=24
+    )
+
+
+def encoder_config(**others):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    return transformers.BertConfig(vocab_size=80, max_position_embeddings=24, **sizes, **others)
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    torch.manual_seed(0)
+    names = dict(enumerate(LABELS))
+    config = encoder_config(id2label=names, label2id={name: state for state, name in names.items()})
+    made = transformers.BertForTokenClassification(config).eval()
+    with torch.no_grad():
+        made.classifier.weight.normal_()
+    return made
+
+
+@pytest.fixture
+def tagger(classifier):
+    return StructuredTagger.from_classifier(copy.deepcopy(classifier))
+
+
+@pytest.fixture(scope="module")
+def items(tokenizer):
+    generator = np.random.default_rng(0)
+    sentences, tags = [], []
+    for _ in range(24):
+        words = generator.choice(WORDS, size=generator.integers(2, 6)).tolist()
+        sentences.append(words)
+        tags.append(["B-X" if word == "red" else "B-Y" if word == "rome" else "O" for word in words])
+    return tokenized(tokenizer, sentences, tags, LABELS)
+
+
+def batch_of(items):
+    return next(batches_of(items, len(items), 0, torch.device("cpu")))
+
+
+def random_batch(rows=3, longest=9):
+    ids = torch.randint(4, 70, (rows, longest), generator=torch.Generator().manual_seed(1))
+    labels = torch.full_like(ids, NO)
+    labels[:, 2], labels[:, 3], labels[:, 6] = 1, 2, 0  # holes, and none at the first position
+    labels[1, 7] = 3
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+
+
+def test_the_loss_is_that_of_the_packed_words(tagger):
+    batch = random_batch()
+    hidden = tagger.encoder(batch["input_ids"], batch["attention_mask"]).last_hidden_state
+    tagger.config.loss = "softmax-margin"
+    total = 0.0
+    for row in range(3):
+        real = batch["labels"][row] != NO
+        potentials = tagger.head(hidden[row : row + 1, real], torch.tensor([int(real.sum())]))
+        own = SoftmaxMargin(tagger.head.structure)(potentials, batch["labels"][row : row + 1, real])
+        total += own.item() / 3
+    found = tagger(**batch)
+    assert float(found.loss) == pytest.approx(total, rel=1e-5)
+    assert torch.equal(found.predictions == NO, batch["labels"] == NO)
+    tagger.train()
+    found = tagger(**batch)
+    found.loss.backward()
+    assert found.predictions is None and all(p.grad is not None for p in tagger.head.parameters())
+    assert float(tagger.encoder.embeddings.word_embeddings.weight.grad.abs().sum()) > 0
+
+
+def test_padding_on_either_side_changes_nothing(tagger):
+    batch = random_batch()
+    for before, after in ((2, 0), (0, 3)):
+        wide = {name: torch.nn.functional.pad(batch[name], (before, after), value=0) for name in batch}
+        wide["labels"] = torch.nn.functional.pad(batch["labels"], (before, after), value=NO)
+        position = torch.arange(wide["input_ids"].shape[1]).sub(before).clamp(0, 8).expand(3, -1)
+        found = tagger(**wide, position_ids=position)
+        torch.testing.assert_close(found.loss, tagger(**batch).loss)
+        own = slice(before, before + batch["labels"].shape[1])
+        assert torch.equal(found.predictions[:, own], tagger(**batch).predictions)
+
+
+def test_a_classifier_decodes_as_before_but_within_the_scheme(classifier):
+    batch = random_batch()
+    scores = classifier(batch["input_ids"], batch["attention_mask"]).logits
+    mask = batch["labels"] != NO
+    free = StructuredTagger.from_classifier(classifier, scheme=None)(**batch)
+    assert torch.equal(free.predictions[mask], scores.argmax(2)[mask])
+    torch.testing.assert_close(free.loss, torch.nn.functional.cross_entropy(scores[mask], batch["labels"][mask]))
+    for seed in range(5):
+        batch["input_ids"] = torch.randint(4, 70, (3, 9), generator=torch.Generator().manual_seed(seed))
+        tags = StructuredTagger.from_classifier(classifier)(**batch).predictions
+        for row, kept in zip(tags, mask, strict=True):
+            names = [LABELS[state] for state in row[kept].tolist()]
+            pairs = zip(["O", *names], names, strict=False)
+            assert all(name[0] != "I" or before[1:] == name[1:] for before, name in pairs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_saved_and_loaded(tagger, tmp_path, dtype):
+    tagger.config.probability_temperature = 0.5
+    tagger.save_pretrained(tmp_path)
+    found = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path, dtype=dtype)
+    assert type(found) is StructuredTagger and found.config.probability_temperature == 0.5
+    assert found.head.emission.dtype == torch.float32
+    assert found.encoder.embeddings.word_embeddings.weight.dtype == dtype
+    for own, other in zip(tagger.head.parameters(), found.head.parameters(), strict=True):
+        assert torch.equal(own, other)
+    assert found.head.structure.same_as(tagger.head.structure)
+    batch = random_batch()
+    torch.testing.assert_close(
+        found(**batch).loss, tagger(**batch).loss, rtol=1e-5 if dtype == torch.float32 else 0.1, atol=0.0
+    )
+
+
+def test_a_new_head_is_zero_however_the_model_is_made(tmp_path):
+    transformers.BertModel(encoder_config()).save_pretrained(tmp_path)
+    found = StructuredTagger.from_pretrained(tmp_path, labels=LABELS, scheme="BIO", layers=[-1, 0])
+    assert found.head.in_features == 32 and not any(bool(p.any()) for p in found.head.parameters())
+    with torch.device("meta"):
+        made = StructuredTagger(StructuredTaggerConfig(encoder_config(), LABELS, "BIO"))
+    made = made.to_empty(device="cpu")
+    assert not any(bool(p.any()) for p in made.head.parameters())
+    assert made.head.structure.transitions.pairs.device.type == "cpu"
+
+
+def test_under_a_trainer(items, tokenizer, tmp_path, monkeypatch):
+    pytest.importorskip("accelerate")
+    # the folder datasets/ of a checkout looks like another package of this name
+    monkeypatch.setattr(transformers.trainer, "is_datasets_available", lambda: False)
+    torch.manual_seed(0)
+    tagger = StructuredTagger(StructuredTaggerConfig(encoder_config(), LABELS, "BIO"))
+    trainer = transformers.Trainer(
+        model=tagger,
+        args=transformers.TrainingArguments(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=8,
+            num_train_epochs=30,
+            learning_rate=3e-3,
+            gradient_accumulation_steps=1,
+            max_grad_norm=1.0,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            save_strategy="no",
+        ),
+        train_dataset=items,
+        eval_dataset=items[:10],
+        data_collator=transformers.DataCollatorForTokenClassification(tokenizer),
+        compute_metrics=tagger.compute_metrics,
+    )
+    before = trainer.evaluate()["eval_f1"]
+    trainer.train()
+    after = trainer.evaluate()
+    assert after["eval_f1"] > 0.9 > before and after["eval_accuracy"] > 0.95
+
+
+def test_metrics_against_hand_counts(tagger):
+    labels = np.array([[NO, 1, 2, 0], [NO, 3, NO, NO]])
+    tags = np.array([[NO, 1, 0, 0], [NO, 3, NO, NO]])
+    found = tagger.compute_metrics(SimpleNamespace(predictions=tags, label_ids=labels))
+    assert found == {"accuracy": 0.75, "sentence_accuracy": 0.5, "f1": 0.5, "precision": 0.5, "recall": 0.5}
+
+
+def test_solved_to_a_gap_with_the_better_head_kept(tagger, items):
+    found = tagger.solve(items[:16], items[16:], progress=False)
+    assert found.certificate.relative_gap <= 0.01 and found.certificate.exact
+    assert found.kept and found.after <= found.before and "kept" in str(found)
+    held = [p.clone() for p in tagger.head.parameters()]
+    worse = tagger.solve(items[:2], items[16:], lam=1e3, progress=False)
+    assert not worse.kept and all(torch.equal(a, b) for a, b in zip(held, tagger.head.parameters(), strict=True))
+    assert tagger.solve(items[:4], lam=1.0, progress=False).kept
+    assert not tagger.training
+
+
+def test_the_temperature_is_the_most_likely_one(tagger, items):
+    def likelihood(temperature):
+        total = 0.0
+        for batch in batches_of(items, 8, 0, torch.device("cpu")):
+            words = tagger.words(**batch)
+            potentials = tagger.potentials(words)
+            warm = potentials.replace({name: t.double() / temperature for name, t in potentials.tensors.items()})
+            own = tagger.head.structure.parts(words.labels)
+            scores = sum((own[name] * warm[name]).flatten(1).sum(1) for name in own)
+            total += float((scores - tagger.head.structure.marginals(warm).log_partition).sum())
+        return total
+
+    with torch.no_grad():
+        found = tagger.calibrate(items)
+        assert found == tagger.config.probability_temperature
+        assert all(likelihood(found) >= likelihood(found * factor) for factor in (0.9, 0.99, 1.01, 1.1))
+
+
+def test_spans_of_raw_text_and_their_probabilities(tagger, tokenizer):
+    tagger.config.probability_temperature = 2.0
+    text = "the Red house, in rome"  # "," has no piece of its own vocabulary: unknown, and a word all the same
+    (spans,) = tagger.tag([text], tokenizer)
+    words = ["the", "Red", "house", ",", "in", "rome"]
+    (listed,) = tagger.tag([words], tokenizer)
+    assert [(span.label, span.text) for span in spans] == [(span.label, span.text) for span in listed]
+    assert all(text[span.start : span.stop] == span.text for span in spans)
+    assert all(" ".join(words[span.start : span.stop]) == span.text for span in listed)
+    # the probability of a span, from a list of all sequences of the scheme
+    (item,) = tokenized(tokenizer, [words], [["O"] * 6], LABELS)
+    with torch.no_grad():
+        potentials = tagger.potentials(tagger.words(**batch_of([item])))
+    emission, transition = (potentials[name][0].double() / 2.0 for name in ("emission", "transition"))
+    states = torch.tensor(list(itertools.product(range(5), repeat=6)))
+    states = states[tagger.head.structure.transitions.allows(states)]
+    scores = emission[torch.arange(6), states].sum(1) + transition[states[:, :-1], states[:, 1:]].sum(1)
+    weight = (scores - scores.logsumexp(0)).exp()
+    assert listed
+    for span in listed:
+        begin, inside = LABELS.index(f"B-{span.label}"), LABELS.index(f"I-{span.label}")
+        is_there = (states[:, span.start] == begin) & (states[:, span.start + 1 : span.stop] == inside).all(1)
+        if span.stop < 6:
+            is_there &= states[:, span.stop] != inside
+        assert span.score == pytest.approx(float(weight[is_there].sum()), rel=1e-6)
+
+
+def test_tagging_does_not_depend_on_the_batch(tagger, tokenizer):
+    texts = ["red", "the red house in rome is old .", "rome is red"]
+    alone = [tagger.tag([text], tokenizer)[0] for text in texts]
+    left = copy.deepcopy(tokenizer)
+    left.padding_side = "left"
+    for own, size in ((tokenizer, 3), (tokenizer, 2), (left, 1)):
+        for mine, other in zip(tagger.tag(texts, own, batch_size=size), alone, strict=True):
+            assert [span[:4] for span in mine] == [span[:4] for span in other]
+    assert len(tagger.tag(texts, left)) == 3  # where the positions of this encoder are others
+
+
+def test_without_a_scheme_every_word_is_a_span(classifier, tokenizer):
+    tagger = StructuredTagger.from_classifier(classifier, scheme=None)
+    (spans,) = tagger.tag(["the red house"], tokenizer)
+    assert [span.text for span in spans] == ["the", "red", "house"]
+    assert all(span.label in LABELS and 0.2 <= span.score <= 1.0 for span in spans)
+
+
+def test_a_frozen_encoder_stays_as_it_is(tmp_path):
+    config = StructuredTaggerConfig(encoder_config(), LABELS, freeze_encoder=True)
+    tagger = StructuredTagger(config).train()
+    assert not tagger.encoder.training and tagger.head.training
+    tagger(**random_batch()).loss.backward()
+    assert all(p.grad is None for p in tagger.encoder.parameters())
+    assert isinstance(tagger.head, LinearChain) and tagger.head.emission.grad is not None
+
+
+BAD_CONFIGS = [
+    ({"labels": ["A", "A"]}, "labels"),
+    ({"labels": []}, "labels"),
+    ({"scheme": "IOB"}, "scheme='IOB'"),
+    ({"layers": []}, "layers"),
+    ({"layers": [5]}, r"layers=\[5\]"),
+    ({"loss": "hinge"}, "loss='hinge'"),
+    ({"labels": ["I-X"], "scheme": "BIO"}, "I-X"),
+    ({"labels": ["B-X"], "scheme": "BIOES"}, "E-X"),
+    ({"probability_temperature": 0.0}, "probability_temperature"),
+]
+
+
+@pytest.mark.parametrize(("given", "named"), BAD_CONFIGS)
+def test_configurations_that_are_refused(given, named):
+    with pytest.raises(ValueError, match=named):
+        StructuredTagger(StructuredTaggerConfig(**{"encoder": encoder_config(), "labels": LABELS, **given}))
+
+
+def test_refusals(tagger, items, tokenizer, classifier):
+    batch = random_batch()
+    with pytest.raises(ValueError, match="word_mask"):
+        tagger(batch["input_ids"], batch["attention_mask"])
+    with pytest.raises(ValueError, match="row 1"):
+        tagger(**{**batch, "labels": torch.tensor([[1] * 9, [NO] * 9, [1] * 9])})
+    with pytest.raises(ValueError, match="5"):
+        tagger(**{**batch, "labels": batch["labels"].masked_fill(batch["labels"] == 1, 5)})
+    with pytest.raises(ValueError, match="held_out and lam"):
+        tagger.solve(items)
+    with pytest.raises(ValueError, match="empty"):
+        tagger.solve([], lam=1.0)
+    with pytest.raises(TypeError, match=r"dataset\[0\]"):
+        tagger.solve([torch.zeros(3)], lam=1.0)
+    with pytest.raises(ValueError, match="no labels"):
+        tagger.solve([{"input_ids": [2, 5, 3]}], lam=1.0)
+    with pytest.raises(TypeError, match="one string"):
+        tagger.tag("the red house", tokenizer)
+    with pytest.raises(ValueError, match=r"texts\[1\]"):
+        tagger.tag(["red", ""], tokenizer)
+    with pytest.raises(ValueError, match=r"texts\[0\] has 32 pieces.*24"):
+        tagger.tag(["red " * 30], tokenizer)
+    with pytest.raises(TypeError, match="fast"):
+        tagger.tag(["red"], object())
+    with pytest.raises(TypeError, match="BertModel"):
+        StructuredTagger.from_classifier(classifier.bert)
+    for sentences, tags, named in (
+        ([["red"]], [["O", "O"]], "1 words and 2 tags"),
+        ([["red"]], [["B-Z"]], "'B-Z'"),
+        ([["red"] * 30], [["O"] * 30], "sentence 0 has 32 pieces"),
+        ([["red", " "]], [["O", "O"]], "word 1"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            tokenized(tokenizer, sentences, tags, LABELS)
+
+
+def test_pieces_of_a_word_have_no_label(tokenizer):
+    (item,) = tokenized(tokenizer, [["red", "abc", "old"]], [["B-X", "I-X", "O"]], LABELS)
+    assert item["labels"] == [NO, 1, 2, NO, NO, 0, NO]
+    assert len(item["input_ids"]) == len(item["attention_mask"]) == 7
