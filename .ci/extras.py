@@ -123,6 +123,18 @@ X, y = load_digits(return_X_y=True)
 model = MultinomialSVC(C=1.0, tol=0.1).fit(X[:200] / 16, y[:200])
 assert model.certificate_.relative_gap <= 0.1
 """,
+    "transformers": """
+import torch
+from transformers import BertConfig
+from torchssvm.transformers import StructuredTagger, StructuredTaggerConfig
+
+sizes = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+tagger = StructuredTagger(StructuredTaggerConfig(BertConfig(**sizes), ["O", "B-X", "I-X"], "BIO")).eval()
+tagger.save_pretrained("tagger")
+ids, states = torch.tensor([[1, 2, 3]]), torch.tensor([[0, -100, 1]])
+found = StructuredTagger.from_pretrained("tagger").eval()(ids, labels=states)
+assert found.predictions.tolist() == [[0, -100, 0]]
+""",
     "deploy": """
 import torch
 from torchssvm import LinearChain

@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "deployment": {"core", "structures"},
     "lightning": {"core", "structures", "dual", "steps", "solvers", "deployment"},
     "estimators": {"core", "structures", "dual", "steps", "solvers", "path", "deployment"},
+    "transformers": {"core", "structures", "solvers", "path", "datasets"},
     "datasets": {"core", "structures", "steps"},
     "models": {"core", "structures", "datasets"},
     "cli": {"core", "lightning"},
@@ -49,6 +50,7 @@ OPTIONAL = {
     "sklearn",
     "torch_struct",
     "tqdm",
+    "transformers",
     "triton",
 }
 """Packages of the extras: imported inside of functions, or in files that are themselves imported there."""

@@ -97,7 +97,8 @@ def test_the_loss_is_that_of_the_packed_words(tagger):
     tagger.train()
     found = tagger(**batch)
     found.loss.backward()
-    assert found.predictions is None and all(p.grad is not None for p in tagger.head.parameters())
+    assert found.predictions is None
+    assert all(p.grad is not None for p in tagger.head.parameters())
     assert float(tagger.encoder.embeddings.word_embeddings.weight.grad.abs().sum()) > 0
 
 
@@ -134,7 +135,8 @@ def test_saved_and_loaded(tagger, tmp_path, dtype):
     tagger.config.probability_temperature = 0.5
     tagger.save_pretrained(tmp_path)
     found = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path, dtype=dtype)
-    assert type(found) is StructuredTagger and found.config.probability_temperature == 0.5
+    assert type(found) is StructuredTagger
+    assert found.config.probability_temperature == 0.5
     assert found.head.emission.dtype == torch.float32
     assert found.encoder.embeddings.word_embeddings.weight.dtype == dtype
     for own, other in zip(tagger.head.parameters(), found.head.parameters(), strict=True):
@@ -149,7 +151,8 @@ def test_saved_and_loaded(tagger, tmp_path, dtype):
 def test_a_new_head_is_zero_however_the_model_is_made(tmp_path):
     transformers.BertModel(encoder_config()).save_pretrained(tmp_path)
     found = StructuredTagger.from_pretrained(tmp_path, labels=LABELS, scheme="BIO", layers=[-1, 0])
-    assert found.head.in_features == 32 and not any(bool(p.any()) for p in found.head.parameters())
+    assert found.head.in_features == 32
+    assert not any(bool(p.any()) for p in found.head.parameters())
     with torch.device("meta"):
         made = StructuredTagger(StructuredTaggerConfig(encoder_config(), LABELS, "BIO"))
     made = made.to_empty(device="cpu")
@@ -185,7 +188,8 @@ def test_under_a_trainer(items, tokenizer, tmp_path, monkeypatch):
     before = trainer.evaluate()["eval_f1"]
     trainer.train()
     after = trainer.evaluate()
-    assert after["eval_f1"] > 0.9 > before and after["eval_accuracy"] > 0.95
+    assert after["eval_f1"] > 0.9 > before
+    assert after["eval_accuracy"] > 0.95
 
 
 def test_metrics_against_hand_counts(tagger):
@@ -197,11 +201,15 @@ def test_metrics_against_hand_counts(tagger):
 
 def test_solved_to_a_gap_with_the_better_head_kept(tagger, items):
     found = tagger.solve(items[:16], items[16:], progress=False)
-    assert found.certificate.relative_gap <= 0.01 and found.certificate.exact
-    assert found.kept and found.after <= found.before and "kept" in str(found)
+    assert found.certificate.relative_gap <= 0.01
+    assert found.certificate.exact
+    assert found.kept
+    assert found.after <= found.before
+    assert "kept" in str(found)
     held = [p.clone() for p in tagger.head.parameters()]
     worse = tagger.solve(items[:2], items[16:], lam=1e3, progress=False)
-    assert not worse.kept and all(torch.equal(a, b) for a, b in zip(held, tagger.head.parameters(), strict=True))
+    assert not worse.kept
+    assert all(torch.equal(a, b) for a, b in zip(held, tagger.head.parameters(), strict=True))
     assert tagger.solve(items[:4], lam=1.0, progress=False).kept
     assert not tagger.training
 
@@ -272,10 +280,12 @@ def test_without_a_scheme_every_word_is_a_span(classifier, tokenizer):
 def test_a_frozen_encoder_stays_as_it_is(tmp_path):
     config = StructuredTaggerConfig(encoder_config(), LABELS, freeze_encoder=True)
     tagger = StructuredTagger(config).train()
-    assert not tagger.encoder.training and tagger.head.training
+    assert not tagger.encoder.training
+    assert tagger.head.training
     tagger(**random_batch()).loss.backward()
     assert all(p.grad is None for p in tagger.encoder.parameters())
-    assert isinstance(tagger.head, LinearChain) and tagger.head.emission.grad is not None
+    assert isinstance(tagger.head, LinearChain)
+    assert tagger.head.emission.grad is not None
 
 
 BAD_CONFIGS = [

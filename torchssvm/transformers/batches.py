@@ -34,6 +34,10 @@ def tokenized(
     Raises:
         ValueError: A sentence has another number of tags than words, a tag is none of the labels, a word has no piece,
             or a sentence has more pieces than the tokeniser says that the encoder takes: nothing is cut off.
+
+    Example:
+        >>> tokenized(tokenizer, sentences, tags, labels)[1]["labels"]
+        [0, 1]
     """
     states = {name: state for state, name in enumerate(labels)}
     found = []

@@ -28,6 +28,10 @@ class StructuredTaggerConfig(PretrainedConfig):
 
     Raises:
         ValueError: An argument is none of these.
+
+    Example:
+        >>> StructuredTaggerConfig(encoder, labels, scheme="BIO").id2label
+        {0: 'O', 1: 'B-LOC', 2: 'I-LOC'}
     """
 
     model_type = "torchssvm-tagger"

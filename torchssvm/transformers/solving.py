@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,9 +20,6 @@ from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.training import solve
 from torchssvm.transformers.batches import batches_of
 
-if TYPE_CHECKING:
-    from torchssvm.transformers.tagger import StructuredTagger
-
 _STEPS = 40  # of the search for a temperature: they halve the interval
 
 
@@ -35,6 +32,13 @@ class Solved(NamedTuple):
         before: The share of wrong held-out words of the head as it was; None without examples that are held out.
         after: That of the new head.
         kept: Whether the tagger has the new head.
+
+    Example:
+        >>> tagger = StructuredTagger(StructuredTaggerConfig(encoder, labels, "BIO"))
+        >>> items = tokenized(tokenizer, sentences, tags, labels)
+        >>> solved = tagger.solve(items, items, lam=0.01, progress=False)
+        >>> solved.after, solved.kept
+        (0.0, True)
     """
 
     certificate: Certificate
@@ -52,7 +56,7 @@ class Solved(NamedTuple):
 
 
 @torch.no_grad()
-def features_of(tagger: StructuredTagger, dataset: Any, batch_size: int) -> PaddedDataset:
+def features_of(tagger: Any, dataset: Any, batch_size: int) -> PaddedDataset:
     """The words of a dataset, with their features on the CPU; the tagger computes them in evaluation mode.
 
     Raises:
@@ -85,7 +89,7 @@ def features_of(tagger: StructuredTagger, dataset: Any, batch_size: int) -> Padd
 
 
 def solve_head(
-    tagger: StructuredTagger,
+    tagger: Any,
     dataset: Any,
     held_out: Any,
     lam: float | None,
@@ -121,7 +125,7 @@ def solve_head(
 
 
 @torch.no_grad()
-def calibrate(tagger: StructuredTagger, held_out: Any, batch_size: int) -> float:
+def calibrate(tagger: Any, held_out: Any, batch_size: int) -> float:
     """See :meth:`StructuredTagger.calibrate`."""
     head, structure = copy.deepcopy(tagger.head).cpu(), tagger.head.structure
     batches = list(in_order(features_of(tagger, held_out, batch_size)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,11 @@ class TaggerOutput(ModelOutput):
     Attributes:
         loss: A scalar; None where no labels were given.
         predictions: ``[B, N]`` int64, the state of each word at its position, -100 elsewhere; None while training.
+
+    Example:
+        >>> tagger = StructuredTagger(StructuredTaggerConfig(encoder, labels, "BIO")).eval()
+        >>> tagger(torch.tensor([[4, 5, 2, 3]]), labels=torch.tensor([[0, -100, 0, 1]])).predictions
+        tensor([[   0, -100,    0,    0]])
     """
 
     loss: Tensor | None = None
@@ -53,15 +58,24 @@ class StructuredTagger(PreTrainedModel):
 
     Raises:
         ValueError: The configuration has no encoder, or a layer that the encoder does not have.
+
+    Example:
+        >>> tagger = StructuredTagger(StructuredTaggerConfig(encoder, labels, "BIO"))
+        >>> solved = tagger.solve(tokenized(tokenizer, sentences, tags, labels), lam=0.01, progress=False)
+        >>> solved.certificate.relative_gap <= 0.01
+        True
+        >>> [(span.label, span.text) for span in tagger.tag(["are we in Rome"], tokenizer)[0]]
+        [('LOC', 'Rome')]
     """
 
     config_class = StructuredTaggerConfig
     base_model_prefix = "encoder"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
-    _keep_in_fp32_modules_strict: ClassVar = ["head"]
-    _keys_to_ignore_on_load_missing: ClassVar = [r"^encoder\.pooler\."]  # which no tag depends on
-    _keys_to_ignore_on_load_unexpected: ClassVar = [r"^encoder\.pooler\."]
+    accepts_loss_kwargs = False  # the loss is the mean of a batch: Trainer divides it where steps accumulate
+    _keep_in_fp32_modules_strict = ["head"]  # noqa: RUF012
+    _keys_to_ignore_on_load_missing = [r"^encoder\.pooler\."]  # noqa: RUF012  # no tag depends on it
+    _keys_to_ignore_on_load_unexpected = _keys_to_ignore_on_load_missing
 
     def __init__(self, config: StructuredTaggerConfig, encoder: nn.Module | None = None) -> None:
         super().__init__(config)
@@ -79,7 +93,7 @@ class StructuredTagger(PreTrainedModel):
         self.post_init()
 
     @classmethod
-    def from_pretrained(
+    def from_pretrained(  # type: ignore[override]
         cls, name: Any, *args: Any, labels: Sequence[str] | None = None, scheme: str | None = None, **options: Any
     ) -> StructuredTagger:
         """A saved tagger; or, with ``labels``, a new one on a pretrained encoder.
@@ -120,7 +134,8 @@ class StructuredTagger(PreTrainedModel):
                 f"model is a {type(model).__name__}, and a token classifier with one nn.Linear on the last hidden "
                 "states is needed, such as AutoModelForTokenClassification.from_pretrained(...)"
             )
-        labels = [model.config.id2label[state] for state in range(classifier.out_features)]
+        names = cast(dict[int, str], model.config.id2label)
+        labels = [names[state] for state in range(classifier.out_features)]
         tagger = cls(StructuredTaggerConfig(encoder.config, labels, scheme, loss="cross-entropy"), encoder)
         tagger.head.emission.copy_(classifier.weight)
         if classifier.bias is not None and tagger.head.bias is not None:
@@ -157,7 +172,7 @@ class StructuredTagger(PreTrainedModel):
             several = self.config.layers != [-1]
             found = self.encoder(**inputs, output_hidden_states=several)
         hidden = torch.cat([found.hidden_states[i] for i in self.config.layers], -1) if several else found[0]
-        mask = labels != NO_WORD if word_mask is None else word_mask.bool()
+        mask = torch.as_tensor(labels != NO_WORD) if word_mask is None else word_mask.bool()
         return words_of(hidden, mask, labels)
 
     def potentials(self, words: Words) -> Potentials:
@@ -178,7 +193,6 @@ class StructuredTagger(PreTrainedModel):
         Raises:
             ValueError: A label is no state, or the labels of a sentence are none of the scheme.
         """
-        inputs.pop("num_items_in_batch", None)
         words = self.words(labels, word_mask, input_ids=input_ids, attention_mask=attention_mask, **inputs)
         potentials = self.potentials(words)
         loss = predictions = None
@@ -189,7 +203,7 @@ class StructuredTagger(PreTrainedModel):
         return TaggerOutput(loss=loss, predictions=predictions)
 
     def _loss(self, potentials: Potentials, words: Words) -> Tensor:
-        target = self.head.structure.check_target(words.labels, potentials)
+        target: Any = self.head.structure.check_target(cast(Tensor, words.labels), potentials)
         if self.config.loss == "softmax-margin":
             return SoftmaxMargin(self.head.structure)(potentials, target)
         return nn.functional.cross_entropy(potentials["emission"].flatten(0, 1), target.flatten(), ignore_index=-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,9 +12,6 @@ from torchssvm.core.potentials import Potentials
 from torchssvm.datasets.text.chunk_f1 import Chunk, chunks
 from torchssvm.datasets.text.tag_schemes import to_bio
 from torchssvm.transformers.batches import check_pieces
-
-if TYPE_CHECKING:
-    from torchssvm.transformers.tagger import StructuredTagger
 
 
 class Span(NamedTuple):
@@ -26,6 +23,10 @@ class Span(NamedTuple):
         stop: The character, or word, behind the last.
         text: What is there.
         score: The probability that exactly these words are such a span, at the temperature of the tagger.
+
+    Example:
+        >>> Span("LOC", start=7, stop=11, text="Rome", score=0.9).text
+        'Rome'
     """
 
     label: str
@@ -41,7 +42,7 @@ class _Text(NamedTuple):
     places: list[tuple[int, int]]  # of each word, in characters or words
 
 
-def tag_texts(tagger: StructuredTagger, texts: Any, tokenizer: Any, batch_size: int) -> list[list[Span]]:
+def tag_texts(tagger: Any, texts: Any, tokenizer: Any, batch_size: int) -> list[list[Span]]:
     """See :meth:`StructuredTagger.tag`."""
     if isinstance(texts, str):
         raise TypeError("texts is one string, and a list of texts is needed: [text]")
@@ -68,7 +69,8 @@ def _read(text: Any, place: int, tokenizer: Any, limit: int) -> _Text:
     split = not isinstance(text, str)
     pieces = tokenizer(text, is_split_into_words=split, return_offsets_mapping=True, truncation=False, verbose=False)
     words, offsets = pieces.word_ids(), pieces.pop("offset_mapping")
-    first, places = [], []
+    first: list[int] = []
+    places: list[Any] = []
     for piece, word in enumerate(words):
         if word is None:
             continue
@@ -84,7 +86,7 @@ def _read(text: Any, place: int, tokenizer: Any, limit: int) -> _Text:
 
 
 @torch.no_grad()
-def _tag(tagger: StructuredTagger, read: list[_Text], texts: Any, tokenizer: Any) -> list[list[Span]]:
+def _tag(tagger: Any, read: list[_Text], texts: Any, tokenizer: Any) -> list[list[Span]]:
     inputs = tokenizer.pad([dict(text.pieces) for text in read], return_tensors="pt").to(tagger.device)
     shift = [0] * len(read)
     if tokenizer.padding_side == "left":
@@ -107,16 +109,14 @@ def _tag(tagger: StructuredTagger, read: list[_Text], texts: Any, tokenizer: Any
     return spans
 
 
-def _chunks(tagger: StructuredTagger, states: Sequence[int]) -> list[Chunk]:
+def _chunks(tagger: Any, states: Sequence[int]) -> list[Chunk]:
     names = [tagger.config.labels[state] for state in states]
     if tagger.config.scheme is None:
         return [Chunk(place, place + 1, name) for place, name in enumerate(names)]
     return chunks(to_bio(names, np.array([0, len(names)])))
 
 
-def _probabilities(
-    tagger: StructuredTagger, potentials: Potentials, tags: torch.Tensor, found: list[list[Chunk]]
-) -> list[float]:
+def _probabilities(tagger: Any, potentials: Potentials, tags: torch.Tensor, found: list[list[Chunk]]) -> list[float]:
     """``Z`` of the sequences with a span over that of all: the scores of all other tags there are -inf."""
     rows = [row for row, its in enumerate(found) for _ in its]
     if not rows:

@@ -51,7 +51,9 @@ def nbest(emission: Tensor, transition: Tensor, lengths: Tensor, n: int) -> NBes
 
 
 @njit
-def search(emission: Any, pairs: Any, lengths: Any, memory: Any, totals: Any, branches: Any, labels: Any, values: Any):
+def search(
+    emission: Any, pairs: Any, lengths: Any, memory: Any, totals: Any, branches: Any, labels: Any, values: Any
+) -> None:
     """Fill ``labels`` and ``values``.
 
     Args:

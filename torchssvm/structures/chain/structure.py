@@ -143,9 +143,10 @@ class Chain(Structure):
         n = check_whole(n, "n")
         emission, transition = _chain_potentials(potentials)
         self._check_tables(emission, transition)
-        real = check_lengths(potentials.lengths, *emission.shape[:2], torch.device("cpu"))
+        batch, longest, _ = emission.shape
+        real = check_lengths(potentials.lengths, batch, longest, emission.device)
         restricted = self.restricted(potentials).tensors
-        return nbest(restricted["emission"], restricted["transition"], real.sum(1), n)
+        return nbest(restricted["emission"], restricted["transition"], real.sum(1).cpu(), n)
 
     def restricted(self, potentials: Potentials) -> Potentials:
         """The potentials that are decoded: ``-inf`` where :attr:`transitions` forbid a state or a pair."""
