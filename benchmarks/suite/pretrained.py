@@ -8,7 +8,7 @@ chosen on 300 other sentences of the training file. CPU seconds are those of tra
 from __future__ import annotations
 
 import copy
-import gzip
+import itertools
 import statistics
 import tempfile
 import time
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchssvm.datasets import read_columns
 from torchssvm.datasets.files import find
 
 from .measuring import Ask, Limit, Settings, Summary, Table, chosen
@@ -35,15 +36,9 @@ THIRD = 1 / 3
 
 def read(name: str) -> tuple[list[list[str]], list[list[str]]]:
     """Words and chunk tags."""
-    sentences: list[list[list[str]]] = [[]]
-    with gzip.open(find(f"conll2000/{name}", PAGE), "rt") as lines:
-        for line in lines:
-            if fields := line.split():
-                sentences[-1].append(fields)
-            elif sentences[-1]:
-                sentences.append([])
-    kept = [sentence for sentence in sentences if sentence]
-    return [[word for word, *_ in one] for one in kept], [[fields[2] for fields in one] for one in kept]
+    file = read_columns(find(f"conll2000/{name}", PAGE))
+    bounds = list(itertools.pairwise(file.offsets.tolist()))
+    return [file.words[begin:end] for begin, end in bounds], [(file.tags or [])[begin:end] for begin, end in bounds]
 
 
 class Emissions(nn.Module):
