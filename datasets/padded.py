@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from torchssvm.core.arguments import NO_LABEL, check_int64, check_length_form, check_tensor
+from torchssvm.core.arguments import NO_LABEL, check_flags, check_int64, check_length_form, check_tensor
 from torchssvm.core.batch import Batch
 
 PADDING = -1
@@ -142,6 +142,7 @@ class PaddedDataset(Dataset[Example]):
         y: labels, int64 [n, N], -1 at the padded positions.
         lengths: int64 [n], each in 1..N; None if nothing is padded, and then x may be [n, ...] and y [n].
         index: int64 [n], the number of each example's dual block; None is 0..n-1.
+        unknown: Whether labels may be -100, for :class:`torchssvm.HiddenStates`, which takes them as unknown.
 
     Raises:
         TypeError: x or y is not a dense tensor; for features by name there is :class:`NamedChains`.
@@ -160,7 +161,15 @@ class PaddedDataset(Dataset[Example]):
     _held: Tensor  # x, or its bytes
     _dtype: torch.dtype  # of x
 
-    def __init__(self, x: Tensor, y: Tensor, lengths: Tensor | None = None, index: Tensor | None = None):
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        lengths: Tensor | None = None,
+        index: Tensor | None = None,
+        *,
+        unknown: bool = False,
+    ):
         check_tensor(x, "x", _NOT_DENSE)
         check_tensor(y, "y")
         if not x.ndim or not len(x):
@@ -182,7 +191,9 @@ class PaddedDataset(Dataset[Example]):
                     f"lengths must lie between 1 and the padded length {longest}, got {int(lengths.min())} to "
                     f"{int(lengths.max())}"
                 )
-        _check_labelled(y, lengths)
+        check_flags(unknown=unknown)
+        if not unknown:
+            _check_labelled(y, lengths)
         self.x = x
         self._pack()
         self.y = y

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchssvm import LinearChain, SoftmaxMargin
+from torchssvm import HiddenStates, LinearChain, SoftmaxMargin
 
 transformers = pytest.importorskip("transformers")
 
@@ -100,6 +100,24 @@ def test_the_loss_is_that_of_the_packed_words(tagger):
     assert found.predictions is None
     assert all(p.grad is not None for p in tagger.head.parameters())
     assert float(tagger.encoder.embeddings.word_embeddings.weight.grad.abs().sum()) > 0
+
+
+def test_words_whose_labels_are_unknown(tagger):
+    batch = random_batch()
+    mask = batch["labels"] != NO
+    whole = tagger(**batch, word_mask=mask)
+    assert torch.equal(whole.loss, tagger(**batch).loss)
+    tagger.config.loss = "softmax-margin"
+    labels = batch["labels"].clone()
+    labels[0, 3], labels[2, 6] = NO, NO
+    found = tagger(**{**batch, "labels": labels}, word_mask=mask)
+    assert torch.equal(found.predictions, whole.predictions)
+    words = tagger.words(labels, mask, input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    hidden = SoftmaxMargin(HiddenStates(tagger.head.structure))(tagger.potentials(words), words.labels)
+    torch.testing.assert_close(found.loss, hidden)
+    assert float(found.loss.detach()) < float(tagger(**batch).loss.detach())  # fewer sequences are wrong
+    tagger.config.loss = "cross-entropy"
+    assert bool(torch.isfinite(tagger(**{**batch, "labels": labels}, word_mask=mask).loss))
 
 
 def test_padding_on_either_side_changes_nothing(tagger):

@@ -211,7 +211,7 @@ def read_numbers(tensor: Tensor) -> list[int] | None:
 NO_LABEL = (
     ": a negative label marks padding, or a position without a label, and must not lie within an example's length. Did "
     "the head get the lengths? Leave positions without a label out, as torchssvm.select_tokens(y >= 0, x, y) does for "
-    "sequences"
+    "sequences, or take torchssvm.HiddenStates(structure), for which -100 is an unknown label"
 )
 """The end of an error about a label such as -100."""
 

@@ -14,6 +14,7 @@ from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform,
 from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import as_structure
 from torchssvm.core.structure import Labeling, Structure, augmented, loss_by_name, per_example, reject_rows
+from torchssvm.structures.hidden_states.structure import HiddenStates
 
 
 class StructuredHinge(nn.Module):
@@ -64,7 +65,9 @@ class SoftmaxMargin(nn.Module):
     upper bound of the structured hinge, which it becomes as T goes to 0 (Gimpel and Smith, *Softmax-Margin CRFs:
     Training Log-Linear Models with Cost Functions*, NAACL 2010, with T = 1). With a loss of 0 it is the negative
     log-likelihood of a conditional random field. Its gradient is ``mu_i - p(y_i)``, with the mean parts mu_i of the
-    structure's ``marginals``: smooth in the features too, where the hinge has kinks.
+    structure's ``marginals``: smooth in the features too, where the hinge has kinks. For :class:`HiddenStates`, whose
+    targets leave states or labels unknown, the last term is ``T log sum exp(<p(y), theta_i> / T)`` of all outputs y
+    that show the labels, so that the objective is no longer convex.
 
     For ordinary optimizers: it trains the features below the head and the head itself. BCFW refuses its gradient.
 
@@ -125,13 +128,20 @@ class SoftmaxMargin(nn.Module):
             cooled = {name: tensor / temperature for name, tensor in scores.items()}
             found = structure.marginals(potentials.replace(cooled))
             mean = conform(found.parts, potentials, "marginals(potentials).parts")
-            true = conform(structure.parts(target), potentials, "parts(target)")
             rest = temperature * per_example(found.log_partition, potentials, "marginals(potentials).log_partition")
             rest = rest + constant.to(torch.float64) - inner(mean, potentials.tensors)
+            if isinstance(structure, HiddenStates):  # all states that show the labels, in place of one output
+                cooled = {name: tensor / temperature for name, tensor in potentials.tensors.items()}
+                own = structure.target_marginals(potentials.replace(cooled), target)
+                true = conform(own.parts, potentials, "marginals(potentials).parts")
+                rest = rest - (temperature * own.log_partition - inner(true, potentials.tensors))
+            else:
+                true = conform(structure.parts(target), potentials, "parts(target)")
         reject_rows(~torch.isfinite(rest), "the potentials of {rows} are not finite: check features and weights")
         return rest, {name: tensor - true[name] for name, tensor in mean.items()}
 
 
 def has_marginals(structure: Structure) -> bool:
     """Whether the structure defines ``marginals``."""
-    return type(structure).marginals is not Structure.marginals
+    own = structure.structure if isinstance(structure, HiddenStates) else structure
+    return type(own).marginals is not Structure.marginals

@@ -20,6 +20,7 @@ from torchssvm.solvers.schedules import Relative, Tolerance
 from torchssvm.solvers.solver import Solver
 from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.structure import Chain
+from torchssvm.structures.hidden_states.structure import HiddenStates
 from torchssvm.transformers.batches import NO_WORD, Words, words_of
 from torchssvm.transformers.config import StructuredTaggerConfig
 from torchssvm.transformers.solving import Solved, calibrate, solve_head
@@ -158,7 +159,8 @@ class StructuredTagger(PreTrainedModel):
 
         Args:
             labels: ``[B, N]`` int64, -100 where no word is.
-            word_mask: ``[B, N]`` bool, the first piece of each word, in place of labels.
+            word_mask: ``[B, N]`` bool, the first piece of each word; None is where labels are not -100. With both, a
+                label of -100 at a word is unknown: the loss sums over all labels that the word may have.
             **inputs: Those of the encoder.
 
         Raises:
@@ -203,10 +205,14 @@ class StructuredTagger(PreTrainedModel):
         return TaggerOutput(loss=loss, predictions=predictions)
 
     def _loss(self, potentials: Potentials, words: Words) -> Tensor:
-        target: Any = self.head.structure.check_target(cast(Tensor, words.labels), potentials)
+        labels, structure = cast(Tensor, words.labels), self.head.structure
+        unknown = labels == NO_WORD
         if self.config.loss == "softmax-margin":
-            return SoftmaxMargin(self.head.structure)(potentials, target)
-        return nn.functional.cross_entropy(potentials["emission"].flatten(0, 1), target.flatten(), ignore_index=-1)
+            return SoftmaxMargin(HiddenStates(structure) if bool(unknown.any()) else structure)(potentials, labels)
+        if not bool(unknown.any()):
+            structure.check_target(labels, potentials)
+        known = labels.masked_fill(unknown, -1)
+        return nn.functional.cross_entropy(potentials["emission"].flatten(0, 1), known.flatten(), ignore_index=-1)
 
     def compute_metrics(self, predicted: Any) -> dict[str, float]:
         """For ``Trainer(compute_metrics=tagger.compute_metrics)``: accuracy of words and sentences, F1 of spans."""

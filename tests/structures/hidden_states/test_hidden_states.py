@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import examples, rng
 from structure_cases import StructureTestCase
@@ -16,12 +16,16 @@ from torchssvm import (
     HiddenStates,
     LinearChain,
     LinearMulticlass,
+    Matching,
     Multiclass,
     PairwiseGraph,
     Potentials,
+    SoftmaxMargin,
     check,
+    latent,
 )
 from torchssvm.core.potentials import inner
+from torchssvm.datasets import PaddedDataset
 from torchssvm.deployment.recipes import describe, rebuild
 from torchssvm.structures.chain import Transitions
 from torchssvm.structures.pairwise_graph import PairwisePotentials
@@ -166,3 +170,78 @@ def test_labels_whose_first_states_are_forbidden_are_taken_where_other_states_sh
     else:
         with pytest.raises(ValueError, match="no states show the labels of rows"):
             structure.check_target(labels, potentials)
+
+
+@st.composite
+def unknown(draw):
+    """Chains whose labels are known in part, and what their states show."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
+    shows = draw(st.sampled_from([None, [0, 1, 1], [0, 0, 1]]))
+    lengths = torch.randint(1, 4, (3,), generator=generator)
+    tensors = {
+        "emission": torch.randn(3, 3, 3, generator=generator, dtype=torch.float64),
+        "transition": torch.randn(3, 3, 3, generator=generator, dtype=torch.float64),
+    }
+    target = torch.randint(0, 3 if shows is None else 2, (3, 3), generator=generator)
+    target[torch.rand(3, 3, generator=generator) < 0.5] = -100
+    return HiddenStates(Chain(3, normalize=draw(st.booleans())), shows), Potentials(tensors, lengths), target
+
+
+@settings(deadline=None)
+@given(unknown(), st.sampled_from([1.0, 0.3]))
+def test_unknown_labels_are_summed_over(problem, temperature):
+    structure, potentials, target = problem
+    checked = structure.check_target(target, potentials)
+    assert not bool(structure.loss(structure.complete(potentials, checked), checked).any())
+    total = 0.0
+    best = structure.complete(potentials, checked)
+    for row, length in enumerate(potentials.lengths.tolist()):
+        emission, transition = potentials["emission"][row], potentials["transition"][row]
+        every, right, scores = [], [], {}
+        for states in itertools.product(range(3), repeat=length):
+            score = sum(float(emission[t, k]) for t, k in enumerate(states))
+            score += sum(float(transition[a, b]) for a, b in itertools.pairwise(states))
+            shown = [(int(structure.shows[k]), int(target[row, t])) for t, k in enumerate(states)]
+            wrong = sum(label not in (own, -100) for own, label in shown)
+            every.append((score + wrong / (length if structure.structure.normalize else 1)) / temperature)
+            if not wrong:
+                right.append(score / temperature)
+                scores[states] = score
+        assert scores[tuple(best.states[row, :length].tolist())] == pytest.approx(max(scores.values()))
+        total += temperature * float(torch.tensor(every).logsumexp(0) - torch.tensor(right).logsumexp(0)) / 3
+    scores = {name: tensor.requires_grad_() for name, tensor in potentials.tensors.items()}
+    loss = SoftmaxMargin(structure, temperature)(potentials.replace(scores), target)
+    assert float(loss.detach()) == pytest.approx(total, abs=1e-5)
+
+    def smooth(emission, transition):
+        return SoftmaxMargin(structure, temperature)(
+            potentials.replace({"emission": emission, "transition": transition}), target
+        )
+
+    assert torch.autograd.gradcheck(smooth, tuple(scores.values()))
+
+
+def test_labels_that_are_unknown_are_refused_elsewhere():
+    potentials = Potentials({"emission": torch.zeros(1, 2, 2), "transition": torch.zeros(1, 2, 2)})
+    target = torch.tensor([[0, -100]])
+    with pytest.raises(ValueError, match="label -100"):
+        Chain(2).check_target(target, potentials)
+    with pytest.raises(ValueError, match="label -5"):
+        HiddenStates(Chain(2)).check_target(torch.tensor([[0, -5]]), potentials)
+    with pytest.raises(TypeError, match="shows=None"):
+        HiddenStates(Matching())
+
+
+def test_half_of_the_labels_train_nearly_as_well_as_all():
+    """A dummy label at unknown tokens would be trained for; here it is not."""
+    torch.manual_seed(0)
+    tags = torch.randint(0, 3, (60, 6))
+    x = torch.eye(3)[tags] + 0.5 * torch.randn(60, 6, 3)
+    some = torch.where(torch.rand(60, 6) < 0.5, -100, tags)
+    structure, head = HiddenStates(Chain(3)), LinearChain(3, 3)
+    report = latent(
+        head, PaddedDataset(x[:40], some[:40], unknown=True), lam=0.1, structure=structure, rounds=3, progress=False
+    )
+    wrong = (structure.decode(head(x[40:])) != tags[40:]).double().mean()
+    assert report.certificate.relative_gap <= 0.01
+    assert float(wrong) < 0.1

@@ -10,15 +10,26 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_int64
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
-from torchssvm.core.structure import Decoding, Structure, as_decoding, augmented, loss_by_name, reject_rows
+from torchssvm.core.structure import (
+    Decoding,
+    Marginals,
+    Structure,
+    as_decoding,
+    augmented,
+    loss_by_name,
+    reject_rows,
+)
 from torchssvm.structures.arguments import check_labels, check_lengths
+
+UNKNOWN = -100
+"""The label of a position whose label is unknown, as that which ``ignore_index`` of torch names."""
 
 
 class Completed(NamedTuple):
     """A target of :class:`HiddenStates` with its hidden part.
 
     Attributes:
-        observed: int64 ``[B]`` or ``[B, N]``, the labels; -1 in the padding.
+        observed: int64 ``[B]`` or ``[B, N]``, the labels; -1 in the padding, -100 where the label is unknown.
         states: Of the same shape, a state for each label that shows it.
     """
 
@@ -30,19 +41,22 @@ class HiddenStates(Structure):
     """A structure of S states, such as ``Chain(S)`` or ``Multiclass(S)``, of which the data show labels.
 
     Each label is shown by one or several states: with ``shows=[0, 1, 1]``, label 1 by states 1 and 2. Outputs are
-    states; :meth:`observe` gives their labels. Targets are labels, int64 ``[B]`` or ``[B, N]``. The loss is that of the
-    structure, where a wrong state that shows the right label costs nothing.
+    states; :meth:`observe` gives their labels. Targets are labels, int64 ``[B]`` or ``[B, N]``, and -100 where a label
+    is unknown, which all states show. The loss is that of the structure, where a state that shows the right label, or
+    is at an unknown one, costs nothing.
 
     :func:`torchssvm.latent` trains it: it chooses the states of the targets, by :meth:`complete`, and trains the
-    weights, in turns. Without it, the states of targets are the first ones that show their labels, or where the
-    structure has forbidden transitions some that it allows.
+    weights, in turns. :class:`torchssvm.SoftmaxMargin` sums over all states that show the labels. Without them, the
+    states of targets are the first ones that show their labels, or where the structure has forbidden transitions some
+    that it allows.
 
     Args:
         structure: A structure whose outputs are int64 states, and whose loss is a sum of costs of states.
         shows: The label that each state shows, S whole numbers of 0 or more; all labels up to the largest are shown.
+            None is a label of its own for each of ``structure.num_states``, for targets with unknown labels.
 
     Raises:
-        TypeError: ``structure`` is no structure.
+        TypeError: ``structure`` is no structure, or has no ``num_states`` where ``shows`` is None.
         ValueError: ``shows`` leaves out a label.
 
     Example:
@@ -53,12 +67,16 @@ class HiddenStates(Structure):
         tensor([[1, 0, 1]])
     """
 
-    def __init__(self, structure: Structure, shows: Any) -> None:
+    def __init__(self, structure: Structure, shows: Any = None) -> None:
         if not isinstance(structure, Structure) or isinstance(structure, HiddenStates):
             raise TypeError(f"structure must be one such as Chain(3), not a {type(structure).__name__}")
         self.structure = structure
+        if shows is None:
+            if (states := getattr(structure, "num_states", None)) is None:
+                raise TypeError(f"shows=None, and structure={structure} has no num_states: say what each state shows")
+            shows = range(states)
         try:
-            shown = torch.as_tensor(shows).cpu()
+            shown = torch.as_tensor(list(shows) if isinstance(shows, range) else shows).cpu()
         except (TypeError, ValueError, RuntimeError):  # strings, ragged lists
             raise ValueError(f"shows={shows!r} must be whole numbers, a label for each state") from None
         self.shows = check_int64(shown, "shows", (shown.numel(),), ", a label for each state")
@@ -98,6 +116,19 @@ class HiddenStates(Structure):
         )
         return Completed(target.observed, found.labeling)
 
+    def marginals(self, potentials: Potentials) -> Marginals:
+        """Those of the states."""
+        return self.structure.marginals(potentials)
+
+    def target_marginals(self, potentials: Potentials, target: Completed) -> Marginals:
+        """Those of the states that show the labels of the target, among which the distribution is confined."""
+        delta, _ = loss_by_name(self.structure, target.states, potentials)
+        tensors = {
+            name: potentials.tensors[name].detach().masked_fill(self._wrong(target.observed, costs) > 0.0, -torch.inf)
+            for name, costs in delta.items()
+        }
+        return self.structure.marginals(potentials.replace({**potentials.tensors, **tensors}))
+
     def argmax(self, potentials: Potentials) -> Decoding | Tensor:
         """The best states."""
         return self.structure.argmax(potentials)
@@ -109,7 +140,7 @@ class HiddenStates(Structure):
     def loss(self, labeling: Tensor | Completed, target: Completed) -> Tensor:
         """What states that show wrong labels cost, ``[B]``."""
         states = _states(labeling)
-        right = self.observe(states) == target.observed
+        right = (self.observe(states) == target.observed) | (target.observed == UNKNOWN)
         return self.structure.loss(torch.where(right, target.states, states), target.states)
 
     def loss_potentials(self, target: Completed) -> tuple[Tensor | Parts, Tensor]:
@@ -132,14 +163,15 @@ class HiddenStates(Structure):
         real = torch.ones_like(observed, dtype=torch.bool)
         if observed.ndim == 2 and potentials.lengths is not None:
             real = check_lengths(potentials.lengths, len(observed), observed.shape[1], observed.device)
-        check_labels(observed, self.num_labels, real)
+        check_labels(observed, self.num_labels, real & (observed != UNKNOWN))
         observed = observed.masked_fill(~real, -1)
         if isinstance(target, Completed):
             if target.states.shape != observed.shape:
                 raise ValueError(f"target.states must be {list(observed.shape)}, got {list(target.states.shape)}")
             states = target.states.masked_fill(~real, -1)
             outside = (states >= len(self.shows)) | ((states < 0) & real)
-            if bool(outside.any()) or not torch.equal(self.observe(states), observed):
+            shown = torch.where(observed == UNKNOWN, UNKNOWN, self.observe(states))
+            if bool(outside.any()) or not torch.equal(shown, observed):
                 raise ValueError("target.states must show the labels of target.observed")
         else:
             first = (self.shows.unsqueeze(0) == torch.arange(self.num_labels).unsqueeze(1)).to(torch.int8).argmax(1)
@@ -175,7 +207,8 @@ class HiddenStates(Structure):
                 f"shows={shows.tolist()} has {len(shows)} states for labels {list(observed.shape)}, and the loss of "
                 f"the structure costs {list(costs.shape)}: it must be a sum of costs of states, one for each of shows"
             )
-        return (shows != observed.unsqueeze(-1)).to(torch.float64)
+        observed = observed.unsqueeze(-1)
+        return ((shows != observed) & (observed != UNKNOWN)).to(torch.float64)
 
     def settings(self) -> str:
         """Those of the structure, and what its states show."""
