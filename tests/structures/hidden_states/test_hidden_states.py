@@ -238,10 +238,11 @@ def test_half_of_the_labels_train_nearly_as_well_as_all():
     tags = torch.randint(0, 3, (60, 6))
     x = torch.eye(3)[tags] + 0.5 * torch.randn(60, 6, 3)
     some = torch.where(torch.rand(60, 6) < 0.5, -100, tags)
-    structure, head = HiddenStates(Chain(3)), LinearChain(3, 3)
-    report = latent(
-        head, PaddedDataset(x[:40], some[:40], unknown=True), lam=0.1, structure=structure, rounds=3, progress=False
-    )
-    wrong = (structure.decode(head(x[40:])) != tags[40:]).double().mean()
-    assert report.certificate.relative_gap <= 0.01
-    assert float(wrong) < 0.1
+    wrong = []
+    for labels in (tags, some):
+        structure, head = HiddenStates(Chain(3)), LinearChain(3, 3)
+        known = PaddedDataset(x[:40], labels[:40], unknown=True)
+        report = latent(head, known, lam=0.1, structure=structure, rounds=3)
+        assert report.certificate.relative_gap <= 0.01
+        wrong.append(float((structure.decode(head(x[40:])) != tags[40:]).double().mean()))
+    assert wrong[1] <= wrong[0] + 0.03 < 0.15
