@@ -11,8 +11,7 @@ import pickle
 import pytest
 import torch
 from compiled_kinds import TRANSITIONS
-from problems import PROBLEMS, Training, is_allowed, reference, rng
-from random_potentials import chains
+from problems import PROBLEMS, Training, is_allowed, reference
 from tables import each_row
 
 from torchssvm import (
@@ -28,7 +27,6 @@ from torchssvm import (
     certify,
 )
 from torchssvm.structures.chain import Transitions
-from torchssvm.structures.chain.oracle import viterbi, viterbi_torch
 
 EVERY = torch.ones(3, 3, dtype=torch.bool)
 NONE = torch.zeros(3, dtype=torch.bool)
@@ -79,18 +77,6 @@ def test_targets_are_named():
     assert torch.equal(structure.check_target(fine, potentials), fine)
     with pytest.raises(ValueError, match="has state 2 after 0 at position 1 in row 1 of the batch"):
         structure.check_target(torch.tensor([[0, 1, 2], [0, 2, 2]]), potentials)
-
-
-@pytest.mark.parametrize("axes", ["shared", "chain", "position", "expanded"])
-def test_the_compiled_oracle_is_the_reference(axes):
-    for seed in range(20):
-        emission, transition, lengths = chains(seed, 3, 5, 4, axes, True, seed % 2 == 0)
-        never = (torch.rand(4, 4, generator=rng(seed)) < 0.6) & ~torch.eye(4, dtype=torch.bool)
-        transition = transition.masked_fill(never, -torch.inf)
-        for a, b in zip(
-            viterbi(emission, transition, lengths), viterbi_torch(emission, transition, lengths), strict=True
-        ):
-            assert torch.equal(a, b)
 
 
 def test_the_optimum_is_that_of_the_allowed_outputs():
