@@ -21,7 +21,6 @@ from torchssvm.datasets.multilabel.arff import read_arff
 from torchssvm.datasets.multilabel.libsvm import read_libsvm
 from torchssvm.datasets.multilabel.mulan import read_labels, read_mulan
 from torchssvm.datasets.text.alignment_text import read_aligned, read_unaligned
-from torchssvm.datasets.text.chunking_features import attributes
 
 COLUMNS = "He PRP B-NP\nruns VBZ B-VP\n\nShe PRP B-NP\n"
 
@@ -94,29 +93,6 @@ def test_chunk_tags_in_the_place_of_parts_of_speech(tmp_path, content):
     vocabulary = Vocabulary.of(read_columns(written(tmp_path / "train.txt", COLUMNS)))
     with pytest.raises(ValueError, match="columns are word, pos and tag"):
         ChunkingDataset.from_file(file, vocabulary)
-
-
-@pytest.mark.parametrize(("columns", "optional"), [(1, True), (4, True), (2, False), (5, False)])
-def test_an_unexpected_number_of_columns(tmp_path, columns, optional):
-    file = written(tmp_path / "some.txt", " ".join("abcde"[:columns]) + "\n")
-    with pytest.raises(ValueError, match=rf"some.txt, line 1: {columns} columns?, must be word"):
-        read_columns(file, tags_optional=optional)
-
-
-def test_attributes_of_other_sentences(tmp_path):
-    sentences = read_columns(written(tmp_path / "a.txt", COLUMNS))
-    vocabulary = Vocabulary.of(sentences)
-    own = ChunkingDataset(sentences, vocabulary, found=attributes(sentences))
-    assert np.array_equal(own.columns, ChunkingDataset(sentences, vocabulary).columns)
-    for content, words in (
-        (COLUMNS.replace("She", "It"), "attributes of other sentences than those of .*a.txt"),
-        (COLUMNS.replace("VBZ", "VBP"), "attributes of other sentences"),
-        (COLUMNS + "\nYou PRP B-NP\n", "attributes of other sentences"),
-        (COLUMNS.replace("\n\n", "\n"), "attributes of other sentences"),
-    ):
-        other = read_columns(written(tmp_path / "b.txt", content))
-        with pytest.raises(ValueError, match=words):
-            ChunkingDataset(sentences, vocabulary, found=attributes(other))
 
 
 # -- Files that unpack to very much -----------------------------------------------------------------------

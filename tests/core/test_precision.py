@@ -376,24 +376,17 @@ def test_an_advice_is_about_the_process_and_not_about_an_open_context():
 
 
 def test_lightning_trains_a_users_head_in_full_precision():
-    lightning = pytest.importorskip("lightning")
+    pytest.importorskip("lightning")
+    from short_words import trainer
+
     from torchssvm.lightning import StructuredSVM
 
     problem = own_problem()
-    data = torch.utils.data.DataLoader(
-        torch.arange(problem.n), batch_size=4, collate_fn=lambda rows: problem.batch([int(row) for row in rows])
-    )
+    data = torch.utils.data.DataLoader(range(problem.n), batch_size=4, collate_fn=problem.batch)
 
     def fit() -> tuple[list[torch.Tensor], float]:
         model = StructuredSVM(Own(), lam=problem.lam)
-        lightning.Trainer(
-            accelerator="cpu",
-            max_epochs=3,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        ).fit(model, data)
+        trainer(max_epochs=3, enable_checkpointing=False).fit(model, data)
         gap = certify(model.head, model.dual, problem.everything()).gap
         return [p.detach().clone() for p in model.head.parameters()], gap
 

@@ -29,7 +29,6 @@ from torchssvm import (  # noqa: E402
     DualState,
     GapBatchSampler,
     LinearChain,
-    LinearMulticlass,
     MeanParts,
     Solver,
     StructuredHinge,
@@ -231,19 +230,6 @@ def test_validation_test_and_prediction(words):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_labels_without_positions():
-    torch.manual_seed(0)
-    x = torch.randn(20, 5)
-    data = PaddedDataset(x, (x @ torch.randn(5, 3)).argmax(1))
-    model = StructuredSVM(LinearMulticlass(5, 3), lam=0.01)
-    gap = DualityGap(0.01, every_n_epochs=5)
-    batches = DataLoader(data, batch_size=4, shuffle=True, collate_fn=data.collate)
-    fitting = trainer(gap, max_epochs=300)
-    fitting.fit(model, batches, DataLoader(data, batch_size=7, collate_fn=data.collate))
-    assert gap.certificate.gap <= 0.01
-    assert fitting.callback_metrics["val_token_error"] == fitting.callback_metrics["val_example_error"] <= 0.1
-
-
 def test_exported_weights_have_no_duals(words, tmp_path):
     model = chain()
     trainer(max_epochs=1).fit(model, loader(words))
@@ -345,15 +331,6 @@ def test_processes_that_share_the_weights_out_are_refused(words, monkeypatch):
     monkeypatch.setattr(L.Trainer, "world_size", 2)
     with pytest.raises(ValueError, match="changes all weights of the head in every process, so give strategy='ddp'"):
         trainer(max_epochs=1).fit(chain(), loader(words))
-
-
-def test_bfloat_features_and_an_exact_head(words):
-    model = StructuredSVM(LinearChain(12, 26), lam=0.1, features=Features())
-    gap = DualityGap(0.2, every_n_epochs=5)
-    trainer(gap, max_epochs=100, precision="bf16-mixed").fit(model, loader(words))
-    assert gap.certificate.gap <= 0.2
-    assert gap.certificate.drift < 1e-4
-    assert model.head.emission.dtype == torch.float32
 
 
 def test_arguments_that_contradict_each_other():

@@ -227,33 +227,6 @@ def test_the_search_decodes_no_more_often_than_it_may(calls):
     assert len(decoded) < 20  # the hull has few edges, and the search stops when it is reached
 
 
-@examples(10)
-@given(seed=SEEDS)
-def test_the_search_for_a_torch_struct_distribution(seed):
-    torch_struct = pytest.importorskip("torch_struct")
-    random = rng(seed)
-    potentials = Potentials(
-        torch.randn(3, 3, 2, 2, generator=random, dtype=torch.float64)
-    )  # [B, edges, next, previous]
-    structure = TorchStruct(torch_struct.LinearChainCRF, normalize=True)
-    with pytest.raises(TypeError, match="TorchStruct has no exact oracle"):
-        SlackRescaling(structure)
-    outputs = []
-    for states in itertools.product(range(2), repeat=4):
-        event = torch.zeros(3, 3, 2, 2)
-        for t in range(3):
-            event[:, t, states[t + 1], states[t]] = 1
-        outputs.append(event)
-    target = structure.check_target(outputs[int(torch.randint(0, 16, (), generator=random))], potentials)
-    own = (target * potentials.single).flatten(1).sum(1)
-    products = [structure.loss(y, target) * (1 + (y * potentials.single).flatten(1).sum(1) - own) for y in outputs]
-    best = torch.stack(products).amax(0)
-    corner = find_corner(SlackRescaling(structure, LossScaleSearch()), potentials, target)
-    assert bool((corner.bound >= best - 1e-9).all())
-    assert bool((corner.hinge <= best + 1e-9).all())
-    assert float(corner.hinge.sum()) > 0
-
-
 @examples(20)
 @given(seed=SEEDS)
 def test_a_search_with_an_approximate_oracle_has_a_bound(seed):

@@ -7,16 +7,14 @@ import copy
 import numpy as np
 import pytest
 import torch
-from custom import LabelSets, Scores, label_sets
+from custom import LabelSets, label_sets
 from hypothesis import given
 from hypothesis import strategies as st
 from items import Items
 from problems import PROBLEMS, Problem, Reference, assert_same, chain, examples, flat, multiclass, reference, rng
-from torch.utils.data import DataLoader
 
 from torchssvm import (
     BCFW,
-    Batch,
     BlockGap,
     CacheOracle,
     Corrective,
@@ -24,9 +22,7 @@ from torchssvm import (
     FrankWolfe,
     GapBatchSampler,
     Labelings,
-    LinearMulticlass,
     MeanParts,
-    Multiclass,
     Pairwise,
     Permutation,
     SlackRescaling,
@@ -301,57 +297,3 @@ def test_a_checkpoint_goes_on_to_the_same_bits_and_not_without_rescaling():
 
 
 # -- Lightning ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_lightning_reports_slack_rescaling_by_search(tmp_path):
-    lightning = pytest.importorskip("lightning")
-    from torchssvm.lightning import DualityGap, Report, StructuredSVM
-
-    random = rng(3)
-    x, y = torch.randn(24, 4, generator=random), torch.randint(0, 3, (24,), generator=random)
-    cost = torch.tensor([[0.0, 1.0, 4.0], [1.0, 0.0, 2.0], [1.0, 4.0, 0.0]])
-    data = [(x[i], int(y[i]), i) for i in range(24)]
-
-    def collate(items):
-        xs, ys, index = zip(*items, strict=True)
-        return Batch(torch.stack(xs), torch.tensor(ys), torch.tensor(index))
-
-    reasons = []
-    for oracle in (EveryClass(), LossScaleSearch(3)):
-        model = StructuredSVM(
-            LinearMulticlass(4, 3), lam=2.0, structure=SlackRescaling(Multiclass(3, cost), oracle=oracle)
-        )
-        gap, report = DualityGap(tolerance=0.05, every_n_epochs=5), Report(tmp_path / type(oracle).__name__)
-        fitting = lightning.Trainer(
-            max_epochs=20,
-            accelerator="cpu",
-            callbacks=[gap, report],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        loader = DataLoader(data, batch_sampler=GapBatchSampler(num_examples=24, batch_size=6), collate_fn=collate)
-        fitting.fit(model, loader)
-        assert gap.certificate is not None
-        assert gap.certificate.exact == report.report.exact
-        reasons.append(gap.stopped_because)
-        assert report.report.train_loss is not None
-    assert "<= tolerance" in reasons[0]
-    assert "upper bound" not in reasons[0]
-
-
-def test_a_head_of_ones_own():
-    head = Scores(3, 4).double()
-    _, structure, batch = label_sets(2)
-    dual = DualState.for_head(head, 5, 0.5, structure=SlackRescaling(structure, LossScaleSearch()), storage=Weights())
-    optim, loss = BCFW(head.parameters(), dual), BlockGap(dual)
-    before = certify(head, dual, [batch])
-    for _ in range(40):
-        optim.zero_grad()
-        loss(head(batch.x), batch.y, batch.index).backward()
-        optim.step()
-    after = certify(head, dual, [batch])
-    assert after.primal < before.primal
-    assert after.dual > 0 == before.dual

@@ -128,16 +128,11 @@ def test_libsvm_files(tmp_path):
 @pytest.mark.parametrize("i", [3, -4])
 def test_out_of_range(i, tmp_path):
     dataset = songs(tmp_path)
+    with pytest.raises(ValueError, match="indices is empty"):
+        dataset.__getitems__([])
     for access in (lambda: dataset[i], lambda: dataset.__getitems__([0, i]), lambda: dataset.names(i)):
         with pytest.raises(IndexError, match=f"index {i} is out of range for a dataset of 3 examples"):
             access()
-
-
-def test_empty_batches(tmp_path):
-    with pytest.raises(ValueError, match="indices is empty"):
-        songs(tmp_path).__getitems__([])
-    with pytest.raises(ValueError, match="examples is empty"):
-        Multilabel.collate([])
 
 
 def test_arguments_and_missing_files(tmp_path):

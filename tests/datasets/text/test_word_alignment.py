@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fresh import fresh_python
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples
@@ -385,7 +384,9 @@ def test_rules_on_a_coefficient():
 
 
 def test_the_data_module(root):
-    lightning = pytest.importorskip("lightning")
+    pytest.importorskip("lightning")
+    from short_words import trainer
+
     from torchssvm.datasets import WordAlignmentData
     from torchssvm.lightning import DualityGap, StructuredSVM
 
@@ -396,32 +397,13 @@ def test_the_data_module(root):
         alignment_matching(data.train.in_features), lam=1.0, solver=Solver(direction=Corrective(), storage=Labelings())
     )
     gap = DualityGap(tolerance=0.1, every_n_epochs=5)
-    trainer = lightning.Trainer(
-        max_epochs=60,
-        callbacks=[gap],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(model, data)
+    trainer(gap, max_epochs=60, enable_checkpointing=False).fit(model, data)
     assert gap.history[-1].certificate.gap <= 0.1
     (batch,) = data.predict_dataloader()
     assert len(batch.y) == len(data.test) == 6
     assert data.test.features is data.train.features
     assert model.decode(batch.x, batch.lengths).shape == batch.y.shape
     assert len(data.test_dataloader().dataset) == 6
-
-
-def test_lightning_is_imported_only_when_asked_for():
-    code = (
-        "import sys, torchssvm.datasets as d\n"
-        "assert 'WordAlignmentData' in dir(d)\n"
-        "assert not {'lightning', 'scipy', 'matplotlib'} & set(sys.modules)\n"
-        "sys.modules['lightning'] = None\n"
-        "try:\n    d.WordAlignmentData\nexcept ImportError as error:\n    print(error)"
-    )
-    assert "torchssvm[lightning]" in fresh_python(code)
 
 
 def test_the_example(root, tmp_path, run_script):

@@ -234,16 +234,6 @@ def test_training_reaches_the_optimum_of_the_qp(shared, ragged):
         assert found.gap <= tolerance
 
 
-def test_a_path_is_a_chain():
-    """The same words, once as chains, once as trees in which each token is the child of the one before."""
-    chains = chain(3, n=5, longest=3, bias=True, boundary=False)
-    optimum = reference(chains).optimum()
-    head = LinearTree(2, 2, [-1, 0, 1]).double()
-    found = Problem(head, chains.x, chains.y, chains.lengths, chains.lam).train().until(2e-3, passes=120)
-    assert found.dual <= optimum + 1e-7 <= found.primal + 2e-7
-    assert found.gap <= 2e-3
-
-
 @pytest.mark.parametrize("shared", [True, False])
 def test_the_checks_for_users_pass(shared):
     trees = problem(shared, True)
