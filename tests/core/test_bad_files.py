@@ -1,7 +1,5 @@
 """Files that are no data, or not the data that they should be, are refused with their name and the line."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import hashlib
@@ -30,8 +28,6 @@ def written(path, content):
     return path
 
 
-# -- ARFF and its XML -------------------------------------------------------------------------------------
-
 GENBASE = """@relation genbase
 @attribute PS00010 {YES,NO}
 @attribute PS00011 {YES,NO}
@@ -53,9 +49,6 @@ def test_a_missing_file_of_labels(tmp_path):
         read_mulan(arff, tmp_path / "labels.xml", page="http://x")
     with pytest.raises(FileNotFoundError, match=r"labels.xml is not there: .*names the labels$"):
         read_labels(tmp_path / "labels.xml")
-
-
-# -- NUL bytes --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -82,9 +75,6 @@ def test_words_that_are_none(word):
         WordChains.from_sentences([["a", "b"], [word, "b"]], num_states=2, min_count=1)
 
 
-# -- Columns ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("content", ["He B-NP\nruns B-VP\n", "He O\nruns O\n", "He B-NP B-NP\nruns B-VP B-VP\n"])
 def test_chunk_tags_in_the_place_of_parts_of_speech(tmp_path, content):
     file = written(tmp_path / "two.txt", content)
@@ -93,9 +83,6 @@ def test_chunk_tags_in_the_place_of_parts_of_speech(tmp_path, content):
     vocabulary = Vocabulary.of(read_columns(written(tmp_path / "train.txt", COLUMNS)))
     with pytest.raises(ValueError, match="columns are word, pos and tag"):
         ChunkingDataset.from_file(file, vocabulary)
-
-
-# -- Files that unpack to very much -----------------------------------------------------------------------
 
 
 def test_a_gzip_bomb_is_not_unpacked(tmp_path):
@@ -126,9 +113,6 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path):
 
 def test_a_large_plain_file_is_read_whatever_the_limit(tmp_path):
     assert len(read_columns(written(tmp_path / "plain.txt", COLUMNS), limit=1)) == 2
-
-
-# -- Paths ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

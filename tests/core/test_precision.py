@@ -119,9 +119,6 @@ def test_no_thread_ever_works_in_less_than_full_precision():
     assert not any(found)
 
 
-# -- The product ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shape", [(6, 40), (2, 3, 40), (2, 3, 4, 40), (2, 3, 0), (0, 40)])
 @pytest.mark.parametrize("columns", [(), (5,)])
 def test_a_product_and_its_gradients_are_full(shape, columns):
@@ -177,9 +174,6 @@ def test_a_weight_may_be_written_to_before_the_backward_pass():
             weight += 1.0
         value.backward()
     assert weight.grad.tolist() == [[3.0] * 4] * 2
-
-
-# -- Training and certificates -------------------------------------------------------------------------
 
 
 def wide(kind, **options):

@@ -1,7 +1,5 @@
 """Vector operations against the Python functions that define them, for rows of any length, at any place in memory."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

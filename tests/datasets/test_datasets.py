@@ -57,9 +57,6 @@ def words_of(dataset: OCR) -> list[tuple[str, bytes]]:
     return [(OCR.decode_word(e.y), e.x.numpy().tobytes()) for e in (dataset[i] for i in range(len(dataset)))]
 
 
-# -- what is in the data ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("split", "size", "fold", "words"),
     [
@@ -170,9 +167,6 @@ def test_a_corrupt_file_is_refused(damage, tmp_path, monkeypatch):
         OCR()
 
 
-# -- items and batches ------------------------------------------------------------------------------------
-
-
 @given(indices=st.lists(st.integers(-626, 625), min_size=1, max_size=20))
 @settings(deadline=None, max_examples=50)
 def test_a_fetched_batch_is_its_items_padded(small, indices):
@@ -235,9 +229,6 @@ def test_a_dataset_without_lengths():
 def test_tensors_of_different_sizes_are_refused():
     with pytest.raises(ValueError, match="x has 5 examples but lengths has 4"):
         PaddedDataset(torch.zeros(5, 3, 2), torch.zeros(5, 3), torch.ones(4, dtype=torch.int64))
-
-
-# -- precomputed features ---------------------------------------------------------------------------------
 
 
 class Network(nn.Module):
@@ -370,9 +361,6 @@ def test_precomputed_features_on_a_device(small, cuda):
     batch = features.__getitems__([0, 5])
     assert [t.device.type for t in batch] == ["cuda", "cpu", "cpu", "cpu"]  # a step checks the rest without waiting
     torch.testing.assert_close(batch.x.cpu(), expected.__getitems__([0, 5]).x, atol=1e-2, rtol=1e-2)
-
-
-# -- Lightning --------------------------------------------------------------------------------------------
 
 
 def test_ocr_data_feeds_a_trainer(tmp_path):

@@ -1,7 +1,5 @@
 """The bar of one line, under a Trainer."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

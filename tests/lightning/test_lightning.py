@@ -56,9 +56,6 @@ def words() -> PaddedDataset:
     return some_words()
 
 
-# What stops a run
-
-
 def test_a_run_stops_at_the_tolerance_and_says_so(words):
     gap = DualityGap(0.1, every_n_epochs=2)
     model, fitting = chain(), trainer(gap, max_epochs=500)
@@ -146,9 +143,6 @@ def test_a_second_fit_starts_anew(words):
     assert [e.certificate.gap for e in gap.history] == [e.certificate.gap for e in first]
 
 
-# Data
-
-
 @pytest.mark.parametrize("how", ["gap sampler", "shuffled", "workers"])
 def test_loaders(how, words):
     data = {
@@ -195,9 +189,6 @@ def test_the_storage_is_that_asked_for(words):
                 trainer(max_epochs=2).fit(model, loader(words))
     assert isinstance(models[1].dual.storage, Weights)
     torch.testing.assert_close(models[0].head.emission, models[1].head.emission, rtol=1e-3, atol=1e-5)
-
-
-# Predictions
 
 
 def test_validation_test_and_prediction(words):
@@ -255,9 +246,6 @@ def test_a_checkpoint_that_was_validated_does_not_make_the_next_fit_a_resumed_on
         trainer(max_epochs=1).fit(fresh, loader(words))
     trainer(max_epochs=1).fit(other, loader(words))
     assert torch.equal(fresh.head.emission, other.head.emission)
-
-
-# What is logged
 
 
 def read_csv(folder: Path) -> dict[str, list[float]]:
@@ -324,9 +312,6 @@ def test_figures_are_not_computed_in_every_step(words, monkeypatch):
     assert len(calls) == 5 + 8 + 1  # 40 steps: the first and the last of every epoch
 
 
-# What is refused
-
-
 def test_processes_that_share_the_weights_out_are_refused(words, monkeypatch):
     monkeypatch.setattr(L.Trainer, "world_size", 2)
     with pytest.raises(ValueError, match="changes all weights of the head in every process, so give strategy='ddp'"):
@@ -347,9 +332,6 @@ def test_arguments_that_contradict_each_other():
         StructuredSVM(nn.Linear(2, 2), 0.1)
     with pytest.raises(ValueError, match="features=0"):
         Alternate(features=0)
-
-
-# Features
 
 
 def test_frozen_features_do_not_change_by_a_bit(words):
@@ -441,9 +423,6 @@ def test_trained_features_keep_the_modes_that_they_were_given_in(words):
     assert set(modes) == {(0, False, False), (1, False, True)}
 
 
-# The dual is no part of the model
-
-
 def test_copies_do_not_hold_the_dual(words):
     sizes = []
 
@@ -472,9 +451,6 @@ def test_the_dual_is_there_once_a_fit_has_begun(words):
     fitting.fit(model, loader(words))
     assert model.dual is fitting.optimizers[0].dual
     assert model.dual.moved == 30
-
-
-# Averages
 
 
 def test_averaged_weights_have_a_valid_certificate_and_change_nothing(words):
@@ -575,9 +551,6 @@ def test_other_averages(words):
         assert all(torch.equal(a, b) for a, b in zip(held, model.head.parameters(), strict=True))
 
 
-# The plain objects in a module of one's own
-
-
 class Own(L.LightningModule):
     """Automatic optimisation with BlockGap and BCFW as they are."""
 
@@ -620,9 +593,6 @@ def test_clipping_in_a_module_of_ones_own_is_refused_by_bcfw(words):
 
 def shuffled(words) -> DataLoader:
     return DataLoader(words, batch_size=3, shuffle=True, collate_fn=words.collate)
-
-
-# Imports
 
 
 def test_importing_the_package_without_lightning_names_the_extra(tmp_path):

@@ -76,9 +76,6 @@ class FromTheLoader(Callback):
     needs_batches = True
 
 
-# What works
-
-
 @EITHER
 @pytest.mark.parametrize(
     "make",
@@ -171,9 +168,6 @@ def test_time_that_is_over_stops_a_run_with_a_certificate(compiled: bool | None)
         fitting.fit(svm(compiled), Words().by_gaps())
         assert fitting.current_epoch < 3
         assert gap.stopped_because.startswith("stopped by another callback, certified gap")
-
-
-# What is refused
 
 
 class Averages(WeightAveraging):
@@ -301,9 +295,6 @@ def test_certificates_refuse_averages_in_a_module_of_ones_own():
     assert float(fitting.callback_metrics["gap"]) == pytest.approx(gap.certificate.gap)
 
 
-# Precision
-
-
 @EITHER
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "64-true", "32-true"])
 def test_a_precision_is_right_or_refused(precision: str, compiled: bool | None):
@@ -319,9 +310,6 @@ def test_a_precision_is_right_or_refused(precision: str, compiled: bool | None):
     assert {p.dtype for p in model.head.parameters()} == {expected}
     assert gap.certificate.drift < (1e-12 if precision == "64-true" else 1e-5)
     assert 0.0 < gap.certificate.gap < 0.5
-
-
-# Odd ways to run
 
 
 @EITHER

@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader
 
 pytest.importorskip("lightning")
 
-from items import with_solver  # noqa: E402
-from lightning.pytorch.callbacks import Callback  # noqa: E402
-from lightning.pytorch.loggers import CSVLogger  # noqa: E402
-from lightning_words import loader, trainer  # noqa: E402
+from items import with_solver
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import CSVLogger
+from lightning_words import loader, trainer
 
-from torchssvm import (  # noqa: E402
+from torchssvm import (
     CacheOracle,
     CompiledBCFW,
     Corrective,
@@ -36,9 +36,9 @@ from torchssvm import (  # noqa: E402
     certify,
     recompute_weights,
 )
-from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
-from torchssvm.lightning import AveragedWeights, DualityGap, StructuredSVM  # noqa: E402
-from torchssvm.steps import Away, Hybrid, MaxOracle  # noqa: E402
+from torchssvm.datasets import OCR, PaddedDataset
+from torchssvm.lightning import AveragedWeights, DualityGap, StructuredSVM
+from torchssvm.steps import Away, Hybrid, MaxOracle
 
 WORDS = 30
 DIRECTIONS = [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()]
@@ -54,9 +54,6 @@ def words() -> PaddedDataset:
 
 def model(**options) -> StructuredSVM:
     return StructuredSVM(LinearChain(128, 26).double(), **with_solver(**{"lam": 0.05} | options))
-
-
-# -- Arguments ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -113,9 +110,6 @@ def test_trained_features_refuse_weights():
             features_optimizer=torch.optim.SGD,
             solver=Solver(storage=Weights()),
         )
-
-
-# -- Training ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -190,9 +184,6 @@ def test_worker_processes_change_nothing(words):
         states.append(made.dual.state_dict())
     assert torch.equal(states[0]["storage"]["sets"]["mass"], states[1]["storage"]["sets"]["mass"])
     assert all(torch.equal(a, b) for a, b in zip(states[0]["weights"], states[1]["weights"], strict=True))
-
-
-# -- Features that move ------------------------------------------------------------------------------------
 
 
 def moved(problem: Problem, random: torch.Generator) -> Problem:

@@ -39,9 +39,6 @@ MAKE = {
 }
 
 
-# -- Rates -------------------------------------------------------------------------------------------------
-
-
 def curvatures(truth: Reference) -> np.ndarray:
     """C_f^(i) of every block ([B13] eq. 8): the dual is quadratic, so it is max |psi_i(y) - psi_i(z)|^2 / (lam n^2)."""
     found = []
@@ -163,9 +160,6 @@ def test_accuracy_1_and_error_0_are_the_exact_oracle():
         assert values == pytest.approx(exact, abs=1e-12)
 
 
-# -- Certificates ------------------------------------------------------------------------------------------
-
-
 @examples(10)
 @given(seed=SEEDS, kind=st.sampled_from(sorted(PROBLEMS)), looseness=st.sampled_from([0.0, 0.25]))
 def test_certificates_are_bounds_and_are_not_called_exact(seed, kind, looseness):
@@ -233,9 +227,6 @@ def test_no_known_gap_does_not_end_the_drawing():
     for order in (None, LargestGap()):
         drawn = [i for rows in GapBatchSampler(training.dual, batch_size=2, order=order) for i in rows]
         assert len(drawn) == 6
-
-
-# -- What is shown -----------------------------------------------------------------------------------------
 
 
 def certificate(exact: bool) -> Certificate:

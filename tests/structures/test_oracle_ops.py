@@ -1,11 +1,7 @@
 """Oracles as torch operators: the same bits from every kernel, layout and number of threads; compile, export."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
-import os
-import threading
 
 import pytest
 import torch
@@ -206,9 +202,6 @@ def test_bad_shapes_are_refused():
             viterbi(emission, transition, wrong)
     with pytest.raises(ValueError, match="at least one position and one state"):
         viterbi(emission[:, :0], transition, None)
-
-
-# -- What torch knows of the operators ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ragged", [True, False])

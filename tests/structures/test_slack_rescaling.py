@@ -13,16 +13,7 @@ from hypothesis import strategies as st
 from problems import examples, rng
 from tables import each_row
 
-from torchssvm import (
-    Chain,
-    HiddenStates,
-    Multiclass,
-    Potentials,
-    SlackRescaling,
-    Structure,
-    TorchStruct,
-    WeightedLabels,
-)
+from torchssvm import Chain, HiddenStates, Multiclass, Potentials, SlackRescaling, Structure, WeightedLabels
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import conform, inner, scale
 from torchssvm.core.structure import Decoding
@@ -102,9 +93,6 @@ class TestSlackChainWeightedLabels(Rescaled, plain.ChainWeightedLabelsCase):
     oracle = BruteForceSearch()
 
 
-# -- Viterbi by level --------------------------------------------------------------------------------------
-
-
 @examples(30)
 @given(seed=SEEDS, batch=st.integers(1, 3), longest=st.integers(1, 4), states=st.integers(1, 3), shared=st.booleans())
 def test_the_best_sequence_of_every_level(seed, batch, longest, states, shared):
@@ -131,9 +119,6 @@ def test_the_best_sequence_of_every_level(seed, batch, longest, states, shared):
             if level in best:
                 labels = found.labels(torch.full((batch,), level))[b].tolist()
                 assert labels == [*best[level][1], *[-1] * (longest - length)]
-
-
-# -- The search over scales of the loss --------------------------------------------------------------------
 
 
 def chains(seed: int, size: float, batch: int = 20, states: int = 3, longest: int = 4):
@@ -283,9 +268,6 @@ def test_a_search_needs_bounds_of_an_approximate_oracle():
     potentials = Potentials(torch.zeros(1, 4))
     with pytest.raises(ValueError, match="must return bound"):
         find_corner(SlackRescaling(NoBound(4, 2), LossScaleSearch()), potentials, torch.tensor([[1, 1, 0, 0]]))
-
-
-# -- What does not fit -------------------------------------------------------------------------------------
 
 
 class Unlisted(LabelSets):

@@ -60,9 +60,6 @@ def uneven(seed: int, **options) -> Problem:
     return multiclass(seed, cost=cost, **options)
 
 
-# -- The optimum of a QP solver ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("storage", sorted(STORAGES))
 @pytest.mark.parametrize(("batch_size", "adjoint"), [(1, True), (3, True), (1, False)])
 @pytest.mark.parametrize(("make", "lam", "steps"), [(chain, 2.0, 120), (uneven, 1.0, 240)])
@@ -160,9 +157,6 @@ def test_with_the_zero_one_loss_it_is_margin_rescaling():
     assert slack.weights().any()
 
 
-# -- Exact gaps --------------------------------------------------------------------------------------------
-
-
 @examples(15)
 @given(seed=SEEDS, kind=st.sampled_from(["chain", "uneven"]), storage=st.sampled_from(sorted(STORAGES)))
 def test_the_gap_is_exact(seed, kind, storage):
@@ -216,9 +210,6 @@ def test_the_search_is_enclosed_by_its_certificates(make):
         assert found.primal < truth.primal(np.zeros_like(truth.changes[0][0]))
 
 
-# -- Losses that do not decompose --------------------------------------------------------------------------
-
-
 class F1(LabelSets):
     """One minus the F1 score, squared: no sum over labels."""
 
@@ -246,9 +237,6 @@ def test_a_loss_that_does_not_decompose():
         optim.step()
     gaps.append(certify(head, dual, [batch]).gap)
     assert 0 <= gaps[1] < 0.2 * gaps[0]
-
-
-# -- check, evaluation, checkpoints ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("oracle", [None, BruteForceSearch(), LossScaleSearch()])
@@ -294,6 +282,3 @@ def test_a_checkpoint_goes_on_to_the_same_bits_and_not_without_rescaling():
     assert_same(first.run(ROWS[3:]).snapshot(), second.run(ROWS[3:]).snapshot())
     with pytest.raises(ValueError, match=r"structure.*SlackRescaling"):
         margin.optim.load_state_dict(state)
-
-
-# -- Lightning ---------------------------------------------------------------------------------------------

@@ -28,8 +28,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*arg_constraints.*:UserWarning"
 EXAMPLES = settings(max_examples=40, deadline=None)
 SEEDS = st.integers(0, 2**31 - 1)
 
-# --- All outputs of one example of length N, as events without padding ------------------------------------
-
 
 all_cases = pytest.mark.parametrize("case", CASES, ids=repr)
 
@@ -46,17 +44,11 @@ def is_among(event: Tensor, outputs: Tensor) -> bool:
     return bool((event == outputs).flatten(1).all(1).any())
 
 
-# --- Enumerators: known numbers of outputs ----------------------------------------------------------------
-
-
 def test_the_enumerators_count_right():
     assert [len(projective_trees(n, True)) for n in (1, 2, 3, 4)] == [1, 3, 12, 55]
     assert [len(projective_trees(n, False)) for n in (1, 2, 3, 4)] == [1, 2, 7, 30]
     assert [len(bracketings(n, 1)) for n in (1, 2, 3, 4)] == [1, 1, 2, 5]  # Catalan
     assert [len(segmentations(n, 4, 1)) for n in (2, 3, 4, 5, 6)] == [1, 2, 4, 7, 13]  # tribonacci
-
-
-# --- Active sets and caches -------------------------------------------------------------------------------
 
 
 class TorchStructLabelings(LabelingsTestCase):
@@ -78,9 +70,6 @@ class TorchStructLabelings(LabelingsTestCase):
 for _case in CASES:
     _name = "TestLabelings_" + _case.name.replace("-", "_")
     globals()[_name] = type(_name, (TorchStructLabelings,), {"case": _case, "__module__": __name__})
-
-
-# --- Decoding ---------------------------------------------------------------------------------------------
 
 
 @all_cases
@@ -214,9 +203,6 @@ def test_an_empty_batch_decodes():
     assert decode(TorchStruct(torch_struct.LinearChainCRF), empty).shape == (0, 3, 2, 2)
 
 
-# --- multiroot --------------------------------------------------------------------------------------------
-
-
 def test_multiroot_adapters_do_not_disturb_one_another():
     scores = torch.eye(3).unsqueeze(0) * 10  # every word would like to be a root
     many = TorchStruct(torch_struct.DependencyCRF, multiroot=True)
@@ -231,9 +217,6 @@ def test_multiroot_of_the_users_own_distribution_survives(multiroot):
     theirs = torch_struct.DependencyCRF(scores, multiroot=multiroot)
     decode(TorchStruct(torch_struct.DependencyCRF, multiroot=not multiroot), Potentials(scores))
     assert int(theirs.argmax.diagonal(0, 1, 2).sum()) == (3 if multiroot else 1)
-
-
-# --- A loss of one's own, on chains -----------------------------------------------------------------------
 
 
 def token_hamming(target: Tensor) -> tuple[Tensor, Tensor]:
@@ -252,9 +235,6 @@ def edges_of(labels: Tensor, states: int) -> Tensor:
         if labels[row, n + 1] >= 0:
             events[row, n, labels[row, n + 1], labels[row, n]] = 1
     return events
-
-
-# --- Loss -------------------------------------------------------------------------------------------------
 
 
 @all_cases
@@ -313,9 +293,6 @@ def test_loss_potentials_with_wrong_shapes_are_refused():
             TorchStruct(torch_struct.LinearChainCRF, loss_potentials=wrong).loss(target, target)
 
 
-# --- Targets ----------------------------------------------------------------------------------------------
-
-
 @all_cases
 def test_every_output_is_a_target(case):
     structure = TorchStruct(case.structure.distribution, verify_targets=True, **case.structure.arguments)
@@ -347,8 +324,6 @@ def chain_batch() -> tuple[TorchStruct, Potentials, Tensor]:
         edges_of(torch.tensor([[0, 1, 1, 0], [1, 0, 0, -1]]), 2),
     )
 
-
-# --- Arguments --------------------------------------------------------------------------------------------
 
 CHAIN = torch_struct.LinearChainCRF
 
@@ -484,9 +459,6 @@ def test_potentials_that_are_not_finite_or_not_floating_are_refused():
             decode(structure, Potentials(scores, potentials.lengths))
     with pytest.raises(ValueError, match="float16"):
         decode(structure, Potentials(potentials.single.half()))
-
-
-# --- Other classes ----------------------------------------------------------------------------------------
 
 
 def test_an_answer_that_is_no_indicator_is_refused():

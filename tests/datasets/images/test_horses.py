@@ -95,9 +95,6 @@ def test(built) -> HorseSegmentation:
     return open_small(built, "test")
 
 
-# -- superpixels ------------------------------------------------------------------------------------------
-
-
 region_maps = st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 5), st.integers(0, 999)).map(
     lambda drawn: np.unique(np.random.default_rng(drawn[3]).integers(0, drawn[2], drawn[:2]), return_inverse=True)[
         1
@@ -145,9 +142,6 @@ def test_superpixels_are_connected_and_numbered_without_a_gap():
     assert np.unique(regions).tolist() == list(range(regions.max() + 1))
     assert 10 <= regions.max() + 1 <= 30
     assert all(ndimage.label(regions == p)[1] == 1 for p in range(regions.max() + 1))
-
-
-# -- words ------------------------------------------------------------------------------------------------
 
 
 def test_a_descriptor_by_its_definition():
@@ -223,9 +217,6 @@ def test_a_pixel_has_the_word_of_its_nearest_node():
             assert colour[found.colour[y, x]] <= colour.min() + 1e-6
 
 
-# -- features ---------------------------------------------------------------------------------------------
-
-
 def test_the_sizes_are_those_of_the_paper():
     assert GraphSettings().in_features == 1969
     assert GraphSettings().edge_features == 100
@@ -290,9 +281,6 @@ def test_edge_features_by_their_definition(train):
             wanted += [np.exp(-eta * distance) for eta in 2.0 ** np.arange(-5, 6)]
         np.testing.assert_allclose(held.edge_features[e], wanted, rtol=2e-5, atol=1e-7)
     assert edge_features(held.nodes, np.zeros((0, 2), np.int64), SMALL).shape == (0, 100)
-
-
-# -- items and batches ------------------------------------------------------------------------------------
 
 
 def test_items(train, test):
@@ -409,9 +397,6 @@ def test_scores(test):
         test.scores([found[0], found[1][:-1]])
 
 
-# -- pooling ----------------------------------------------------------------------------------------------
-
-
 def test_pooling_is_the_mean_and_differentiable():
     random = torch.Generator().manual_seed(0)
     features = torch.randn(2, 3, 4, 5, generator=random, dtype=torch.float64, requires_grad=True)
@@ -441,9 +426,6 @@ def test_pooling_is_the_mean_and_differentiable():
 def test_pooling_refuses(features, regions, count, message):
     with pytest.raises(ValueError, match=message):
         pool_regions(features, regions, count)
-
-
-# -- files ------------------------------------------------------------------------------------------------
 
 
 def test_images_are_resized_to_their_masks(tmp_path):
@@ -619,9 +601,6 @@ def test_where_the_images_are_looked_for(monkeypatch, tmp_path):
     other = HorseSegmentation(settings=GraphSettings(segments=21, gradient_words=9, samples=600), **arguments)
     made = list((tmp_path / "cached" / "torchssvm" / "superpixels").iterdir())
     assert sorted(made) == sorted([dataset.cache.folder, other.cache.folder])  # side by side
-
-
-# -- the cache --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -807,9 +786,6 @@ def test_growing_arrays(tmp_path):
         GrowingArray(path, "<f4", (2,), 9)
 
 
-# -- pictures, Lightning, extras --------------------------------------------------------------------------
-
-
 def test_a_picture(test):
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
@@ -862,9 +838,6 @@ def test_extras_are_named(built):
     assert "torchssvm[lightning]" in lightning
     assert count == "3"
     assert "torchssvm[scikit-image]" in skimage
-
-
-# -- the horses of Weizmann -------------------------------------------------------------------------------
 
 
 def test_real_horses(tmp_path):

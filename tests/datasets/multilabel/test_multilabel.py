@@ -14,8 +14,6 @@ from torch.utils.data import DataLoader, Subset
 from torchssvm import SparseFeatures
 from torchssvm.datasets import Multilabel, SparseRows, UnitRows, Unscaled
 
-# -- rows -------------------------------------------------------------------------------------------------
-
 
 def random_rows(seed: int, n: int = 5, columns: int = 4) -> tuple[SparseRows, np.ndarray]:
     """Rows, some of them empty, and the same as a dense matrix."""
@@ -58,9 +56,6 @@ def test_numbers_too_small_for_float32_are_zero():
     assert rows.dense().tolist() == [[0, 2], [0, 0]]
     assert rows.indices.tolist() == [1]
     assert rows.unit_rows().dense().tolist() == [[0, 1], [0, 0]]
-
-
-# -- items and batches ------------------------------------------------------------------------------------
 
 
 def songs(folder, text=SPARSE, **arguments) -> Multilabel:
@@ -153,9 +148,6 @@ def test_arguments_and_missing_files(tmp_path):
         Multilabel("scene", "test", root=tmp_path)
 
 
-# -- Mulan's data -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "name,train,test,features,labels,cardinality",
     [  # as https://mulan.sourceforge.net/datasets-mlc.html has them
@@ -186,9 +178,6 @@ def test_the_first_examples_of_bibtex():
     assert torch.allclose(dataset.features.dense().square().sum(1), torch.full((4880,), 2.0))
     assert dataset.label_names[:2] == ("TAG_2005", "TAG_2006")
     assert "TAG_immunoassay" in dataset.names(0)
-
-
-# -- Lightning --------------------------------------------------------------------------------------------
 
 
 def test_the_data_module(tmp_path):

@@ -83,9 +83,6 @@ def hansards():
         pytest.skip(str(missing))
 
 
-# -- Files ------------------------------------------------------------------------------------------------
-
-
 def test_files_are_read(tmp_path):
     paths = write(tmp_path, "a", ["Le chat «  dort »", "œuf"], ["the cat sleeps", "an egg"], ["0-0 1-1 3-2-P", ""])
     first, second = read_aligned(*paths)
@@ -158,9 +155,6 @@ def test_what_is_missing_is_named(root, tmp_path):
         WordAlignment("validate", root)
 
 
-# -- The error rate, and the target -------------------------------------------------------------------------
-
-
 def pair_with(sure, possible, french=4, english=4):
     return SentencePair(("f",) * french, ("e",) * english, frozenset(sure), frozenset(sure) | frozenset(possible))
 
@@ -202,9 +196,6 @@ def test_the_target_is_as_large_as_it_can_be(links):
     )  # fmt: skip
     assert len(chosen) == largest
     assert {tuple(e) for e in (target == POSSIBLE).nonzero().tolist()} == links - chosen
-
-
-# -- Features -----------------------------------------------------------------------------------------------
 
 
 TEXT = [
@@ -288,9 +279,6 @@ def test_a_sentence_of_one_word_has_features():
     assert bool(torch.isfinite(x).all())
 
 
-# -- The dataset ----------------------------------------------------------------------------------------------
-
-
 def test_the_splits(root, train):
     test, dev = WordAlignment("test", root, train.features), WordAlignment("dev", root, train.features)
     assert [len(split) for split in (train, test, dev)] == [100, 6, 8]
@@ -347,9 +335,6 @@ def test_head_and_batches_pass_the_check(train):
     assert report.ok, str(report)
 
 
-# -- The model --------------------------------------------------------------------------------------------------
-
-
 def fit(dataset, lam, gap):
     head = alignment_matching(dataset.in_features)
     dual = DualState.for_head(head, len(dataset), lam, storage=Labelings())
@@ -378,9 +363,6 @@ def test_rules_on_a_coefficient():
 
     assert best_threshold(threshold_links, values, error, steps=10) == 0.7
     assert best_threshold(threshold_links, values, lambda found: 0.0) == 0.0
-
-
-# -- Lightning and the example ----------------------------------------------------------------------------------
 
 
 def test_the_data_module(root):
@@ -418,9 +400,6 @@ def test_the_example(root, tmp_path, run_script):
     for row in ("learned matching", "Dice matching", "Dice threshold"):
         assert f"\n{row} " in out
     assert (tmp_path / "new" / "convergence.png").stat().st_size > 10_000
-
-
-# -- The real sentences -----------------------------------------------------------------------------------------
 
 
 def test_the_hansards_are_whole(hansards):

@@ -1,7 +1,5 @@
 """Arborescences: the structure, its head, and training to the optimum that a QP solver finds."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -21,8 +19,6 @@ from torchssvm.core.potentials import as_potentials
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.structures.arborescence import NonProjective, Projective
 from torchssvm.structures.arborescence.structure import has_root, is_projective
-
-# -- The structure -------------------------------------------------------------------------------------
 
 
 class ArborescenceCase(StructureTestCase):
@@ -174,9 +170,6 @@ def test_repr_tells_structures_apart():
     assert repr(Arborescence()) == "Arborescence(NonProjective(single_root=False), normalize=True)"
 
 
-# -- The head ------------------------------------------------------------------------------------------
-
-
 class Packed(LinearArcs):
     """Takes columns and values in one tensor ``[B, N, N+1, 2 P]``, whatever numbers they are."""
 
@@ -267,9 +260,6 @@ def test_the_head_says_what_it_is():
     assert repr(LinearArcs(3).structure) == repr(Arborescence())
     with pytest.raises(ValueError, match="in_features=0"):
         LinearArcs(0)
-
-
-# -- Training ------------------------------------------------------------------------------------------
 
 
 def problem(among, ragged=True, seed=3, n=5, features=4, lam=0.3):

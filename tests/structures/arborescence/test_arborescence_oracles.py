@@ -1,7 +1,5 @@
 """The oracles of arborescences: against all of them, against each other and against torch-struct."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

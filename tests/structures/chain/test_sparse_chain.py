@@ -1,7 +1,5 @@
 """Chains on lists of features: the same as on dense features in every loop, and no work in all the weights."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

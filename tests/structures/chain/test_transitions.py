@@ -3,8 +3,6 @@
 The oracles are compared with enumeration where the other chains are: ``ChainTransitionsCase``.
 """
 
-from __future__ import annotations
-
 import copy
 import pickle
 
@@ -139,13 +137,3 @@ def test_factorwise_training_refuses_them():
     own = make()
     with pytest.raises(TypeError, match="forbids transitions, and GDMM's messages do not know of them"):
         GDMM(own.head, own.everything(), num_examples=own.n, lam=own.lam)
-
-
-def test_checkpoints_make_them_again():
-    pytest.importorskip("lightning")
-    from torchssvm.deployment.recipes import describe, rebuild
-
-    head = LinearChain(2, 3, structure=Chain(3, transitions=TRANSITIONS))
-    again = rebuild(describe(head))
-    assert again.structure.same_as(head.structure)
-    assert torch.equal(again.structure.transitions.pairs, TRANSITIONS.pairs)

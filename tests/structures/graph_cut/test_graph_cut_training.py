@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -32,9 +30,6 @@ from torchssvm.steps import Away, ExactSearch, ShortStep
 from torchssvm.structures.graph_cut import MinCut, RoofDual, Segmentation
 
 pytest.importorskip("maxflow")
-
-
-# -- The head ----------------------------------------------------------------------------------------------
 
 
 class Complete(nn.Module):
@@ -125,8 +120,6 @@ class TestLinearGraph(HeadTestCase):
 class TestLinearGraphWithoutLengths(TestLinearGraph):
     lengths = False
 
-
-# -- Training ----------------------------------------------------------------------------------------------
 
 ATTRACTIVE = {"pairwise": (0.0, None)}
 

@@ -345,9 +345,6 @@ class TestLinearEdgesWithoutLengths(TestLinearEdges):
     lengths = False
 
 
-# -- Training -------------------------------------------------------------------------------------------------
-
-
 class Bipartite(Problem):
     """Random graphs; batches are cropped to their largest sides."""
 

@@ -1,7 +1,5 @@
 """The heads of multilabel problems, and training them to the optimum that a QP solver finds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -155,8 +153,6 @@ def test_options_that_do_not_fit():
         own = Multilabel(K, normalize=False)
         assert head(F, K, structure=own).structure is own
 
-
-# -- Training ----------------------------------------------------------------------------------------------
 
 ATTRACTIVE = {"pairwise": (0.0, None)}
 

@@ -1,7 +1,5 @@
 """The generalised distance transform: against all pairs of places, and the same numbers from every implementation."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 

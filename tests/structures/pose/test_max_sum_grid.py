@@ -1,7 +1,5 @@
 """Max-sum on trees of grid places: against all outputs, and the same bits from every implementation."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -211,9 +211,6 @@ def test_repr_tells_structures_apart():
         assert not pose.same_as(other)
 
 
-# -- The head -------------------------------------------------------------------------------------------------
-
-
 class TestLinearPose(HeadTestCase):
     def make_head(self):
         return LinearPose(tiny_pose((-1, 0, 1), (2, 3)))
@@ -254,8 +251,6 @@ def test_the_model_of_the_paper_has_2676_weights():
     pose = Pose([-1, *range(25)], torch.zeros(25, 2, 13, 2), (2, 2), size=1.0)
     assert flat(LinearPose(pose).parameters()).numel() == 26 + 50 + 50 * 13 * 4 == 2676
 
-
-# -- Training -------------------------------------------------------------------------------------------------
 
 PROBLEM = {"n": 3, "lam": 0.3, "parent": (1, -1), "grid": (2, 3), "spreads": True, "size": 2.0}
 

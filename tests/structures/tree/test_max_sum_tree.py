@@ -1,7 +1,5 @@
 """Max-sum on trees: against all labelings, against Viterbi on a path, and the same bits from every kernel."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from head_cases import HeadTestCase
-from problems import Problem, Reference, chain, reference
+from problems import Problem, Reference
 from structure_cases import StructureTestCase
 
 from torchssvm import Batch, DualState, Labelings, LinearTree, Pairwise, Potentials, Tree, check
@@ -183,9 +183,6 @@ def test_head_and_structure_must_fit():
             LinearTree(2, 3, PARENT, structure=structure)
     own = Tree(3, PARENT, normalize=False)
     assert LinearTree(2, 3, PARENT, structure=own).structure is own
-
-
-# -- Training ------------------------------------------------------------------------------------------
 
 
 def problem(shared, ragged, seed=3, n=5, lam=0.5):
