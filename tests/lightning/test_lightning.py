@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import csv
 import math
-import warnings
 from pathlib import Path
 
 import pytest
@@ -180,17 +179,6 @@ def test_the_memory_limit_names_the_cheaper_storage(words):
         trainer(max_epochs=1).fit(chain(memory_limit=1000, storage=MeanParts()), loader(words))
 
 
-def test_the_storage_is_that_asked_for(words):
-    models = [chain(compiled=False, storage=MeanParts()), chain(storage=Weights())]
-    for model in models:
-        for _ in range(2):  # a storage belongs to one dual: the next fit needs a new one
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                trainer(max_epochs=2).fit(model, loader(words))
-    assert isinstance(models[1].dual.storage, Weights)
-    torch.testing.assert_close(models[0].head.emission, models[1].head.emission, rtol=1e-3, atol=1e-5)
-
-
 def test_validation_test_and_prediction(words):
     model = chain()
     fitting = trainer(max_epochs=2)
@@ -221,18 +209,12 @@ def test_validation_test_and_prediction(words):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_exported_weights_have_no_duals(words, tmp_path):
+def test_exported_weights_have_no_duals(words):
     model = chain()
     trainer(max_epochs=1).fit(model, loader(words))
     assert {name: tuple(value.shape) for name, value in model.state_dict().items()} == {
         f"head.{name}": tuple(value.shape) for name, value in LinearChain(128, 26).state_dict().items()
     }
-    fitting = trainer(max_epochs=1)
-    fitting.fit(chain(), loader(words))
-    fitting.save_checkpoint(tmp_path / "model.ckpt")
-    loaded = StructuredSVM.load_from_checkpoint(tmp_path / "model.ckpt", head=LinearChain(128, 26), weights_only=True)
-    assert loaded.lam == 0.1
-    assert torch.equal(loaded.head.emission, fitting.lightning_module.head.emission)
 
 
 def test_a_checkpoint_that_was_validated_does_not_make_the_next_fit_a_resumed_one(words, tmp_path):

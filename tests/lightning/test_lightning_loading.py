@@ -17,47 +17,14 @@ L = pytest.importorskip("lightning")
 from every_head import HEADS  # noqa: E402
 from short_words import Words, trainer  # noqa: E402
 
-from torchssvm import (  # noqa: E402
-    Arborescence,
-    Chain,
-    Decisions,
-    GraphCut,
-    LinearArcs,
-    LinearChain,
-    LinearDecisions,
-    LinearEdges,
-    LinearGraph,
-    LinearMulticlass,
-    LinearMultilabel,
-    LinearPairwiseGraph,
-    LinearPose,
-    LinearRanking,
-    LinearTree,
-    Matching,
-    Multiclass,
-    Multilabel,
-    PairwiseGraph,
-    Pose,
-    Ranking,
-    SlackRescaling,
-    Solver,
-    SparseLinearChain,
-    SparseLinearMultilabel,
-    Tree,
-)
+from torchssvm import Chain, LinearChain, LinearMulticlass, Multiclass, SlackRescaling, Solver  # noqa: E402
 from torchssvm import structures as own_heads  # noqa: E402
 from torchssvm.deployment.recipes import describe, rebuild  # noqa: E402
 from torchssvm.lightning import FactorwiseSVM, StructuredSVM  # noqa: E402
-from torchssvm.structures import LinearForest  # noqa: E402
-from torchssvm.structures.arborescence import Projective  # noqa: E402
-from torchssvm.structures.decisions import Knapsack, ShortestPath  # noqa: E402
-from torchssvm.structures.graph_cut import RoofDual  # noqa: E402
-from torchssvm.structures.multilabel import MessagePassing  # noqa: E402
-from torchssvm.structures.pairwise_graph import TreeReweighted  # noqa: E402
-from torchssvm.structures.ranking import NDCG  # noqa: E402
 from torchssvm.structures.slack_rescaling import EveryClass  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
+
 
 @pytest.mark.parametrize("name", HEADS)
 def test_a_head_is_made_again_from_plain_values(name: str):

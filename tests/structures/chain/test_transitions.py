@@ -12,18 +12,7 @@ from compiled_kinds import TRANSITIONS
 from problems import PROBLEMS, Training, is_allowed, reference
 from tables import each_row
 
-from torchssvm import (
-    GDMM,
-    CacheOracle,
-    Chain,
-    CompiledBCFW,
-    Corrective,
-    DualState,
-    Labelings,
-    LinearChain,
-    Potentials,
-    certify,
-)
+from torchssvm import GDMM, CacheOracle, Chain, CompiledBCFW, Corrective, DualState, Labelings, Potentials, certify
 from torchssvm.structures.chain import Transitions
 
 EVERY = torch.ones(3, 3, dtype=torch.bool)
