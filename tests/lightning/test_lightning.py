@@ -17,7 +17,14 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 L = pytest.importorskip("lightning")
 
 from items import with_solver  # noqa: E402
-from lightning.pytorch.callbacks import Callback, LearningRateMonitor, RichProgressBar, TQDMProgressBar  # noqa: E402
+from lightning.pytorch.callbacks import (  # noqa: E402
+    Callback,
+    EarlyStopping,
+    EMAWeightAveraging,
+    LearningRateMonitor,
+    RichProgressBar,
+    TQDMProgressBar,
+)
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger  # noqa: E402
 from lightning_words import WORDS, Features, chain, everything, loader, some_words, trainer  # noqa: E402
 
@@ -130,16 +137,6 @@ def test_an_interrupted_run_says_so(error, words, tmp_path):
 def test_duality_gap_refuses_nonsense(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         DualityGap(**arguments)
-
-
-def test_a_second_fit_starts_anew(words):
-    gap = DualityGap(1e-9, every_n_epochs=1)
-    model, fitting = chain(), trainer(gap, max_epochs=2)
-    fitting.fit(model, loader(words))
-    first = copy.deepcopy(gap.history)
-    with pytest.warns(UserWarning, match="not zero, and a fit starts anew.*ckpt_path"):
-        trainer(gap, max_epochs=2).fit(model, loader(words))
-    assert [e.certificate.gap for e in gap.history] == [e.certificate.gap for e in first]
 
 
 @pytest.mark.parametrize("how", ["gap sampler", "shuffled", "workers"])
@@ -557,13 +554,21 @@ class Own(L.LightningModule):
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_automatic_optimisation(accumulate, words):
     gap = DualityGap(0.2, every_n_epochs=5)
-    data = DataLoader(words, batch_size=3, shuffle=True, collate_fn=words.collate)
     model, fitting = Own(len(words)), trainer(gap, max_epochs=200, accumulate_grad_batches=accumulate)
-    fitting.fit(model, data)
+    fitting.fit(model, shuffled(words))
     assert gap.certificate.gap <= 0.2
     assert gap.certificate.drift < 1e-5
     dual = fitting.optimizers[0].dual
     assert dual.steps == fitting.global_step == fitting.current_epoch * 10 // accumulate
+
+
+def test_certificates_refuse_averages_in_a_module_of_ones_own(words):
+    with pytest.raises(ValueError, match=r"EMAWeightAveraging .* use .*AveragedWeights"):
+        trainer(EMAWeightAveraging(), DualityGap()).fit(Own(len(words)), shuffled(words))
+    gap, stopping = DualityGap(1e-9, every_n_epochs=2), EarlyStopping("gap", patience=2)
+    fitting = trainer(stopping, gap, AveragedWeights(), max_epochs=4)
+    fitting.fit(Own(len(words)), shuffled(words))
+    assert float(fitting.callback_metrics["gap"]) == pytest.approx(gap.certificate.gap)
 
 
 def test_clipping_in_a_module_of_ones_own_is_refused_by_bcfw(words):

@@ -51,46 +51,22 @@ class TestSlackMulticlass(Rescaled, plain.MulticlassCase):
         assert repr(self.make_structure()) == "SlackRescaling(Multiclass(4), oracle=EveryClass())"
 
 
-@pytest.mark.variant
-class TestSlackMulticlassCost(Rescaled, plain.MulticlassCostCase):
-    pass
-
-
-@pytest.mark.variant
-class TestSlackMulticlassOutputs(Rescaled, plain.MulticlassCostCase):
-    oracle = BruteForceSearch()
-
-
 class TestSlackChain(Rescaled, plain.ChainCase):
     def test_the_oracle_is_the_one_for_chains(self):
         assert isinstance(self.make_structure().oracle, EveryLossLevel)
 
 
-@pytest.mark.variant
-class TestSlackChainPositions(Rescaled, plain.ChainPositionsCase):
-    pass
-
-
-@pytest.mark.variant
-class TestSlackChainCounts(Rescaled, plain.ChainCountsCase):
-    pass
-
-
-@pytest.mark.variant
-class TestSlackChainClassWeights(Rescaled, plain.ChainClassWeightsCase):
-    """Costs of 0.5, 0 and 3: units of 0.5."""
-
-
-@pytest.mark.variant
-class TestSlackChainTransitions(Rescaled, plain.ChainTransitionsCase):
-    pass
-
-
-@pytest.mark.variant
-class TestSlackChainWeightedLabels(Rescaled, plain.ChainWeightedLabelsCase):
-    """Costs without a common unit."""
-
-    oracle = BruteForceSearch()
+for _name, _case, _oracle in (
+    ("MulticlassCost", plain.MulticlassCostCase, None),
+    ("MulticlassOutputs", plain.MulticlassCostCase, BruteForceSearch()),
+    ("ChainPositions", plain.ChainPositionsCase, None),
+    ("ChainCounts", plain.ChainCountsCase, None),
+    ("ChainClassWeights", plain.ChainClassWeightsCase, None),  # costs of 0.5, 0 and 3: units of 0.5
+    ("ChainTransitions", plain.ChainTransitionsCase, None),
+    ("ChainWeightedLabels", plain.ChainWeightedLabelsCase, BruteForceSearch()),  # costs without a common unit
+):
+    _made = type(f"TestSlack{_name}", (Rescaled, _case), {"__module__": __name__, "oracle": _oracle})
+    globals()[_made.__name__] = pytest.mark.variant(_made)
 
 
 @examples(30)

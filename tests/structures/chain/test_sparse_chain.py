@@ -349,22 +349,6 @@ def test_other_optimizers_take_a_dense_gradient():
     assert primal(head, head.structure, [batch], lam=LAM).value > 0.0
 
 
-def test_values_that_are_learned_get_their_gradient():
-    data = problem()
-    head, _, _ = train(True, data, epochs=1)
-    batch = batch_of(True, data, torch.arange(3))
-    values = batch.x.values.clone().requires_grad_()
-
-    def total(numbers):
-        return head(SparseFeatures(batch.x.columns, numbers), batch.lengths)["emission"].sin().sum()
-
-    total(values).backward()
-    step = torch.zeros_like(values)
-    step[1, 0, 2] = 1e-6
-    expected = (total(values + step) - total(values - step)) / 2e-6
-    assert float(values.grad[1, 0, 2]) == pytest.approx(float(expected), rel=1e-5)
-
-
 def test_check_finds_nothing_wrong():
     data = problem()
     report = check(head := SparseLinearChain(F, K).double(), head.structure, batch_of(True, data, torch.arange(4)))

@@ -16,10 +16,8 @@ from structure_cases import StructureTestCase
 from tables import each_row
 
 from torchssvm import (
-    BlockGap,
     CacheOracle,
     Corrective,
-    DualState,
     FrankWolfe,
     Labelings,
     LinearPose,
@@ -312,18 +310,6 @@ def test_groups_are_the_bounds():
     mine, others = head.groups(), groups_of(head, head.bounds)
     assert [p for group in mine for p in group["params"]] == list(head.parameters())
     assert_same(mine[-1]["lower"], others[-1]["lower"])
-
-
-def test_weights_storage_takes_the_weights_times_the_examples():
-    problem = pose_problem(0, n=4, parent=(-1, 0), grid=(9, 8))
-    dual = DualState.for_head(problem.head, 4, 0.1, storage=Weights())
-    BlockGap(dual)(problem.head(problem.x), problem.y, torch.arange(4))
-    potentials = problem.head(problem.x)
-    assert Weights.estimate(dual.storage, potentials) == 4 * 8 * flat(problem.head.parameters()).numel()
-    other = pose_problem(0, n=4, parent=(-1, 0), grid=(9, 8))
-    large = DualState.for_head(other.head, 4, 0.1, storage=MeanParts(), memory_limit=10_000)
-    with pytest.raises(MemoryError, match=r"Weights\(\)"):
-        BlockGap(large)(other.head(other.x), other.y, torch.arange(4)).backward()
 
 
 def test_head_and_structure_pass_the_check():
