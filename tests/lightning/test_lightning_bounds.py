@@ -10,15 +10,15 @@ from tables import each_row
 
 pytest.importorskip("lightning")
 
-from items import with_solver  # noqa: E402
-from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
-from lightning.pytorch.loggers import CSVLogger  # noqa: E402
-from lightning_words import everything, loader, trainer  # noqa: E402
+from items import with_solver
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning_words import everything, loader, trainer
 
-from torchssvm import BCFW, BlockGap, DualState, LinearChain, MeanParts, certify  # noqa: E402
-from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
-from torchssvm.lightning import AveragedWeights, DualityGap, StructuredSVM  # noqa: E402
-from torchssvm.steps import CommonStep, PredefinedStep  # noqa: E402
+from torchssvm import BCFW, BlockGap, DualState, LinearChain, MeanParts, certify
+from torchssvm.datasets import OCR, PaddedDataset
+from torchssvm.lightning import AveragedWeights, DualityGap, StructuredSVM
+from torchssvm.steps import CommonStep, PredefinedStep
 
 WORDS = 12
 BOUNDS = {"transition": (0.0, None), "emission": (-0.02, 0.02)}

@@ -124,7 +124,7 @@ def test_other_dtypes_take_the_torch_operations(dtype):
 
 OPERATORS = {  # shapes of the scores of nine examples, and what else is needed
     "viterbi": (viterbi, [(9, 5, 4), (4, 4)], [None]),
-    "max_sum_tree": (max_sum_tree, [(9, 3, 4), (4, 4)], [torch.tensor([-1, 0, 0])]),
+    "max_sum_tree": (max_sum_tree, [(9, 3, 4), (4, 4)], [torch.tensor([-1, 0, 0]), None]),
     "max_sum_grid": (
         max_sum_grid,
         [(9, 2, 3, 4), (9, 1, 2, 2, 3, 4), (9, 1, 2, 2, 7), (9, 1, 2, 2, 5)],
@@ -223,11 +223,11 @@ def test_operators_compile_and_export_in_one_graph(name):
     decode, scores, rest = drawn(name)
 
     class Decoder(torch.nn.Module):
-        def forward(self, first, second, third):
-            labels, value = decode(2.0 * first, second, third)
+        def forward(self, first, *others):
+            labels, value = decode(2.0 * first, *others)
             return labels + 1, value * 0.5
 
-    arguments = *scores, *(torch.arange(9) % 5 + 1 if a is None else a for a in rest)
+    arguments = *scores, *(torch.arange(9) % 3 + 1 if a is None else a for a in rest)
     expected = Decoder()(*arguments)
     assert_same(torch.compile(Decoder(), backend="eager", fullgraph=True)(*arguments), expected)
     exported = torch.export.export(Decoder(), arguments)
