@@ -117,9 +117,6 @@ def test_limits_of_numbers():
             check_seed(seed)
 
 
-# -- NumPy's whole numbers --------------------------------------------------------------------------------
-
-
 def test_whole_numbers_of_numpy_are_taken_everywhere():
     six = np.int64(6)
     problem = multiclass(1)
@@ -161,8 +158,6 @@ def test_whole_numbers_of_numpy_in_kernel_models():
     svm.visit(np.arange(2))
     assert svm.dual.steps == 1
 
-
-# -- Sizes ------------------------------------------------------------------------------------------------
 
 SIZED: list[tuple[str, Any]] = [
     ("in_features", lambda n: LinearMulticlass(n, 3)),
@@ -228,8 +223,6 @@ def _compiled() -> tuple[Any, ...]:
     return problem.head, DualState.for_head(problem.head, 6, 0.1), problem.everything()
 
 
-# -- Numbers ----------------------------------------------------------------------------------------------
-
 NUMBERS: list[tuple[str, Any]] = [
     ("factor", lambda x: CacheOracle(factor=x)),
     ("floor", lambda x: CacheOracle(floor=x)),
@@ -281,9 +274,6 @@ def test_memory_limits(limit):
     ):
         with pytest.raises((TypeError, ValueError), match=r"memory_limit=.* must be a whole number.*bytes, or None"):
             make()
-
-
-# -- Flags, structures, rules, duals, batches --------------------------------------------------------------
 
 
 @each_row(
@@ -342,8 +332,6 @@ def test_objects_of_another_kind(make, words):
     with pytest.raises(TypeError, match=words):
         make()
 
-
-# -- Targets and features ---------------------------------------------------------------------------------
 
 BAD_TARGETS: dict[str, tuple[Any, str]] = {
     "None": (lambda y: None, "NoneType"),
@@ -439,8 +427,6 @@ def test_index_and_lengths_without_numbers(name):
         training.step(batch.replace(**{name: held.to("meta")}))
 
 
-# -- Datasets, scores, models -----------------------------------------------------------------------------
-
 X, Y = torch.zeros(3, 4, 2), torch.zeros(3, 4, dtype=torch.int64)
 
 
@@ -473,10 +459,7 @@ X, Y = torch.zeros(3, 4, 2), torch.zeros(3, 4, dtype=torch.int64)
         (lambda: OCRData(seed="x"), "seed='x' must be a whole number"),
         (lambda: OCRData(order="uniform"), "order='uniform' must be an object such as Permutation"),
         (lambda: OCRData(fold=10), "fold=10 must be a whole number, 0 to 9"),
-        (
-            lambda: PrecomputedFeatures(PaddedDataset(X, Y), len),
-            "features is a builtin_function_or_method",
-        ),
+        (lambda: PrecomputedFeatures(PaddedDataset(X, Y), len), "features is a builtin_function_or_method"),
         (lambda: LetterFeatures(2.5), "width=2.5 must be a whole number"),
         (lambda: PixelFeatures("x"), "width='x' must be a whole number"),
         (lambda: PixelFeatures(4, size=16), "size=16 must be two multiples of 16"),

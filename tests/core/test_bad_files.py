@@ -1,7 +1,5 @@
 """Files that are no data, or not the data that they should be, are refused with their name and the line."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import hashlib
@@ -21,7 +19,6 @@ from torchssvm.datasets.multilabel.arff import read_arff
 from torchssvm.datasets.multilabel.libsvm import read_libsvm
 from torchssvm.datasets.multilabel.mulan import read_labels, read_mulan
 from torchssvm.datasets.text.alignment_text import read_aligned, read_unaligned
-from torchssvm.datasets.text.chunking_features import attributes
 
 COLUMNS = "He PRP B-NP\nruns VBZ B-VP\n\nShe PRP B-NP\n"
 
@@ -30,8 +27,6 @@ def written(path, content):
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
-
-# -- ARFF and its XML -------------------------------------------------------------------------------------
 
 GENBASE = """@relation genbase
 @attribute PS00010 {YES,NO}
@@ -54,9 +49,6 @@ def test_a_missing_file_of_labels(tmp_path):
         read_mulan(arff, tmp_path / "labels.xml", page="http://x")
     with pytest.raises(FileNotFoundError, match=r"labels.xml is not there: .*names the labels$"):
         read_labels(tmp_path / "labels.xml")
-
-
-# -- NUL bytes --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -83,9 +75,6 @@ def test_words_that_are_none(word):
         WordChains.from_sentences([["a", "b"], [word, "b"]], num_states=2, min_count=1)
 
 
-# -- Columns ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("content", ["He B-NP\nruns B-VP\n", "He O\nruns O\n", "He B-NP B-NP\nruns B-VP B-VP\n"])
 def test_chunk_tags_in_the_place_of_parts_of_speech(tmp_path, content):
     file = written(tmp_path / "two.txt", content)
@@ -94,32 +83,6 @@ def test_chunk_tags_in_the_place_of_parts_of_speech(tmp_path, content):
     vocabulary = Vocabulary.of(read_columns(written(tmp_path / "train.txt", COLUMNS)))
     with pytest.raises(ValueError, match="columns are word, pos and tag"):
         ChunkingDataset.from_file(file, vocabulary)
-
-
-@pytest.mark.parametrize(("columns", "optional"), [(1, True), (4, True), (2, False), (5, False)])
-def test_an_unexpected_number_of_columns(tmp_path, columns, optional):
-    file = written(tmp_path / "some.txt", " ".join("abcde"[:columns]) + "\n")
-    with pytest.raises(ValueError, match=rf"some.txt, line 1: {columns} columns?, must be word"):
-        read_columns(file, tags_optional=optional)
-
-
-def test_attributes_of_other_sentences(tmp_path):
-    sentences = read_columns(written(tmp_path / "a.txt", COLUMNS))
-    vocabulary = Vocabulary.of(sentences)
-    own = ChunkingDataset(sentences, vocabulary, found=attributes(sentences))
-    assert np.array_equal(own.columns, ChunkingDataset(sentences, vocabulary).columns)
-    for content, words in (
-        (COLUMNS.replace("She", "It"), "attributes of other sentences than those of .*a.txt"),
-        (COLUMNS.replace("VBZ", "VBP"), "attributes of other sentences"),
-        (COLUMNS + "\nYou PRP B-NP\n", "attributes of other sentences"),
-        (COLUMNS.replace("\n\n", "\n"), "attributes of other sentences"),
-    ):
-        other = read_columns(written(tmp_path / "b.txt", content))
-        with pytest.raises(ValueError, match=words):
-            ChunkingDataset(sentences, vocabulary, found=attributes(other))
-
-
-# -- Files that unpack to very much -----------------------------------------------------------------------
 
 
 def test_a_gzip_bomb_is_not_unpacked(tmp_path):
@@ -150,9 +113,6 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path):
 
 def test_a_large_plain_file_is_read_whatever_the_limit(tmp_path):
     assert len(read_columns(written(tmp_path / "plain.txt", COLUMNS), limit=1)) == 2
-
-
-# -- Paths ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

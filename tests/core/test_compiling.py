@@ -1,7 +1,5 @@
 """Compilation is announced once for an installation, and clocks do not count it."""
 
-from __future__ import annotations
-
 import time
 
 import numba

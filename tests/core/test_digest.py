@@ -1,7 +1,5 @@
 """A dual that meets other targets than those that it was trained on says so."""
 
-from __future__ import annotations
-
 import copy
 import io
 
@@ -103,10 +101,7 @@ def test_other_targets_are_refused():
     first = certify(head, dual, problem.everything(3))
     assert certify(head, dual, problem.everything(8)).gap == pytest.approx(first.gap)
     before = dual.oracle_calls
-    for attempt in (
-        lambda: certify(head, dual, others(problem)),
-        lambda: CompiledBCFW(head, dual, others(problem)),
-    ):
+    for attempt in (lambda: certify(head, dual, others(problem)), lambda: CompiledBCFW(head, dual, others(problem))):
         with pytest.raises(RuntimeError, match=r"2 of 8 examples have other targets .* \[2, 5\]"):
             attempt()
     assert dual.oracle_calls == before

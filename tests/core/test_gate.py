@@ -1,7 +1,5 @@
 """What is checked where it enters: masks, missing labels, scores, datasets; and masks packed by ``select_tokens``."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from problems import chain, flat, rng
+from problems import rng
 from torch import Tensor, nn
 
-from torchssvm import BCFW, BlockGap, Chain, DualState, Labelings, Multiclass, Potentials, Structure, Weights
+from torchssvm import DualState, Multiclass, Potentials, Structure
 from torchssvm.core import gradients
 from torchssvm.core.gradients import cheap_adjoint, gram_product, per_example_adjoint
 from torchssvm.core.potentials import Parts, as_potentials
-from torchssvm.steps import Hybrid
 
 F, K, N = 3, 4, 5
 
@@ -244,39 +243,3 @@ def test_the_head_can_be_compiled_and_exported(before):
     assert torch.equal(torch.compile(head, backend="eager", fullgraph=True)(x), head.inside(x))
     for strict in (True, False):
         assert torch.equal(torch.export.export(head, (x,), strict=strict).module()(x), head.inside(x))
-
-
-class WithoutAlgebra(nn.Module):
-    """A head of the library as if somebody had written its potentials only."""
-
-    def __init__(self, head: nn.Module) -> None:
-        super().__init__()
-        self.head, self.structure = head, head.structure
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Potentials:
-        found = self.head(x, lengths)
-        return Potentials(found.tensors, found.lengths, ragged=found.ragged)
-
-
-@pytest.mark.parametrize("storage", [None, Weights, Labelings])
-def test_training_is_that_of_a_head_with_its_own_adjoint(storage, without_loop):
-    """Steps of the box QP, and directions that need inner products of labelings."""
-    without_loop()
-    problem, runs = chain(1, n=6), []
-    for wrap in (lambda head: head, WithoutAlgebra):
-        head = wrap(copy.deepcopy(problem.head))
-        assert isinstance(head.structure, Chain)
-        dual = DualState.for_head(head, problem.n, problem.lam, storage=storage and storage())
-        loss = BlockGap(dual, Hybrid() if storage is Labelings else None)
-        optim = BCFW(head.parameters(), dual)
-        gaps = []
-        for rows in ([0, 1, 2, 3], [2, 4, 5], [0, 3, 5, 1]) * 2:
-            batch = problem.batch(rows)
-            optim.zero_grad()
-            value = loss(head(batch.x, batch.lengths), batch.y, batch.index)
-            value.backward()
-            optim.step()
-            gaps.append(float(value.detach()))
-        runs.append((torch.tensor(gaps), flat(head.parameters()), torch.tensor(dual.value())))
-    assert_same(*runs)
-    assert float(runs[0][1].abs().max()) > 0

@@ -147,20 +147,6 @@ class OwnHeadCase(ABC):
         assert [each() for each in found] == [None, None]
 
 
-class TestSharedMatrix(OwnHeadCase):
-    """A tensor that all examples share, which is as long as one of the batches."""
-
-    class Head(Linear):
-        def forward(self, x: Tensor, shared: Tensor) -> Any:
-            return x @ self.weight.T @ shared
-
-    def make(self) -> nn.Module:
-        return self.Head()
-
-    def inputs(self, rows: Tensor) -> tuple[Any, ...]:
-        return X[rows], SHARED
-
-
 class TestSharedTensors(OwnHeadCase):
     """Two of them; one could be an example's number by its shape."""
 

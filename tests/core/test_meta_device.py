@@ -1,53 +1,12 @@
 """Models that are made on the meta device, as transformers makes them."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
 import torch
+from every_head import HEADS
 
-from torchssvm import (
-    Chain,
-    Decisions,
-    HiddenStates,
-    LinearArcs,
-    LinearChain,
-    LinearDecisions,
-    LinearEdges,
-    LinearGraph,
-    LinearMulticlass,
-    LinearMultilabel,
-    LinearPairwiseGraph,
-    LinearPose,
-    LinearRanking,
-    LinearTree,
-    Pose,
-    SparseLinearChain,
-    SparseLinearMultilabel,
-)
-from torchssvm.datasets import bio_transitions
-from torchssvm.structures.decisions import Selection
-from torchssvm.structures.tree.forest import LinearForest
-
-SHIFT = torch.zeros(1, 2, 1, 2)
-HEADS = {
-    "chain": lambda: LinearChain(3, 3, structure=Chain(3, transitions=bio_transitions(["O", "B-X", "I-X"]))),
-    "hidden": lambda: LinearChain(3, 4, structure=HiddenStates(Chain(4), [0, 0, 1, 1]).structure),
-    "sparse chain": lambda: SparseLinearChain(3, 3),
-    "classes": lambda: LinearMulticlass(3, 3),
-    "label sets": lambda: LinearMultilabel(3, 3),
-    "sparse label sets": lambda: SparseLinearMultilabel(3, 3),
-    "ranking": lambda: LinearRanking(3),
-    "matching": lambda: LinearEdges(3),
-    "arcs": lambda: LinearArcs(3),
-    "graph": lambda: LinearGraph(3, 1),
-    "labels of graphs": lambda: LinearPairwiseGraph(3, 1, 3),
-    "tree": lambda: LinearTree(3, 3, [-1, 0, 0]),
-    "forest": lambda: LinearForest(3, 1, 3),
-    "decisions": lambda: LinearDecisions(3, structure=Decisions(Selection(3, 1))),
-    "pose": lambda: LinearPose(Pose([-1, 0], SHIFT, (3, 3), size=1.0)),
-}
+from torchssvm import Chain, HiddenStates
 
 
 @pytest.mark.parametrize("make", HEADS.values(), ids=HEADS)

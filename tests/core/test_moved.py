@@ -1,7 +1,5 @@
 """Names that the top level has no longer say where they went."""
 
-from __future__ import annotations
-
 import pytest
 
 import torchssvm

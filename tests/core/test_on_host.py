@@ -1,7 +1,5 @@
 """Copies on a device remember the CPU tensor that they were made from, until one of them is written to."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Sums into shared places have one order on every device."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

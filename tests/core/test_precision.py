@@ -119,9 +119,6 @@ def test_no_thread_ever_works_in_less_than_full_precision():
     assert not any(found)
 
 
-# -- The product ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shape", [(6, 40), (2, 3, 40), (2, 3, 4, 40), (2, 3, 0), (0, 40)])
 @pytest.mark.parametrize("columns", [(), (5,)])
 def test_a_product_and_its_gradients_are_full(shape, columns):
@@ -177,9 +174,6 @@ def test_a_weight_may_be_written_to_before_the_backward_pass():
             weight += 1.0
         value.backward()
     assert weight.grad.tolist() == [[3.0] * 4] * 2
-
-
-# -- Training and certificates -------------------------------------------------------------------------
 
 
 def wide(kind, **options):
@@ -376,24 +370,17 @@ def test_an_advice_is_about_the_process_and_not_about_an_open_context():
 
 
 def test_lightning_trains_a_users_head_in_full_precision():
-    lightning = pytest.importorskip("lightning")
+    pytest.importorskip("lightning")
+    from short_words import trainer
+
     from torchssvm.lightning import StructuredSVM
 
     problem = own_problem()
-    data = torch.utils.data.DataLoader(
-        torch.arange(problem.n), batch_size=4, collate_fn=lambda rows: problem.batch([int(row) for row in rows])
-    )
+    data = torch.utils.data.DataLoader(range(problem.n), batch_size=4, collate_fn=problem.batch)
 
     def fit() -> tuple[list[torch.Tensor], float]:
         model = StructuredSVM(Own(), lam=problem.lam)
-        lightning.Trainer(
-            accelerator="cpu",
-            max_epochs=3,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        ).fit(model, data)
+        trainer(max_epochs=3, enable_checkpointing=False).fit(model, data)
         gap = certify(model.head, model.dual, problem.everything()).gap
         return [p.detach().clone() for p in model.head.parameters()], gap
 

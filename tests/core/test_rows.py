@@ -1,7 +1,5 @@
 """Rows of the dual blocks keep what they hold while others come."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

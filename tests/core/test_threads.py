@@ -1,7 +1,5 @@
 """The pool of threads: every item once, ranges of about equal work, errors, two callers, nesting, fork."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import threading

@@ -1,7 +1,5 @@
 """Vector operations against the Python functions that define them, for rows of any length, at any place in memory."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -34,44 +32,14 @@ from torchssvm.core.vectors import (
 LENGTHS = [*range(1, 36), 47, 48, 49, 63, 64, 65, 95, 97]
 
 
-@njit
-def run_add(total, rows, chosen, weights, begin, end):
-    add_rows(total, rows, chosen, weights, begin, end)
-
-
-@njit
-def run_add_to(rows, chosen, weights, begin, end, row, factor):
-    add_to_rows(rows, chosen, weights, begin, end, row, factor)
-
-
-@njit
-def run_set(out, row, factor, shift):
-    set_row(out, row, factor, shift)
-
-
-@njit
-def run_add_row(out, row, factor):
-    add_row(out, row, factor)
-
-
-@njit
-def run_max(maxima, scores, rows, count, fresh, sums, finish):
-    max_rows(maxima, scores, rows, count, fresh, sums, finish)
-
-
-@njit
-def run_max_of_two(maxima, scores, sums, others, other_scores, other_sums, rows, count, fresh, finish):
-    max_rows_of_two(maxima, scores, sums, others, other_scores, other_sums, rows, count, fresh, finish)
-
-
-@njit
-def run_first(scores, rows, column, count, value):
-    return first_equal(scores, rows, column, count, value)
-
-
-@njit
-def run_largest(a, b):
-    return largest_sum(a, b)
+run_add = njit(lambda *arrays: add_rows(*arrays))
+run_add_to = njit(lambda *arrays: add_to_rows(*arrays))
+run_set = njit(lambda *arrays: set_row(*arrays))
+run_add_row = njit(lambda *arrays: add_row(*arrays))
+run_max = njit(lambda *arrays: max_rows(*arrays))
+run_max_of_two = njit(lambda *arrays: max_rows_of_two(*arrays))
+run_first = njit(lambda *arrays: first_equal(*arrays))
+run_largest = njit(lambda *arrays: largest_sum(*arrays))
 
 
 @njit
@@ -80,44 +48,14 @@ def run_sums(a, b, out):
     out[2] = exact_dots(a.reshape(1, -1), b.reshape(1, -1), None, 1)
 
 
-@njit
-def run_exact(a, b):
-    return exact_dot(a, b)
-
-
-@njit
-def run_set_rows(out, rows, chosen, count, factor, shifts):
-    set_rows(out, rows, chosen, count, factor, shifts)
-
-
-@njit
-def run_add_each(out, rows, chosen, count, factor):
-    add_each(out, rows, chosen, count, factor)
-
-
-@njit
-def run_sum_listed(out, initial, rows, chosen, weights, starts, count):
-    sum_listed(out, initial, rows, chosen, weights, starts, count)
-
-
-@njit
-def run_add_to_listed(rows, chosen, weights, starts, added, used, count, factor):
-    add_to_listed(rows, chosen, weights, starts, added, used, count, factor)
-
-
-@njit
-def run_exact_sums(a, b, count, sums):
-    exact_sums(a, b, count, sums)
-
-
-@njit
-def run_exact_dots(a, b, chosen, count):
-    return exact_dots(a, b, chosen, count)
-
-
-@njit
-def run_quadratic(rows, count, products, squares):
-    return quadratic(rows, count, products, squares)
+run_exact = njit(lambda *arrays: exact_dot(*arrays))
+run_set_rows = njit(lambda *arrays: set_rows(*arrays))
+run_add_each = njit(lambda *arrays: add_each(*arrays))
+run_sum_listed = njit(lambda *arrays: sum_listed(*arrays))
+run_add_to_listed = njit(lambda *arrays: add_to_listed(*arrays))
+run_exact_sums = njit(lambda *arrays: exact_sums(*arrays))
+run_exact_dots = njit(lambda *arrays: exact_dots(*arrays))
+run_quadratic = njit(lambda *arrays: quadratic(*arrays))
 
 
 @pytest.fixture(params=[np.float32, np.float64])

@@ -57,9 +57,6 @@ def words_of(dataset: OCR) -> list[tuple[str, bytes]]:
     return [(OCR.decode_word(e.y), e.x.numpy().tobytes()) for e in (dataset[i] for i in range(len(dataset)))]
 
 
-# -- what is in the data ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("split", "size", "fold", "words"),
     [
@@ -102,17 +99,6 @@ def test_first_letter_reads_as_an_o(small):
     picture = [["#" if pixel else "." for pixel in row] for row in small.images[0, 0]]
     assert ["".join(row) for row in picture] == FIRST_LETTER.split()
     assert OCR.decode_word(small[0].y) == "ommanding"
-
-
-def test_images_are_rows_of_eight(large):
-    height: dict[str, float] = {}
-    width: dict[str, float] = {}
-    for letter in "lm":
-        images = large.images[large.y == OCR.letters.index(letter)]
-        height[letter] = float(images.amax(2).sum(1).mean())
-        width[letter] = float(images.amax(1).sum(1).mean())
-    assert height["l"] > 10 > height["m"]
-    assert width["m"] > 7 > width["l"]
 
 
 def test_images_are_a_view(small):
@@ -168,9 +154,6 @@ def test_a_corrupt_file_is_refused(damage, tmp_path, monkeypatch):
     monkeypatch.setattr(ocr_module, "_file", lambda: file)
     with pytest.raises(RuntimeError, match=r"ocr_letters\.npz.*reinstall torchssvm"):
         OCR()
-
-
-# -- items and batches ------------------------------------------------------------------------------------
 
 
 @given(indices=st.lists(st.integers(-626, 625), min_size=1, max_size=20))
@@ -235,9 +218,6 @@ def test_a_dataset_without_lengths():
 def test_tensors_of_different_sizes_are_refused():
     with pytest.raises(ValueError, match="x has 5 examples but lengths has 4"):
         PaddedDataset(torch.zeros(5, 3, 2), torch.zeros(5, 3), torch.ones(4, dtype=torch.int64))
-
-
-# -- precomputed features ---------------------------------------------------------------------------------
 
 
 class Network(nn.Module):
@@ -308,15 +288,6 @@ def test_precomputed_features_of_any_dataset_keep_its_indices(small):
     assert features.__getitems__([0, 625]).index.tolist() == [625, 0]
 
 
-def test_precomputed_features_without_lengths():
-    dataset = PaddedDataset(torch.randn(10, 3), torch.arange(10))
-    layer = nn.Linear(3, 2)
-    features = PrecomputedFeatures(dataset, layer, batch_size=4)
-    assert features.lengths is None
-    torch.testing.assert_close(features.x, layer(dataset.x).detach())
-    assert features[9].y.item() == 9
-
-
 class Packed(nn.Module):
     """A recurrent network that reads no padding."""
 
@@ -372,68 +343,20 @@ def test_precomputed_features_on_a_device(small, cuda):
     torch.testing.assert_close(batch.x.cpu(), expected.__getitems__([0, 5]).x, atol=1e-2, rtol=1e-2)
 
 
-# -- Lightning --------------------------------------------------------------------------------------------
-
-
-def test_ocr_data_feeds_a_trainer(tmp_path):
-    L = pytest.importorskip("lightning")
+def test_ocr_data():
+    pytest.importorskip("lightning")
     from torchssvm.datasets import OCRData
 
-    class Recorder(L.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(()))
-            self.seen = {"train": [], "validate": [], "test": [], "predict": []}
-
-        def on_train_start(self):
-            sampler = self.trainer.train_dataloader.batch_sampler
-            assert isinstance(sampler, GapBatchSampler)
-            assert isinstance(sampler.order, LargestGap)
-            sampler.bind(DualState.for_head(LinearChain(128, 26), num_examples=698, lam=1e-3))
-
-        def see(self, stage, batch):
-            assert isinstance(batch, Batch)
-            self.seen[stage] += batch.index.tolist()
-            return batch.index
-
-        def training_step(self, batch, _):
-            assert len(batch.index) <= 32
-            self.see("train", batch)
-            return self.weight * batch.x.mean()
-
-        def validation_step(self, batch, _):
-            self.see("validate", batch)
-
-        def test_step(self, batch):
-            self.see("test", batch)
-
-        def predict_step(self, batch, _):
-            return self.see("predict", batch)
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), 0.1)
-
     data = OCRData("small", batch_size=32, fold=3, order=LargestGap(), seed=1)
-    module = Recorder()
-    trainer = L.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        default_root_dir=tmp_path,
-    )
-    trainer.fit(module, datamodule=data)
-    assert sorted(module.seen["train"]) == list(range(698))  # the first pass visits every word
-    assert module.seen["train"] != list(range(698))
-    rest = list(range(6877 - 698))
-    assert module.seen["validate"] == rest
-    trainer.test(module, datamodule=data, verbose=False)
-    assert module.seen["test"] == rest
-    predictions = trainer.predict(module, datamodule=data)
-    assert torch.cat(predictions).tolist() == rest
+    training = data.train_dataloader()
+    assert isinstance(training.batch_sampler, GapBatchSampler)
+    assert isinstance(training.batch_sampler.order, LargestGap)
+    training.batch_sampler.bind(DualState.for_head(LinearChain(128, 26), num_examples=698, lam=1e-3))
+    seen = [batch.index for batch in training]
+    assert max(map(len, seen)) == 32
+    assert sorted(torch.cat(seen).tolist()) == list(range(698)) != torch.cat(seen).tolist()  # the first pass visits all
+    for rest in (data.val_dataloader(), data.test_dataloader(), data.predict_dataloader()):
+        assert torch.cat([batch.index for batch in rest]).tolist() == list(range(6877 - 698))
 
 
 def test_lightning_is_imported_only_when_asked_for():

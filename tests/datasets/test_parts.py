@@ -1,7 +1,5 @@
 """Held-out examples of any dataset."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The bar of one line, under a Trainer."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
@@ -10,10 +8,11 @@ import torch
 pytest.importorskip("lightning")
 
 from lightning_words import Features, chain, everything, loader, some_words, trainer
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from trainer_cases import FakeStream
 
-from torchssvm import Batch, LinearChain, LinearMultilabel
+from torchssvm import LinearChain, LinearMultilabel
+from torchssvm.datasets import PaddedDataset
 from torchssvm.lightning import DualityGap, FactorwiseSVM, GapBar, JointTraining, Report, StructuredSVM
 from torchssvm.solvers import progress_line
 
@@ -71,20 +70,9 @@ def test_joint_training_shows_epoch_and_loss_and_then_the_gap(monkeypatch):
 
 
 def test_factorwise_runs_of_label_sets_show_both_gaps(monkeypatch):
-    class Sets(Dataset):
-        y = torch.nn.functional.one_hot(torch.arange(12) % 4, 4)  # one label each: the relaxation is loose
-
-        def __len__(self):
-            return 12
-
-        def __getitem__(self, index):
-            return index
-
-        def collate(self, index):
-            rows = torch.tensor(index)
-            return Batch(torch.randn(12, 3, generator=torch.Generator().manual_seed(1))[rows], self.y[rows], rows)
-
-    data, gap = Sets(), DualityGap(1e-3, every_n_epochs=5)
+    x = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
+    data = PaddedDataset(x, torch.nn.functional.one_hot(torch.arange(12) % 4, 4))  # one label each: a loose relaxation
+    gap = DualityGap(1e-3, every_n_epochs=5)
     text = fit(
         monkeypatch,
         FactorwiseSVM(LinearMultilabel(3, 4), 0.1),

@@ -345,9 +345,6 @@ def test_a_fast_development_run_is_possible(words):
         trainer(fast_dev_run=True).fit(together(), loader(words), others())
 
 
-# Checkpoints
-
-
 def fit(folder, resume=None, **options):
     model = together(JointTraining(epochs=2, lr=1e-2), **options)
     torch.manual_seed(1 if resume is None else 2)
@@ -406,9 +403,6 @@ def test_checkpoints_that_do_not_fit(words, tmp_path):
         trainer(max_epochs=4).fit(together(), loader(words), ckpt_path=tmp_path / "damaged.ckpt")
     model = StructuredSVM.load_from_checkpoint(tmp_path / "joint.ckpt", features=Features())
     assert bool(model.head.emission.any())
-
-
-# The envelope gradient
 
 
 class Smooth(nn.Module):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import csv
 import math
-import warnings
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,14 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 L = pytest.importorskip("lightning")
 
 from items import with_solver  # noqa: E402
-from lightning.pytorch.callbacks import Callback, LearningRateMonitor, RichProgressBar, TQDMProgressBar  # noqa: E402
+from lightning.pytorch.callbacks import (  # noqa: E402
+    Callback,
+    EarlyStopping,
+    EMAWeightAveraging,
+    LearningRateMonitor,
+    RichProgressBar,
+    TQDMProgressBar,
+)
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger  # noqa: E402
 from lightning_words import WORDS, Features, chain, everything, loader, some_words, trainer  # noqa: E402
 
@@ -29,7 +35,6 @@ from torchssvm import (  # noqa: E402
     DualState,
     GapBatchSampler,
     LinearChain,
-    LinearMulticlass,
     MeanParts,
     Solver,
     StructuredHinge,
@@ -55,9 +60,6 @@ def joint(lam: float = 0.01, **options) -> StructuredSVM:
 @pytest.fixture(scope="module")
 def words() -> PaddedDataset:
     return some_words()
-
-
-# What stops a run
 
 
 def test_a_run_stops_at_the_tolerance_and_says_so(words):
@@ -137,19 +139,6 @@ def test_duality_gap_refuses_nonsense(arguments):
         DualityGap(**arguments)
 
 
-def test_a_second_fit_starts_anew(words):
-    gap = DualityGap(1e-9, every_n_epochs=1)
-    model, fitting = chain(), trainer(gap, max_epochs=2)
-    fitting.fit(model, loader(words))
-    first = copy.deepcopy(gap.history)
-    with pytest.warns(UserWarning, match="not zero, and a fit starts anew.*ckpt_path"):
-        trainer(gap, max_epochs=2).fit(model, loader(words))
-    assert [e.certificate.gap for e in gap.history] == [e.certificate.gap for e in first]
-
-
-# Data
-
-
 @pytest.mark.parametrize("how", ["gap sampler", "shuffled", "workers"])
 def test_loaders(how, words):
     data = {
@@ -187,20 +176,6 @@ def test_the_memory_limit_names_the_cheaper_storage(words):
         trainer(max_epochs=1).fit(chain(memory_limit=1000, storage=MeanParts()), loader(words))
 
 
-def test_the_storage_is_that_asked_for(words):
-    models = [chain(compiled=False, storage=MeanParts()), chain(storage=Weights())]
-    for model in models:
-        for _ in range(2):  # a storage belongs to one dual: the next fit needs a new one
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                trainer(max_epochs=2).fit(model, loader(words))
-    assert isinstance(models[1].dual.storage, Weights)
-    torch.testing.assert_close(models[0].head.emission, models[1].head.emission, rtol=1e-3, atol=1e-5)
-
-
-# Predictions
-
-
 def test_validation_test_and_prediction(words):
     model = chain()
     fitting = trainer(max_epochs=2)
@@ -231,31 +206,12 @@ def test_validation_test_and_prediction(words):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_labels_without_positions():
-    torch.manual_seed(0)
-    x = torch.randn(20, 5)
-    data = PaddedDataset(x, (x @ torch.randn(5, 3)).argmax(1))
-    model = StructuredSVM(LinearMulticlass(5, 3), lam=0.01)
-    gap = DualityGap(0.01, every_n_epochs=5)
-    batches = DataLoader(data, batch_size=4, shuffle=True, collate_fn=data.collate)
-    fitting = trainer(gap, max_epochs=300)
-    fitting.fit(model, batches, DataLoader(data, batch_size=7, collate_fn=data.collate))
-    assert gap.certificate.gap <= 0.01
-    assert fitting.callback_metrics["val_token_error"] == fitting.callback_metrics["val_example_error"] <= 0.1
-
-
-def test_exported_weights_have_no_duals(words, tmp_path):
+def test_exported_weights_have_no_duals(words):
     model = chain()
     trainer(max_epochs=1).fit(model, loader(words))
     assert {name: tuple(value.shape) for name, value in model.state_dict().items()} == {
         f"head.{name}": tuple(value.shape) for name, value in LinearChain(128, 26).state_dict().items()
     }
-    fitting = trainer(max_epochs=1)
-    fitting.fit(chain(), loader(words))
-    fitting.save_checkpoint(tmp_path / "model.ckpt")
-    loaded = StructuredSVM.load_from_checkpoint(tmp_path / "model.ckpt", head=LinearChain(128, 26), weights_only=True)
-    assert loaded.lam == 0.1
-    assert torch.equal(loaded.head.emission, fitting.lightning_module.head.emission)
 
 
 def test_a_checkpoint_that_was_validated_does_not_make_the_next_fit_a_resumed_one(words, tmp_path):
@@ -269,9 +225,6 @@ def test_a_checkpoint_that_was_validated_does_not_make_the_next_fit_a_resumed_on
         trainer(max_epochs=1).fit(fresh, loader(words))
     trainer(max_epochs=1).fit(other, loader(words))
     assert torch.equal(fresh.head.emission, other.head.emission)
-
-
-# What is logged
 
 
 def read_csv(folder: Path) -> dict[str, list[float]]:
@@ -338,22 +291,10 @@ def test_figures_are_not_computed_in_every_step(words, monkeypatch):
     assert len(calls) == 5 + 8 + 1  # 40 steps: the first and the last of every epoch
 
 
-# What is refused
-
-
 def test_processes_that_share_the_weights_out_are_refused(words, monkeypatch):
     monkeypatch.setattr(L.Trainer, "world_size", 2)
     with pytest.raises(ValueError, match="changes all weights of the head in every process, so give strategy='ddp'"):
         trainer(max_epochs=1).fit(chain(), loader(words))
-
-
-def test_bfloat_features_and_an_exact_head(words):
-    model = StructuredSVM(LinearChain(12, 26), lam=0.1, features=Features())
-    gap = DualityGap(0.2, every_n_epochs=5)
-    trainer(gap, max_epochs=100, precision="bf16-mixed").fit(model, loader(words))
-    assert gap.certificate.gap <= 0.2
-    assert gap.certificate.drift < 1e-4
-    assert model.head.emission.dtype == torch.float32
 
 
 def test_arguments_that_contradict_each_other():
@@ -370,9 +311,6 @@ def test_arguments_that_contradict_each_other():
         StructuredSVM(nn.Linear(2, 2), 0.1)
     with pytest.raises(ValueError, match="features=0"):
         Alternate(features=0)
-
-
-# Features
 
 
 def test_frozen_features_do_not_change_by_a_bit(words):
@@ -464,9 +402,6 @@ def test_trained_features_keep_the_modes_that_they_were_given_in(words):
     assert set(modes) == {(0, False, False), (1, False, True)}
 
 
-# The dual is no part of the model
-
-
 def test_copies_do_not_hold_the_dual(words):
     sizes = []
 
@@ -495,9 +430,6 @@ def test_the_dual_is_there_once_a_fit_has_begun(words):
     fitting.fit(model, loader(words))
     assert model.dual is fitting.optimizers[0].dual
     assert model.dual.moved == 30
-
-
-# Averages
 
 
 def test_averaged_weights_have_a_valid_certificate_and_change_nothing(words):
@@ -598,9 +530,6 @@ def test_other_averages(words):
         assert all(torch.equal(a, b) for a, b in zip(held, model.head.parameters(), strict=True))
 
 
-# The plain objects in a module of one's own
-
-
 class Own(L.LightningModule):
     """Automatic optimisation with BlockGap and BCFW as they are."""
 
@@ -625,13 +554,21 @@ class Own(L.LightningModule):
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_automatic_optimisation(accumulate, words):
     gap = DualityGap(0.2, every_n_epochs=5)
-    data = DataLoader(words, batch_size=3, shuffle=True, collate_fn=words.collate)
     model, fitting = Own(len(words)), trainer(gap, max_epochs=200, accumulate_grad_batches=accumulate)
-    fitting.fit(model, data)
+    fitting.fit(model, shuffled(words))
     assert gap.certificate.gap <= 0.2
     assert gap.certificate.drift < 1e-5
     dual = fitting.optimizers[0].dual
     assert dual.steps == fitting.global_step == fitting.current_epoch * 10 // accumulate
+
+
+def test_certificates_refuse_averages_in_a_module_of_ones_own(words):
+    with pytest.raises(ValueError, match=r"EMAWeightAveraging .* use .*AveragedWeights"):
+        trainer(EMAWeightAveraging(), DualityGap()).fit(Own(len(words)), shuffled(words))
+    gap, stopping = DualityGap(1e-9, every_n_epochs=2), EarlyStopping("gap", patience=2)
+    fitting = trainer(stopping, gap, AveragedWeights(), max_epochs=4)
+    fitting.fit(Own(len(words)), shuffled(words))
+    assert float(fitting.callback_metrics["gap"]) == pytest.approx(gap.certificate.gap)
 
 
 def test_clipping_in_a_module_of_ones_own_is_refused_by_bcfw(words):
@@ -643,9 +580,6 @@ def test_clipping_in_a_module_of_ones_own_is_refused_by_bcfw(words):
 
 def shuffled(words) -> DataLoader:
     return DataLoader(words, batch_size=3, shuffle=True, collate_fn=words.collate)
-
-
-# Imports
 
 
 def test_importing_the_package_without_lightning_names_the_extra(tmp_path):

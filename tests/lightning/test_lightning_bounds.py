@@ -7,18 +7,18 @@ import re
 import pytest
 import torch
 from tables import each_row
-from torch.utils.data import DataLoader
 
-L = pytest.importorskip("lightning")
+pytest.importorskip("lightning")
 
-from items import with_solver  # noqa: E402
-from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
-from lightning.pytorch.loggers import CSVLogger  # noqa: E402
+from items import with_solver
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning_words import everything, loader, trainer
 
-from torchssvm import BCFW, BlockGap, DualState, GapBatchSampler, LinearChain, MeanParts, certify  # noqa: E402
-from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
-from torchssvm.lightning import AveragedWeights, DualityGap, StructuredSVM  # noqa: E402
-from torchssvm.steps import CommonStep, PredefinedStep  # noqa: E402
+from torchssvm import BCFW, BlockGap, DualState, LinearChain, MeanParts, certify
+from torchssvm.datasets import OCR, PaddedDataset
+from torchssvm.lightning import AveragedWeights, DualityGap, StructuredSVM
+from torchssvm.steps import CommonStep, PredefinedStep
 
 WORDS = 12
 BOUNDS = {"transition": (0.0, None), "emission": (-0.02, 0.02)}
@@ -35,22 +35,8 @@ def words() -> PaddedDataset:
     return PaddedDataset(ocr.x[:WORDS], ocr.y[:WORDS], ocr.lengths[:WORDS])
 
 
-def loader(words) -> DataLoader:
-    sampler = GapBatchSampler(num_examples=WORDS, batch_size=3, seed=3)
-    return DataLoader(words, batch_sampler=sampler, collate_fn=words.collate)
-
-
-def everything(words) -> DataLoader:
-    return DataLoader(words, batch_size=WORDS, collate_fn=words.collate)
-
-
 def svm(**options) -> StructuredSVM:
     return StructuredSVM(LinearChain(128, 26), lam=0.1, **with_solver(**{"bounds": BOUNDS} | options))
-
-
-def trainer(*callbacks, **options) -> L.Trainer:
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    return L.Trainer(callbacks=list(callbacks), accelerator="cpu", enable_model_summary=False, **(quiet | options))
 
 
 def test_the_trainer_does_what_the_plain_loop_does(words):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import re
 import warnings
 from datetime import timedelta
@@ -34,9 +33,9 @@ from lightning.pytorch.callbacks import (  # noqa: E402
 )
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 from lightning.pytorch.tuner import Tuner  # noqa: E402
-from short_words import MODELS, N, Watch, Words, svm, trainer  # noqa: E402
+from short_words import MODELS, Watch, Words, svm, trainer  # noqa: E402
 
-from torchssvm import BCFW, BlockGap, DualState, LinearChain, MeanParts, Solver, certify  # noqa: E402
+from torchssvm import LinearChain, MeanParts, Solver, certify  # noqa: E402
 from torchssvm.lightning import AveragedWeights, DualityGap, FactorwiseSVM, StructuredSVM, compiled_epochs  # noqa: E402
 
 pytestmark = [
@@ -74,9 +73,6 @@ class FromTheLoader(Callback):
     """Changes nothing but where batches come from."""
 
     needs_batches = True
-
-
-# What works
 
 
 @EITHER
@@ -151,18 +147,6 @@ def test_the_last_checkpoint_and_the_best(compiled: bool | None, tmp_path: Path)
 
 
 @EITHER
-def test_the_rate_of_the_step_is_logged(compiled: bool | None, tmp_path: Path):
-    fitting = trainer(
-        LearningRateMonitor("step"), logger=CSVLogger(tmp_path), log_every_n_steps=1, max_epochs=2,
-        enable_checkpointing=False,
-    )  # fmt: skip
-    fitting.fit(svm(compiled), Words().by_gaps())
-    logged = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()
-    rates = [float(row.split(",")[logged[0].split(",").index("lr-BCFW")] or "nan") for row in logged[1:]]
-    assert max(rate for rate in rates if math.isfinite(rate)) > 0.0
-
-
-@EITHER
 def test_time_that_is_over_stops_a_run_with_a_certificate(compiled: bool | None):
     for options in ({"max_time": timedelta(0)}, {}):
         gap = DualityGap(1e-9)
@@ -171,9 +155,6 @@ def test_time_that_is_over_stops_a_run_with_a_certificate(compiled: bool | None)
         fitting.fit(svm(compiled), Words().by_gaps())
         assert fitting.current_epoch < 3
         assert gap.stopped_because.startswith("stopped by another callback, certified gap")
-
-
-# What is refused
 
 
 class Averages(WeightAveraging):
@@ -270,40 +251,6 @@ def test_predictions_are_made_by_any_trainer():
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
-class Own(L.LightningModule):
-    """Automatic optimisation with BlockGap and BCFW as they are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = LinearChain(3, 3)
-
-    def forward(self, x, lengths=None):
-        return self.head(x, lengths)
-
-    def training_step(self, batch, batch_idx):
-        return self.loss(self(batch.x, batch.lengths), batch.y, batch.index)
-
-    def validation_step(self, batch, batch_idx):
-        pass
-
-    def configure_optimizers(self):
-        self.dual = DualState.for_head(self.head, N, 0.1)
-        self.loss = BlockGap(self.dual)
-        return BCFW(self.head.parameters(), self.dual)
-
-
-def test_certificates_refuse_averages_in_a_module_of_ones_own():
-    with pytest.raises(ValueError, match=r"EMAWeightAveraging .* use .*AveragedWeights"):
-        trainer(EMAWeightAveraging(), DualityGap(), enable_checkpointing=False).fit(Own(), Words().training())
-    gap, stopping = DualityGap(1e-9, every_n_epochs=2), EarlyStopping("gap", patience=2)
-    fitting = trainer(stopping, gap, AveragedWeights(), max_epochs=4, enable_checkpointing=False)
-    fitting.fit(Own(), Words().training(), Words().everything())
-    assert float(fitting.callback_metrics["gap"]) == pytest.approx(gap.certificate.gap)
-
-
-# Precision
-
-
 @EITHER
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "64-true", "32-true"])
 def test_a_precision_is_right_or_refused(precision: str, compiled: bool | None):
@@ -319,9 +266,6 @@ def test_a_precision_is_right_or_refused(precision: str, compiled: bool | None):
     assert {p.dtype for p in model.head.parameters()} == {expected}
     assert gap.certificate.drift < (1e-12 if precision == "64-true" else 1e-5)
     assert 0.0 < gap.certificate.gap < 0.5
-
-
-# Odd ways to run
 
 
 @EITHER

@@ -19,11 +19,9 @@ from torchssvm import (  # noqa: E402
     DualState,
     FrankWolfe,
     GapBatchSampler,
-    Labelings,
     LinearChain,
     LinearMulticlass,
     MeanParts,
-    Pairwise,
     SlackRescaling,
     Solver,
     Weights,
@@ -75,17 +73,6 @@ def test_batches_of_one_give_the_weights_of_the_torch_loop(words, visits):
     assert models[0].trainer.global_step == models[1].trainer.global_step == 4 * len(words)
 
 
-def test_a_run_ends_with_a_certified_gap(words, visits):
-    gap = DualityGap(0.05, every_n_epochs=5)
-    model = chain()
-    trainer(gap, max_epochs=400).fit(model, loader(words), everything(words))
-    assert visits
-    found = certify(model.head, model.dual, everything(words), refresh=False)
-    assert found.gap == pytest.approx(gap.certificate.gap, abs=1e-6)
-    assert 0.0 <= found.gap <= 0.05
-    assert found.drift < 1e-5
-
-
 def test_frozen_features_are_computed_once(words, visits):
     torch.manual_seed(0)
     features = Features()
@@ -97,35 +84,6 @@ def test_frozen_features_are_computed_once(words, visits):
     assert sum(visits) == 3 * len(words)
     found = certify(model, model.dual, everything(words))
     assert found.drift < 1e-5
-
-
-@pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
-def test_other_precisions(precision, words, visits):
-    torch.manual_seed(0)
-    head = LinearChain(12, 26).double() if precision == "64-true" else LinearChain(12, 26)
-    model = StructuredSVM(features=Features(), head=head, lam=0.1)
-    gap = DualityGap(1e-9, every_n_epochs=2)
-    trainer(gap, max_epochs=2, precision=precision).fit(model, loader(words))
-    assert visits
-    assert gap.certificate.drift < 1e-4
-    assert gap.certificate.gap > 0.0
-
-
-def test_multiclass_of_labelings(visits):
-    random = torch.Generator().manual_seed(0)
-    x, y = torch.randn(40, 6, generator=random), torch.randint(3, (40,), generator=random)
-
-    def collate(index):
-        index = torch.tensor(index)
-        return Batch(x[index], y[index], index)
-
-    data = DataLoader(range(40), batch_size=7, shuffle=True, collate_fn=collate)
-    gap = DualityGap(0.01, every_n_epochs=5)
-    model = StructuredSVM(LinearMulticlass(6, 3), lam=0.1, solver=Solver(direction=Pairwise()))
-    trainer(gap, max_epochs=300).fit(model, data)
-    assert visits
-    assert isinstance(model.dual.storage, Labelings)
-    assert gap.certificate.gap <= 0.01
 
 
 OBSTACLES = {

@@ -13,19 +13,19 @@ from tables import each_row
 from torch import nn
 from torch.utils.data import DataLoader
 
-L = pytest.importorskip("lightning")
+pytest.importorskip("lightning")
 
-from items import with_solver  # noqa: E402
-from lightning.pytorch.callbacks import Callback  # noqa: E402
-from lightning.pytorch.loggers import CSVLogger  # noqa: E402
+from items import with_solver
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import CSVLogger
+from lightning_words import loader, trainer
 
-from torchssvm import (  # noqa: E402
+from torchssvm import (
     CacheOracle,
     CompiledBCFW,
     Corrective,
     DualState,
     FrankWolfe,
-    GapBatchSampler,
     Labelings,
     LinearChain,
     MeanParts,
@@ -36,9 +36,9 @@ from torchssvm import (  # noqa: E402
     certify,
     recompute_weights,
 )
-from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
-from torchssvm.lightning import Alternate, AveragedWeights, DualityGap, StructuredSVM  # noqa: E402
-from torchssvm.steps import Away, Hybrid, MaxOracle  # noqa: E402
+from torchssvm.datasets import OCR, PaddedDataset
+from torchssvm.lightning import AveragedWeights, DualityGap, StructuredSVM
+from torchssvm.steps import Away, Hybrid, MaxOracle
 
 WORDS = 30
 DIRECTIONS = [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()]
@@ -52,26 +52,8 @@ def words() -> PaddedDataset:
     return PaddedDataset(ocr.x[:WORDS].double(), ocr.y[:WORDS], ocr.lengths[:WORDS])
 
 
-def loader(words, workers: int = 0) -> DataLoader:
-    sampler = GapBatchSampler(num_examples=WORDS, batch_size=3, chunk=4, seed=1)
-    return DataLoader(words, batch_sampler=sampler, collate_fn=words.collate, num_workers=workers)
-
-
 def model(**options) -> StructuredSVM:
     return StructuredSVM(LinearChain(128, 26).double(), **with_solver(**{"lam": 0.05} | options))
-
-
-def trainer(*callbacks, **options) -> L.Trainer:
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    return L.Trainer(
-        accelerator="cpu",
-        callbacks=list(callbacks),
-        enable_model_summary=False,
-        **({"max_epochs": 4} | quiet | options),
-    )
-
-
-# -- Arguments ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -130,9 +112,6 @@ def test_trained_features_refuse_weights():
         )
 
 
-# -- Training ----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def optimum(words) -> tuple[float, float]:
     """What encloses the optimum, by another loop than the one that is tested."""
@@ -184,7 +163,8 @@ def test_cache_hits_are_logged(words, tmp_path):
     logged = {}
     for name, oracle in (("cached", CacheOracle()), ("decoded", MaxOracle())):
         made = model(direction=Pairwise(), oracle=oracle)
-        fitting = trainer(DualityGap(1e-9, every_n_epochs=2), logger=CSVLogger(tmp_path / name), log_every_n_steps=1)
+        logger, gap = CSVLogger(tmp_path / name), DualityGap(1e-9, every_n_epochs=2)
+        fitting = trainer(gap, logger=logger, log_every_n_steps=1, max_epochs=4)
         fitting.fit(made, loader(words))
         with next((tmp_path / name).rglob("metrics.csv")).open() as file:
             rows = list(csv.DictReader(file))
@@ -204,9 +184,6 @@ def test_worker_processes_change_nothing(words):
         states.append(made.dual.state_dict())
     assert torch.equal(states[0]["storage"]["sets"]["mass"], states[1]["storage"]["sets"]["mass"])
     assert all(torch.equal(a, b) for a, b in zip(states[0]["weights"], states[1]["weights"], strict=True))
-
-
-# -- Features that move ------------------------------------------------------------------------------------
 
 
 def moved(problem: Problem, random: torch.Generator) -> Problem:
@@ -264,42 +241,6 @@ def test_every_direction_goes_on_when_features_have_moved(direction, capacity):
             assert float(sets.gram[own, at, at]) == pytest.approx(float(change @ change), rel=1e-9)
         problem = moved(problem, random)
         recompute_weights(training.head, training.dual, problem.everything(2))
-
-
-class Features(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.network = nn.Sequential(nn.Linear(128, 8), nn.Tanh()).double()
-
-    def forward(self, x):
-        return self.network(x)
-
-
-@pytest.mark.parametrize("direction", [FrankWolfe(), Corrective()], ids=repr)
-def test_trained_features_under_lightning(direction, words):
-    """The same features and the same trajectory as with mean parts, for Frank-Wolfe; no less for other directions."""
-    runs = []
-    for options in ({}, {"storage": Labelings(), "direction": direction}):
-        made = StructuredSVM(
-            LinearChain(8, 26).double(),
-            lam=0.01,
-            features=Features(),
-            features_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=3e-3),
-            joint=Alternate(features=1, head=2),
-            **with_solver(**options),
-        )
-        gap = DualityGap(1e-9, every_n_epochs=1)
-        trainer(gap, max_epochs=6).fit(made, loader(words))
-        assert all(e.certificate.gap >= 0.0 and e.certificate.drift < 1e-10 for e in gap.history)
-        runs.append((made, gap.history))
-    (plain, before), (labelings, after) = runs
-    assert isinstance(labelings.dual.storage, Labelings)
-    if isinstance(direction, FrankWolfe):
-        for a, b in zip(plain.parameters(), labelings.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
-    else:
-        assert after[-1].certificate.primal < before[0].certificate.primal
 
 
 def test_copies_of_the_model_keep_the_rules():

@@ -14,76 +14,16 @@ from torch import nn
 
 L = pytest.importorskip("lightning")
 
+from every_head import HEADS  # noqa: E402
 from short_words import Words, trainer  # noqa: E402
 
-from torchssvm import (  # noqa: E402
-    Arborescence,
-    Chain,
-    Decisions,
-    GraphCut,
-    LinearArcs,
-    LinearChain,
-    LinearDecisions,
-    LinearEdges,
-    LinearGraph,
-    LinearMulticlass,
-    LinearMultilabel,
-    LinearPairwiseGraph,
-    LinearPose,
-    LinearRanking,
-    LinearTree,
-    Matching,
-    Multiclass,
-    Multilabel,
-    PairwiseGraph,
-    Pose,
-    Ranking,
-    SlackRescaling,
-    Solver,
-    SparseLinearChain,
-    SparseLinearMultilabel,
-    Tree,
-)
+from torchssvm import Chain, LinearChain, LinearMulticlass, Multiclass, SlackRescaling, Solver  # noqa: E402
 from torchssvm import structures as own_heads  # noqa: E402
 from torchssvm.deployment.recipes import describe, rebuild  # noqa: E402
 from torchssvm.lightning import FactorwiseSVM, StructuredSVM  # noqa: E402
-from torchssvm.structures import LinearForest  # noqa: E402
-from torchssvm.structures.arborescence import Projective  # noqa: E402
-from torchssvm.structures.decisions import Knapsack, ShortestPath  # noqa: E402
-from torchssvm.structures.graph_cut import RoofDual  # noqa: E402
-from torchssvm.structures.multilabel import MessagePassing  # noqa: E402
-from torchssvm.structures.pairwise_graph import TreeReweighted  # noqa: E402
-from torchssvm.structures.ranking import NDCG  # noqa: E402
 from torchssvm.structures.slack_rescaling import EveryClass  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
-
-PARENT = [-1, 0, 0, 1]
-DISPLACEMENTS = torch.randn(3, 2, 2, 2, generator=torch.Generator().manual_seed(0))
-HEADS = {
-    "arcs": lambda: LinearArcs(7, structure=Arborescence(Projective(), normalize=False)),
-    "chain": lambda: LinearChain(3, 3),
-    "positions": lambda: LinearChain(3, 4, bias=False, boundary=False, positions=5),
-    "weighted chain": lambda: LinearChain(2, 3, structure=Chain(3, normalize=False, class_weight=torch.rand(3))),
-    "edges": lambda: LinearEdges(4, structure=Matching(recall_cost=2.0)),
-    "graph": lambda: LinearGraph(4, 3, structure=GraphCut(RoofDual(), balanced=True)),
-    "multiclass": lambda: LinearMulticlass(5, 3, bias=False),
-    "costs": lambda: LinearMulticlass(5, 3, structure=Multiclass(3, 2.0 - 2.0 * torch.eye(3))),
-    "multilabel": lambda: LinearMultilabel(4, 3, structure=Multilabel(3, decoder=MessagePassing())),
-    "labels alone": lambda: LinearMultilabel(4, 3, pairwise=False, structure=Multilabel(3, pairwise=False)),
-    "pose": lambda: LinearPose(Pose(PARENT, DISPLACEMENTS, (6, 5), size=(0, 1))),
-    "forest": lambda: LinearForest(2, 1, 3),
-    "tree": lambda: LinearTree(3, 2, PARENT, shared=False),
-    "other tree": lambda: LinearTree(3, 2, PARENT, bias=False, structure=Tree(2, PARENT, normalize=False)),
-    "sparse chain": lambda: SparseLinearChain(30, 4, sparse_gradient=False),
-    "sparse labels": lambda: SparseLinearMultilabel(30, 4, bias=False),
-    "doubles": lambda: LinearChain(3, 3).double(),
-    "decisions": lambda: LinearDecisions(4, structure=Decisions(Knapsack([3, 4, 5], 8)), bias=False),
-    "shared decisions": lambda: LinearDecisions(4, structure=Decisions(ShortestPath.grid(2, 3)), shared=True),
-    "ranking": lambda: LinearRanking(4, structure=Ranking(NDCG(k=3))),
-    "general graph": lambda: LinearPairwiseGraph(4, 2, 3, directed=False),
-    "general graph, messages": lambda: LinearPairwiseGraph(4, 0, 3, structure=PairwiseGraph(3, TreeReweighted(50))),
-}
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -10,6 +10,7 @@ import torch
 L = pytest.importorskip("lightning")
 
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+from short_words import trainer as quiet  # noqa: E402
 
 from torchssvm import LinearChain  # noqa: E402
 from torchssvm.datasets import OCRData  # noqa: E402
@@ -49,15 +50,7 @@ def test_paths_with_a_protocol_are_left_to_lightning():
 def test_under_a_trainer(tmp_path):
     def trainer(epochs: int) -> L.Trainer:
         saving = ModelCheckpoint(tmp_path, filename="one", every_n_epochs=1, enable_version_counter=False)
-        return L.Trainer(
-            max_epochs=epochs,
-            accelerator="cpu",
-            callbacks=[saving],
-            plugins=[SafeCheckpointIO()],
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
+        return quiet(saving, max_epochs=epochs, plugins=[SafeCheckpointIO()])
 
     data = OCRData(size="small", batch_size=64)
     trainer(2).fit(StructuredSVM(LinearChain(128, 26), lam=0.1), datamodule=data)

@@ -23,12 +23,12 @@ from torchssvm import (
     LinearMulticlass,
     Multiclass,
     StructuredHinge,
-    Weights,
     certify,
     evaluate,
 )
 from torchssvm.core.batch import apply_head
 from torchssvm.core.structure import Decoding
+from torchssvm.datasets import PaddedDataset
 from torchssvm.solvers import Certificate, Evaluation, RunReport
 from torchssvm.solvers.report import Entry
 from torchssvm.steps import ExactSearch, LargestGap, PredefinedStep
@@ -38,9 +38,6 @@ MAKE = {
     "chain": lambda: chain(1, n=4, states=4, longest=2, lam=3.0),
     "multiclass": lambda: multiclass(1, n=4, classes=6, lam=1.0),
 }
-
-
-# -- Rates -------------------------------------------------------------------------------------------------
 
 
 def curvatures(truth: Reference) -> np.ndarray:
@@ -164,16 +161,6 @@ def test_accuracy_1_and_error_0_are_the_exact_oracle():
         assert values == pytest.approx(exact, abs=1e-12)
 
 
-@pytest.mark.parametrize("accuracy", [0.2, 1.0])
-def test_storages_agree_under_an_approximate_oracle(accuracy):
-    parts, _ = suboptimality("multiclass", 3, 40, multiplicative(accuracy))
-    weights, _ = suboptimality("multiclass", 3, 40, multiplicative(accuracy), storage=Weights())
-    assert weights == pytest.approx(parts, abs=1e-9)
-
-
-# -- Certificates ------------------------------------------------------------------------------------------
-
-
 @examples(10)
 @given(seed=SEEDS, kind=st.sampled_from(sorted(PROBLEMS)), looseness=st.sampled_from([0.0, 0.25]))
 def test_certificates_are_bounds_and_are_not_called_exact(seed, kind, looseness):
@@ -243,9 +230,6 @@ def test_no_known_gap_does_not_end_the_drawing():
         assert len(drawn) == 6
 
 
-# -- What is shown -----------------------------------------------------------------------------------------
-
-
 def certificate(exact: bool) -> Certificate:
     return Certificate(0.7, 0.5, 0.2, exact, 1e-7, 10, 1.0, 0.01, 10, 0.25)
 
@@ -276,19 +260,24 @@ def test_a_report_says_whether_the_oracle_was_exact(exact):
     assert ("upper bound" in str(certificate(exact))) is not exact
 
 
-def test_an_evaluation_says_whether_decoding_was_exact():
-    class Guesses(LabelSets):
-        def argmax(self, potentials):
-            return Decoding(super().argmax(potentials), bound=potentials.single.sum(1), exact=False)
+def classes_under_a_trainer(structure, tolerance, *callbacks, **options):
+    """Twenty random examples; the model, the trainer and its certificates."""
+    pytest.importorskip("lightning")
+    from short_words import trainer
 
-    head, structure, batch = label_sets()
-    assert evaluate(head, structure, [batch]).exact
-    assert not evaluate(head, Guesses(4, 2), [batch]).exact
+    from torchssvm.lightning import DualityGap, StructuredSVM
+
+    random = rng(1)
+    data = PaddedDataset(torch.randn(20, 4, generator=random), torch.randint(0, 3, (20,), generator=random))
+    model, gap = StructuredSVM(LinearMulticlass(4, 3), lam=2.0, structure=structure), DualityGap(tolerance, **options)
+    fitting = trainer(gap, *callbacks, max_epochs=20, enable_checkpointing=False)
+    sampler = GapBatchSampler(num_examples=20, batch_size=5)
+    fitting.fit(model, DataLoader(data, batch_sampler=sampler, collate_fn=data.collate))
+    return model, fitting, gap
 
 
 def test_lightning_goes_on_where_certificates_turn_exact_and_back():
     lightning = pytest.importorskip("lightning")
-    from torchssvm.lightning import DualityGap, StructuredSVM
 
     class Turning(Adversary):
         exact = True
@@ -303,66 +292,33 @@ def test_lightning_goes_on_where_certificates_turn_exact_and_back():
         def on_train_epoch_end(self, trainer, pl_module):
             shown.append(trainer.logged_metrics["exact"])
 
-    random, shown = rng(1), []
-    x, y = torch.randn(20, 4, generator=random), torch.randint(0, 3, (20,), generator=random)
-
-    def collate(index):
-        return Batch(x[index], y[index], torch.tensor(index))
-
-    gap = DualityGap(0.0, every_n_epochs=1)
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    fitting = lightning.Trainer(max_epochs=6, accelerator="cpu", callbacks=[gap, Turn()], **quiet)
-    model = StructuredSVM(LinearMulticlass(4, 3), lam=2.0, structure=Turning(Multiclass(3)))
-    fitting.fit(model, DataLoader(range(20), batch_size=5, collate_fn=collate))
-    assert [entry.certificate.exact for entry in gap.history] == shown == [True, False, True] * 2
+    shown = []
+    _, _, gap = classes_under_a_trainer(Turning(Multiclass(3)), 0.0, Turn(), every_n_epochs=1)
+    assert [entry.certificate.exact for entry in gap.history] == shown == [True, False, True] * 6 + [True, False]
 
 
-@pytest.mark.slow
-def test_lightning_says_that_its_gap_is_an_upper_bound(tmp_path):
-    lightning = pytest.importorskip("lightning")
-    from lightning.pytorch.loggers import CSVLogger
+@pytest.mark.parametrize(("looseness", "stops"), [(0.5, False), (0.0, True)])
+def test_lightning_stops_by_the_bounds_and_says_so(looseness, stops, tmp_path):
+    """The gaps of the outputs fall below the tolerance in both runs; only what the bounds prove stops a run."""
+    pytest.importorskip("lightning")
+    from torchssvm.lightning import Report
 
-    from torchssvm.lightning import DualityGap, Report, StructuredSVM
+    report = Report(tmp_path)
+    model, fitting, gap = classes_under_a_trainer(Adversary(Multiclass(3), looseness), 0.3, report, every_n_epochs=2)
+    assert model.dual.gap_estimate < 0.3
+    assert (fitting.current_epoch < 20) is (gap.certificate.gap <= 0.3) is stops
+    assert "(upper bound: approximate oracle)" in gap.stopped_because
+    assert ("<= tolerance" in gap.stopped_because) is stops
+    assert not any(entry.certificate.exact for entry in gap.history)
+    assert fitting.progress_bar_metrics["exact"] == fitting.callback_metrics["exact"] == 0.0
+    assert "upper bounds (approximate oracle)" in str(report.report)
 
-    random = rng(1)
-    x, y = torch.randn(20, 4, generator=random), torch.randint(0, 3, (20,), generator=random)
-    data = [(x[i], int(y[i]), i) for i in range(20)]
 
-    def collate(items):
-        xs, ys, index = zip(*items, strict=True)
-        return Batch(torch.stack(xs), torch.tensor(ys), torch.tensor(index))
+def test_an_evaluation_says_whether_decoding_was_exact():
+    class Guesses(LabelSets):
+        def argmax(self, potentials):
+            return Decoding(super().argmax(potentials), bound=potentials.single.sum(1), exact=False)
 
-    shown = {}
-
-    class Bar(lightning.pytorch.callbacks.Callback):
-        def on_train_end(self, trainer, pl_module):
-            shown.update(trainer.progress_bar_metrics)
-
-    for looseness, tolerance, stops in ((0.5, 0.3, False), (0.0, 0.3, True)):
-        gap, report = DualityGap(tolerance, every_n_epochs=2), Report(tmp_path / f"report{looseness}")
-        fitting = lightning.Trainer(
-            max_epochs=20,
-            accelerator="cpu",
-            callbacks=[gap, report, Bar()],
-            logger=CSVLogger(tmp_path / f"log{looseness}"),
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            log_every_n_steps=1,
-        )
-        model = StructuredSVM(LinearMulticlass(4, 3), lam=2.0, structure=Adversary(Multiclass(3), looseness))
-        sampler = GapBatchSampler(num_examples=20, batch_size=5)
-        fitting.fit(model, DataLoader(data, batch_sampler=sampler, collate_fn=collate))
-        # Its own outputs' gaps fall below the tolerance in both runs; only what the bounds prove stops a run.
-        assert model.dual.gap_estimate < tolerance
-        assert (fitting.current_epoch < 20) is stops
-        assert (gap.certificate.gap <= tolerance) is stops
-        assert "(upper bound: approximate oracle)" in gap.stopped_because
-        assert ("<= tolerance" in gap.stopped_because) is stops
-        assert not any(entry.certificate.exact for entry in gap.history)
-        assert shown["exact"] == 0.0
-        assert "upper bounds (approximate oracle)" in str(report.report)
-        logged = next((tmp_path / f"log{looseness}").rglob("metrics.csv")).read_text().splitlines()
-        column = logged[0].split(",").index("exact")
-        assert {line.split(",")[column] for line in logged[1:]} <= {"", "0.0"}
-        assert any(line.split(",")[column] == "0.0" for line in logged[1:])
+    head, structure, batch = label_sets()
+    assert evaluate(head, structure, [batch]).exact
+    assert not evaluate(head, Guesses(4, 2), [batch]).exact

@@ -1,7 +1,5 @@
 """Compiled kernels and shortcuts of the training loop give what the plain torch operations give."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from approximate_oracles import Adversary
@@ -184,32 +183,3 @@ def test_duals_are_below_the_optimum_over_all_outputs(kind):
             assert found.primal <= primal + 1e-7 or not found.exact, (seed, storage)
         moved = max(moved, found.dual / max(best, 1e-12))
     assert moved > 0.5  # the duals come near the optimum, and would be above it if they could
-
-
-@pytest.mark.parametrize(
-    "decoder", [MessagePassing(1), MessagePassing(), BranchAndBound(max_rounds=1, effort=1)], ids=str
-)
-def test_a_frustrated_example_is_answered_with_a_set(decoder):
-    """Half of each label would be better than any set."""
-    structure = Multilabel(3, decoder=decoder)
-    potentials = Potentials({"unary": torch.ones(1, 3).double(), "pairwise": torch.full((1, 3), -5.0).double()})
-    found = structure.augmented_argmax(potentials, torch.zeros(1, 3, dtype=torch.int64))
-    assert found.labeling.dtype == torch.int64
-    assert found.labeling.sum() == 1
-    assert float(found.value) == pytest.approx(4.0 / 3.0)
-    assert found.bound is not None
-    assert float(found.bound) >= 2.0 - 1e-9
-    assert not found.exact
-
-
-def test_a_frustrated_graph_is_answered_with_labels():
-    pytest.importorskip("maxflow")
-    from torchssvm.structures.graph_cut import GraphPotentials
-
-    edges = torch.tensor([[[0, 1], [1, 2], [2, 0]]])
-    potentials = GraphPotentials(torch.zeros(1, 3).double(), torch.full((1, 3), -1.0).double(), edges)
-    found = GraphCut(RoofDual()).argmax(potentials)
-    assert set(found.labeling.labels.flatten().tolist()) == {0, 1}
-    assert float(found.value) == pytest.approx(2.0)  # two of three edges can be cut
-    assert float(found.bound) == pytest.approx(3.0)
-    assert np.array_equal(np.sort(found.labeling.cut.numpy().ravel()), [0, 1, 1])

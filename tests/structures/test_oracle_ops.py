@@ -1,11 +1,7 @@
 """Oracles as torch operators: the same bits from every kernel, layout and number of threads; compile, export."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
-import os
-import threading
 
 import pytest
 import torch
@@ -99,43 +95,6 @@ def test_threads_do_not_change_the_result(axes, two_threads, monkeypatch):
     assert_same(viterbi(emission, transition, lengths), found)
 
 
-def test_python_threads_may_call_at_once(two_threads):
-    problems = [chains(seed, 16, 8, 5) for seed in range(4)]
-    expected = [viterbi_torch(*problem) for problem in problems]
-    failures = []
-
-    def caller(k):
-        for _ in range(60):
-            try:
-                assert_same(viterbi(*problems[k]), expected[k])
-            except AssertionError as error:
-                failures.append(error)
-
-    callers = [threading.Thread(target=caller, args=(k,)) for k in range(4)]
-    for thread in callers:
-        thread.start()
-    for thread in callers:
-        thread.join(60)
-    assert not failures
-    assert not any(thread.is_alive() for thread in callers)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
-def test_a_forked_child_decodes(two_threads):
-    problem = chains(3, 16, 8, 5)
-    expected = viterbi(*problem)
-    child = os.fork()
-    if child == 0:
-        try:
-            assert_same(viterbi(*problem), expected)
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-
-
 @pytest.mark.parametrize("decode", [viterbi, viterbi_torch])
 def test_results_are_cut_from_the_graph(decode):
     emission, transition, lengths = chains(1)
@@ -163,34 +122,65 @@ def test_other_dtypes_take_the_torch_operations(dtype):
     assert torch.equal(viterbi(emission, transition.double(), lengths)[0], expected)
 
 
-OPERATORS = {  # scores of any shapes that fit
-    "viterbi": (viterbi, [(3, 5, 4), (4, 4)]),
-    "sum_product": (sum_product, [(3, 5, 4), (4, 4)]),
-    "max_sum_tree": (lambda *scores: max_sum_tree(*scores, torch.tensor([-1, 0, 0])), [(2, 3, 4), (4, 4)]),
+OPERATORS = {  # shapes of the scores of nine examples, and what else is needed
+    "viterbi": (viterbi, [(9, 5, 4), (4, 4)], [None]),
+    "max_sum_tree": (max_sum_tree, [(9, 3, 4), (4, 4)], [torch.tensor([-1, 0, 0]), None]),
     "max_sum_grid": (
-        lambda *scores: max_sum_grid(*scores, torch.tensor([-1, 0])),
-        [(2, 2, 3, 4), (2, 1, 2, 2, 3, 4), (2, 1, 2, 2, 7), (2, 1, 2, 2, 5)],
+        max_sum_grid,
+        [(9, 2, 3, 4), (9, 1, 2, 2, 3, 4), (9, 1, 2, 2, 7), (9, 1, 2, 2, 5)],
+        [torch.tensor([-1, 0])],
     ),
-    "distance_transform": (distance_transform, [(2, 3, 4), (4,)]),
-    "eisner": (eisner, [(2, 4, 5)]),
-    "max_arborescence": (max_arborescence, [(2, 4, 5)]),
+    "distance_transform": (distance_transform, [(9, 3, 4), (4,)], []),
+    "eisner": (eisner, [(9, 4, 5)], [None, True]),
+    "max_arborescence": (max_arborescence, [(9, 4, 5)], [None, True]),
 }
+FLOATING = OPERATORS | {"sum_product": (sum_product, [(9, 5, 4), (4, 4)], [None])}
+each_operator = pytest.mark.parametrize("name", OPERATORS)
 
 
-@each_row("name", OPERATORS)
+def drawn(name, batch=9):
+    decode, shapes, rest = FLOATING[name]
+    scores = [torch.rand([batch if size == 9 else size for size in shape], generator=rng(1)) for shape in shapes]
+    return decode, scores, rest
+
+
+@each_row("name", FLOATING)
 def test_scores_are_floating(name):
     """Whole numbers and truth values are refused by name; half precision and mixed dtypes take the torch operations."""
-    decode, shapes = OPERATORS[name]
-    scores = [torch.randint(0, 2, shape) for shape in shapes]
+    decode, scores, rest = drawn(name)
+    scores = [tensor.round() for tensor in scores]
     for dtype in (torch.int64, torch.bool):
         with pytest.raises(ValueError, match=rf"must be float32 or float64, got {dtype}: call \.float\(\)"):
-            decode(*(tensor.to(dtype) for tensor in scores))
-    expected = decode(*(tensor.float() for tensor in scores))
+            decode(*(tensor.to(dtype) for tensor in scores), *rest)
+    expected = decode(*scores, *rest)
     tolerance = 0.02 if name == "sum_product" else 0.0
-    mixed = [scores[0].float(), *(tensor.double() for tensor in scores[1:])]
+    mixed = [scores[0], *(tensor.double() for tensor in scores[1:])]
     for others in ([tensor.half() for tensor in scores], mixed):
-        for found, wanted in zip(decode(*others), expected, strict=True):
+        for found, wanted in zip(decode(*others, *rest), expected, strict=True):
             torch.testing.assert_close(found.to(wanted.dtype), wanted, rtol=0, atol=tolerance)
+
+
+@each_operator
+def test_threads_change_no_bit_of_an_operator(name, two_threads):
+    decode, scores, rest = drawn(name)
+    found = decode(*scores, *rest)
+    torch.set_num_threads(1)
+    assert_same(decode(*scores, *rest), found)
+
+
+@each_operator
+def test_an_operator_takes_a_batch_of_none(name):
+    decode, scores, rest = drawn(name, 0)
+    assert [len(found) for found in decode(*scores, *rest)] == [0] * len(drawn(name)[0](*scores, *rest))
+
+
+@each_operator
+def test_operators_on_devices(name, device):
+    decode, scores, rest = drawn(name)
+    there = [a.to(device) if torch.is_tensor(a) else a for a in (*scores, *rest)]
+    for mine, other in zip(decode(*there), decode(*scores, *rest), strict=True):
+        assert mine.device.type == device.type
+        assert torch.equal(mine.cpu(), other)
 
 
 @each_row("length", [0, -1, 6])
@@ -214,20 +204,35 @@ def test_bad_shapes_are_refused():
         viterbi(emission[:, :0], transition, None)
 
 
-def test_an_empty_batch_has_no_labelings():
-    labels, value = viterbi(torch.zeros(0, 4, 3), torch.zeros(3, 3), None)
-    assert labels.shape == (0, 4)
-    assert value.shape == (0,)
-
-
-# -- What torch knows of the operators ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("ragged", [True, False])
 @pytest.mark.parametrize("axes", ["shared", "chain", "position", "expanded"])
 def test_viterbi_passes_the_checks_of_torch(axes, ragged):
     arguments = chains(2, axes=axes, ragged=ragged)
     torch.library.opcheck(torch.ops.torchssvm.viterbi.default, arguments)
+
+
+@each_operator
+def test_operators_pass_the_checks_of_torch(name):
+    decode, scores, rest = drawn(name)
+    torch.library.opcheck(getattr(torch.ops.torchssvm, name).default, (*scores, *rest))
+    assert not any(found.requires_grad for found in decode(scores[0].requires_grad_(), *scores[1:], *rest))
+
+
+@pytest.mark.parametrize("name", ["viterbi", "max_sum_tree"])
+def test_operators_compile_and_export_in_one_graph(name):
+    decode, scores, rest = drawn(name)
+
+    class Decoder(torch.nn.Module):
+        def forward(self, first, *others):
+            labels, value = decode(2.0 * first, *others)
+            return labels + 1, value * 0.5
+
+    arguments = *scores, *(torch.arange(9) % 3 + 1 if a is None else a for a in rest)
+    expected = Decoder()(*arguments)
+    assert_same(torch.compile(Decoder(), backend="eager", fullgraph=True)(*arguments), expected)
+    exported = torch.export.export(Decoder(), arguments)
+    assert f"torchssvm.{name}" in str(exported.graph)
+    assert_same(exported.module()(*arguments), expected)
 
 
 def test_gradients_flow_around_the_labels():
@@ -247,18 +252,3 @@ def test_gradients_flow_around_the_labels():
         found.append((value.detach(), leaf.grad))
     assert float(found[0][1].sum()) == len(emission) * emission.shape[1]
     assert_same(*found)
-
-
-def test_viterbi_compiles_and_exports_in_one_graph():
-    class Decoder(torch.nn.Module):
-        def forward(self, emission, transition, lengths):
-            labels, value = viterbi(2.0 * emission, transition, lengths)
-            return labels + 1, value * 0.5
-
-    arguments = chains(4)
-    expected = Decoder()(*arguments)
-    compiled = torch.compile(Decoder(), backend="eager", fullgraph=True)
-    assert_same(compiled(*arguments), expected)
-    exported = torch.export.export(Decoder(), arguments)
-    assert "torchssvm.viterbi" in str(exported.graph)
-    assert_same(exported.module()(*arguments), expected)

@@ -1,7 +1,5 @@
 """Lengths that another thread changes after they were checked change nothing: kernels read a copy of their own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

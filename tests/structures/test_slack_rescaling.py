@@ -13,16 +13,7 @@ from hypothesis import strategies as st
 from problems import examples, rng
 from tables import each_row
 
-from torchssvm import (
-    Chain,
-    HiddenStates,
-    Multiclass,
-    Potentials,
-    SlackRescaling,
-    Structure,
-    TorchStruct,
-    WeightedLabels,
-)
+from torchssvm import Chain, HiddenStates, Multiclass, Potentials, SlackRescaling, Structure, WeightedLabels
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import conform, inner, scale
 from torchssvm.core.structure import Decoding
@@ -60,49 +51,22 @@ class TestSlackMulticlass(Rescaled, plain.MulticlassCase):
         assert repr(self.make_structure()) == "SlackRescaling(Multiclass(4), oracle=EveryClass())"
 
 
-@pytest.mark.variant
-class TestSlackMulticlassCost(Rescaled, plain.MulticlassCostCase):
-    pass
-
-
-@pytest.mark.variant
-class TestSlackMulticlassOutputs(Rescaled, plain.MulticlassCostCase):
-    oracle = BruteForceSearch()
-
-
 class TestSlackChain(Rescaled, plain.ChainCase):
     def test_the_oracle_is_the_one_for_chains(self):
         assert isinstance(self.make_structure().oracle, EveryLossLevel)
 
 
-@pytest.mark.variant
-class TestSlackChainPositions(Rescaled, plain.ChainPositionsCase):
-    pass
-
-
-@pytest.mark.variant
-class TestSlackChainCounts(Rescaled, plain.ChainCountsCase):
-    pass
-
-
-@pytest.mark.variant
-class TestSlackChainClassWeights(Rescaled, plain.ChainClassWeightsCase):
-    """Costs of 0.5, 0 and 3: units of 0.5."""
-
-
-@pytest.mark.variant
-class TestSlackChainTransitions(Rescaled, plain.ChainTransitionsCase):
-    pass
-
-
-@pytest.mark.variant
-class TestSlackChainWeightedLabels(Rescaled, plain.ChainWeightedLabelsCase):
-    """Costs without a common unit."""
-
-    oracle = BruteForceSearch()
-
-
-# -- Viterbi by level --------------------------------------------------------------------------------------
+for _name, _case, _oracle in (
+    ("MulticlassCost", plain.MulticlassCostCase, None),
+    ("MulticlassOutputs", plain.MulticlassCostCase, BruteForceSearch()),
+    ("ChainPositions", plain.ChainPositionsCase, None),
+    ("ChainCounts", plain.ChainCountsCase, None),
+    ("ChainClassWeights", plain.ChainClassWeightsCase, None),  # costs of 0.5, 0 and 3: units of 0.5
+    ("ChainTransitions", plain.ChainTransitionsCase, None),
+    ("ChainWeightedLabels", plain.ChainWeightedLabelsCase, BruteForceSearch()),  # costs without a common unit
+):
+    _made = type(f"TestSlack{_name}", (Rescaled, _case), {"__module__": __name__, "oracle": _oracle})
+    globals()[_made.__name__] = pytest.mark.variant(_made)
 
 
 @examples(30)
@@ -131,9 +95,6 @@ def test_the_best_sequence_of_every_level(seed, batch, longest, states, shared):
             if level in best:
                 labels = found.labels(torch.full((batch,), level))[b].tolist()
                 assert labels == [*best[level][1], *[-1] * (longest - length)]
-
-
-# -- The search over scales of the loss --------------------------------------------------------------------
 
 
 def chains(seed: int, size: float, batch: int = 20, states: int = 3, longest: int = 4):
@@ -227,33 +188,6 @@ def test_the_search_decodes_no_more_often_than_it_may(calls):
     assert len(decoded) < 20  # the hull has few edges, and the search stops when it is reached
 
 
-@examples(10)
-@given(seed=SEEDS)
-def test_the_search_for_a_torch_struct_distribution(seed):
-    torch_struct = pytest.importorskip("torch_struct")
-    random = rng(seed)
-    potentials = Potentials(
-        torch.randn(3, 3, 2, 2, generator=random, dtype=torch.float64)
-    )  # [B, edges, next, previous]
-    structure = TorchStruct(torch_struct.LinearChainCRF, normalize=True)
-    with pytest.raises(TypeError, match="TorchStruct has no exact oracle"):
-        SlackRescaling(structure)
-    outputs = []
-    for states in itertools.product(range(2), repeat=4):
-        event = torch.zeros(3, 3, 2, 2)
-        for t in range(3):
-            event[:, t, states[t + 1], states[t]] = 1
-        outputs.append(event)
-    target = structure.check_target(outputs[int(torch.randint(0, 16, (), generator=random))], potentials)
-    own = (target * potentials.single).flatten(1).sum(1)
-    products = [structure.loss(y, target) * (1 + (y * potentials.single).flatten(1).sum(1) - own) for y in outputs]
-    best = torch.stack(products).amax(0)
-    corner = find_corner(SlackRescaling(structure, LossScaleSearch()), potentials, target)
-    assert bool((corner.bound >= best - 1e-9).all())
-    assert bool((corner.hinge <= best + 1e-9).all())
-    assert float(corner.hinge.sum()) > 0
-
-
 @examples(20)
 @given(seed=SEEDS)
 def test_a_search_with_an_approximate_oracle_has_a_bound(seed):
@@ -310,9 +244,6 @@ def test_a_search_needs_bounds_of_an_approximate_oracle():
     potentials = Potentials(torch.zeros(1, 4))
     with pytest.raises(ValueError, match="must return bound"):
         find_corner(SlackRescaling(NoBound(4, 2), LossScaleSearch()), potentials, torch.tensor([[1, 1, 0, 0]]))
-
-
-# -- What does not fit -------------------------------------------------------------------------------------
 
 
 class Unlisted(LabelSets):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from types import ModuleType
 
 import plain_structures as plain
@@ -28,53 +26,17 @@ class TestMulticlass(plain.MulticlassCase):
     pass
 
 
-@pytest.mark.variant
-class TestMulticlassCost(plain.MulticlassCostCase):
-    pass
-
-
 class TestChain(plain.ChainCase):
     pass
 
 
-@pytest.mark.variant
-class TestChainPositions(plain.ChainPositionsCase):
-    pass
-
-
-@pytest.mark.variant
-class TestChainUnpadded(plain.ChainUnpaddedCase):
-    pass
-
-
-@pytest.mark.variant
-class TestChainPositionsUnpadded(plain.ChainPositionsUnpaddedCase):
-    pass
-
-
-@pytest.mark.variant
-class TestChainCounts(plain.ChainCountsCase):
-    pass
-
-
-@pytest.mark.variant
-class TestChainClassWeights(plain.ChainClassWeightsCase):
-    pass
-
-
-@pytest.mark.variant
-class TestChainTransitions(plain.ChainTransitionsCase):
-    pass
-
-
-@pytest.mark.variant
-class TestChainPositionsTransitions(plain.ChainPositionsTransitionsCase):
-    pass
-
-
-@pytest.mark.variant
-class TestChainWeightedLabels(plain.ChainWeightedLabelsCase):
-    pass
+for _case in (
+    *(plain.MulticlassCostCase, plain.ChainPositionsCase, plain.ChainUnpaddedCase, plain.ChainPositionsUnpaddedCase),
+    *(plain.ChainCountsCase, plain.ChainClassWeightsCase, plain.ChainTransitionsCase),
+    *(plain.ChainPositionsTransitionsCase, plain.ChainWeightedLabelsCase),
+):
+    _name = "Test" + _case.__name__.removesuffix("Case")
+    globals()[_name] = pytest.mark.variant(type(_name, (_case,), {"__module__": __name__}))
 
 
 def test_no_foreign_names_are_exported():

@@ -19,7 +19,7 @@ from torch_struct_cases import CASES, Case, bracketings, projective_trees, segme
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Potentials, inner
 from torchssvm.core.structure import as_decoding
-from torchssvm.structures import Chain, TorchStruct
+from torchssvm.structures import TorchStruct
 
 torch_struct = pytest.importorskip("torch_struct")
 # Of the instances that the tests make themselves; the adapter is silent, see test_decoding_is_silent.
@@ -27,8 +27,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*arg_constraints.*:UserWarning"
 
 EXAMPLES = settings(max_examples=40, deadline=None)
 SEEDS = st.integers(0, 2**31 - 1)
-
-# --- All outputs of one example of length N, as events without padding ------------------------------------
 
 
 all_cases = pytest.mark.parametrize("case", CASES, ids=repr)
@@ -46,17 +44,11 @@ def is_among(event: Tensor, outputs: Tensor) -> bool:
     return bool((event == outputs).flatten(1).all(1).any())
 
 
-# --- Enumerators: known numbers of outputs ----------------------------------------------------------------
-
-
 def test_the_enumerators_count_right():
     assert [len(projective_trees(n, True)) for n in (1, 2, 3, 4)] == [1, 3, 12, 55]
     assert [len(projective_trees(n, False)) for n in (1, 2, 3, 4)] == [1, 2, 7, 30]
     assert [len(bracketings(n, 1)) for n in (1, 2, 3, 4)] == [1, 1, 2, 5]  # Catalan
     assert [len(segmentations(n, 4, 1)) for n in (2, 3, 4, 5, 6)] == [1, 2, 4, 7, 13]  # tribonacci
-
-
-# --- Active sets and caches -------------------------------------------------------------------------------
 
 
 class TorchStructLabelings(LabelingsTestCase):
@@ -80,16 +72,9 @@ for _case in CASES:
     globals()[_name] = type(_name, (TorchStructLabelings,), {"case": _case, "__module__": __name__})
 
 
-# --- Decoding ---------------------------------------------------------------------------------------------
-
-
 @all_cases
 @EXAMPLES
-@given(
-    seed=SEEDS,
-    kind=st.sampled_from(["normal", "ties"]),
-    dtype=st.sampled_from([torch.float32, torch.float64]),
-)
+@given(seed=SEEDS, kind=st.sampled_from(["normal", "ties"]), dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_argmax_is_the_best_of_all_outputs(case, seed, kind, dtype):
     potentials = case.draw(seed, kind, dtype=dtype)
     found = decode(case.structure, potentials)
@@ -131,9 +116,7 @@ def test_marginals_of_potentials_that_reach_the_sentinels_are_refused():
 @all_cases
 @EXAMPLES
 @given(
-    seed=SEEDS,
-    kind=st.sampled_from(["normal", "ties"]),
-    junk=st.sampled_from([0.0, 50.0, -1e7, 1e30, float("nan")]),
+    seed=SEEDS, kind=st.sampled_from(["normal", "ties"]), junk=st.sampled_from([0.0, 50.0, -1e7, 1e30, float("nan")])
 )
 def test_padding_never_changes_an_answer(case, seed, kind, junk):
     potentials = case.draw(seed, kind)
@@ -207,15 +190,6 @@ def test_argmax_works_in_every_grad_mode(case):
     assert leaf.grad is None
 
 
-@all_cases
-def test_argmax_leaves_its_arguments_alone(case):
-    potentials = case.draw(1)
-    before = potentials.single.clone()
-    decode(case.structure, potentials)
-    assert torch.equal(potentials.single, before)
-    assert not potentials.single.requires_grad
-
-
 def test_decoding_is_silent():
     with warnings.catch_warnings():
         warnings.resetwarnings()
@@ -227,9 +201,6 @@ def test_decoding_is_silent():
 def test_an_empty_batch_decodes():
     empty = Potentials(torch.zeros(0, 3, 2, 2), torch.zeros(0, dtype=torch.int64))
     assert decode(TorchStruct(torch_struct.LinearChainCRF), empty).shape == (0, 3, 2, 2)
-
-
-# --- multiroot --------------------------------------------------------------------------------------------
 
 
 def test_multiroot_adapters_do_not_disturb_one_another():
@@ -248,9 +219,6 @@ def test_multiroot_of_the_users_own_distribution_survives(multiroot):
     assert int(theirs.argmax.diagonal(0, 1, 2).sum()) == (3 if multiroot else 1)
 
 
-# --- Our own chain ----------------------------------------------------------------------------------------
-
-
 def token_hamming(target: Tensor) -> tuple[Tensor, Tensor]:
     """Wrong tokens of a linear chain, divided by their number; the constant counts, delta takes back."""
     real = target.sum((2, 3))  # [B, N-1]
@@ -261,66 +229,12 @@ def token_hamming(target: Tensor) -> tuple[Tensor, Tensor]:
     return -right / tokens.view(-1, 1, 1, 1), torch.ones_like(tokens)
 
 
-def fold(emission: Tensor, transition: Tensor) -> Tensor:
-    """Emissions 0 and 1 go to the first edge; transitions turn from (previous, next) to (next, previous)."""
-    edges = transition.transpose(2, 3) + emission[:, 1:].unsqueeze(3)
-    edges[:, 0] += emission[:, 0].unsqueeze(1)
-    return edges
-
-
 def edges_of(labels: Tensor, states: int) -> Tensor:
     events = torch.zeros(len(labels), labels.shape[1] - 1, states, states, dtype=torch.float64)
     for row, n in itertools.product(range(len(labels)), range(labels.shape[1] - 1)):
         if labels[row, n + 1] >= 0:
             events[row, n, labels[row, n + 1], labels[row, n]] = 1
     return events
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    seed=SEEDS,
-    sizes=st.tuples(st.integers(1, 4), st.integers(2, 9), st.integers(1, 4)),
-    cost=st.sampled_from([0.0, 1.0, 10.0]),
-)
-def test_linear_chain_agrees_with_our_chain(seed, sizes, cost):
-    batch, longest, states = sizes
-    generator = torch.Generator().manual_seed(seed)
-    emission = torch.randn(batch, longest, states, generator=generator, dtype=torch.float64)
-    transition = torch.randn(batch, longest - 1, states, states, generator=generator, dtype=torch.float64)
-    lengths = torch.randint(2, longest + 1, (batch,), generator=generator)
-    labels = torch.randint(0, states, (batch, longest), generator=generator)
-
-    def weighted(target):
-        delta, constant = token_hamming(target)
-        return cost * delta, cost * constant
-
-    chain = Chain(states, shared=False)
-    adapter = TorchStruct(torch_struct.LinearChainCRF, loss_potentials=weighted)
-    ours = Potentials({"emission": emission, "transition": transition}, lengths)
-    theirs = Potentials(fold(emission, transition), lengths)
-    labels = chain.check_target(labels, ours)
-    target = adapter.check_target(edges_of(labels, states), theirs)
-
-    assert torch.equal(decode(adapter, theirs), edges_of(as_decoding(chain.argmax(ours)).labeling, states))
-    if cost == 1.0:
-        expected, found = find_corner(chain, ours, labels), find_corner(adapter, theirs, target)
-        torch.testing.assert_close(found.hinge, expected.hinge, atol=1e-12, rtol=0)
-        torch.testing.assert_close(found.loss, expected.loss, atol=1e-12, rtol=0)
-        assert torch.equal(found.labeling, edges_of(expected.labeling, states))
-    else:
-        corner = find_corner(adapter, theirs, target)
-        assert bool((corner.hinge >= -1e-12).all())
-        wrong = corner.labeling.new_tensor(cost) * chain.loss(_tokens(corner.labeling, lengths), labels)
-        torch.testing.assert_close(corner.loss, wrong, atol=1e-12, rtol=0)
-
-
-def _tokens(events: Tensor, lengths: Tensor) -> Tensor:
-    """Label sequences of edges, -1 in the padding."""
-    labels, _ = torch_struct.LinearChainCRF.struct.from_parts(events)
-    return labels.masked_fill(torch.arange(labels.shape[1]) >= lengths.unsqueeze(1), -1)
-
-
-# --- Loss -------------------------------------------------------------------------------------------------
 
 
 @all_cases
@@ -379,9 +293,6 @@ def test_loss_potentials_with_wrong_shapes_are_refused():
             TorchStruct(torch_struct.LinearChainCRF, loss_potentials=wrong).loss(target, target)
 
 
-# --- Targets ----------------------------------------------------------------------------------------------
-
-
 @all_cases
 def test_every_output_is_a_target(case):
     structure = TorchStruct(case.structure.distribution, verify_targets=True, **case.structure.arguments)
@@ -414,41 +325,20 @@ def chain_batch() -> tuple[TorchStruct, Potentials, Tensor]:
     )
 
 
-def test_bad_targets_are_refused():
-    structure, potentials, target = chain_batch()
-    structure.check_target(target, potentials)
-    with pytest.raises(TypeError, match="list"):
-        structure.check_target(target.tolist(), potentials)
-    with pytest.raises(ValueError, match=r"target has shape \[2, 2, 2, 2\]"):
-        structure.check_target(target[:, :2], potentials)
-    for wrong in (2.0, 0.5, -1.0, float("nan"), float("inf")):
-        bad = target.clone()
-        bad[1, 0, 0, 0] = wrong
-        with pytest.raises(ValueError, match=f"zeros and ones, got {wrong} in row 1"):
-            structure.check_target(bad, potentials)
-    padded = edges_of(torch.tensor([[0, 1, 1, 0], [1, 0, 0, 1]]), 2)
-    with pytest.raises(ValueError, match=r"part at \[2, 1, 0\] in row 1 .* lengths\[1\] is 3"):
-        structure.check_target(padded, potentials)
-    with pytest.raises(ValueError, match="no part at all in row 0"):
-        structure.check_target(target * torch.tensor([0.0, 1.0]).view(2, 1, 1, 1), potentials)
-    broken = edges_of(torch.tensor([[0, 1, 1, 0], [1, 0, 0, -1]]), 2)
-    broken[0, 1] = torch.tensor([[1, 0], [0, 0]])  # 0 -> 0 after 0 -> 1
-    structure.check_target(broken, potentials)
-    with pytest.raises(ValueError, match=r"not an output of TorchStruct\(LinearChainCRF\) in row 0"):
-        TorchStruct(torch_struct.LinearChainCRF, verify_targets=True).check_target(broken, potentials)
+CHAIN = torch_struct.LinearChainCRF
 
 
-def test_trees_are_no_targets_in_the_padding():
-    structure = TorchStruct(torch_struct.DependencyCRF)
-    potentials = Potentials(torch.zeros(2, 3, 3), torch.tensor([3, 2]))
-    target = torch.eye(3).repeat(2, 1, 1)
-    with pytest.raises(ValueError, match=r"part at \[2, 2\] in row 1"):
-        structure.check_target(target, potentials)
-    target[1, 2, 2] = 0
-    structure.check_target(target, potentials)
+class Subset:
+    """A distribution that is not torch-struct's: any parts of positive score, up to ``limit`` of each."""
 
+    def __init__(self, log_potentials, lengths=None, limit=1):
+        assert lengths is not None
+        assert int(lengths.max()) == log_potentials.shape[1]
+        self.scores, self.limit = log_potentials, limit
 
-# --- Arguments --------------------------------------------------------------------------------------------
+    @property
+    def argmax(self):
+        return (self.scores > 0) * self.limit
 
 
 @each_row(
@@ -487,6 +377,79 @@ def test_lengths_out_of_range_are_refused(name, shape, bad, message):
         structure.check_target(torch.zeros(shape), Potentials(torch.zeros(shape), torch.tensor([3, bad])))
 
 
+@each_row(
+    ("error", "words", "arguments", "options"),
+    [
+        (ValueError, "distribution=AlignmentCRF: .*genbmm", [torch_struct.AlignmentCRF], {}),
+        (ValueError, "=NonProjectiveDependencyCRF: .*no argmax", [torch_struct.NonProjectiveDependencyCRF], {}),
+        (ValueError, "distribution=SentCFG: .*three tensors", [torch_struct.SentCFG], {}),
+        (ValueError, "distribution=HMM: .*LinearChainCRF", [torch_struct.HMM], {}),
+        (TypeError, "must be a class with argmax.*got a LinearChainCRF", [CHAIN(torch.zeros(1, 2, 2, 2))], {}),
+        (TypeError, "got the class dict", [dict], {}),
+        (TypeError, "does not take {'multiroot': False}", [CHAIN], {"multiroot": False}),
+        (TypeError, "lengths comes with the potentials", [CHAIN], {"lengths": torch.tensor([2])}),
+        *((ValueError, f"weight={wrong}", [CHAIN], {"weight": wrong}) for wrong in (-1.0, torch.nan, torch.inf)),
+        (ValueError, "would have no effect", [CHAIN], {"loss_potentials": token_hamming, "normalize": True}),
+        (ValueError, "leave them out", [CHAIN], {"padded_axes": (1,), "length_offset": -1}),
+        (ValueError, "distribution=Subset is none of .*padded_axes", [Subset], {}),
+        (ValueError, "padded_axes", [Subset], {"length_offset": 0}),
+        (ValueError, "must be different axes", [Subset], {"padded_axes": (0,), "length_offset": 0}),
+    ],
+)
+def test_bad_arguments_are_refused(error, words, arguments, options):
+    with pytest.raises(error, match=words):
+        TorchStruct(*arguments, **options)
+
+
+def target_with(place, value):
+    target = chain_batch()[2].clone()
+    target[place] = value
+    return target
+
+
+@each_row(
+    ("error", "words", "target"),
+    [
+        (TypeError, "list", chain_batch()[2].tolist()),
+        (ValueError, r"target has shape \[2, 2, 2, 2\]", chain_batch()[2][:, :2]),
+        *(
+            (ValueError, f"zeros and ones, got {wrong} in row 1", target_with((1, 0, 0, 0), wrong))
+            for wrong in (2.0, 0.5, -1.0, torch.nan, torch.inf)
+        ),
+        (ValueError, r"part at \[2, 1, 0\] in row 1 .* lengths\[1\] is 3", target_with((1, 2, 1, 0), 1.0)),
+        (ValueError, "no part at all in row 0", target_with(0, 0.0)),
+    ],
+)
+def test_bad_targets_are_refused(error, words, target):
+    structure, potentials, _ = chain_batch()
+    with pytest.raises(error, match=words):
+        structure.check_target(target, potentials)
+
+
+def test_targets_that_are_no_outputs_are_refused_where_asked():
+    structure, potentials, target = chain_batch()
+    target[0, 1] = torch.tensor([[1, 0], [0, 0]])  # 0 -> 0 after 0 -> 1
+    structure.check_target(target, potentials)
+    with pytest.raises(ValueError, match=r"not an output of TorchStruct\(LinearChainCRF\) in row 0"):
+        TorchStruct(CHAIN, verify_targets=True).check_target(target, potentials)
+    trees, target = Potentials(torch.zeros(2, 3, 3), torch.tensor([3, 2])), torch.eye(3).repeat(2, 1, 1)
+    with pytest.raises(ValueError, match=r"part at \[2, 2\] in row 1"):
+        TorchStruct(torch_struct.DependencyCRF).check_target(target, trees)
+    target[1, 2, 2] = 0
+    TorchStruct(torch_struct.DependencyCRF).check_target(target, trees)
+
+
+def test_another_class_is_taken_with_its_convention():
+    structure = TorchStruct(Subset, padded_axes=(1,), length_offset=0, limit=2)
+    potentials = Potentials(torch.ones(2, 5), torch.tensor([1, 3]))
+    found = decode(structure, potentials)
+    assert found.tolist() == [[2, 0, 0, 0, 0], [2, 2, 2, 0, 0]]
+    assert structure.loss(found, torch.zeros(2, 5)).tolist() == [2.0, 6.0]
+    assert torch.equal(structure.check_target(found, potentials), found)
+    with pytest.raises(ValueError, match=r"counts, got -2\.0 in row 0"):
+        structure.check_target(-found, potentials)
+
+
 def test_potentials_that_are_not_finite_or_not_floating_are_refused():
     structure, potentials, _ = chain_batch()
     for wrong in (float("nan"), float("inf"), -float("inf")):
@@ -496,72 +459,6 @@ def test_potentials_that_are_not_finite_or_not_floating_are_refused():
             decode(structure, Potentials(scores, potentials.lengths))
     with pytest.raises(ValueError, match="float16"):
         decode(structure, Potentials(potentials.single.half()))
-
-
-@each_row(
-    "name, message",
-    [
-        ("AlignmentCRF", "genbmm"),
-        ("NonProjectiveDependencyCRF", "no argmax"),
-        ("SentCFG", "three tensors"),
-        ("HMM", "LinearChainCRF"),
-    ],
-)
-def test_distributions_that_cannot_decode_are_refused(name, message):
-    with pytest.raises(ValueError, match=f"distribution={name}: .*{message}"):
-        TorchStruct(getattr(torch_struct, name))
-
-
-def test_bad_arguments_are_refused():
-    chain = torch_struct.LinearChainCRF
-    with pytest.raises(TypeError, match=r"must be a class with argmax.*got a LinearChainCRF"):
-        TorchStruct(chain(torch.zeros(1, 2, 2, 2)))
-    with pytest.raises(TypeError, match="got the class dict"):
-        TorchStruct(dict)
-    with pytest.raises(TypeError, match=r"does not take {'multiroot': False}"):
-        TorchStruct(chain, multiroot=False)
-    with pytest.raises(TypeError, match="lengths comes with the potentials"):
-        TorchStruct(chain, lengths=torch.tensor([2]))
-    for weight in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=f"weight={weight}"):
-            TorchStruct(chain, weight=weight)
-    with pytest.raises(ValueError, match="would have no effect"):
-        TorchStruct(chain, loss_potentials=token_hamming, normalize=True)
-    with pytest.raises(ValueError, match="leave them out"):
-        TorchStruct(chain, padded_axes=(1,), length_offset=-1)
-
-
-# --- Other classes ----------------------------------------------------------------------------------------
-
-
-class Subset:
-    """A distribution that is not torch-struct's: any parts of positive score, up to ``limit`` of each."""
-
-    def __init__(self, log_potentials, lengths=None, limit=1):
-        assert lengths is not None
-        assert int(lengths.max()) == log_potentials.shape[1]
-        self.scores, self.limit = log_potentials, limit
-
-    @property
-    def argmax(self):
-        return (self.scores > 0) * self.limit
-
-
-def test_another_class_needs_its_convention():
-    with pytest.raises(ValueError, match=r"distribution=Subset is none of .*padded_axes"):
-        TorchStruct(Subset)
-    with pytest.raises(ValueError, match="padded_axes"):
-        TorchStruct(Subset, length_offset=0)
-    with pytest.raises(ValueError, match="must be different axes"):
-        TorchStruct(Subset, padded_axes=(0,), length_offset=0)
-    structure = TorchStruct(Subset, padded_axes=(1,), length_offset=0, limit=2)
-    potentials = Potentials(torch.ones(2, 5), torch.tensor([1, 3]))
-    found = decode(structure, potentials)
-    assert found.tolist() == [[2, 0, 0, 0, 0], [2, 2, 2, 0, 0]]
-    assert structure.loss(found, torch.zeros(2, 5)).tolist() == [2.0, 6.0]
-    assert torch.equal(structure.check_target(found, potentials), found)
-    with pytest.raises(ValueError, match=r"counts, got -2\.0 in row 0"):
-        structure.check_target(-found, potentials)
 
 
 def test_an_answer_that_is_no_indicator_is_refused():

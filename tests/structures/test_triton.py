@@ -1,7 +1,5 @@
 """The Triton kernels: in the interpreter, through the compiler for real devices, and on CUDA where there is one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The reader of poses, on images made here and on the real ones where they are."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 

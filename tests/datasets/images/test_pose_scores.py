@@ -1,7 +1,5 @@
 """Detected joints and errors with known values; views of images that joints follow."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from problems import rng

@@ -53,11 +53,7 @@ def test_nominal_features_are_indicators(sparse, tmp_path):
     )
     names = ("colour=red", "colour=light green", "colour=blue", "code=3", "code=1", "code=2", "x")
     assert found.feature_names == names
-    assert found.features.dense().tolist() == [
-        [0, 0, 1, 0, 1, 0, 0.5],
-        [1, 0, 0, 1, 0, 0, 0],
-        [0, 1, 0, 0, 0, 1, 7],
-    ]
+    assert found.features.dense().tolist() == [[0, 0, 1, 0, 1, 0, 0.5], [1, 0, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 1, 7]]
     assert found.labels.dense().tolist() == [[1], [0], [1]]
     with pytest.raises(ValueError, match=r"line 3: label 'colour' has the values \{red,light green,blue\}, must be"):
         read_mulan(tmp_path / "a.arff", 2)
@@ -208,8 +204,6 @@ def test_another_encoding_of_arff(tmp_path):
     with pytest.raises(ValueError, match=r"latin\.arff, line 2: byte 0xe9 is not UTF-8.*iconv"):
         read_arff(path)
 
-
-# -- labels without a path --------------------------------------------------------------------------------
 
 MEKA = """\
 @relation 'Music: -split-number 2 -C {}'

@@ -14,8 +14,6 @@ from torch.utils.data import DataLoader, Subset
 from torchssvm import SparseFeatures
 from torchssvm.datasets import Multilabel, SparseRows, UnitRows, Unscaled
 
-# -- rows -------------------------------------------------------------------------------------------------
-
 
 def random_rows(seed: int, n: int = 5, columns: int = 4) -> tuple[SparseRows, np.ndarray]:
     """Rows, some of them empty, and the same as a dense matrix."""
@@ -58,9 +56,6 @@ def test_numbers_too_small_for_float32_are_zero():
     assert rows.dense().tolist() == [[0, 2], [0, 0]]
     assert rows.indices.tolist() == [1]
     assert rows.unit_rows().dense().tolist() == [[0, 1], [0, 0]]
-
-
-# -- items and batches ------------------------------------------------------------------------------------
 
 
 def songs(folder, text=SPARSE, **arguments) -> Multilabel:
@@ -128,16 +123,11 @@ def test_libsvm_files(tmp_path):
 @pytest.mark.parametrize("i", [3, -4])
 def test_out_of_range(i, tmp_path):
     dataset = songs(tmp_path)
+    with pytest.raises(ValueError, match="indices is empty"):
+        dataset.__getitems__([])
     for access in (lambda: dataset[i], lambda: dataset.__getitems__([0, i]), lambda: dataset.names(i)):
         with pytest.raises(IndexError, match=f"index {i} is out of range for a dataset of 3 examples"):
             access()
-
-
-def test_empty_batches(tmp_path):
-    with pytest.raises(ValueError, match="indices is empty"):
-        songs(tmp_path).__getitems__([])
-    with pytest.raises(ValueError, match="examples is empty"):
-        Multilabel.collate([])
 
 
 def test_arguments_and_missing_files(tmp_path):
@@ -156,9 +146,6 @@ def test_arguments_and_missing_files(tmp_path):
         write(tmp_path / "multilabel" / "scene" / name, text)
     with pytest.raises(ValueError, match=r"scene.xml, line 1: not well-formed.*; fetch it again from https://mulan"):
         Multilabel("scene", "test", root=tmp_path)
-
-
-# -- Mulan's data -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -191,9 +178,6 @@ def test_the_first_examples_of_bibtex():
     assert torch.allclose(dataset.features.dense().square().sum(1), torch.full((4880,), 2.0))
     assert dataset.label_names[:2] == ("TAG_2005", "TAG_2006")
     assert "TAG_immunoassay" in dataset.names(0)
-
-
-# -- Lightning --------------------------------------------------------------------------------------------
 
 
 def test_the_data_module(tmp_path):

@@ -22,9 +22,6 @@ def features(chains: SparseChains) -> torch.Tensor:
     return x.index_put_((token, chains.columns.long()), chains.values, accumulate=True)
 
 
-# -- the distribution -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("surprise,noise", [(0.1, 0.3), (0.6, 0.8)])
 def test_the_truth_is_log_odds(surprise, noise):
     truth = LargeChains(num_states=30, in_features=12, surprise=surprise, noise=noise, num_chains=1).truth
@@ -64,9 +61,6 @@ def test_the_same_seed_gives_the_same_chains():
         assert torch.equal(getattr(a.truth.transition, name), getattr(test.truth.transition, name))
     assert a.states.tolist() != test.states.tolist()
     assert a.truth.emission.indices.tolist() != other.truth.emission.indices.tolist()
-
-
-# -- the best labelings -----------------------------------------------------------------------------------
 
 
 @settings(max_examples=25, deadline=None)
@@ -129,9 +123,6 @@ def test_thousands_of_states_are_cheap():
     assert chains.truth_error < 0.1
     held = (chains.truth.transition, chains.truth.emission)
     assert sum(len(rows.indices) for rows in held) <= 2 * 4 * 3000  # nothing of K by K
-
-
-# -- items, batches and training --------------------------------------------------------------------------
 
 
 def test_items_and_batches():

@@ -50,9 +50,6 @@ def assert_same(a: Batch, b: Batch) -> None:
     assert a.x.values is b.x.values is None
 
 
-# -- items and batches ------------------------------------------------------------------------------------
-
-
 @settings(max_examples=30)
 @given(st.integers(0, 1000), st.lists(st.integers(-6, 5), min_size=1, max_size=5))
 def test_a_batch_holds_the_features_of_its_tokens(seed, indices):
@@ -120,18 +117,10 @@ def test_words_and_tags(small):
 @pytest.mark.parametrize("access", [lambda d, i: d[i], lambda d, i: d.words(i), lambda d, i: d.__getitems__([0, i])])
 @pytest.mark.parametrize("i", [2, -3])
 def test_out_of_range(access, i, small):
-    with pytest.raises(IndexError, match=f"index {i} is out of range for a dataset of 2 sentences"):
-        access(small, i)
-
-
-def test_empty_batches(small):
     with pytest.raises(ValueError, match="indices is empty"):
         small.__getitems__([])
-    with pytest.raises(ValueError, match="examples is empty"):
-        small.collate([])
-
-
-# -- files of one's own -----------------------------------------------------------------------------------
+    with pytest.raises(IndexError, match=f"index {i} is out of range for a dataset of 2 sentences"):
+        access(small, i)
 
 
 def test_a_file_with_a_given_vocabulary(small, tmp_path):
@@ -182,9 +171,6 @@ def test_holding_out():
     for share in (0, 1, 0.01, 0.99, -0.5, 2):
         with pytest.raises(ValueError, match=f"share={share} of 6 sentences"):
             dataset.hold_out(share)
-
-
-# -- CoNLL-2000 -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -238,9 +224,6 @@ def test_a_missing_file_is_named(monkeypatch, tmp_path):
     write(tmp_path / "conll2000", name="train.txt.gz")
     with pytest.raises(RuntimeError, match=r"train.txt.gz is corrupt, or not the published file"):
         CoNLL2000("train", root=tmp_path)
-
-
-# -- Lightning --------------------------------------------------------------------------------------------
 
 
 def test_the_data_module_without_held_out_sentences(train):

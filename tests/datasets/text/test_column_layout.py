@@ -86,11 +86,7 @@ def test_names_that_a_file_does_not_have(tmp_path):
     "text, columns, message",
     [
         ("a O\nb\n", Columns(), "line 2: 1 column, but 1 of the 2 lines have 2"),
-        (
-            "# x\na b O\n",
-            Columns(),
-            "line 2: 3 columns, but 1 of the 2 lines have 2, separated by blanks; comments",
-        ),
+        ("# x\na b O\n", Columns(), "line 2: 3 columns, but 1 of the 2 lines have 2, separated by blanks; comments"),
         ("a O\n", Columns(word=2), "line 1: 2 columns, and word=2 asks for another"),
         ("a O\n\nb ORG\n", Columns(), "line 3: tag 'ORG' must be O, or a letter of BIO, BIOES or BILOU"),
         ("1\t\tO\n", Columns(word=1), "line 1: the word is empty"),
@@ -108,8 +104,6 @@ def test_columns_are_checked(wrong, tmp_path):
     with pytest.raises(TypeError, match=f"{next(iter(wrong))}="):
         read_columns(write(tmp_path), Columns(**wrong))
 
-
-# -- schemes ----------------------------------------------------------------------------------------------
 
 spans = st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["", "A", "B-C"])), min_size=1, max_size=6)
 

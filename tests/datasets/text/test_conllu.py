@@ -1,7 +1,5 @@
 """Treebanks: the reader, the features of arcs, attachment scores, and the example on a treebank of a little grammar."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json
@@ -63,9 +61,6 @@ def write(tmp_path):
 
 def rows(*heads):
     return "".join(f"{t}\tw{t}\t_\tX\t_\t_\t{head}\t_\t_\t_\n" for t, head in enumerate(heads, 1))
-
-
-# -- The reader ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -179,9 +174,6 @@ def test_a_missing_file_is_said_to_be_missing(tmp_path):
         CoNLLU(tmp_path / "nowhere.conllu")
 
 
-# -- Features ------------------------------------------------------------------------------------------
-
-
 def texts_of(words, tags, head, token):
     """What the features of an arc say, written out from the paper's table; an independent account."""
     w, g = ["<root>", *words], ["<root>", *tags]
@@ -293,9 +285,6 @@ def test_columns_are_a_hash_that_does_not_change():
     assert torch.equal(columns, arc_columns(("the", "dog"), ("DET", "NOUN"), 1000))
 
 
-# -- The dataset ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("keep", [True, False])
 def test_batches(write, keep):
     bank = CoNLLU(write(VAMONOS), num_features=500, keep_features=keep)
@@ -384,9 +373,6 @@ def test_wrong_arcs_are_drawn_in_red_beside_the_true_ones(write):
         assert colors.count("black") == 2 * (count - wrong)
     words = [text.get_text() for text in figure.axes[0].texts]
     assert words == list(sentences[0].words)
-
-
-# -- The example ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Features by name become columns, and labels become states; the test set takes those of the training set."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tables import each_row

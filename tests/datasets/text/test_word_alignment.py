@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fresh import fresh_python
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples
@@ -84,9 +83,6 @@ def hansards():
         pytest.skip(str(missing))
 
 
-# -- Files ------------------------------------------------------------------------------------------------
-
-
 def test_files_are_read(tmp_path):
     paths = write(tmp_path, "a", ["Le chat «  dort »", "œuf"], ["the cat sleeps", "an egg"], ["0-0 1-1 3-2-P", ""])
     first, second = read_aligned(*paths)
@@ -159,9 +155,6 @@ def test_what_is_missing_is_named(root, tmp_path):
         WordAlignment("validate", root)
 
 
-# -- The error rate, and the target -------------------------------------------------------------------------
-
-
 def pair_with(sure, possible, french=4, english=4):
     return SentencePair(("f",) * french, ("e",) * english, frozenset(sure), frozenset(sure) | frozenset(possible))
 
@@ -203,9 +196,6 @@ def test_the_target_is_as_large_as_it_can_be(links):
     )  # fmt: skip
     assert len(chosen) == largest
     assert {tuple(e) for e in (target == POSSIBLE).nonzero().tolist()} == links - chosen
-
-
-# -- Features -----------------------------------------------------------------------------------------------
 
 
 TEXT = [
@@ -289,9 +279,6 @@ def test_a_sentence_of_one_word_has_features():
     assert bool(torch.isfinite(x).all())
 
 
-# -- The dataset ----------------------------------------------------------------------------------------------
-
-
 def test_the_splits(root, train):
     test, dev = WordAlignment("test", root, train.features), WordAlignment("dev", root, train.features)
     assert [len(split) for split in (train, test, dev)] == [100, 6, 8]
@@ -348,9 +335,6 @@ def test_head_and_batches_pass_the_check(train):
     assert report.ok, str(report)
 
 
-# -- The model --------------------------------------------------------------------------------------------------
-
-
 def fit(dataset, lam, gap):
     head = alignment_matching(dataset.in_features)
     dual = DualState.for_head(head, len(dataset), lam, storage=Labelings())
@@ -381,11 +365,10 @@ def test_rules_on_a_coefficient():
     assert best_threshold(threshold_links, values, lambda found: 0.0) == 0.0
 
 
-# -- Lightning and the example ----------------------------------------------------------------------------------
-
-
 def test_the_data_module(root):
-    lightning = pytest.importorskip("lightning")
+    pytest.importorskip("lightning")
+    from short_words import trainer
+
     from torchssvm.datasets import WordAlignmentData
     from torchssvm.lightning import DualityGap, StructuredSVM
 
@@ -396,32 +379,13 @@ def test_the_data_module(root):
         alignment_matching(data.train.in_features), lam=1.0, solver=Solver(direction=Corrective(), storage=Labelings())
     )
     gap = DualityGap(tolerance=0.1, every_n_epochs=5)
-    trainer = lightning.Trainer(
-        max_epochs=60,
-        callbacks=[gap],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(model, data)
+    trainer(gap, max_epochs=60, enable_checkpointing=False).fit(model, data)
     assert gap.history[-1].certificate.gap <= 0.1
     (batch,) = data.predict_dataloader()
     assert len(batch.y) == len(data.test) == 6
     assert data.test.features is data.train.features
     assert model.decode(batch.x, batch.lengths).shape == batch.y.shape
     assert len(data.test_dataloader().dataset) == 6
-
-
-def test_lightning_is_imported_only_when_asked_for():
-    code = (
-        "import sys, torchssvm.datasets as d\n"
-        "assert 'WordAlignmentData' in dir(d)\n"
-        "assert not {'lightning', 'scipy', 'matplotlib'} & set(sys.modules)\n"
-        "sys.modules['lightning'] = None\n"
-        "try:\n    d.WordAlignmentData\nexcept ImportError as error:\n    print(error)"
-    )
-    assert "torchssvm[lightning]" in fresh_python(code)
 
 
 def test_the_example(root, tmp_path, run_script):
@@ -436,9 +400,6 @@ def test_the_example(root, tmp_path, run_script):
     for row in ("learned matching", "Dice matching", "Dice threshold"):
         assert f"\n{row} " in out
     assert (tmp_path / "new" / "convergence.png").stat().st_size > 10_000
-
-
-# -- The real sentences -----------------------------------------------------------------------------------------
 
 
 def test_the_hansards_are_whole(hansards):

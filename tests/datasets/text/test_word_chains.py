@@ -19,8 +19,6 @@ WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, m
 TEXT = ["the cat saw the dog", "A dog saw the bird", "the bird", "the cat saw a bird ."]
 SENTENCES = [sentence.split() for sentence in TEXT]
 
-# -- the channel ------------------------------------------------------------------------------------------
-
 
 @settings(max_examples=40, deadline=None)
 @given(WORDS, st.integers(0, 1000), st.floats(0, 0.99), st.integers(0, 6))
@@ -49,9 +47,6 @@ def test_how_often_letters_are_hit():
     assert turned == pytest.approx(0.1 * 0.9**2, abs=0.03)
 
 
-# -- the attributes ---------------------------------------------------------------------------------------
-
-
 def seen_of(word: str) -> set[str]:
     ends = ["^", *word, "$"]
     pairs = {f"pair={a}{b}" for a, b in itertools.pairwise(ends)}
@@ -68,9 +63,6 @@ def test_attributes_are_those_of_the_spelling(words):
         mine = found.of(i)
         assert len(mine) == len(set(mine))
         assert set(mine) == seen_of(word)
-
-
-# -- chains -----------------------------------------------------------------------------------------------
 
 
 def test_sentences_of_ones_own():
@@ -154,9 +146,6 @@ def test_training_reads_sentences():
     chain = float((dual.structure.argmax(potentials).labeling != batch.y).double().mean())
     alone = float((potentials.tensors["emission"].argmax(2) != batch.y).double().mean())
     assert chain < 0.5 * alone
-
-
-# -- CoNLL-2000 -------------------------------------------------------------------------------------------
 
 
 def test_the_words_of_conll2000():

@@ -1,7 +1,5 @@
 """Arborescences: the structure, its head, and training to the optimum that a QP solver finds."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -13,16 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import Problem, Reference, examples, rng
 from structure_cases import StructureTestCase
+from tables import each_row
 
 from torchssvm import Arborescence, DualState, Labelings, LinearArcs, MeanParts, Pairwise, Potentials, Weights, check
-from torchssvm.core.gradients import per_example_adjoint
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.structures.arborescence import NonProjective, Projective
 from torchssvm.structures.arborescence.structure import has_root, is_projective
-
-# -- The structure -------------------------------------------------------------------------------------
 
 
 class ArborescenceCase(StructureTestCase):
@@ -174,24 +170,35 @@ def test_repr_tells_structures_apart():
     assert repr(Arborescence()) == "Arborescence(NonProjective(single_root=False), normalize=True)"
 
 
-# -- The head ------------------------------------------------------------------------------------------
+class Packed(LinearArcs):
+    """Takes columns and values in one tensor ``[B, N, N+1, 2 P]``, whatever numbers they are."""
+
+    with_values = True
+
+    def forward(self, x, lengths=None):
+        columns = x[..., :3].abs().round().remainder(len(self.weight) + 1).long() - 1
+        return super().forward(SparseFeatures(columns, x[..., 3:]) if self.with_values else columns, lengths)
 
 
 class TestLinearArcs(HeadTestCase):
-    lengths = True
-    features = 9
+    lengths = with_values = True
 
     def make_head(self):
-        return LinearArcs(self.features)
+        head = Packed(9)
+        head.with_values = self.with_values
+        return head
 
     def make_input(self, random, batch):
-        columns = torch.randint(-1, self.features, (batch, 3, 4, 3), generator=random)
-        return (columns, torch.randint(1, 4, (batch,), generator=random)) if self.lengths else (columns,)
+        columns = torch.randint(0, 10, (batch, 3, 4, 3), generator=random)
+        x = torch.cat([columns, torch.randn(batch, 3, 4, 3, generator=random)], 3).double()
+        return (x, torch.randint(1, 4, (batch,), generator=random)) if self.lengths else (x,)
 
     def reference(self, head, x):
         scores = torch.zeros(len(x), len(x) + 1, dtype=torch.float64)
-        for t, h in itertools.product(range(len(x)), range(len(x) + 1)):
-            scores[t, h] = sum(head.weight[f].item() for f in x[t, h].tolist() if f >= 0)
+        for t, h, p in itertools.product(range(len(x)), range(len(x) + 1), range(3)):
+            column = round(abs(float(x[t, h, p]))) % 10 - 1
+            if column >= 0:
+                scores[t, h] += head.weight[column].item() * (float(x[t, h, 3 + p]) if self.with_values else 1.0)
         return {"arcs": scores}
 
     def alone(self, inputs, row):
@@ -212,98 +219,39 @@ class TestLinearArcs(HeadTestCase):
         return parts
 
     def bad_inputs(self, inputs):
-        x, *lengths = inputs
-        yield (x[:, :, :, 0], *lengths), r"columns must be \[B, N, N\+1, P\]"
-        yield (x[:, :, 1:], *lengths), r"columns must be \[B, N, N\+1, P\]"
-        yield (x.double(), *lengths), "columns must be int64"
-        for wrong in (-2, self.features):
-            columns = x.clone()
-            columns[0, 0, 0, 0] = wrong
-            yield (columns, *lengths), f"in_features - 1 = 8.*got {wrong}"
-        values = torch.ones(x.shape)
-        yield (SparseFeatures(x, values[:, :, :, :1]), *lengths), "values must be floating and shaped"
-        yield (SparseFeatures(x, x), *lengths), "values must be floating and shaped"
         for wrong in (0, -1, 4):
-            yield (x, torch.tensor([1, wrong, 1])), f"lengths must lie between 1 and .*{wrong}"
-
-    # Columns are whole numbers: what follows replaces the tests that make other features of them.
-
-    @examples(20)
-    @given(seed=SEEDS, noise=st.sampled_from([-7, 10**6]))
-    def test_features_in_the_padding_do_not_matter(self, seed, noise):
-        head, inputs = self.setting(seed)
-        x, *lengths = inputs
-        if not lengths:
-            pytest.skip("nothing is padded")
-        other = x.clone()
-        for row, length in enumerate(lengths[0].tolist()):
-            other[row, length:] = noise
-            other[row, :, length + 1 :] = noise
-        potentials, again = head(x, *lengths), head(other, *lengths)
-        parts = self.random_parts(potentials, rng(seed + 1))
-        parameters = list(head.parameters())
-        assert torch.equal(potentials["arcs"], again["arcs"])
-        for mine, clean in zip(
-            per_example_adjoint(again, parts, parameters),
-            per_example_adjoint(potentials, parts, parameters),
-            strict=True,
-        ):
-            assert torch.equal(mine, clean)
-
-    def test_gradcheck(self):
-        head, (columns, *lengths) = self.setting(1)
-        weight = head.weight.detach().clone().requires_grad_()
-        values = torch.randn(columns.shape, generator=rng(2), dtype=torch.float64, requires_grad=True)
-
-        def potentials(values, weight):
-            x = SparseFeatures(columns, values)
-            return torch.func.functional_call(head, {"weight": weight}, (x, *lengths)).single
-
-        assert torch.autograd.gradcheck(potentials, (values, weight))
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_potentials_have_the_dtype_of_the_weights(self, dtype):
-        head, (columns, *lengths) = self.setting(2)
-        head = head.to(dtype)
-        for values in (None, torch.ones(columns.shape, dtype=torch.float16), torch.ones(columns.shape)):
-            potentials = head(SparseFeatures(columns, values), *lengths)
-            assert potentials.dtype == dtype
-            torch.testing.assert_close(potentials["arcs"], head(columns, *lengths)["arcs"])
-            parts = self.random_parts(potentials, rng(3))
-            assert {g.dtype for g in per_example_adjoint(potentials, parts, list(head.parameters()))} == {dtype}
-
-    def test_autocast_does_not_reach_the_head(self):
-        head, inputs = self.setting(4)
-        head = head.float()
-        plain = head(*inputs)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            under = head(*inputs)
-        assert under.dtype == torch.float32
-        assert torch.equal(plain["arcs"], under["arcs"])
-
-    @examples(20)
-    @given(seed=SEEDS)
-    def test_values_multiply_the_weights(self, seed):
-        """The dense features, made by other code, times the weights."""
-        head, (columns, *lengths) = self.setting(seed)
-        values = torch.randn(columns.shape, generator=rng(seed), dtype=torch.float64)
-        x = SparseFeatures(columns, values)
-        found = head(x, *lengths)
-        together = Potentials({"arcs": x.dense(self.features, torch.float64) @ head.weight}, *lengths)
-        together.ragged = found.ragged
-        for row in range(len(columns)):
-            torch.testing.assert_close(self.own(found, row)["arcs"], self.own(together, row)["arcs"])
-        parts = self.random_parts(found, rng(seed + 1))
-        without = Potentials(found.tensors, found.lengths, ragged=found.ragged)
-        for mine, general in zip(
-            *(per_example_adjoint(p, parts, [head.weight]) for p in (found, without)), strict=True
-        ):
-            torch.testing.assert_close(mine, general)
+            yield (inputs[0], torch.tensor([1, wrong, 1])), f"lengths must lie between 1 and .*{wrong}"
 
 
 @pytest.mark.variant
 class TestLinearArcsUnpadded(TestLinearArcs):
-    lengths = False
+    lengths = with_values = False
+
+
+COLUMNS = torch.zeros(2, 3, 4, 5, dtype=torch.int64)
+
+
+@each_row(
+    ("x", "words"),
+    [
+        (COLUMNS[..., 0], r"columns must be \[B, N, N\+1, P\]"),
+        (COLUMNS[:, :, 1:], r"columns must be \[B, N, N\+1, P\]"),
+        (COLUMNS.double(), "columns must be int64"),
+        (COLUMNS - 2, "in_features - 1 = 8.*got -2"),
+        (COLUMNS + 9, "in_features - 1 = 8.*got 9"),
+        (SparseFeatures(COLUMNS, torch.ones(2, 3, 4, 1)), "values must be floating and shaped"),
+        (SparseFeatures(COLUMNS, COLUMNS), "values must be floating and shaped"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(x, words):
+    with pytest.raises(ValueError, match=words):
+        LinearArcs(9)(x)
+
+
+def test_columns_in_the_padding_are_not_looked_at():
+    x, lengths = COLUMNS.clone(), torch.tensor([3, 1])
+    x[1, 1:], x[1, :, 2:] = -7, 10**6
+    assert LinearArcs(9)(x, lengths)["arcs"].shape == (2, 3, 4)
 
 
 def test_the_head_says_what_it_is():
@@ -312,9 +260,6 @@ def test_the_head_says_what_it_is():
     assert repr(LinearArcs(3).structure) == repr(Arborescence())
     with pytest.raises(ValueError, match="in_features=0"):
         LinearArcs(0)
-
-
-# -- Training ------------------------------------------------------------------------------------------
 
 
 def problem(among, ragged=True, seed=3, n=5, features=4, lam=0.3):

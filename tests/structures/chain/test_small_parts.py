@@ -1,7 +1,5 @@
 """Small parts stay as they are where a labeling and the target share states and pairs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

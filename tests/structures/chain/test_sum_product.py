@@ -110,30 +110,6 @@ def test_long_chains_lose_no_digits():
     torch.testing.assert_close(found[2], exact[2], atol=0, rtol=1e-6)
 
 
-@examples(20)
-@given(seed=SEEDS, longest=st.integers(2, 5), states=st.integers(1, 4))
-@pytest.mark.filterwarnings("ignore:.*arg_constraints.*:UserWarning")
-def test_agrees_with_torch_struct(seed, longest, states):
-    torch_struct = pytest.importorskip("torch_struct")
-    emission, transition, lengths = draw(seed, (3, longest, states), 4)
-    lengths = lengths.clamp(min=2)
-    lengths[0] = longest  # torch-struct wants one example without padding
-    edges = transition.transpose(2, 3) + emission[:, 1:].unsqueeze(3)  # (next, previous)
-    edges[:, 0] += emission[:, 0].unsqueeze(1)
-    theirs = torch_struct.LinearChainCRF(edges, lengths=lengths)
-    _, pairs, log_partition = sum_product(emission, transition, lengths)
-    torch.testing.assert_close(pairs, theirs.marginals.transpose(2, 3), atol=1e-8, rtol=0)
-    torch.testing.assert_close(log_partition, theirs.partition, atol=1e-8, rtol=0)
-
-
-def test_runs_on_the_device(device):
-    emission, transition, lengths = draw(1, (3, 4, 3), 3)
-    here = sum_product(emission.to(device), transition.to(device), lengths.to(device))
-    for a, b in zip(here, sum_product(emission, transition, lengths), strict=True):
-        assert a.device.type == device.type
-        torch.testing.assert_close(a.cpu(), b)
-
-
 def test_a_structure_without_marginals_says_so():
     with pytest.raises(NotImplementedError, match=r"LabelSets has no expectation oracle.*marginals"):
         LabelSets(4, 2).marginals(Potentials(torch.zeros(1, 4)))

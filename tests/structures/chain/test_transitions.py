@@ -3,32 +3,17 @@
 The oracles are compared with enumeration where the other chains are: ``ChainTransitionsCase``.
 """
 
-from __future__ import annotations
-
 import copy
 import pickle
 
 import pytest
 import torch
 from compiled_kinds import TRANSITIONS
-from problems import PROBLEMS, Training, is_allowed, reference, rng
-from random_potentials import chains
+from problems import PROBLEMS, Training, is_allowed, reference
 from tables import each_row
 
-from torchssvm import (
-    GDMM,
-    CacheOracle,
-    Chain,
-    CompiledBCFW,
-    Corrective,
-    DualState,
-    Labelings,
-    LinearChain,
-    Potentials,
-    certify,
-)
+from torchssvm import GDMM, CacheOracle, Chain, CompiledBCFW, Corrective, DualState, Labelings, Potentials, certify
 from torchssvm.structures.chain import Transitions
-from torchssvm.structures.chain.oracle import viterbi, viterbi_torch
 
 EVERY = torch.ones(3, 3, dtype=torch.bool)
 NONE = torch.zeros(3, dtype=torch.bool)
@@ -79,18 +64,6 @@ def test_targets_are_named():
     assert torch.equal(structure.check_target(fine, potentials), fine)
     with pytest.raises(ValueError, match="has state 2 after 0 at position 1 in row 1 of the batch"):
         structure.check_target(torch.tensor([[0, 1, 2], [0, 2, 2]]), potentials)
-
-
-@pytest.mark.parametrize("axes", ["shared", "chain", "position", "expanded"])
-def test_the_compiled_oracle_is_the_reference(axes):
-    for seed in range(20):
-        emission, transition, lengths = chains(seed, 3, 5, 4, axes, True, seed % 2 == 0)
-        never = (torch.rand(4, 4, generator=rng(seed)) < 0.6) & ~torch.eye(4, dtype=torch.bool)
-        transition = transition.masked_fill(never, -torch.inf)
-        for a, b in zip(
-            viterbi(emission, transition, lengths), viterbi_torch(emission, transition, lengths), strict=True
-        ):
-            assert torch.equal(a, b)
 
 
 def test_the_optimum_is_that_of_the_allowed_outputs():
@@ -153,13 +126,3 @@ def test_factorwise_training_refuses_them():
     own = make()
     with pytest.raises(TypeError, match="forbids transitions, and GDMM's messages do not know of them"):
         GDMM(own.head, own.everything(), num_examples=own.n, lam=own.lam)
-
-
-def test_checkpoints_make_them_again():
-    pytest.importorskip("lightning")
-    from torchssvm.deployment.recipes import describe, rebuild
-
-    head = LinearChain(2, 3, structure=Chain(3, transitions=TRANSITIONS))
-    again = rebuild(describe(head))
-    assert again.structure.same_as(head.structure)
-    assert torch.equal(again.structure.transitions.pairs, TRANSITIONS.pairs)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 
 import numpy as np
@@ -39,8 +37,6 @@ from torchssvm.structures.decisions import (
     ShortestPath,
     Situations,
 )
-
-# -- The structure -----------------------------------------------------------------------------------------
 
 
 class DecisionsCase(StructureTestCase):
@@ -204,9 +200,6 @@ def test_a_function_is_an_oracle():
     assert solve(head, problems, lam=0.1, progress=False).relative_gap <= 0.01
 
 
-# -- The heads ---------------------------------------------------------------------------------------------
-
-
 class TestLinearDecisions(HeadTestCase):
     shared, bias = False, True
 
@@ -235,9 +228,6 @@ class TestLinearDecisionsWithoutBias(TestLinearDecisions):
 @pytest.mark.variant
 class TestSharedDecisions(TestLinearDecisions):
     shared = True
-
-
-# -- Training ----------------------------------------------------------------------------------------------
 
 
 def road_costs(x, num_arcs, seed=0, noise=0.5, degree=2):

@@ -1,7 +1,5 @@
 """Runs whose losses may be negative, as known costs are counted with them; and solvers that are short of time."""
 
-from __future__ import annotations
-
 import copy
 import re
 
@@ -87,9 +85,6 @@ def test_slack_rescaling_refuses_known_costs():
     assert re.search(told, str(check(head, slack, batch)))
 
 
-# -- Oracles that are short of time ------------------------------------------------------------------------
-
-
 class Late(DecisionOracle):
     """Finds nothing of its own, as a solver whose time is over; it knows a bound."""
 
@@ -140,9 +135,6 @@ def test_a_search_that_finds_only_worse_decisions_falls_back_on_the_targets(batc
     corner = find_corner(structure, potentials, target)
     assert torch.equal(corner.labeling, target.y)
     assert corner.hinge.tolist() == [0.0] * batch
-
-
-# -- Continuous decisions ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -1,7 +1,5 @@
 """What every oracle of decisions takes and refuses, called by hand or by the structure: its kernels do not look."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The oracles of decisions against enumeration, on many random problems at once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from tables import each_row

@@ -159,9 +159,6 @@ class TestGraphCutByRoofDuality(GraphCutCase):
     options = {"oracle": RoofDual()}  # noqa: RUF012
 
 
-# -- Potentials, targets and losses ------------------------------------------------------------------------
-
-
 def test_a_known_loss():
     """Each class counts a half, however large it is."""
     potentials = GraphPotentials(torch.zeros(2, 4), torch.zeros(2, 0), torch.zeros(2, 0, 2, dtype=torch.int64))

@@ -5,16 +5,15 @@ import math
 
 import numpy as np
 import pytest
-import qpsolvers
 import torch
+from bounded import limits, optimum_within
 from head_cases import HeadTestCase
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import Training, examples, flat, rng
+from problems import Problem, Reference, examples, rng
 from scipy.optimize import linprog
 from structure_cases import StructureTestCase
 from tables import each_row
-from torch.utils.data import DataLoader
 
 from torchssvm import (
     Batch,
@@ -28,11 +27,9 @@ from torchssvm import (
     MeanParts,
     Pairwise,
     Potentials,
-    Solver,
     Weights,
     check,
 )
-from torchssvm.core.batch import apply_head
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.steps import Away, Hybrid
 from torchssvm.structures import POSSIBLE, best_matching
@@ -348,143 +345,74 @@ class TestLinearEdgesWithoutLengths(TestLinearEdges):
     lengths = False
 
 
-# -- Training -------------------------------------------------------------------------------------------------
-
-
-class Problem:
-    """Random bipartite graphs; batches are cropped to their largest sides."""
-
-    lam = 0.1
-
-    def __init__(self, seed, n=5, features=3, dtype=torch.float64):
-        random = rng(seed)
-        self.n = n
-        self.sizes = torch.randint(1, 4, (n, 2), generator=random)
-        self.x = torch.randn(n, 3, 3, features, generator=random, dtype=torch.float64).to(dtype)
-        self.y = torch.full((n, 3, 3), -1)
-        for i, (left, right) in enumerate(self.sizes.tolist()):
-            self.y[i, :left, :right] = random_matching(left, right, random)
-            self.y[i, 0, 0] = POSSIBLE if self.y[i, 0, 0] == 0 else 1
-        self.head = LinearEdges(features).to(dtype)
+class Bipartite(Problem):
+    """Random graphs; batches are cropped to their largest sides."""
 
     def batch(self, rows):
         index = torch.as_tensor(rows)
-        left, right = self.sizes[index].max(0).values.tolist()
-        x = Edges(self.x[index, :left, :right], self.sizes[index, 1])
-        return Batch(x, self.y[index, :left, :right], index, self.sizes[index, 0])
+        left, right = self.lengths[index].max(0).values.tolist()
+        x = Edges(self.x[index, :left, :right], self.lengths[index, 1])
+        return Batch(x, self.y[index, :left, :right], index, self.lengths[index, 0])
 
     def everything(self):
-        return [self.batch(rows) for rows in torch.arange(self.n).split(2)]
+        return super().everything(2)
 
-    def optimum(self):
-        """By a QP over all matchings of all examples, from the definitions."""
-        losses, changes = [], []
-        for i, (left, right) in enumerate(self.sizes.tolist()):
-            x, y = self.x[i, :left, :right].double().numpy(), self.y[i, :left, :right].numpy()
-            own, cost = [], []
-            for bits in itertools.product((0, 1), repeat=left * right):
-                edges = np.array(bits).reshape(left, right)
-                if edges.sum(0).max() > 1 or edges.sum(1).max() > 1:
-                    continue
-                wrong, missed = (edges * (y == 0)).sum(), ((1 - edges) * (y == 1)).sum()
-                cost.append((wrong + 3 * missed) / left)
-                own.append(np.einsum("st,stf->f", edges - (y == 1), x))
-            losses.append(np.array(cost))
-            changes.append(np.array(own))
-        sizes = [len(cost) for cost in losses]
-        matrix, cost = np.concatenate(changes) / self.n, np.concatenate(losses) / self.n
-        equal = np.zeros((self.n, sum(sizes)))
-        for row, (end, size) in enumerate(zip(np.cumsum(sizes), sizes, strict=True)):
-            equal[row, end - size : end] = 1.0
-        gram = matrix @ matrix.T / self.lam + 1e-9 * np.eye(len(cost))
-        alpha = qpsolvers.solve_qp(gram, -cost, A=equal, b=np.ones(self.n), lb=np.zeros(len(cost)), solver="quadprog")
-        alphas = [np.clip(a, 0.0, None) / np.clip(a, 0.0, None).sum() for a in np.split(alpha, np.cumsum(sizes)[:-1])]
-        alpha = np.concatenate(alphas)
-        weights = -matrix.T @ alpha / self.lam
-        hinges = [(c + d @ weights).max() for c, d in zip(losses, changes, strict=True)]
-        primal = self.lam / 2 * weights @ weights + np.mean(hinges)
-        dual = cost @ alpha - self.lam / 2 * weights @ weights
-        assert primal - dual < 1e-6, "the reference itself is not solved"
-        return dual, weights
 
-    def train(self, storage, direction, oracle=None, passes=200, tolerance=1e-5):
-        training = Training(self, storage=storage, direction=direction, oracle=oracle)
-        return training.until(tolerance, passes=passes)
+def problem(seed=3, n=5, dtype=torch.float64):
+    random = rng(seed)
+    sizes = torch.randint(1, 4, (n, 2), generator=random)
+    x, y = torch.randn(n, 3, 3, 3, generator=random, dtype=torch.float64).to(dtype), torch.full((n, 3, 3), -1)
+    for own, (left, right) in zip(y, sizes.tolist(), strict=True):
+        own[:left, :right] = random_matching(left, right, random)
+        own[0, 0] = POSSIBLE if own[0, 0] == 0 else 1
+    return Bipartite(LinearEdges(3).to(dtype), x, y, sizes, 0.1)
+
+
+def listed(graphs):
+    """All matchings of all examples, from the definitions."""
+    found = Reference([], [], [], graphs.lam)
+    for own_x, own_y, (left, right) in zip(graphs.x, graphs.y, graphs.lengths.tolist(), strict=True):
+        x, y = own_x[:left, :right].double().numpy(), own_y[:left, :right].numpy()
+        every = np.array(list(itertools.product((0, 1), repeat=left * right))).reshape(-1, left, right)
+        every = every[(every.sum(1).max(1) <= 1) & (every.sum(2).max(1) <= 1)]
+        wrong, missed = (every * (y == 0)).sum((1, 2)), ((1 - every) * (y == 1)).sum((1, 2))
+        found.losses.append((wrong + 3 * missed) / left)
+        found.changes.append(np.einsum("yst,stf->yf", every - (y == 1), x))
+    return found
 
 
 @pytest.mark.parametrize(
-    ("storage", "direction", "oracle", "tolerance"),
+    ("storage", "direction", "oracle", "tolerance", "dtype"),
     [
-        (Labelings(), Corrective(), None, 1e-6),
-        (Labelings(capacity=3), Corrective(), CacheOracle(), 1e-3),  # capacity 3: labelings are merged
-        (Labelings(), Pairwise(), CacheOracle(), 1e-5),
-        (Labelings(), Hybrid(), None, 1e-5),
-        (Labelings(), Away(), None, 1e-3),
-        (MeanParts(), FrankWolfe(), None, 2e-2),
-        (Weights(), FrankWolfe(), None, 2e-2),
+        (Labelings(), Corrective(), None, 1e-6, torch.float64),
+        (Labelings(), Corrective(), None, 1e-4, torch.float32),
+        (Labelings(capacity=3), Corrective(), CacheOracle(), 1e-3, torch.float64),  # capacity 3: labelings are merged
+        (Labelings(), Pairwise(), CacheOracle(), 1e-5, torch.float64),
+        (Labelings(), Hybrid(), None, 1e-5, torch.float64),
+        (Labelings(), Away(), None, 1e-3, torch.float64),
+        (MeanParts(), FrankWolfe(), None, 2e-2, torch.float64),
+        (Weights(), FrankWolfe(), None, 2e-2, torch.float64),
     ],
-    ids=lambda value: "" if value is None or isinstance(value, float) else type(value).__name__,
 )
-def test_training_reaches_the_optimum_of_the_qp(storage, direction, oracle, tolerance):
-    problem = Problem(3)
-    best, weights = problem.optimum()
-    certificate = problem.train(storage, direction, oracle, tolerance=tolerance)
+def test_training_reaches_the_optimum_of_the_qp(storage, direction, oracle, tolerance, dtype):
+    graphs = problem(dtype=dtype)
+    best, weights = optimum_within(listed(graphs), *limits(graphs, {}))
+    training = graphs.train(storage=storage, direction=direction, oracle=oracle)
+    certificate = training.until(tolerance, passes=200)
     assert certificate.gap <= tolerance
     assert certificate.exact
-    assert certificate.dual <= best + 1e-6
-    assert certificate.primal >= best - 1e-6
-    assert certificate.drift < 1e-10
-    distance = float((flat(problem.head.parameters()) - torch.from_numpy(weights)).norm())
-    assert problem.lam / 2 * distance**2 <= certificate.gap + 1e-6  # strong convexity
-
-
-def test_float32_is_certified_too():
-    certificate = Problem(3, dtype=torch.float32).train(Labelings(), Corrective(), tolerance=1e-4)
-    assert certificate.gap <= 1e-4
-    assert certificate.dual <= Problem(3).optimum()[0] + 1e-4
+    rounding = 1e-6 if dtype == torch.float64 else 1e-4
+    assert certificate.dual - rounding <= best <= certificate.primal + rounding
+    assert certificate.drift < (1e-10 if dtype == torch.float64 else 1e-4)
+    distance = float((training.weights() - torch.from_numpy(weights)).norm())
+    assert graphs.lam / 2 * distance**2 <= certificate.gap + rounding  # strong convexity
 
 
 def test_head_and_structure_pass_the_check():
-    problem = Problem(5)
-    report = check(problem.head, problem.head.structure, problem.batch(range(5)))
+    graphs = problem(5)
+    report = check(graphs.head, graphs.structure, graphs.batch(range(5)))
     assert report.ok, str(report)
     assert sum(finding.skipped is not None for finding in report.findings) == 0, str(report)
-
-
-@pytest.mark.slow
-def test_lightning_trains_and_decodes(tmp_path):
-    lightning = pytest.importorskip("lightning")
-    from torchssvm.lightning import DualityGap, StructuredSVM
-
-    problem = Problem(3)
-
-    class Data(torch.utils.data.Dataset):
-        def __len__(self):
-            return problem.n
-
-        def __getitem__(self, i):
-            return i
-
-    model = StructuredSVM(
-        problem.head, lam=problem.lam, solver=Solver(direction=Corrective(), storage=Labelings())
-    ).double()
-    loader = DataLoader(Data(), batch_size=2, collate_fn=problem.batch)
-    gap = DualityGap(tolerance=1e-4, every_n_epochs=5)
-    trainer = lightning.Trainer(
-        max_epochs=200,
-        callbacks=[gap],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
-    trainer.fit(model, loader)
-    assert gap.history[-1].certificate.gap <= 1e-4
-    batch = problem.batch([1, 4])
-    found = model.decode(batch.x, batch.lengths)
-    expected = problem.head.structure.argmax(apply_head(problem.head, batch)).labeling
-    assert torch.equal(getattr(found, "labeling", found), expected)
 
 
 @examples(100)

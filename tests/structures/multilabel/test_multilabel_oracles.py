@@ -1,7 +1,5 @@
 """The best label sets against all sets, and their bounds against linear programs."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

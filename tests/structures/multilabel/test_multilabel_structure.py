@@ -123,9 +123,6 @@ class TestInTorchOperations(TestMultilabel):
         monkeypatch.setattr("torchssvm.structures.multilabel.structure.best_label_sets", plain_label_sets)
 
 
-# -- What approximate decoding says --------------------------------------------------------------------------
-
-
 @examples(40)
 @given(seed=SEEDS, batch=BATCHES, max_rounds=st.integers(1, 30))
 def test_messages_that_leave_a_gap_still_bound_the_hinge(seed, batch, max_rounds):
@@ -172,9 +169,6 @@ def test_what_is_too_much_for_branching_has_a_bound():
     assert bool((found.value <= longer.value).all())
     assert bool(((longer.value if longer.exact else longer.bound) <= found.bound + 1e-9).all())
     assert bool((found.bound <= messages.bound + 1e-9).all())
-
-
-# -- Arguments -----------------------------------------------------------------------------------------------
 
 
 @each_row(

@@ -1,7 +1,5 @@
 """The generalised distance transform: against all pairs of places, and the same numbers from every implementation."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 
@@ -158,36 +156,3 @@ def test_a_known_transform(way):
 def test_what_does_not_fit_is_refused(way, scores, springs, words):
     with pytest.raises(ValueError, match=words):
         transform(way, scores, springs)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_nothing_to_transform(way):
-    value, place = transform(way, torch.zeros(0, 3, 2), torch.zeros(0, 4))
-    assert value.shape == place.shape == (0, 3, 2)
-
-
-def test_several_threads_and_strides():
-    scores, springs = images(3, 64, 33, 40, dtype=torch.float32)
-    expected = distance_transform(scores, springs)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        found = distance_transform(scores.mT.contiguous().mT, springs)
-    finally:
-        torch.set_num_threads(threads)
-    for a, b in zip(found, expected, strict=True):
-        assert torch.equal(a, b)
-
-
-def test_the_operator_is_well_formed():
-    scores, springs = images(5)
-    torch.library.opcheck(torch.ops.torchssvm.distance_transform.default, (scores, springs))
-    assert not distance_transform(scores.requires_grad_(), springs)[0].requires_grad
-
-
-def test_devices(device):
-    scores, springs = images(7, 3, 9, 11, integers=True)
-    expected = distance_transform(scores, springs)
-    for a, b in zip(distance_transform(scores.to(device), springs.to(device)), expected, strict=True):
-        assert a.device.type == device.type
-        assert torch.equal(a.cpu(), b)

@@ -1,8 +1,5 @@
 """Max-sum on trees of grid places: against all outputs, and the same bits from every implementation."""
 
-from __future__ import annotations
-
-import importlib
 import itertools
 
 import pytest
@@ -14,8 +11,6 @@ from random_potentials import random_parents
 from tables import each_row
 
 from torchssvm.structures.pose.oracle import max_sum_grid, max_sum_grid_torch
-
-module = importlib.import_module("torchssvm.structures.pose.oracle")  # the function of the same name hides it
 
 SEEDS = st.integers(0, 10**6)
 DTYPES = st.sampled_from([torch.float32, torch.float64])
@@ -105,19 +100,6 @@ def test_ties_go_to_the_first():
         assert value.tolist() == [0.0, 0.0]
 
 
-def test_several_threads():
-    arguments = problem(3, 6, 5, 20, 22, 3, dtype=torch.float32)
-    expected = max_sum_grid(*arguments)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        found = max_sum_grid(*arguments)
-    finally:
-        torch.set_num_threads(threads)
-    for a, b in zip(found, expected, strict=True):
-        assert torch.equal(a, b)
-
-
 @each_row("decode", [max_sum_grid, max_sum_grid_torch])
 def test_what_does_not_fit_is_refused(decode):
     good = list(problem(1, 2, 3, 4, 5, 2))
@@ -140,22 +122,3 @@ def test_what_does_not_fit_is_refused(decode):
     ]:
         with pytest.raises(ValueError, match=words):
             decode(*good[:place], wrong, *good[place + 1 :])
-
-
-def test_the_operator_is_well_formed():
-    arguments = problem(5)
-    torch.library.opcheck(torch.ops.torchssvm.max_sum_grid.default, arguments)
-    assert not max_sum_grid(arguments[0].requires_grad_(), *arguments[1:])[2].requires_grad
-
-
-def test_no_examples():
-    place, kind, value = max_sum_grid(*(tensor[:0] for tensor in problem(7)[:4]), problem(7)[4])
-    assert len(place) == len(kind) == len(value) == 0
-
-
-def test_devices(device):
-    arguments = problem(7, 3, 4, 6, 7, 2, integers=True)
-    expected = max_sum_grid(*arguments)
-    for a, b in zip(max_sum_grid(*(tensor.to(device) for tensor in arguments)), expected, strict=True):
-        assert a.device.type == device.type
-        assert torch.equal(a.cpu(), b)

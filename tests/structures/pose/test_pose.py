@@ -6,7 +6,7 @@ import functools
 
 import pytest
 import torch
-from bounded import groups_of, limits, optimum_within
+from bounded import Bounded, groups_of, limits, optimum_within
 from head_cases import HeadTestCase
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,11 +16,8 @@ from structure_cases import StructureTestCase
 from tables import each_row
 
 from torchssvm import (
-    BCFW,
-    BlockGap,
     CacheOracle,
     Corrective,
-    DualState,
     FrankWolfe,
     Labelings,
     LinearPose,
@@ -29,7 +26,6 @@ from torchssvm import (
     Pose,
     Potentials,
     Weights,
-    certify,
     check,
 )
 from torchssvm.core.max_oracle import find_corner
@@ -213,9 +209,6 @@ def test_repr_tells_structures_apart():
         assert not pose.same_as(other)
 
 
-# -- The head -------------------------------------------------------------------------------------------------
-
-
 class TestLinearPose(HeadTestCase):
     def make_head(self):
         return LinearPose(tiny_pose((-1, 0, 1), (2, 3)))
@@ -257,29 +250,13 @@ def test_the_model_of_the_paper_has_2676_weights():
     assert flat(LinearPose(pose).parameters()).numel() == 26 + 50 + 50 * 13 * 4 == 2676
 
 
-# -- Training -------------------------------------------------------------------------------------------------
-
 PROBLEM = {"n": 3, "lam": 0.3, "parent": (1, -1), "grid": (2, 3), "spreads": True, "size": 2.0}
 
 
-def train(problem, storage, direction=None, oracle=None, *, bounded, tolerance, passes=300, maps=False):
-    head, n = problem.head, problem.n
-    dual = DualState.for_head(head, n, problem.lam, storage=storage)
-    loss = BlockGap(dual, direction, oracle=oracle)
-    optim = BCFW(head.groups() if bounded else head.parameters(), dual)
-    random, everything = rng(1), problem.everything()
-    for turn in range(passes):
-        for rows in torch.randperm(n, generator=random).split(2):
-            batch = problem.batch(rows)
-            optim.zero_grad()
-            batch = as_maps(batch, problem.structure) if maps else batch
-            loss(head(batch.x), batch.y, batch.index).backward()
-            optim.step()
-        if turn % 5 == 4:
-            certificate = certify(head, dual, everything)
-            if certificate.gap <= tolerance:
-                break
-    return certificate
+def train(problem, storage, direction=None, oracle=None, *, bounded, tolerance):
+    bounds = problem.head.bounds if bounded else {}
+    training = Bounded(problem, bounds, storage=storage, direction=direction, oracle=oracle)
+    return training.until(tolerance, passes=300)
 
 
 @functools.cache
@@ -321,7 +298,9 @@ def test_training_reaches_the_optimum_of_the_qp(storage, direction, oracle, tole
 def test_both_forms_of_maps_and_float32_are_trained_alike():
     best, _ = solved(False)
     problem = pose_problem(1, dtype=torch.float32, **PROBLEM)
-    certificate = train(problem, Labelings(), Corrective(), bounded=False, tolerance=1e-4, maps=True)
+    plain = problem.batch
+    problem.batch = lambda rows: as_maps(plain(rows), problem.structure)
+    certificate = train(problem, Labelings(), Corrective(), bounded=False, tolerance=1e-4)
     assert certificate.gap <= 1e-4
     assert certificate.dual <= best + 1e-5 <= certificate.primal + 2e-5
 
@@ -331,18 +310,6 @@ def test_groups_are_the_bounds():
     mine, others = head.groups(), groups_of(head, head.bounds)
     assert [p for group in mine for p in group["params"]] == list(head.parameters())
     assert_same(mine[-1]["lower"], others[-1]["lower"])
-
-
-def test_weights_storage_takes_the_weights_times_the_examples():
-    problem = pose_problem(0, n=4, parent=(-1, 0), grid=(9, 8))
-    dual = DualState.for_head(problem.head, 4, 0.1, storage=Weights())
-    BlockGap(dual)(problem.head(problem.x), problem.y, torch.arange(4))
-    potentials = problem.head(problem.x)
-    assert Weights.estimate(dual.storage, potentials) == 4 * 8 * flat(problem.head.parameters()).numel()
-    other = pose_problem(0, n=4, parent=(-1, 0), grid=(9, 8))
-    large = DualState.for_head(other.head, 4, 0.1, storage=MeanParts(), memory_limit=10_000)
-    with pytest.raises(MemoryError, match=r"Weights\(\)"):
-        BlockGap(large)(other.head(other.x), other.y, torch.arange(4)).backward()
 
 
 def test_head_and_structure_pass_the_check():

@@ -1,8 +1,5 @@
 """Max-sum on trees: against all labelings, against Viterbi on a path, and the same bits from every kernel."""
 
-from __future__ import annotations
-
-import importlib
 import itertools
 
 import pytest
@@ -15,8 +12,6 @@ from random_potentials import assert_same, trees
 from torchssvm.core import launch
 from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.tree.oracle import max_sum_tree, max_sum_tree_torch, node_depths
-
-module = importlib.import_module("torchssvm.structures.tree.oracle")  # the function of the same name hides it
 
 SEEDS = st.integers(0, 10**6)
 DTYPES = st.sampled_from([torch.float32, torch.float64])
@@ -105,19 +100,6 @@ def test_wide_and_deep_trees():
     assert_same(max_sum_tree(*arguments), max_sum_tree_torch(*arguments))
 
 
-def test_threads_do_not_change_the_result(monkeypatch):
-    monkeypatch.setattr(launch, "GRAIN", 1)
-    arguments = trees(5, 40, 9, 7, integers=True)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        found = max_sum_tree(*arguments)
-        torch.set_num_threads(1)
-        assert_same(max_sum_tree(*arguments), found)
-    finally:
-        torch.set_num_threads(before)
-
-
 @examples(40)
 @given(seed=SEEDS, longest=st.integers(1, 20))
 def test_depths_count_the_steps_to_the_root(seed, longest):
@@ -166,12 +148,6 @@ def test_bad_shapes_are_refused():
         max_sum_tree(node, edge, parent, lengths[:2])
 
 
-def test_an_empty_batch_has_no_labelings():
-    labels, value = max_sum_tree(torch.zeros(0, 4, 3), torch.zeros(3, 3), torch.tensor([-1, 0, 0, 1]))
-    assert labels.shape == (0, 4)
-    assert value.shape == (0,)
-
-
 @WAYS
 def test_numbers_that_are_not_finite_give_labels_all_the_same(decode):
     for place, value in itertools.product(range(18), (torch.nan, torch.inf, -torch.inf)):
@@ -181,24 +157,3 @@ def test_numbers_that_are_not_finite_give_labels_all_the_same(decode):
         real = torch.arange(4) < lengths.unsqueeze(1)
         assert bool(((labels >= 0) & (labels < 3))[real].all())
         assert bool((labels[~real] == -1).all())
-
-
-@pytest.mark.parametrize("axes", ["shared", "tree", "node"])
-def test_the_operator_passes_the_checks_of_torch(axes):
-    torch.library.opcheck(torch.ops.torchssvm.max_sum_tree.default, trees(2, axes=axes))
-
-
-def test_it_compiles_and_exports_in_one_graph_without_gradient():
-    class Decoder(torch.nn.Module):
-        def forward(self, node, edge, parent, lengths):
-            labels, value = max_sum_tree(2.0 * node, edge, parent, lengths)
-            return labels + 1, value * 0.5
-
-    node, edge, parent, lengths = trees(4)
-    arguments = node.requires_grad_(), edge.requires_grad_(), parent, lengths
-    expected = Decoder()(*arguments)
-    assert not expected[1].requires_grad
-    assert_same(torch.compile(Decoder(), backend="eager", fullgraph=True)(*arguments), expected)
-    exported = torch.export.export(Decoder(), arguments)
-    assert "torchssvm.max_sum_tree" in str(exported.graph)
-    assert_same(exported.module()(*arguments), expected)

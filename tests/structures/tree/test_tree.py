@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from head_cases import HeadTestCase
-from problems import Problem, Reference, chain, reference
+from problems import Problem, Reference
 from structure_cases import StructureTestCase
 
 from torchssvm import Batch, DualState, Labelings, LinearTree, Pairwise, Potentials, Tree, check
@@ -185,9 +185,6 @@ def test_head_and_structure_must_fit():
     assert LinearTree(2, 3, PARENT, structure=own).structure is own
 
 
-# -- Training ------------------------------------------------------------------------------------------
-
-
 def problem(shared, ragged, seed=3, n=5, lam=0.5):
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 4, 2, generator=random, dtype=torch.float64)
@@ -232,16 +229,6 @@ def test_training_reaches_the_optimum_of_the_qp(shared, ragged):
         assert found.dual <= optimum + 1e-7
         assert found.primal >= optimum - 1e-7
         assert found.gap <= tolerance
-
-
-def test_a_path_is_a_chain():
-    """The same words, once as chains, once as trees in which each token is the child of the one before."""
-    chains = chain(3, n=5, longest=3, bias=True, boundary=False)
-    optimum = reference(chains).optimum()
-    head = LinearTree(2, 2, [-1, 0, 1]).double()
-    found = Problem(head, chains.x, chains.y, chains.lengths, chains.lam).train().until(2e-3, passes=120)
-    assert found.dual <= optimum + 1e-7 <= found.primal + 2e-7
-    assert found.gap <= 2e-3
 
 
 @pytest.mark.parametrize("shared", [True, False])
