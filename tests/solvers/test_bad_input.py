@@ -76,6 +76,7 @@ def given(**entries: Any) -> Any:
     return lambda batch: batch.replace(**entries)
 
 
+LONG = r"call \.long\(\)"
 BOTH, BEYOND = sorted(PROBLEMS), "lengths must lie between 1 and the padded length 3, got"
 INDEX = r"index must be int64 \[2\]"
 BATCHES = [
@@ -84,6 +85,8 @@ BATCHES = [
     *(("multiclass", put("y", 1, v), f"label {v} .*example 2") for v in (3, -1, 100)),
     *(("chain", put("y", (1, 0), v), f"label {v} .*example 2") for v in (3, -1, 100)),
     ("chain", lambda batch: batch.replace(y=batch.y[:, :-1]), "target must be int64"),
+    ("multiclass", lambda batch: batch.replace(y=batch.y.int()), LONG),
+    ("multiclass", lambda batch: batch.replace(y=batch.y > 0), LONG),
     *(("chain", given(lengths=torch.tensor(v)), f"{BEYOND} {min(v)} to {max(v)}") for v in ([3, 0], [3, -2], [3, 4])),
     *(("chain", given(lengths=torch.tensor(v)), "lengths") for v in ([3], [3, 3, 3], [3.0, 3.0])),
     (
@@ -93,7 +96,7 @@ BATCHES = [
     ),
     ("multiclass", given(index=torch.tensor([0, 6])), "index holds 0 to 6; the dual has num_examples=6"),
     ("multiclass", given(index=torch.tensor([-1, 0])), "index holds -1 to 0"),
-    ("multiclass", given(index=torch.tensor([0, 1], dtype=torch.int32)), f"{INDEX}.*int32"),
+    ("multiclass", given(index=torch.tensor([0, 1], dtype=torch.int32)), f"{INDEX}.*int32.*{LONG}"),
     ("multiclass", given(index=torch.tensor([0.0, 1.0])), f"{INDEX}.*float32"),
     ("multiclass", given(index=torch.tensor([True, False])), f"{INDEX}.*bool"),
     ("multiclass", given(index=torch.tensor([0, 1, 2])), rf"{INDEX}.*\[3\]"),
