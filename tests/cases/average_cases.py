@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import weakref
 from abc import ABC, abstractmethod
 
@@ -12,7 +11,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, Problem, Training, assert_same, chain, examples, flat, multiclass, reference, rng
+from problems import (
+    PROBLEMS,
+    Problem,
+    Training,
+    assert_same,
+    chain,
+    examples,
+    flat,
+    multiclass,
+    reference,
+    rng,
+    through_a_file,
+)
 from tables import each_row
 from torch import Tensor
 
@@ -25,13 +36,6 @@ SEEDS = st.integers(0, 2**31 - 1)
 SOLVED = st.integers(0, 59)  # problems that the QP solver of the reference solves to the last digits
 KINDS = st.sampled_from(sorted(PROBLEMS))
 STORAGES = st.sampled_from([MeanParts, Weights])
-
-
-def through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def schedule(problem: Problem, seed: int, steps: int) -> list[list[int]]:

@@ -6,7 +6,6 @@ The reference is ``factor_graphs``: everything written out, in numpy.
 from __future__ import annotations
 
 import copy
-import io
 import itertools
 import math
 import warnings
@@ -20,7 +19,7 @@ import torch
 from factor_graphs import Duals, FactorGraph, Task
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import assert_same, examples, flat
+from problems import assert_same, examples, flat, through_a_file
 
 from torchssvm import BCFW, GDMM, BlockGap, DualState, SparseFeatures, certify
 from torchssvm.core.batch import apply_head
@@ -37,10 +36,7 @@ SEEDS = st.integers(0, 2**31 - 1)
 
 def saved(gdmm: GDMM) -> dict[str, Any]:
     """Its state after a trip through a file."""
-    file = io.BytesIO()
-    torch.save(gdmm.state_dict(), file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
+    return through_a_file(gdmm.state_dict())
 
 
 def scaled(x: Any, factor: float) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -172,6 +173,14 @@ class Training:
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([t.detach().flatten() for t in tensors])
+
+
+def through_a_file(state: Any) -> Any:
+    """The state after it was saved and loaded."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 def assert_same(a: Any, b: Any, where: str = "state") -> None:

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 import warnings
 
 import pytest
 import torch
-from problems import PROBLEMS, assert_same, chain, flat, multiclass
+from problems import PROBLEMS, assert_same, chain, flat, multiclass, through_a_file
 
 from torchssvm import BCFW, BlockGap, DualState, GapBatchSampler, LinearMulticlass, MeanParts, Weights, certify
 
 STORAGES = {"mean_parts": MeanParts, "weights": Weights}
-
-
-def through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 class Run:
