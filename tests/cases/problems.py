@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 import qpsolvers
 import torch
 from hypothesis import HealthCheck, settings
@@ -199,6 +201,15 @@ def assert_same(a: Any, b: Any, where: str = "state") -> None:
             assert_same(left, right, f"{where}[{place}]")
     else:
         assert a == b, where
+
+
+@contextlib.contextmanager
+def refused(training: Training, kind: type[Exception], words: str) -> Iterator[None]:
+    """The error comes, and the state stays to the bit."""
+    before = training.snapshot()
+    with pytest.raises(kind, match=words):
+        yield
+    assert_same(training.snapshot(), before)
 
 
 def multiclass(

@@ -222,8 +222,7 @@ def test_parameters_may_be_given_as_any_iterable():
 
 def test_weights_that_are_not_zero_are_set_to_zero_with_a_warning():
     problem = multiclass(0)
-    with torch.no_grad():
-        problem.head.weight.fill_(2.0)
+    torch.nn.init.constant_(problem.head.weight, 2.0)
     with pytest.warns(UserWarning, match="weights were not zero"):
         training = problem.train()
     assert training.weights().count_nonzero() == 0

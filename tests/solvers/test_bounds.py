@@ -13,7 +13,19 @@ import torch
 from bounded import Bounded, groups_of, optimum_within
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, Problem, assert_same, chain, examples, flat, multiclass, reference, rng, steps_of
+from problems import (
+    PROBLEMS,
+    Problem,
+    assert_same,
+    chain,
+    examples,
+    flat,
+    multiclass,
+    reference,
+    refused,
+    rng,
+    steps_of,
+)
 from tables import each_row
 from torch import nn
 
@@ -474,10 +486,8 @@ def test_damaged_checkpoints(damage, words):
     state = copy.deepcopy(go_on(in_training(), 0, 4).optim.state_dict())
     damage(state["dual"])
     run = go_on(in_training(), 0, 2)
-    before = run.snapshot()
-    with pytest.raises(ValueError, match=re.escape(words)):
+    with refused(run, ValueError, re.escape(words)):
         run.optim.load_state_dict(state)
-    assert_same(run.snapshot(), before)
 
 
 def test_checkpoints_move_between_devices(device):
@@ -515,8 +525,7 @@ def test_checkpoints_move_between_devices(device):
 )
 def test_bounds_that_make_no_sense(options, error, words):
     head = LinearChain(2, 2)
-    with torch.no_grad():
-        head.transition.fill_(2.0)
+    nn.init.constant_(head.transition, 2.0)
     dual = DualState.for_head(head, 6, 0.5)
     rest = [p for p in head.parameters() if p is not head.transition]
     with pytest.raises(error, match=re.escape(words)):

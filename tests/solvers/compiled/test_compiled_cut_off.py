@@ -86,8 +86,7 @@ def test_features_that_overflow_the_dtype_of_the_weights_are_refused():
 def test_weights_set_before_the_first_visit_are_refused():
     head, dual, batch = many_states()
     made = CompiledBCFW(head, dual, [batch])
-    with torch.no_grad():
-        head.weight.normal_()
+    torch.nn.init.normal_(head.weight)
     with pytest.raises(RuntimeError, match="weights have changed"):
         made.step(10)
     assert dual.steps == 0
