@@ -355,6 +355,9 @@ class FactorGraphTestCase(ABC):
                     yield place, wrong
         for name, bad in (("rho", math.nan), ("rho", 0.0), ("rho", -1.0), ("passes", -1), ("oracle_calls", -5)):
             yield ("gdmm", name), bad
+        for name in ("passes", "oracle_calls", "features"):
+            yield ("gdmm", name), 10**30
+            yield ("gdmm", name), True
         for name, bad in (
             ("best_relaxed_dual", math.inf),
             ("best_dual", math.nan),

@@ -274,6 +274,15 @@ def chain(
 PROBLEMS: dict[str, Callable[..., Problem]] = {"multiclass": multiclass, "chain": chain}
 
 
+def with_weights(kind: str, seed: int, **options: Any) -> Problem:
+    """A problem whose weights are random."""
+    problem, random = PROBLEMS[kind](seed, **options), rng(seed)
+    with torch.no_grad():
+        for p in problem.head.parameters():
+            p.copy_(torch.randn(p.shape, generator=random, dtype=torch.float64))
+    return problem
+
+
 @dataclass
 class Reference:
     """Every example's outputs: their loss and their feature difference, in float64.

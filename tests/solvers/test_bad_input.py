@@ -19,7 +19,6 @@ from torch import nn
 
 from torchssvm import (
     BCFW,
-    GDMM,
     Batch,
     BlockGap,
     DualState,
@@ -825,17 +824,6 @@ def test_checkpoints_of_averages_with_wrong_numbers(name, value):
     with pytest.raises(ValueError, match=words):
         average.load_state_dict({**state, name: value})
     assert_same(average.state_dict(), state)
-
-
-@pytest.mark.parametrize("name", ["passes", "oracle_calls", "features"])
-@pytest.mark.parametrize("value", [10**30, True])
-def test_checkpoints_of_gdmm_with_wrong_counters(name, value):
-    problem = chain(1)
-    gdmm = GDMM(problem.head, problem.everything(), num_examples=problem.n, lam=0.1)
-    gdmm.step()
-    state = gdmm.state_dict()
-    with pytest.raises(ValueError, match=rf"'{name}'\] should be .*it is (a bool|{value})"):
-        gdmm.load_state_dict({**state, "gdmm": {**state["gdmm"], name: value}})
 
 
 @each_row(

@@ -337,6 +337,8 @@ def test_a_visit_of_no_example_is_refused(index, words):
     before = loop.dual.state_dict()
     with pytest.raises(ValueError, match=words):
         loop.visit(index)
+    with pytest.raises(ValueError, match="visits=-1"):
+        loop.step(-1)
     assert_same(loop.dual.state_dict(), before)
 
 

@@ -142,11 +142,6 @@ def test_labels_out_of_range_are_an_error_in_every_method():
             call()
 
 
-def test_empty_sequences_are_refused():
-    with pytest.raises(ValueError, match="at least one position"):
-        LinearChain(3, 4)(torch.zeros(2, 0, 3))
-
-
 def test_a_dual_that_was_shared_between_processes_goes_on():
     head, dual, batch = many_states()
     loss, optim = BlockGap(dual), BCFW(head.parameters(), dual)

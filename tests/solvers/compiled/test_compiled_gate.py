@@ -135,9 +135,3 @@ def test_compiled_steps_leave_the_position_of_a_sampler():
     before = sampler.state_dict()
     CompiledBCFW(head, dual, [batch]).step(12)
     assert_same(sampler.state_dict(), before)
-
-
-def test_visits_must_make_sense():
-    head, dual, batch = small()
-    with pytest.raises(ValueError, match="visits=-1"):
-        CompiledBCFW(head, dual, [batch]).step(-1)
