@@ -90,6 +90,11 @@ def test_without_a_loss_it_is_the_likelihood_of_a_random_field():
     )
 
 
+class Own(Chain):
+    def loss_potentials(self, target):
+        raise NotImplementedError
+
+
 def test_it_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match=r"has no marginals.*StructuredHinge"):
         SoftmaxMargin(Tree(3, [-1, 0, 0]))
@@ -106,14 +111,5 @@ def test_it_refuses_what_does_not_fit():
         loss(apply_head(problem.head, batch), torch.full_like(batch.y, 9))
     with pytest.raises(ValueError, match=r"rows \[0, 1\] are not finite"):
         loss(apply_head(problem.head, batch.replace(x=batch.x * torch.nan)), batch.y)
-
-
-def test_a_structure_without_loss_potentials_is_refused():
-    class Own(Chain):
-        def loss_potentials(self, target):
-            raise NotImplementedError
-
-    problem = chain(3)
-    batch = problem.batch([0, 1])
     with pytest.raises(ValueError, match=r"no loss_potentials.*StructuredHinge"):
         SoftmaxMargin(Own(2))(apply_head(problem.head, batch), batch.y)
