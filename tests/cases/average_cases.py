@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import weakref
 from abc import ABC, abstractmethod
 
@@ -12,7 +11,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, Problem, Training, assert_same, chain, examples, flat, multiclass, reference, rng
+from problems import (
+    PROBLEMS,
+    Problem,
+    Training,
+    assert_same,
+    chain,
+    examples,
+    flat,
+    multiclass,
+    reference,
+    rng,
+    through_a_file,
+)
 from tables import each_row
 from torch import Tensor
 
@@ -25,13 +36,6 @@ SEEDS = st.integers(0, 2**31 - 1)
 SOLVED = st.integers(0, 59)  # problems that the QP solver of the reference solves to the last digits
 KINDS = st.sampled_from(sorted(PROBLEMS))
 STORAGES = st.sampled_from([MeanParts, Weights])
-
-
-def through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def schedule(problem: Problem, seed: int, steps: int) -> list[list[int]]:
@@ -65,6 +69,12 @@ class AverageTestCase(ABC):
     @abstractmethod
     def shares(self, count: int) -> list[float]:
         """The share of each of ``count`` iterates in their average, written down without a recursion."""
+
+    def followed(self, problem: Problem, steps: int = 0, seed: int = 0) -> tuple[Problem, Training, Average]:
+        """A training after so many steps, which its average has followed."""
+        training = problem.train()
+        average = self.kind.following(training.dual)
+        return problem, training.run(schedule(problem, seed, steps)), average
 
     # Formulas
 
@@ -266,9 +276,7 @@ class AverageTestCase(ABC):
         ],
     )
     def test_a_pass_that_fails_restores_the_weights(self, spoil, words):
-        problem = chain(6)
-        training = problem.train()
-        average = self.kind.following(training.dual)
+        problem, training, average = self.followed(chain(6))
         training.run([[0], [1, 2], [3]])
         certify(training.head, training.dual, problem.everything())
         before, own = training.snapshot(), average.state_dict()
@@ -319,10 +327,7 @@ class AverageTestCase(ABC):
         assert certify(training.head, training.dual, problem.everything()).drift < 1e-12
 
     def test_a_step_inside_apply_is_an_error_and_keeps_the_duals_weights(self):
-        problem = chain(6)
-        training = problem.train()
-        average = self.kind.following(training.dual)
-        training.run(schedule(problem, 0, 7))
+        problem, training, average = self.followed(chain(6), 7)
         certify(training.head, training.dual, problem.everything())  # without it BCFW refuses such a step by itself
         with pytest.raises(RuntimeError, match=r"changed inside apply\(\)"), average.apply():
             training.step([1])
@@ -333,10 +338,7 @@ class AverageTestCase(ABC):
         assert certify(training.head, training.dual, problem.everything()).drift < 1e-12
 
     def test_copying_the_average_ends_training(self):
-        problem = chain(6, lam=0.05)
-        training = problem.train()
-        average = self.kind.following(training.dual)
-        training.run(schedule(problem, 0, 7))
+        problem, training, average = self.followed(chain(6, lam=0.05), 7)
         expected = average.certify(training.head, training.dual, problem.everything())
         average.copy_to_parameters()
         assert torch.equal(training.weights(), flat(average.weights))
@@ -350,10 +352,7 @@ class AverageTestCase(ABC):
     @pytest.mark.parametrize("by", ["recompute_weights", "certify"])
     @pytest.mark.filterwarnings("ignore:the weights differ")
     def test_the_average_begins_anew_when_the_features_move(self, by):
-        problem = chain(3, lam=2.0)
-        training = problem.train()
-        average = self.kind.following(training.dual)
-        training.run(schedule(problem, 0, 12))
+        problem, training, average = self.followed(chain(3, lam=2.0), 12)
         problem.x = problem.x + torch.randn(problem.x.shape, generator=rng(9), dtype=torch.float64)
         before = training.weights()
         with pytest.raises(RuntimeError, match="the features have moved, call recompute_weights"):
@@ -377,10 +376,7 @@ class AverageTestCase(ABC):
         assert found.dual - 1e-9 <= optimum.optimum() <= found.primal + 1e-9
 
     def test_the_first_step_after_recomputing_begins_the_average(self):
-        problem = chain(3)
-        training = problem.train()
-        average = self.kind.following(training.dual)
-        training.run(schedule(problem, 0, 12))
+        problem, training, average = self.followed(chain(3), 12)
         recompute_weights(training.head, training.dual, problem.everything())
         training.step([0])  # nobody looked in between
         assert average.count == 1
@@ -500,10 +496,7 @@ class AverageTestCase(ABC):
         assert repr(self.kind(training.dual.parameters)) == f"{self.kind.__name__}(count=0)"
 
     def test_a_deep_copy_follows_the_copied_dual(self):
-        problem = chain(2)
-        training = problem.train()
-        average = self.kind.following(training.dual)
-        training.run(schedule(problem, 0, 5))
+        problem, training, average = self.followed(chain(2), 5)
         twin, own = copy.deepcopy((training, average))
         before = average.state_dict()
         twin.run(schedule(problem, 1, 4))

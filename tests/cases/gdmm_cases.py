@@ -6,7 +6,6 @@ The reference is ``factor_graphs``: everything written out, in numpy.
 from __future__ import annotations
 
 import copy
-import io
 import itertools
 import math
 import warnings
@@ -20,7 +19,7 @@ import torch
 from factor_graphs import Duals, FactorGraph, Task
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import assert_same, examples, flat
+from problems import assert_same, examples, flat, through_a_file
 
 from torchssvm import BCFW, GDMM, BlockGap, DualState, SparseFeatures, certify
 from torchssvm.core.batch import apply_head
@@ -37,10 +36,7 @@ SEEDS = st.integers(0, 2**31 - 1)
 
 def saved(gdmm: GDMM) -> dict[str, Any]:
     """Its state after a trip through a file."""
-    file = io.BytesIO()
-    torch.save(gdmm.state_dict(), file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
+    return through_a_file(gdmm.state_dict())
 
 
 def scaled(x: Any, factor: float) -> Any:
@@ -359,6 +355,9 @@ class FactorGraphTestCase(ABC):
                     yield place, wrong
         for name, bad in (("rho", math.nan), ("rho", 0.0), ("rho", -1.0), ("passes", -1), ("oracle_calls", -5)):
             yield ("gdmm", name), bad
+        for name in ("passes", "oracle_calls", "features"):
+            yield ("gdmm", name), 10**30
+            yield ("gdmm", name), True
         for name, bad in (
             ("best_relaxed_dual", math.inf),
             ("best_dual", math.nan),
@@ -503,40 +502,37 @@ class FactorGraphTestCase(ABC):
 
     # -- Misuse ----------------------------------------------------------------------------------------------
 
-    def test_batches_that_are_not_fixed_or_no_batches(self):
+    def test_what_does_not_fit_is_refused(self):
         task = self.make(1)
-        every = task.everything()
+        every, wrong = task.everything(), (ValueError, TypeError)
         moving = [batch.replace(x=batch.x.clone().requires_grad_()) for batch in every]
         numpy = [batch.replace(x=batch.x.numpy()) for batch in every]
-        for batches, error, words in (
-            (every[0], TypeError, r"give a list of them, \[batch\]"),
-            (3, TypeError, "batches is a int"),
-            (moving, ValueError, "fixed: detach"),
-            (numpy, TypeError, "x .*must be a .*tensor"),
+        beyond = task.batch([0]).replace(index=torch.tensor([task.n]))
+        for options, error, words in (
+            ({"batches": every[0]}, TypeError, r"give a list of them, \[batch\]"),
+            ({"batches": 3}, TypeError, "batches is a int"),
+            ({"batches": moving}, ValueError, "fixed: detach"),
+            ({"batches": numpy}, TypeError, "x .*must be a .*tensor"),
+            ({"batches": every[:-1]}, wrong, "left out"),
+            ({"batches": every + every[-1:]}, wrong, "twice"),
+            ({"batches": [task.batch([1, 1])]}, wrong, "twice"),
+            ({"batches": []}, wrong, "left out|empty"),
+            ({"batches": [beyond]}, wrong, "num_examples"),
+            ({"batches": [1]}, wrong, "Batch"),
+            ({"head": task.head.parameters()}, TypeError, "head is a generator, and must be a module"),
+            *(({"num_examples": n}, ValueError, "num_examples") for n in (0, -1)),
+            *(({"lam": lam}, ValueError, "lam") for lam in (0.0, -1.0, math.nan, math.inf)),
+            ({"lam": "0.1"}, TypeError, r"lam='0\.1' must be a number"),
+            ({"rule": FullyCorrective}, TypeError, "must be FullyCorrective"),
+            ({"rule": "away"}, TypeError, "rule='away' must be FullyCorrective"),
+            ({"penalty": 1.0}, TypeError, r"penalty=1.0 must be an object: Penalty\(rho\)"),
+            ({"oracle": "sorted"}, TypeError, r"oracle='sorted' must be SortedOracle\(\) or BruteForce\(\)$"),
+            ({"seed": "x"}, TypeError, "seed='x' must be a whole number"),
         ):
             with pytest.raises(error, match=words):
-                GDMM(task.head, batches, num_examples=task.n, lam=0.1)
-        with pytest.raises(TypeError, match="head is a generator, and must be a module"):
-            GDMM(task.head.parameters(), every, num_examples=task.n, lam=0.1)
+                GDMM(**{"head": task.head, "batches": every, "num_examples": task.n, "lam": 0.1, **options})
         with pytest.raises(ValueError, match="GDMM should be a dict, it is a NoneType"):
             self.trained(1).load_state_dict(None)
-
-    def test_batches_that_do_not_hold_every_example_once(self):
-        task = self.make(1)
-        every, make = task.everything(), lambda batches: GDMM(task.head, batches, num_examples=task.n, lam=0.1)
-        for batches, words in (
-            (every[:-1], "left out"),
-            (every + every[-1:], "twice"),
-            ([task.batch([1, 1])], "twice"),
-            ([], "left out|empty"),
-            ([task.batch([0]).replace(index=torch.tensor([task.n]))], "num_examples"),
-            ([1], "Batch"),
-        ):
-            with pytest.raises((ValueError, TypeError), match=words):
-                make(batches)
-        for n in (0, -1):
-            with pytest.raises(ValueError, match="num_examples"):
-                GDMM(task.head, every, num_examples=n, lam=0.1)
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e200])
     def test_features_that_are_not_finite(self, bad):
@@ -546,23 +542,6 @@ class FactorGraphTestCase(ABC):
         with pytest.raises(ValueError, match=rf"example {task.n - 1} .*finite.* column 0|overflow"):
             self.gdmm(task)
         assert bool((next(task.head.parameters()) == 1.0).all())
-
-    def test_options_that_do_not_fit(self):
-        task = self.make(1)
-        for lam in (0.0, -1.0, math.nan, math.inf):
-            with pytest.raises(ValueError, match="lam"):
-                GDMM(task.head, task.everything(), num_examples=task.n, lam=lam)
-        with pytest.raises(TypeError, match=r"lam='0\.1' must be a number"):
-            GDMM(task.head, task.everything(), num_examples=task.n, lam="0.1")
-        for options, words in (
-            ({"rule": FullyCorrective}, "must be FullyCorrective"),
-            ({"rule": "away"}, "rule='away' must be FullyCorrective"),
-            ({"penalty": 1.0}, r"penalty=1.0 must be an object: Penalty\(rho\)"),
-            ({"oracle": "sorted"}, r"oracle='sorted' must be SortedOracle\(\) or BruteForce\(\)$"),
-            ({"seed": "x"}, "seed='x' must be a whole number"),
-        ):
-            with pytest.raises(TypeError, match=words):
-                self.gdmm(task, **options)
 
     def test_a_closure_is_called_first(self):
         with_closure, without = self.trained(1, passes=1), self.trained(1, passes=1)

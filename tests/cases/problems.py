@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 import qpsolvers
 import torch
 from hypothesis import HealthCheck, settings
@@ -174,6 +177,14 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([t.detach().flatten() for t in tensors])
 
 
+def through_a_file(state: Any) -> Any:
+    """The state after it was saved and loaded."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
 def assert_same(a: Any, b: Any, where: str = "state") -> None:
     """Equal to the bit, dtypes included."""
     assert type(a) is type(b), f"{where}: {type(a)} and {type(b)}"
@@ -190,6 +201,15 @@ def assert_same(a: Any, b: Any, where: str = "state") -> None:
             assert_same(left, right, f"{where}[{place}]")
     else:
         assert a == b, where
+
+
+@contextlib.contextmanager
+def refused(training: Training, kind: type[Exception], words: str) -> Iterator[None]:
+    """The error comes, and the state stays to the bit."""
+    before = training.snapshot()
+    with pytest.raises(kind, match=words):
+        yield
+    assert_same(training.snapshot(), before)
 
 
 def multiclass(
@@ -252,6 +272,15 @@ def chain(
 
 
 PROBLEMS: dict[str, Callable[..., Problem]] = {"multiclass": multiclass, "chain": chain}
+
+
+def with_weights(kind: str, seed: int, **options: Any) -> Problem:
+    """A problem whose weights are random."""
+    problem, random = PROBLEMS[kind](seed, **options), rng(seed)
+    with torch.no_grad():
+        for p in problem.head.parameters():
+            p.copy_(torch.randn(p.shape, generator=random, dtype=torch.float64))
+    return problem
 
 
 @dataclass

@@ -151,14 +151,8 @@ def kernel(problem: Problem, direction) -> Interval:
 
 def path(problem: Problem) -> Interval:
     """Followed past lam; its weights are those of another lambda, and so is its certificate."""
-    found = regularization_path(
-        problem.head,
-        Items(problem),
-        epsilon=0.1,
-        lam_min=0.9 * problem.lam,
-        max_passes=2000,
-        solver=Solver(batch_size=2),
-    )
+    options = {"epsilon": 0.1, "lam_min": 0.9 * problem.lam, "max_passes": 2000, "solver": Solver(batch_size=2)}
+    found = regularization_path(problem.head, Items(problem), **options)
     found.apply(problem.head, problem.lam)
     value = primal(problem.head, problem.structure, problem.everything(2), problem.lam).value
     return Interval(value - found.gap(problem.lam), value, flat(problem.head.parameters()))
@@ -284,11 +278,8 @@ def test_all_intervals_meet_on_real_words():
     words = OCR("train", "small")
     rows = (words.lengths <= 6).nonzero().flatten()[:8]
     pixels = words.x[rows, :6].double().view(len(rows), 6, 16, 8)
-    x, y, lengths = (
-        pixels.unfold(2, 4, 4).unfold(3, 4, 4).mean((-1, -2)).flatten(2),
-        words.y[rows, :6],
-        words.lengths[rows],
-    )
+    x = pixels.unfold(2, 4, 4).unfold(3, 4, 4).mean((-1, -2)).flatten(2)
+    y, lengths = words.y[rows, :6], words.lengths[rows]
 
     def problem() -> Problem:
         return Problem(LinearChain(8, 26).double(), x, y, lengths, 0.1)

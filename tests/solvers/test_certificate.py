@@ -10,7 +10,7 @@ import torch
 from custom import Approximate, LabelSets, label_sets
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference, rng
+from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference, refused, rng
 
 from torchssvm import (
     BCFW,
@@ -169,10 +169,8 @@ def test_devices(device):
 def test_missing_and_repeated_examples_are_errors(pass_over, batches, words):
     problem = chain(2)
     training = problem.train().run(ROWS)
-    before = training.snapshot()
-    with pytest.raises(ValueError, match=words):
+    with refused(training, ValueError, words):
         pass_over(training.head, training.dual, [problem.batch(rows) for rows in batches])
-    assert_same(training.snapshot(), before)
     training.step([0, 1])
 
 
@@ -407,10 +405,8 @@ def test_recomputing_replaces_what_an_earlier_certificate_kept_for_the_next_step
 def test_weights_of_old_features_cannot_be_recomputed():
     problem = chain(3)
     training = problem.train(storage=Weights()).run(ROWS)
-    before = training.snapshot()
-    with pytest.raises(ValueError, match=r"storage=Weights\(\) keeps weights of old features: use MeanParts\(\)"):
+    with refused(training, ValueError, r"storage=Weights\(\) keeps weights of old features: use MeanParts\(\)"):
         recompute_weights(training.head, training.dual, problem.everything())
-    assert_same(training.snapshot(), before)
 
 
 class ReturnsTheTarget(Multiclass):

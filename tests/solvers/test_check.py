@@ -6,6 +6,7 @@ import pytest
 import torch
 from custom import Approximate, LabelSets, Scores, label_sets
 from problems import assert_same, chain, multiclass
+from tables import each_row
 from torch import nn
 
 from torchssvm import (
@@ -24,7 +25,7 @@ from torchssvm import (
 )
 from torchssvm.core.structure import Decoding
 
-NAMES = [
+NAMES = LINEAR, FIT, ADJOINT, GRAM, PARTS, LOSS, DELTA, SIZE, RELATIVE, MEAN, ARGMAX, AUGMENTED, PADDING, COMPILED = [
     "head is linear in its weights",
     "head and target fit the structure",
     "adjoint equals autograd",
@@ -61,7 +62,7 @@ def test_our_own_are_right(make, dtype):
         report = check(problem.head, problem.structure, problem.batch(range(problem.n)))
         assert report.ok, str(report)
         assert [finding.name for finding in report.findings] == NAMES
-        assert skipped(report) == (set() if make is chain else {NAMES[-2]})
+        assert skipped(report) == (set() if make is chain else {PADDING})
         report.raise_if_wrong()
 
 
@@ -96,13 +97,7 @@ def test_a_custom_head_and_structure_are_right(structure):
     head, _, batch = label_sets()
     report = check(head, structure(4, 2), batch)
     assert report.ok, str(report)
-    assert skipped(report) == {
-        "adjoint equals autograd",
-        "gram_product equals autograd",
-        "relative_scores equals the parts",
-        "mean_difference equals the parts",
-        "padding changes no answer",
-    }
+    assert skipped(report) == {ADJOINT, GRAM, RELATIVE, MEAN, PADDING}
 
 
 def test_a_custom_problem_trains_to_a_certificate():
@@ -135,198 +130,121 @@ def test_nothing_is_changed():
 # -- What is wrong -----------------------------------------------------------------------------------------
 
 
-class Relu(Scores):
+def scores(change):
+    """A head that gives what ``change`` makes of its module, its input and right scores."""
+
     def forward(self, x):
-        return super().forward(x).relu()
+        return change(self, x, Scores.forward(self, x))
+
+    return type("Wrong", (Scores,), {"forward": forward})
 
 
-class Dropout(Scores):
-    def forward(self, x):
-        return nn.functional.dropout(super().forward(x), 0.5)
-
-
-class Constant(Scores):
-    def forward(self, x):
-        return super().forward(x) + 0.1
-
-
-class Normalised(Scores):
-    def forward(self, x):
-        return nn.functional.linear(x, self.weight / (1e-9 + self.weight.norm()))
-
-
-class WrongAdjoint(Scores):
-    def forward(self, x):
-        return Potentials(super().forward(x), adjoint=lambda p: [2 * p["potentials"].unsqueeze(2) * x.unsqueeze(1)])
-
-
-class AdjointOfAnotherShape(Scores):
-    def forward(self, x):
-        return Potentials(super().forward(x), adjoint=lambda p: [x.unsqueeze(2) * p["potentials"].unsqueeze(1)])
-
-
-class WrongGramProduct(Scores):
-    def forward(self, x):
-        return Potentials(super().forward(x), gram_product=lambda p: {k: 2 * t for k, t in p.items()})
-
-
-class GramProductOfAnotherShape(Scores):
-    def forward(self, x):
-        return Potentials(super().forward(x), gram_product=lambda p: x)
-
-
-class WrongWidth(Scores):
-    def forward(self, x):
-        return super().forward(x)[:, :3]
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "words"),
+@each_row(
+    ("change", "name", "words"),
     [
-        (Relu, "head is linear in its weights", "not linear"),
-        (Dropout, "head is linear in its weights", "not linear"),
-        (Normalised, "head is linear in its weights", "not linear"),
-        (Constant, "head is linear in its weights", "not zero when all its weights are"),
-        (WrongAdjoint, "adjoint equals autograd", "parameter 0, row 0"),
-        (AdjointOfAnotherShape, "adjoint equals autograd", "adjoint returned shapes"),
-        (WrongGramProduct, "gram_product equals autograd", "'potentials', row 0: differs by"),
-        (GramProductOfAnotherShape, "gram_product equals autograd", "the head's gram_product must be shaped like"),
-        (WrongWidth, "parts are shaped like the potentials", "shaped like the potentials"),
+        (lambda _, x, found: found.relu(), LINEAR, "not linear"),
+        (lambda _, x, found: nn.functional.dropout(found, 0.5), LINEAR, "not linear"),
+        (lambda head, x, _: x @ (head.weight / (1e-9 + head.weight.norm())).T, LINEAR, "not linear"),
+        (lambda _, x, found: found + 0.1, LINEAR, "not zero when all its weights are"),
+        (
+            lambda _, x, found: Potentials(
+                found, adjoint=lambda p: [2 * p["potentials"].unsqueeze(2) * x.unsqueeze(1)]
+            ),
+            ADJOINT,
+            "parameter 0, row 0",
+        ),
+        (
+            lambda _, x, found: Potentials(found, adjoint=lambda p: [x.unsqueeze(2) * p["potentials"].unsqueeze(1)]),
+            ADJOINT,
+            "adjoint returned shapes",
+        ),
+        (
+            lambda _, x, found: Potentials(found, gram_product=lambda p: {k: 2 * t for k, t in p.items()}),
+            GRAM,
+            "'potentials', row 0: differs by",
+        ),
+        (
+            lambda _, x, found: Potentials(found, gram_product=lambda p: x),
+            GRAM,
+            "the head's gram_product must be shaped like",
+        ),
+        (lambda _, x, found: found[:, :3], PARTS, "shaped like the potentials"),
     ],
 )
-def test_wrong_heads_are_found(kind, name, words):
+def test_wrong_heads_are_found(change, name, words):
     _, structure, batch = label_sets()
-    report = check(kind(3, 4).double(), structure, batch)
+    report = check(scores(change)(3, 4).double(), structure, batch)
     found = problems_of(report)
-    assert name in found
     assert words in found[name]
-    if kind is not WrongWidth:
+    if name != PARTS:
         assert set(found) == {name}
     assert not report.ok
-    assert f"{name}" in str(report)
-    assert "WRONG" in str(report)
+    assert name in str(report)
     with pytest.raises(ValueError, match="WRONG"):
         report.raise_if_wrong()
 
 
-class SecondBest(LabelSets):
+def second_best(self, potentials):
+    chosen = potentials.single.topk(self.size + 1, dim=1).indices[:, 1:]
+    return torch.zeros_like(potentials.single, dtype=torch.int64).scatter_(1, chosen, 1)
+
+
+def with_value(decode, more, **bound):
+    """What ``decode`` finds, with a value that is larger by ``more``."""
+
     def argmax(self, potentials):
-        chosen = potentials.single.topk(self.size + 1, dim=1).indices[:, 1:]
-        return torch.zeros_like(potentials.single, dtype=torch.int64).scatter_(1, chosen, 1)
+        labeling = decode(self, potentials)
+        value = (potentials.single * labeling).sum(1) + more
+        return Decoding(labeling, value, **({"bound": value, "exact": False} if bound else {}))
+
+    return argmax
 
 
-class WorseAugmented(LabelSets):
-    def augmented_argmax(self, potentials, target):
-        return Decoding(self.argmax(potentials))  # forgets the loss
+def loss_potentials(change):
+    return lambda self, target: change(*LabelSets.loss_potentials(self, target))
 
 
-class WrongValue(LabelSets):
-    def argmax(self, potentials):
-        labeling = super().argmax(potentials)
-        return Decoding(labeling, (potentials.single * labeling).sum(1) + 1)
+def broken(self, labeling, target):
+    raise KeyError("oops")
 
 
-class BoundTooLow(LabelSets):
-    def argmax(self, potentials):
-        labeling = SecondBest.argmax(self, potentials)
-        value = (potentials.single * labeling).sum(1)
-        return Decoding(labeling, value, bound=value, exact=False)
+RIGHT = LabelSets
+COSTLY = {"loss": lambda *a: RIGHT.loss(*a) + 0.5, "loss_potentials": loss_potentials(lambda d, c: (d, c + 0.5))}
+NEGATIVE = {"loss": lambda *a: -RIGHT.loss(*a), "loss_potentials": loss_potentials(lambda d, c: (-d, c))}
 
 
-class WrongDelta(LabelSets):
-    def loss_potentials(self, target):
-        delta, constant = super().loss_potentials(target)
-        return 2 * delta, constant
-
-
-class WrongConstant(LabelSets):
-    def loss_potentials(self, target):
-        delta, constant = super().loss_potentials(target)
-        return delta, constant + 1
-
-
-class CostlyTarget(LabelSets):
-    def loss(self, labeling, target):
-        return super().loss(labeling, target) + 0.5
-
-    def loss_potentials(self, target):
-        delta, constant = super().loss_potentials(target)
-        return delta, constant + 0.5
-
-
-class CostlyTargetUnseen(CostlyTarget):
-    def check_target(self, target, potentials):
-        return target
-
-
-class NegativeLoss(LabelSets):
-    def loss(self, labeling, target):
-        return -super().loss(labeling, target)
-
-    def loss_potentials(self, target):
-        delta, constant = super().loss_potentials(target)
-        return -delta, constant
-
-
-class FlatParts(LabelSets):
-    def parts(self, labeling):
-        return super().parts(labeling).flatten()
-
-
-class WrongScores(LabelSets):
-    def relative_scores(self, labelings, target, potentials):
-        return super().relative_scores(labelings, target, potentials) + 1
-
-
-class SingleScores(LabelSets):
-    def relative_scores(self, labelings, target, potentials):
-        return super().relative_scores(labelings, target, potentials).float()
-
-
-class ForgetsTheTarget(LabelSets):
-    def mean_difference(self, labelings, mass, target, potentials):
-        return {"potentials": (mass.unsqueeze(2) * labelings).sum(1)}
-
-
-class WrongSize(LabelSets):
-    def resize(self, labelings, target):
-        return labelings[:, :, :-1]
-
-
-class Broken(LabelSets):
-    def loss(self, labeling, target):
-        raise KeyError("oops")
-
-
-@pytest.mark.parametrize(
-    ("kind", "names", "words"),
+@each_row(
+    ("methods", "names", "words"),
     [
-        (SecondBest, {"argmax finds the best output", "augmented_argmax finds the best output"}, "another output has"),
-        (WorseAugmented, {"augmented_argmax finds the best output"}, "another output has"),
-        (WrongValue, {"argmax finds the best output", "augmented_argmax finds the best output"}, "it says value"),
-        (BoundTooLow, {"argmax finds the best output", "augmented_argmax finds the best output"}, "oracle's bound"),
-        (WrongDelta, {"loss equals <parts, delta> + constant"}, "loss_potentials gives"),
-        (WrongConstant, {"loss equals <parts, delta> + constant"}, "loss_potentials gives"),
-        (CostlyTarget, {"head and target fit the structure"}, "own loss is not zero in examples [0, 1, 2, 3, 4]"),
-        (CostlyTargetUnseen, {"loss is 0 at the target, else >= 0"}, "loss(target, target) is [0.5"),
-        (NegativeLoss, {"loss is 0 at the target, else >= 0"}, "loss is [-"),
-        (FlatParts, {"parts are shaped like the potentials"}, "shaped like the potentials"),
-        (WrongScores, {"relative_scores equals the parts"}, "row 0: it says"),
-        (SingleScores, {"relative_scores equals the parts"}, "float32"),
-        (ForgetsTheTarget, {"mean_difference equals the parts"}, "'potentials', row 0: differs by"),
-        (WrongSize, {"labelings keep their size"}, "resize changed labelings"),
-        (Broken, {"head and target fit the structure"}, "KeyError: 'oops'"),
+        ({"argmax": second_best}, {ARGMAX, AUGMENTED}, "another output has"),
+        ({"augmented_argmax": lambda self, p, _: Decoding(self.argmax(p))}, {AUGMENTED}, "another output has"),
+        ({"argmax": with_value(RIGHT.argmax, 1)}, {ARGMAX, AUGMENTED}, "it says value"),
+        ({"argmax": with_value(second_best, 0, bound=True)}, {ARGMAX, AUGMENTED}, "oracle's bound"),
+        ({"loss_potentials": loss_potentials(lambda d, c: (2 * d, c))}, {DELTA}, "loss_potentials gives"),
+        ({"loss_potentials": loss_potentials(lambda d, c: (d, c + 1))}, {DELTA}, "loss_potentials gives"),
+        (COSTLY, {FIT}, "own loss is not zero in examples [0, 1, 2, 3, 4]"),
+        ({**COSTLY, "check_target": lambda self, target, p: target}, {LOSS}, "loss(target, target) is [0.5"),
+        (NEGATIVE, {LOSS}, "loss is [-"),
+        ({"parts": lambda *a: RIGHT.parts(*a).flatten()}, {PARTS}, "shaped like the potentials"),
+        ({"relative_scores": lambda *a: RIGHT.relative_scores(*a) + 1}, {RELATIVE}, "row 0: it says"),
+        ({"relative_scores": lambda *a: RIGHT.relative_scores(*a).float()}, {RELATIVE}, "float32"),
+        (
+            {"mean_difference": lambda self, y, mass, *_: {"potentials": (mass.unsqueeze(2) * y).sum(1)}},
+            {MEAN},
+            "'potentials', row 0: differs by",
+        ),
+        ({"resize": lambda self, labelings, target: labelings[:, :, :-1]}, {SIZE}, "resize changed labelings"),
+        ({"loss": broken}, {FIT}, "KeyError: 'oops'"),
     ],
 )
-def test_wrong_structures_are_found(kind, names, words):
+def test_wrong_structures_are_found(methods, names, words):
     head, _, batch = label_sets()
-    found = problems_of(check(head, kind(4, 2), batch))
-    assert names <= set(found)
+    found = problems_of(check(head, type("Wrong", (LabelSets,), methods)(4, 2), batch))
     for name in names:
         assert words in found[name]
-    assert "head is linear in its weights" not in found
-    if kind in (WorseAugmented, WrongConstant, NegativeLoss):
-        assert "argmax finds the best output" not in found
+    assert LINEAR not in found
+    if names == {AUGMENTED} or methods is NEGATIVE or names == {DELTA}:
+        assert ARGMAX not in found
 
 
 class ReadsPadding(Chain):
@@ -349,7 +267,7 @@ def test_reading_the_padding_is_found(kind):
     problem = chain(0, n=30)
     assert int(problem.lengths.min()) < int(problem.lengths.max())
     found = problems_of(check(problem.head, kind(2), problem.batch(range(30))))
-    assert "padding changes no answer" in found
+    assert PADDING in found
 
 
 class Counts(LabelSets):
@@ -372,47 +290,29 @@ class Counts(LabelSets):
         return super().parts(labeling if labeling.shape[1] == 4 else self.full(labeling))
 
 
-class Listed(Counts):
-    def check_target(self, target, potentials):
-        return (target,)
-
-    def loss(self, labeling, target):
-        return super().loss(labeling[0] if isinstance(labeling, tuple) else labeling, target[0])
-
-    def loss_potentials(self, target):
-        return super().loss_potentials(target[0])
-
-    def parts(self, labeling):
-        return super().parts(labeling[0] if isinstance(labeling, tuple) else labeling)
-
-    def enumerate(self, potentials):
-        return None
-
-
 def test_labelings_that_cannot_be_kept_are_named_and_are_no_error():
     """Only Labelings() needs them; MeanParts() trains with such a structure."""
     head, _, batch = label_sets()
     y = batch.y.nonzero()[:, 1].view(-1, 2)
     found = {f.name: f for f in check(head, Counts(4, 2), batch.replace(y=y)).findings}
-    assert "became [5, 8, 2]" in found["labelings keep their size"].problem
+    assert "became [5, 8, 2]" in found[SIZE].problem
 
 
 def test_targets_that_do_not_fit_are_found():
     problem = multiclass(0)
     batch = problem.batch([0, 1])
     report = check(problem.head, problem.structure, batch.replace(y=batch.y + 5))
-    assert "label" in problems_of(report)["head and target fit the structure"]
+    assert "label" in problems_of(report)[FIT]
     report = check(LinearMulticlass(7, 3), Multiclass(3), batch)
-    assert "x must be [B, 7]" in problems_of(report)["head and target fit the structure"]
+    assert "x must be [B, 7]" in problems_of(report)[FIT]
 
 
 def test_weights_are_put_back_after_an_error():
-    head, _, batch = label_sets()
-    with torch.no_grad():
-        head.weight.fill_(3.0)
-    check(head, Broken(4, 2), batch)
-    check(WrongWidth(3, 4).double(), LabelSets(4, 2), batch)
-    assert bool((head.weight == 3.0).all())
+    head, narrow = label_sets()[0], scores(lambda _, x, found: found[:, :3])(3, 4).double()
+    for wrong, structure in ((head, type("Broken", (LabelSets,), {"loss": broken})), (narrow, LabelSets)):
+        nn.init.constant_(wrong.weight, 3.0)
+        check(wrong, structure(4, 2), label_sets()[2])
+        assert bool((wrong.weight == 3.0).all())
 
 
 class ForOneExample(Multiclass):
@@ -425,7 +325,4 @@ class ForOneExample(Multiclass):
 def test_labelings_of_one_example_are_said_to_come_from_enumerate():
     problem = multiclass(0)
     report = check(problem.head, ForOneExample(3), problem.everything()[0])
-    assert (
-        "enumerate(potentials) must yield labelings of the whole batch"
-        in problems_of(report)["argmax finds the best output"]
-    )
+    assert "enumerate(potentials) must yield labelings of the whole batch" in problems_of(report)[ARGMAX]

@@ -9,28 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from problems import Problem, assert_same, chain
+from items import Items
+from problems import assert_same, chain
 from torch.utils.data import DataLoader
 
-from torchssvm import Batch, GapBatchSampler, certify, load_checkpoint, save_checkpoint
+from torchssvm import GapBatchSampler, certify, load_checkpoint, save_checkpoint
 
 EPOCHS, STEPS = 3, 4  # in an epoch
-
-
-class Items:
-    """The examples by number."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-
-    def __len__(self) -> int:
-        return self.problem.n
-
-    def __getitem__(self, item: int) -> int:
-        return item
-
-    def collate(self, items: list[int]) -> Batch:
-        return self.problem.batch(items)
 
 
 class Killed(Exception):
@@ -38,15 +23,7 @@ class Killed(Exception):
 
 
 def train(folder: Path, killed_at: str | None, *, workers: int, counts: str, accumulate: int = 1) -> dict[str, Any]:
-    """Three epochs, with a certificate after each; saved at a place, and stopped there.
-
-    Args:
-        folder: Of the checkpoint.
-        killed_at: Such as ``"step 5"``, or ``"end 1"``: after the certificate of epoch 1. None is never.
-        workers: Of the loader.
-        counts: Who counts the epochs, ``"sampler"`` or ``"loop"``.
-        accumulate: Batches of a step.
-    """
+    """Three epochs, with a certificate after each; saved and stopped at ``killed_at``, as "step 5" or "end 1"."""
     problem = chain(3, n=8)
     training = problem.train()
     sampler = GapBatchSampler(training.dual, batch_size=2 // accumulate, seed=1, chunk=2)

@@ -164,8 +164,7 @@ def test_averages_leave_the_weights():
         weight = torch.nn.Parameter(torch.ones(3))
         average = WeightedAverage([weight])
         average.update()
-        with torch.no_grad():
-            weight.fill_(2.0)
+        torch.nn.init.constant_(weight, 2.0)
         average.update()
         return average, weight
 

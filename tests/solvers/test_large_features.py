@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from items import Items
 from problems import chain, multiclass
 
 from torchssvm import Solver, guess_lam, make_trainer
@@ -15,20 +16,15 @@ COMPILED = [Solver(compiled=True)]
 LOOPS = [*COMPILED, Solver(compiled=False), Solver(compiled=False, block_steps=BoxQP())]
 
 
-class Scaled:
+class Scaled(Items):
     """Examples of a problem, with features times a factor."""
 
     def __init__(self, problem, factor):
-        self.problem, self.factor = problem, factor
-
-    def __len__(self):
-        return self.problem.n
-
-    def __getitem__(self, i):
-        return i
+        super().__init__(problem)
+        self.factor = factor
 
     def collate(self, items):
-        batch = self.problem.batch(items)
+        batch = super().collate(items)
         return batch.replace(x=batch.x * self.factor)
 
 

@@ -180,6 +180,8 @@ def test_what_does_not_fit_is_refused():
     data = chains()
     with pytest.raises(TypeError, match=r"structure=Chain.*such as HiddenStates"):
         latent(LinearChain(4, 4), data, LAM)
+    with pytest.raises(ValueError, match="dataset is empty"):
+        latent(LinearChain(4, 4), torch.utils.data.Subset(data, []), LAM, structure=CHAIN)
     with pytest.raises(ValueError, match="rounds=0"):
         latent(LinearChain(4, 4), data, LAM, structure=CHAIN, rounds=0)
     with pytest.raises(ValueError, match="lam=0"):
@@ -208,8 +210,3 @@ def test_the_hinge_is_that_of_the_completed_target():
     potentials = head(batch.x, batch.lengths)
     target = CHAIN.complete(potentials, CHAIN.check_target(batch.y, potentials))
     assert find_corner(CHAIN, potentials, target).hinge.tolist() == [1.0] * 12  # weights of zero: the largest loss
-
-
-def test_an_empty_dataset_is_refused():
-    with pytest.raises(ValueError, match="dataset is empty"):
-        latent(LinearChain(4, 4), torch.utils.data.Subset(chains(), []), LAM, structure=CHAIN)

@@ -6,8 +6,7 @@ import copy
 
 import pytest
 import torch
-from average_cases import through_a_file
-from problems import chain
+from problems import chain, through_a_file
 
 from torchssvm import (
     BCFW,

@@ -7,7 +7,8 @@ import re
 
 import pytest
 import torch
-from problems import PROBLEMS, assert_same, chain, multiclass
+from problems import PROBLEMS, WithoutAdjoint, assert_same, chain, multiclass, refused
+from tables import each_row
 from torch import Tensor, nn
 
 from torchssvm import (
@@ -58,13 +59,8 @@ def relabelled(problem, rows):
 def test_other_targets_are_refused_at_the_next_visit(kind, storage):
     problem = PROBLEMS[kind](3, n=6)
     training = problem.train(storage=storage()).run(ROWS)
-    before = training.snapshot()
-    batch = relabelled(problem, [5, 2])
-    with pytest.raises(RuntimeError, match=r"1 of 2 examples have other targets .* \[2\]"):
-        training.loss(
-            training.head(batch.x, batch.lengths) if kind == "chain" else training.head(batch.x), batch.y, batch.index
-        )
-    assert_same(training.snapshot(), before)
+    with refused(training, RuntimeError, r"1 of 2 examples have other targets .* \[2\]"):
+        training.forward(relabelled(problem, [5, 2]))
     training.run([[5, 2]])
 
 
@@ -72,9 +68,8 @@ def test_an_exact_pass_knows_the_targets_of_examples_that_no_step_has_visited():
     problem = chain(3, n=6)
     training = problem.train().run([[0]])
     certify(training.head, training.dual, problem.everything())
-    batch = relabelled(problem, [2])
     with pytest.raises(RuntimeError, match="other targets"):
-        training.loss(training.head(batch.x, batch.lengths), batch.y, batch.index)
+        training.forward(relabelled(problem, [2]))
 
 
 def test_other_targets_are_refused_after_a_resume_without_an_exact_pass():
@@ -82,27 +77,24 @@ def test_other_targets_are_refused_after_a_resume_without_an_exact_pass():
     training = problem.train().run(ROWS)
     again = problem.copy().train()
     again.optim.load_state_dict(training.optim.state_dict())
-    batch = relabelled(problem, [2])
-    with pytest.raises(RuntimeError, match="other targets"):
-        again.loss(again.head(batch.x, batch.lengths), batch.y, batch.index)
-    with pytest.raises(RuntimeError, match="other targets"):
-        recompute_weights(again.head, again.dual, [relabelled(problem, range(6))])
-    with pytest.raises(RuntimeError, match="other targets"):
-        CompiledBCFW(again.head, again.dual, [relabelled(problem, range(6))])
+    everything = [relabelled(problem, range(6))]
+    for use in (
+        lambda: again.forward(relabelled(problem, [2])),
+        lambda: recompute_weights(again.head, again.dual, everything),
+        lambda: CompiledBCFW(again.head, again.dual, everything),
+    ):
+        with pytest.raises(RuntimeError, match="other targets"):
+            use()
 
 
 def test_a_compiled_loop_refuses_a_dual_that_went_on_elsewhere_on_other_targets():
     problem = chain(3, n=6)
     training = problem.train()
     loop = CompiledBCFW(training.head, training.dual, [problem.batch(range(6))])
-    batch = relabelled(problem, [2])
-    other = BlockGap(training.dual)
-    other(training.head(batch.x, batch.lengths), batch.y, batch.index).backward()
-    training.optim.step()
-    with pytest.raises(RuntimeError, match="other targets"):
-        loop.step(3)
-    with pytest.raises(RuntimeError, match="other targets"):
-        loop.certify()
+    training.step(relabelled(problem, [2]))
+    for use in (lambda: loop.step(3), loop.certify):
+        with pytest.raises(RuntimeError, match="other targets"):
+            use()
 
 
 # -- Losses ---------------------------------------------------------------------------------------------------
@@ -154,7 +146,7 @@ def test_an_edited_checkpoint_is_refused(storage, name):
 @pytest.mark.parametrize("change", ["noise", "scaled", "one token"])
 def test_weights_refuse_features_that_move(adjoint, change):
     problem = chain(3, n=6)
-    head = problem.head if adjoint else Bare(problem.head)
+    head = problem.head if adjoint else WithoutAdjoint(problem.head)
     dual = DualState.for_head(head, 6, 0.1, storage=Weights(), structure=problem.structure)
     loss, optim = BlockGap(dual), BCFW(head.parameters(), dual)
 
@@ -221,18 +213,6 @@ def test_weights_refuse_two_views_of_an_example_in_one_step():
         training.optim.step()
 
 
-class Bare(nn.Module):
-    """A head that gives nothing but tensors and lengths."""
-
-    def __init__(self, head: nn.Module) -> None:
-        super().__init__()
-        self.head, self.structure = head, head.structure
-
-    def forward(self, x, lengths=None):
-        potentials = self.head(x, lengths)
-        return type(potentials)(potentials.tensors, lengths, ragged=potentials.ragged)
-
-
 # -- Heads ----------------------------------------------------------------------------------------------------
 
 
@@ -288,18 +268,12 @@ def test_a_copy_of_features_and_head_is_certified_as_they_are():
 # -- lam ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("lam", "dtype"),
-    [
-        (1e-310, torch.float64),
-        (1e-300, torch.float32),
-        (1e-45, torch.float32),
-        (1e39, torch.float32),
-        (1e308, torch.float64),
-    ],
-)
+OUT_OF_RANGE = [(1e-300, "float32"), (1e-45, "float32"), (1e39, "float32"), (1e-310, "float64"), (1e308, "float64")]
+
+
+@each_row(("lam", "dtype"), OUT_OF_RANGE)
 def test_a_lam_out_of_range_is_refused(lam, dtype):
-    head = LinearMulticlass(2, 3).to(dtype)
+    head = LinearMulticlass(2, 3).to(getattr(torch, dtype))
     with pytest.raises(ValueError, match=re.escape(f"lam={lam:g} with num_examples=50 is out of range")):
         DualState.for_head(head, 50, lam)
     dual = DualState.for_head(head, 50, 1.0)
@@ -311,18 +285,11 @@ def test_a_lam_out_of_range_is_refused(lam, dtype):
     assert dual.lam == 1.0
 
 
-@pytest.mark.parametrize(("lam", "dtype"), [(1e-12, torch.float32), (1e12, torch.float32), (1e-60, torch.float64)])
+@each_row(("lam", "dtype"), [(1e-12, torch.float32), (1e12, torch.float32), (1e-60, torch.float64)])
 def test_a_lam_within_range_certifies_finite_numbers(lam, dtype):
-    torch.manual_seed(0)
-    head = LinearMulticlass(2, 3).to(dtype)
-    batch = Batch(torch.randn(5, 2, dtype=dtype), torch.tensor([0, 1, 2, 0, 1]), torch.arange(5))
-    dual = DualState.for_head(head, 5, lam)
-    loss, optim = BlockGap(dual), BCFW(head.parameters(), dual)
-    for _ in range(20):
-        optim.zero_grad()
-        loss(head(batch.x), batch.y, batch.index).backward()
-        optim.step()
-    found = certify(head, dual, [batch])
+    problem = multiclass(0, n=5, features=2, lam=lam, dtype=dtype)
+    training = problem.train().run([range(5)] * 20)
+    found = certify(training.head, training.dual, problem.everything())
     assert 0.0 <= found.dual <= found.primal < float("inf")
 
 

@@ -26,18 +26,8 @@ def terminal(monkeypatch):
 
 
 def proof(gap: float, passes: float = 3.0) -> Certificate:
-    return Certificate(
-        primal=0.2 + gap,
-        dual=0.2,
-        gap=gap,
-        exact=True,
-        drift=0.0,
-        oracle_calls=30,
-        passes=passes,
-        seconds=0.0,
-        num_examples=10,
-        lam=0.1,
-    )
+    counts = {"oracle_calls": 30, "passes": passes, "num_examples": 10}
+    return Certificate(primal=0.2 + gap, dual=0.2, gap=gap, exact=True, drift=0.0, seconds=0.0, lam=0.1, **counts)
 
 
 def test_estimates_are_marked_and_a_shorter_text_hides_the_longer_one(monkeypatch):

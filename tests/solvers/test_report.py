@@ -32,24 +32,8 @@ from torchssvm.solvers import Certificate, Evaluation, RunReport
 from torchssvm.solvers.evaluation import count_errors
 from torchssvm.solvers.report import Entry, describe_device, versions
 
-KEYS = [
-    "task",
-    "n",
-    "num_weights",
-    "lam",
-    "primal",
-    "dual",
-    "gap",
-    "oracle_calls",
-    "passes",
-    "seconds",
-    "train_loss",
-    "test_loss",
-    "stopped_because",
-    "seed",
-    "device",
-    "versions",
-]
+KEYS = ["task", "n", "num_weights", "lam", "primal", "dual", "gap", "oracle_calls", "passes", "seconds"]
+KEYS += ["train_loss", "test_loss", "stopped_because", "seed", "device", "versions"]
 
 
 def certificate(passes: float = 1.0, gap: float = 0.5) -> Certificate:
@@ -189,25 +173,24 @@ def test_evaluate_counts_what_is_wrong():
     assert (found.loss, found.token_error) == (3.0, 0.5)
 
 
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout, self.head = nn.Dropout(0.5), LinearMulticlass(3, 2)
+        self.head.eval()
+
+    def forward(self, x):
+        assert not torch.is_grad_enabled()
+        assert not self.dropout.training
+        return self.head(self.dropout(x))
+
+
 def test_evaluate_leaves_modes_and_gradients_alone():
-    class Noisy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.dropout, self.head = nn.Dropout(0.5), LinearMulticlass(3, 2)
-            self.head.eval()
-
-        def forward(self, x):
-            assert not torch.is_grad_enabled()
-            assert not self.dropout.training
-            return self.head(self.dropout(x))
-
     model = Noisy()
     batch = Batch(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]), torch.arange(4))
     found = evaluate(model, Multiclass(2), [batch])
     assert (found.token_error, found.example_error, found.num_examples) == (0.5, 0.5, 4)
-    assert model.training
-    assert model.dropout.training
-    assert not model.head.training
+    assert (model.training, model.dropout.training, model.head.training) == (True, True, False)
     with pytest.raises(ValueError, match="no example"):
         evaluate(model, Multiclass(2), [])
 

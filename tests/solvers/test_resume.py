@@ -16,6 +16,7 @@ L = pytest.importorskip("lightning")
 
 from items import with_solver  # noqa: E402
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: E402
+from problems import assert_same  # noqa: E402
 
 from torchssvm import (  # noqa: E402
     CacheOracle,
@@ -51,13 +52,8 @@ class Words(L.LightningDataModule):
         if self.shuffle:
             return DataLoader(self.words, batch_size=BATCH, shuffle=True, collate_fn=self.words.collate)
         sampler = GapBatchSampler(num_examples=WORDS, batch_size=BATCH, order=self.order, seed=3, chunk=4)
-        return DataLoader(
-            self.words,
-            batch_sampler=sampler,
-            collate_fn=self.words.collate,
-            num_workers=self.workers,
-            prefetch_factor=2 if self.workers else None,
-        )
+        options = {"num_workers": self.workers, "prefetch_factor": 2 if self.workers else None}
+        return DataLoader(self.words, batch_sampler=sampler, collate_fn=self.words.collate, **options)
 
     def val_dataloader(self):
         if not self.validate:
@@ -92,10 +88,8 @@ class Everything(Callback):
 def snapshot(trainer, model) -> dict:
     gap = next(c for c in trainer.callbacks if isinstance(c, DualityGap))
     gap.finish(trainer, model)
-    history = []
-    for entry in gap.history:
-        c = entry.certificate
-        history.append([c.primal, c.dual, c.gap, c.drift, c.oracle_calls])
+    certificates = [entry.certificate for entry in gap.history]
+    history = [[c.primal, c.dual, c.gap, c.drift, c.oracle_calls] for c in certificates]
     averages = [c.state_dict() for c in trainer.callbacks if isinstance(c, AveragedWeights)]
     return {
         "dual": model.dual.state_dict(),
@@ -106,24 +100,6 @@ def snapshot(trainer, model) -> dict:
         "step": trainer.global_step,
         "stopped": gap.stopped_because,
     }
-
-
-def same(a, b, path: str = "") -> None:
-    """Equal to the bit, however deep."""
-    assert type(a) is type(b), path
-    if isinstance(a, torch.Tensor):
-        assert a.dtype == b.dtype, path
-        assert torch.equal(a, b), f"{path}: differs by {(a - b).abs().max()}"
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys(), path
-        for key in a:
-            same(a[key], b[key], f"{path}.{key}")
-    elif isinstance(a, list | tuple):
-        assert len(a) == len(b), path
-        for place, (x, y) in enumerate(zip(a, b, strict=True)):
-            same(x, y, f"{path}[{place}]")
-    else:
-        assert a == b, path
 
 
 class Features(nn.Module):
@@ -150,18 +126,11 @@ def run(
     **data,
 ) -> dict:
     torch.manual_seed(0)
-    rules = rules or {}
+    options = with_solver(**(rules or {}))
     if joint:
-        model = StructuredSVM(
-            LinearChain(8, 26),
-            lam=1e-2,
-            features=Features(),
-            features_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-2),
-            joint=Alternate(features=1, head=1),
-            **with_solver(**rules),
-        )
-    else:
-        model = StructuredSVM(LinearChain(128, 26), lam=1e-2, **with_solver(**rules))
+        options |= {"features": Features(), "joint": Alternate(features=1, head=1)}
+        options["features_optimizer"] = lambda parameters: torch.optim.Adam(parameters, lr=1e-2)
+    model = StructuredSVM(LinearChain(8 if joint else 128, 26), lam=1e-2, **options)
     torch.manual_seed(1 if resume is None else 2)  # whatever is random must come from the checkpoint
     everything = Everything()
     callbacks = [DualityGap(1e-9, every_n_epochs=every), AveragedWeights(), everything]
@@ -184,53 +153,36 @@ def run(
     return getattr(everything, "state", None) or snapshot(fitting, model)  # None: nothing was left to train
 
 
+def at_steps(number: int, **case) -> dict:
+    return {"checkpoint": {"every_n_train_steps": number}, **case}
+
+
+AT_ENDS = {"checkpoint": {"every_n_epochs": 1}}
+AFTER_VALIDATION = {"checkpoint": {"every_n_epochs": 1, "save_on_train_epoch_end": False}, "validate": True}
+TWO_WORKERS = {"workers": 2, "epochs": 2, "every": 1}
 CASES = {
-    "every third step": {"checkpoint": {"every_n_train_steps": 3}},
-    "every fifth step, the last of an epoch among them": {"checkpoint": {"every_n_train_steps": 5}},
-    "the last step of an epoch, then validation": {"checkpoint": {"every_n_train_steps": 5}, "validate": True},
-    "two workers": {"checkpoint": {"every_n_train_steps": 5}, "workers": 2, "epochs": 2, "every": 1},
-    "ends of epochs": {"checkpoint": {"every_n_epochs": 1}},
-    "ends of epochs, two workers": {"checkpoint": {"every_n_epochs": 1}, "workers": 2, "epochs": 2, "every": 1},
-    "ends of epochs, after validation": {
-        "checkpoint": {"every_n_epochs": 1, "save_on_train_epoch_end": False},
-        "validate": True,
-    },
-    "after validation, two workers": {
-        "checkpoint": {"every_n_epochs": 1, "save_on_train_epoch_end": False},
-        "validate": True,
-        "workers": 2,
-        "epochs": 2,
-        "every": 1,
-    },
-    "validation within epochs": {
-        "checkpoint": {"every_n_train_steps": 4},
-        "validate": True,
-        "trainer": {"val_check_interval": 4},
-    },
+    "every third step": at_steps(3),
+    "every fifth step, the last of an epoch among them": at_steps(5),
+    "the last step of an epoch, then validation": at_steps(5, validate=True),
+    "two workers": at_steps(5, **TWO_WORKERS),
+    "ends of epochs": AT_ENDS,
+    "ends of epochs, two workers": AT_ENDS | TWO_WORKERS,
+    "ends of epochs, after validation": AFTER_VALIDATION,
+    "after validation, two workers": AFTER_VALIDATION | TWO_WORKERS,
+    "validation within epochs": at_steps(4, validate=True, trainer={"val_check_interval": 4}),
     "saved before the certificate": {"own_first": True},
     "saved after the certificate": {"own_first": False},
-    "part of an epoch": {"checkpoint": {"every_n_train_steps": 3}, "trainer": {"limit_train_batches": 6}},
-    "a permutation": {"checkpoint": {"every_n_train_steps": 3}, "order": Permutation()},
-    "a plain loader that shuffles, ends of epochs": {"checkpoint": {"every_n_epochs": 1}, "shuffle": True},
+    "part of an epoch": at_steps(3, trainer={"limit_train_batches": 6}),
+    "a permutation": at_steps(3, order=Permutation()),
+    "a plain loader that shuffles, ends of epochs": AT_ENDS | {"shuffle": True},
     "a limit of steps": {
         "checkpoint": {"every_n_train_steps": 5, "save_last": True},
         "trainer": {"max_steps": 27, "max_epochs": -1},
         "validate": True,
     },
-    "features that are trained, two workers": {
-        "joint": True,
-        "workers": 2,
-        "checkpoint": {"every_n_train_steps": 10},
-        "validate": True,
-        "every": 3,
-    },
-    "features that are trained": {"joint": True, "checkpoint": {"every_n_train_steps": 5}, "epochs": 4, "every": 3},
-    "features that are trained, validation": {
-        "joint": True,
-        "checkpoint": {"every_n_train_steps": 5},
-        "validate": True,
-        "every": 3,
-    },
+    "features that are trained, two workers": at_steps(10, joint=True, workers=2, validate=True, every=3),
+    "features that are trained": at_steps(5, joint=True, epochs=4, every=3),
+    "features that are trained, validation": at_steps(5, joint=True, validate=True, every=3),
 }
 
 
@@ -241,7 +193,7 @@ def test_a_resumed_run_ends_as_the_run_left_alone(case, tmp_path):
     checkpoints = sorted((tmp_path / "alone").glob("*.ckpt"))
     assert len(checkpoints) > 1
     for number, checkpoint in enumerate(checkpoints):
-        same(run(tmp_path / str(number), resume=checkpoint, **case), alone, checkpoint.name)
+        assert_same(run(tmp_path / str(number), resume=checkpoint, **case), alone, checkpoint.name)
 
 
 @pytest.mark.parametrize("validate", [False, True])
@@ -249,11 +201,11 @@ def test_a_resumed_run_ends_as_the_run_left_alone(case, tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_resumed_run_may_be_resumed(workers, joint, validate, tmp_path):
     """From the last batch of an epoch, and again from the last batch of a later one, which the resumed run saved."""
-    case = {"checkpoint": {"every_n_train_steps": 10}, "joint": joint, "validate": validate, "every": 3}
+    case = at_steps(10, joint=joint, validate=validate, every=3)
     alone = run(tmp_path / "0", **case)
     for step in (10, 20, 30):
         last = tmp_path / str(step // 10 - 1) / f"step={step:03d}.ckpt"
-        same(run(tmp_path / str(step // 10), resume=last, workers=workers, **case), alone, last.name)
+        assert_same(run(tmp_path / str(step // 10), resume=last, workers=workers, **case), alone, last.name)
 
 
 @pytest.mark.parametrize("oracle", [MaxOracle(), CacheOracle()], ids=repr)
@@ -261,7 +213,7 @@ def test_a_resumed_run_may_be_resumed(workers, joint, validate, tmp_path):
 def test_every_direction_resumes_with_its_labelings(direction, oracle, tmp_path):
     """Of three labelings a word, so that some have had to leave; with averages, exact passes and draws by the gaps."""
     rules = {"direction": direction, "oracle": oracle, "storage": Labelings(3)}
-    case = {"checkpoint": {"every_n_train_steps": 16}, "rules": rules, "epochs": 4}
+    case = at_steps(16, rules=rules, epochs=4)
     alone = run(tmp_path / "alone", **case)
     state = alone["dual"]["storage"]
     assert bool(state["mixed"].any())
@@ -270,24 +222,25 @@ def test_every_direction_resumes_with_its_labelings(direction, oracle, tmp_path)
     checkpoints = sorted((tmp_path / "alone").glob("*.ckpt"))
     assert len(checkpoints) == 2
     for checkpoint in checkpoints:
-        same(run(tmp_path / "again", resume=checkpoint, **case), alone, checkpoint.name)
+        assert_same(run(tmp_path / "again", resume=checkpoint, **case), alone, checkpoint.name)
 
 
 def test_labelings_of_trained_features_resume_with_workers(tmp_path):
     rules = {"direction": Corrective(), "oracle": CacheOracle(), "storage": Labelings(3)}
-    case = {"checkpoint": {"every_n_train_steps": 15}, "rules": rules, "joint": True, "workers": 2, "every": 3}
+    case = at_steps(15, rules=rules, joint=True, workers=2, every=3)
     alone = run(tmp_path / "alone", **case)
     assert alone["dual"]["storage"]["sets"]["gram"] is not None
     (first, *_) = sorted((tmp_path / "alone").glob("*.ckpt"))
-    same(run(tmp_path / "again", resume=first, **case), alone, first.name)
+    assert_same(run(tmp_path / "again", resume=first, **case), alone, first.name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_killed_run_ends_as_the_run_left_alone(workers, tmp_path):
-    case = {"checkpoint": {"every_n_train_steps": 3}, "epochs": 3, "workers": workers}
-    options = {"slow": True, **case}
-    process = multiprocessing.get_context("fork").Process(target=run, args=(tmp_path / "killed",), kwargs=options)
+    case = at_steps(3, workers=workers)
+    process = multiprocessing.get_context("fork").Process(
+        target=run, args=(tmp_path / "killed",), kwargs={"slow": True, **case}
+    )
     process.start()
     deadline = time.monotonic() + 60
     while not list((tmp_path / "killed").glob("*.ckpt")):
@@ -301,11 +254,13 @@ def test_a_killed_run_ends_as_the_run_left_alone(workers, tmp_path):
     assert process.exitcode == -signal.SIGKILL
     last = max((tmp_path / "killed").glob("*.ckpt"))
     assert last.name < "step=030.ckpt", "the run was over before it was killed"
-    same(run(tmp_path / "resumed", resume=last, **case), run(tmp_path / "alone", **case), f"{last.name} after {wait} s")
+    assert_same(
+        run(tmp_path / "resumed", resume=last, **case), run(tmp_path / "alone", **case), f"{last.name} after {wait} s"
+    )
 
 
 def test_the_draws_do_not_depend_on_the_workers(tmp_path):
-    same(run(tmp_path, epochs=3, every=1), run(tmp_path, epochs=3, every=1, workers=2))
+    assert_same(run(tmp_path, epochs=3, every=1), run(tmp_path, epochs=3, every=1, workers=2))
 
 
 def test_a_checkpoint_holds_tensors_and_numbers_only_and_no_duals_among_the_weights(tmp_path):

@@ -120,8 +120,7 @@ class Doubled(nn.Module):
 def test_the_potentials_are_those_of_the_call_that_was_made(how):
     """What is around the module with the weights, and its hooks, count once."""
     head, data = separable(0, "classes", 50)
-    with torch.no_grad():
-        head.weight.normal_(generator=rng(0))
+    nn.init.normal_(head.weight, generator=rng(0))
     scaled = copy.deepcopy(head)
     with torch.no_grad():
         scaled.weight.mul_(1.003)
@@ -148,8 +147,7 @@ class Float32Alone(Multiclass):
 def test_what_does_not_run_in_float64_stays_in_float32():
     _, data = separable(0, "classes", 50)
     head = LinearMulticlass(3, 3, structure=Float32Alone(3))
-    with torch.no_grad():
-        head.weight.normal_(generator=rng(0))
+    nn.init.normal_(head.weight, generator=rng(0))
     found = primal(head, head.structure, in_order(data), 1e-9)
     assert found.value == pytest.approx(in_float64(head, data, 1e-9, Multiclass(3)), rel=1e-4)
     assert not head._forward_hooks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from compiled_kinds import SEQUENCES as KINDS
-from problems import PROBLEMS, Training, WithoutAdjoint, assert_same, flat, reference
+from problems import PROBLEMS, Training, WithoutAdjoint, assert_same, flat, reference, refused
 from tables import each_row
 
 from torchssvm import (
@@ -128,10 +128,8 @@ def test_a_gradient_that_was_changed_is_refused():
     training.backward([2, 3])
     with torch.no_grad():
         training.head.emission.grad *= 0.5
-    before = training.snapshot()
-    with pytest.raises(RuntimeError, match="gradient"):
+    with refused(training, RuntimeError, "gradient"):
         training.optim.step()
-    assert_same(training.snapshot(), before)
 
 
 @each_row(
@@ -172,7 +170,5 @@ def test_features_that_are_not_finite_are_named():
     training = sequential("chain")
     training.step([0, 1])
     training.problem.x[1, 0, 0] = float("nan")
-    before = training.snapshot()
-    with pytest.raises(ValueError, match=r"the potentials of examples \[1\] are not finite"):
+    with refused(training, ValueError, r"the potentials of examples \[1\] are not finite"):
         training.forward(training.problem.batch([0, 1]))
-    assert_same(training.snapshot(), before)

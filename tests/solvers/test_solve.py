@@ -165,8 +165,7 @@ def test_a_second_run_of_a_head_trains_it_anew(compiled):
 
 def test_bad_input_changes_nothing():
     problem = chain(8, n=8)
-    with torch.no_grad():
-        problem.head.emission.fill_(1.0)
+    torch.nn.init.constant_(problem.head.emission, 1.0)
     loss = BlockGap(DualState.for_head(problem.head, problem.n, problem.lam))
     data = Items(problem)
     for arguments, error, words in (

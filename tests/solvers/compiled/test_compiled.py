@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import io
 import itertools
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from compiled_kinds import ARCS, KINDS
-from problems import PROBLEMS, Problem, Training, assert_same, flat, reference, rng
+from problems import PROBLEMS, Problem, Training, assert_same, flat, reference, rng, through_a_file
 from tables import each_row
 
 from torchssvm import (
@@ -53,10 +52,7 @@ def compiled(direction, oracle, order=None, *, capacity: int = 2, seed: int = 0,
 
 
 def state(loop: CompiledBCFW) -> dict:
-    file = io.BytesIO()
-    torch.save({"dual": loop.dual.state_dict(), "loop": loop.state_dict()}, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
+    return through_a_file({"dual": loop.dual.state_dict(), "loop": loop.state_dict()})
 
 
 def resumed(loop: CompiledBCFW, held: dict) -> CompiledBCFW:
@@ -173,23 +169,20 @@ def test_each_loop_continues_a_checkpoint_of_the_other(direction, oracle):
         assert found.gap >= 0.0
 
 
-@each_row("damage", ["waiting", "generator", "missing", "order"])
-def test_a_damaged_state_of_the_loop_is_refused(damage):
+def test_a_damaged_state_of_the_loop_is_refused():
     loop = compiled(Pairwise(), MaxOracle(), Permutation())
     loop.step(5)
     held = loop.state_dict()
-    wrong = dict(held)
-    if damage == "waiting":
-        wrong["waiting"] = torch.tensor([0, 8])
-    elif damage == "generator":
-        wrong["generator"] = held["generator"][:-3]
-    elif damage == "order":
-        wrong["order"] = "Uniform"
-    else:
-        del wrong["waiting"]
-    with pytest.raises(ValueError, match=r"damaged|is Uniform there"):
-        loop.load_state_dict(wrong)
-    assert_same(loop.state_dict(), held)
+    without = {name: value for name, value in held.items() if name != "waiting"}
+    for wrong in (
+        {**held, "waiting": torch.tensor([0, 8])},
+        {**held, "generator": held["generator"][:-3]},
+        {**held, "order": "Uniform"},
+        without,
+    ):
+        with pytest.raises(ValueError, match=r"damaged|is Uniform there"):
+            loop.load_state_dict(wrong)
+        assert_same(loop.state_dict(), held)
 
 
 # To the end: when a corrective step ends sooner, rounding chooses.
@@ -344,6 +337,8 @@ def test_a_visit_of_no_example_is_refused(index, words):
     before = loop.dual.state_dict()
     with pytest.raises(ValueError, match=words):
         loop.visit(index)
+    with pytest.raises(ValueError, match="visits=-1"):
+        loop.step(-1)
     assert_same(loop.dual.state_dict(), before)
 
 

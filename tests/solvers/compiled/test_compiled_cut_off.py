@@ -86,8 +86,7 @@ def test_features_that_overflow_the_dtype_of_the_weights_are_refused():
 def test_weights_set_before_the_first_visit_are_refused():
     head, dual, batch = many_states()
     made = CompiledBCFW(head, dual, [batch])
-    with torch.no_grad():
-        head.weight.normal_()
+    torch.nn.init.normal_(head.weight)
     with pytest.raises(RuntimeError, match="weights have changed"):
         made.step(10)
     assert dual.steps == 0
@@ -141,11 +140,6 @@ def test_labels_out_of_range_are_an_error_in_every_method():
     ):
         with pytest.raises((RuntimeError, IndexError, ValueError)):
             call()
-
-
-def test_empty_sequences_are_refused():
-    with pytest.raises(ValueError, match="at least one position"):
-        LinearChain(3, 4)(torch.zeros(2, 0, 3))
 
 
 def test_a_dual_that_was_shared_between_processes_goes_on():

@@ -75,18 +75,8 @@ def test_thousands_of_labels(mean):
     for stamp in range(20):  # each is compared with four million pairs
         left_labels, right_labels = np.unique(zipf(rng, 2000, 12)), np.unique(zipf(rng, 2000, 12))
         left, right = numbers(rng, len(left_labels), 1.0), numbers(rng, len(right_labels), 1.0)
-        found = indicator_fmo(
-            entries,
-            left_labels,
-            left,
-            len(left_labels),
-            right_labels,
-            right,
-            len(right_labels),
-            marked_row,
-            marked_col,
-            stamp,
-        )
+        sides = left_labels, left, len(left_labels), right_labels, right, len(right_labels)
+        found = indicator_fmo(entries, *sides, marked_row, marked_col, stamp)
         forces = spread(2000, left_labels, left), spread(2000, right_labels, right)
         check_found(found, v, np.ones_like(v, dtype=bool), *forces)
 
@@ -127,11 +117,6 @@ def test_marking_everything_leaves_only_pairs_of_marked_labels():
     labels, force, marked = np.arange(40), numbers(rng, 40), np.full(40, -1)
     assert best_unmarked(entries, marks(40, labels), marked, STAMP) == (-np.inf, -1, -1)
     entries.counters[VISITED] = 0
-    check_found(
-        indicator_fmo(entries, labels, force, 40, labels, force, 40, marked, marked.copy(), 0),
-        v,
-        np.ones_like(v, dtype=bool),
-        force,
-        force,
-    )
+    found = indicator_fmo(entries, labels, force, 40, labels, force, 40, marked, marked.copy(), 0)
+    check_found(found, v, np.ones_like(v, dtype=bool), force, force)
     assert entries.counters[VISITED] <= 40 * 40

@@ -161,16 +161,8 @@ def check(tiny: Tiny, seed: int, tolerance: float) -> list[FactorwiseCertificate
     relaxed = best if polytopes is None else polytopes.solve()
     rule, oracle = OPTIONS[seed % len(OPTIONS)]
     penalty = Penalty(RHOS[seed // 5 % len(RHOS)])
-    gdmm = GDMM(
-        tiny.head,
-        [tiny.batch],
-        num_examples=tiny.listed.n,
-        lam=tiny.lam,
-        rule=rule,
-        oracle=oracle,
-        penalty=penalty,
-        seed=seed,
-    )
+    options = {"num_examples": tiny.listed.n, "lam": tiny.lam, "penalty": penalty, "seed": seed}
+    gdmm = GDMM(tiny.head, [tiny.batch], rule=rule, oracle=oracle, **options)
     seen: list[FactorwiseCertificate] = []
     for passes in (0, 2, 4, 12, 30):
         for _ in range(passes):

@@ -152,14 +152,6 @@ class TestNonlinearProblems:
         assert certificate.dual == pytest.approx(optimum, abs=1e-5 if isinstance(direction, Pairwise) else 2e-3)
         assert certificate.primal >= optimum - 1e-8
 
-    def test_xor(self) -> None:
-        x = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
-        y = torch.tensor([0, 1, 1, 0])
-        svm = kernel_svm(Problem(LinearMulticlass(2, 2), x, y, None, 0.01), RBF(2.0))
-        for _ in range(50):
-            svm.visit(range(4))
-        assert torch.equal(svm.decode(x), y)
-
 
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[Problem, KernelSSVM, list[list[int]]]:
