@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_int64, check_tensor, check_whole
+from torchssvm.core.on_host import apart
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.structure import Decoding, Structure, fit
 from torchssvm.structures.arguments import check_labels, check_lengths, check_structure
@@ -55,8 +56,7 @@ class ForestPotentials(Potentials):
     ) -> None:
         ragged = None if lengths is None else {"node": 0, "edge": 0}
         super().__init__({"node": node, "edge": edge}, lengths, ragged=ragged, **options)
-        check_int64(parent, "parent", node.shape[:2], ", the parent of every node")
-        self.parent = parent
+        self.parent = apart(check_int64(parent, "parent", node.shape[:2], ", the parent of every node"))
 
 
 class ForestLabeling(NamedTuple):
