@@ -7,6 +7,7 @@ raise an error of its own; its name is printed before, so that a crash of other 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from compiled_kinds import ARCS, OTHERS
 from torch import Tensor
 
 import torchssvm
@@ -375,6 +377,26 @@ def trainers() -> Iterator[Call]:
     yield "KernelSSVM.decode", svm.decode, [x, LENGTHS]
 
 
+def kinds() -> Iterator[Call]:
+    """The compiled loop on examples of every kind: each tensor that a batch brings."""
+
+    def run(problem: Any, batch: Batch) -> None:
+        head = copy.deepcopy(problem.head)
+        trainer = CompiledBCFW(head, DualState.for_head(head, problem.n, 0.1), [batch])
+        trainer.step(3)
+        trainer.certify()
+
+    for name, make in {**OTHERS, **ARCS}.items():
+        problem = make()
+        batch = problem.batch(range(problem.n))
+        tensors = [batch.x, batch.y, batch.index, batch.lengths]
+        yield (
+            f"CompiledBCFW, {name}",
+            lambda *t, p=problem, like=tensors: run(p, Batch(*tree_replace(like, t))),
+            tree_tensors(tensors),
+        )
+
+
 def estimators() -> Iterator[Call]:
     """Estimators on sparse matrices whose arrays do not fit each other."""
     from scipy import sparse
@@ -417,7 +439,14 @@ def estimators() -> Iterator[Call]:
     )
 
 
-GROUPS = {"structures": structures, "oracles": oracles, "heads": heads, "trainers": trainers, "estimators": estimators}
+GROUPS = {
+    "structures": structures,
+    "oracles": oracles,
+    "heads": heads,
+    "trainers": trainers,
+    "kinds": kinds,
+    "estimators": estimators,
+}
 
 
 def fault(error: Exception) -> str | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.potentials import SINGLE, Potentials, as_potentials
-from torchssvm.core.structure import Labeling
+from torchssvm.core.structure import Labeling, reject_rows
 from torchssvm.kinds.adapter import HeadAdapter
 from torchssvm.kinds.examples import Examples, Model
 
@@ -115,17 +115,25 @@ class Form(HeadAdapter):
         """Nothing beside labels and features; the shapes of the first batch are noted and compared.
 
         Raises:
-            ValueError: The potentials are not ``x weight + bias`` and ``pairs``, or of another shape than before.
+            ValueError: The potentials are not ``x weight + bias`` and ``pairs``, or of another shape than before; or a
+                target has more or fewer labels than a labeling.
         """
         ragged, shapes = potentials.lengths is not None, {n: tuple(t.shape[1:]) for n, t in potentials.tensors.items()}
         if not self._shapes:
             self.ragged, self._by_row, self._shapes = ragged, x.ndim == 3, shapes
             self._compare(x, potentials)
+            self._size = self.structure.decode(potentials.select(torch.tensor([0]))).shape[1]  # if nothing is ragged
         if ragged != self.ragged or (not ragged and shapes != self._shapes):
             raise ValueError(
                 f"potentials are {potentials}, and those of the first batch were {self._shapes}: examples of different "
                 "sizes need lengths, in every batch"
             )
+        reject_rows(
+            (target >= 0).sum(1)
+            != (potentials.lengths if ragged else self._size),  # kernels take a target's size as given
+            "target has another number of labels than a labeling in {rows}: "
+            + ("-1 must mark what is beyond the lengths" if ragged else f"it must have {self._size}, none of them -1"),
+        )
         return {}
 
     def _compare(self, x: Tensor, potentials: Potentials) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.structure import Labeling
+from torchssvm.core.structure import Labeling, reject_rows
 from torchssvm.kinds.adapter import HeadAdapter, Ragged
 from torchssvm.kinds.examples import Examples, Model
 
@@ -69,8 +69,7 @@ class LinkAdapter(HeadAdapter):
         counts, ends, z, turned = self.edges_of(x, potentials)
         real = torch.arange(ends.shape[1]) < counts.unsqueeze(1)
         z = z.detach().to(self.head.edge.dtype)
-        if not bool(torch.isfinite(z[real]).all()):
-            raise ValueError("x has features of edges that are not finite numbers")
+        reject_rows((~torch.isfinite(z).all(2) & real).any(1), "x has features of edges that are not finite in {rows}")
         return {"ends": (counts, ends[real]), "z": (counts, z[real]), "turned": (counts, turned[real])}
 
     def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:

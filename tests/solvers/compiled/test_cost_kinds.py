@@ -128,3 +128,15 @@ def test_targets_that_are_not_optimal_are_refused():
     with pytest.raises(ValueError, match="is not optimal for its costs"):
         CompiledBCFW(problem.head, dual, [batch.replace(y=target)])
     assert str(dual.state_dict()) == str(before)
+
+
+@pytest.mark.parametrize("number", [2, -1, 1000])
+def test_targets_that_are_no_choices_are_refused(number):
+    problem = decisions(Selection(4, 2))
+    batch = problem.everything()[0]
+    batch.y.y[5, 1] = number  # stored labelings have room for 0 and 1
+    dual = DualState.for_head(problem.head, 8, 0.1, storage=Labelings(2))
+    before = dual.state_dict()
+    with pytest.raises(ValueError, match=r"target.y has numbers other than 0 and 1: make targets by"):
+        CompiledBCFW(problem.head, dual, [batch])
+    assert str(dual.state_dict()) == str(before)

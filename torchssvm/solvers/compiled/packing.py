@@ -12,6 +12,7 @@ from torch import Tensor
 from torchssvm.core.batch import Batch, as_batch, restrict, to_device
 from torchssvm.core.digest import digest_examples
 from torchssvm.core.lists import Lists, check_finite, lists_of
+from torchssvm.core.naming import naming
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.token_products import STORED
@@ -163,8 +164,9 @@ def _piece(adapter: HeadAdapter, dual: DualState, batch: Batch, dtype: torch.dty
     adapter.carries |= any(getattr(potentials, name) is not None for name in potentials.carried)
     target = adapter.structure.check_target(batch.y, potentials)
     check_finite(adapter.inputs(batch.x), index, dtype)
-    labels, cost, sizes = adapter.targets(target)
-    x = adapter.features(batch.x, target)
+    with naming(batch.index):
+        labels, cost, sizes = adapter.targets(target)
+        x, own = adapter.features(batch.x, target), adapter.own(batch.x, target, potentials)
     return Piece(
         index,
         sizes,
@@ -173,7 +175,7 @@ def _piece(adapter: HeadAdapter, dual: DualState, batch: Batch, dtype: torch.dty
         labels,
         cost,
         digest_examples(target, potentials),
-        adapter.own(batch.x, target, potentials),
+        own,
     )
 
 

@@ -42,11 +42,11 @@ class DecisionAdapter(HeadAdapter):
         """The decisions, and what a variable's change costs.
 
         Raises:
-            ValueError: A decision is no whole number.
+            ValueError: A decision is neither 0 nor 1.
         """
         y = target.y.to(torch.int64)
-        if bool((y != target.y).any()):
-            raise ValueError("target.y has numbers that are not whole: make targets by Decisions(oracle).target(costs)")
+        if bool(((target.y != 0) & (target.y != 1)).any()):
+            raise ValueError("target.y has numbers other than 0 and 1: make targets by Decisions(oracle).target(costs)")
         delta: Any = self.structure.loss_potentials(target)[0]
         return y.flatten(), delta.flatten(), torch.full((len(y),), y.shape[1])
 

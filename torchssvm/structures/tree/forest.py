@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_int64, check_tensor, check_whole
+from torchssvm.core.on_host import apart
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.structure import Decoding, Structure, fit
-from torchssvm.structures.arguments import check_structure
+from torchssvm.structures.arguments import check_labels, check_lengths, check_structure
 from torchssvm.structures.linear_head import Head, weight
-from torchssvm.structures.tree.oracle import max_sum_tree
+from torchssvm.structures.tree.oracle import max_sum_tree, node_depths
 
 
 class ForestFeatures(NamedTuple):
@@ -55,8 +56,7 @@ class ForestPotentials(Potentials):
     ) -> None:
         ragged = None if lengths is None else {"node": 0, "edge": 0}
         super().__init__({"node": node, "edge": edge}, lengths, ragged=ragged, **options)
-        check_int64(parent, "parent", node.shape[:2], ", the parent of every node")
-        self.parent = parent
+        self.parent = apart(check_int64(parent, "parent", node.shape[:2], ", the parent of every node"))
 
 
 class ForestLabeling(NamedTuple):
@@ -116,15 +116,13 @@ class Forest(Structure):
         return {"node": delta.scatter_(2, target.labels.clamp(min=0).unsqueeze(2), 0.0)}, delta.new_zeros(len(delta))
 
     def check_target(self, target: Tensor, potentials: Potentials) -> ForestLabeling:
-        """Check the states, ``[B, N]`` int64; add the pairs."""
-        shape = potentials["node"].shape[:2]
-        check_int64(target, "target", shape, ", a state for every node")
-        if potentials.lengths is not None:
-            real = torch.arange(shape[1], device=target.device) < potentials.lengths.unsqueeze(1)
-            target = target.masked_fill(~real, -1)
-        if int(target.max()) >= self.num_states:
-            raise ValueError(f"target has the state {int(target.max())}; states are 0 to {self.num_states - 1}")
-        return self._with_pairs(target, potentials.parent)  # type: ignore[attr-defined]
+        """Check the states, ``[B, N]`` int64, and the parents; add the pairs."""
+        node, parent, lengths = potentials["node"], potentials.parent, potentials.lengths  # type: ignore[attr-defined]
+        check_int64(target, "target", node.shape[:2], ", a state for every node")
+        real = check_lengths(lengths, *node.shape[:2], target.device)
+        check_labels(target, self.num_states, real)
+        node_depths(node, parent, lengths)  # the compiled loop decodes without a check
+        return self._with_pairs(target.masked_fill(~real, -1), parent)
 
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         """The nodes of each example, as ``ragged`` says, and the edges of those that have a parent."""

@@ -39,7 +39,8 @@ class ForestAdapter(LinkAdapter):
 
     def edges_of(self, x: Any, potentials: Potentials) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of each node and its parent."""
-        _, z, parent, forward = x
+        _, z, _, forward = x
+        parent = potentials.parent  # type: ignore[attr-defined]  # which has been checked
         batch, longest = parent.shape
         sizes = torch.full((batch,), longest) if potentials.lengths is None else potentials.lengths
         child = torch.arange(longest).expand_as(parent)

@@ -1,0 +1,58 @@
+"""Forests: what comes with their features is checked before a compiled loop reads it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tables import each_row
+
+from torchssvm import Batch, CompiledBCFW, DualState
+from torchssvm.structures.tree import ForestFeatures, LinearForest
+
+LENGTHS = torch.tensor([3, 2])
+
+
+def forests(parent: list[int], labels: list[int]) -> tuple[LinearForest, Batch]:
+    """A forest of three nodes, and one of the first two."""
+    x = torch.ones(2, 3, 2), torch.ones(2, 3, 1)
+    parents, y = torch.tensor([parent, [-1, 0, -1]]), torch.tensor([labels, [0, 1, -100]])
+    return LinearForest(2, 1, 2), Batch(ForestFeatures(*x, parents, parents > -2), y, torch.arange(2), LENGTHS)
+
+
+@each_row(
+    "parent, labels, words",
+    [
+        ([-1, 0, 1], [0, -1, 1], "target has label -1 at position 1"),
+        ([-1, 0, 1], [-100, 1, 1], "target has label -100 at position 0"),
+        ([-1, 0, 1], [0, 1, 2], "target has label 2"),
+        ([-1, 3, 1], [0, 1, 1], r"parent must hold nodes 0 to length - 1 = 2, .* got 3 for node 1"),
+        ([-1, -2, 1], [0, 1, 1], "got -2 for node 1"),
+        ([-1, 2**40, 1], [0, 1, 1], "got 1099511627776 for node 1"),
+        ([-1, 2, 1], [0, 1, 1], r"node 1 in .* has no root above it: there is a cycle"),
+        ([0, 0, 1], [0, 1, 1], "there is a cycle"),
+    ],
+)
+def test_wrong_labels_and_parents_are_refused(parent, labels, words):
+    head, batch = forests(parent, labels)
+    potentials = head(batch.x, batch.lengths)
+    with pytest.raises(ValueError, match=words):
+        head.structure.check_target(batch.y, potentials)
+    with pytest.raises(ValueError, match=words):
+        CompiledBCFW(head, DualState.for_head(head, 2, 0.1), [batch])
+
+
+def test_a_parent_beyond_the_length_is_refused():
+    head, batch = forests([-1, 0, 1], [0, 1, 1])
+    batch.x.parent[1, 1] = 2
+    with pytest.raises(ValueError, match=r"0 to length - 1 = 1, .* got 2 for node 1"):
+        CompiledBCFW(head, DualState.for_head(head, 2, 0.1), [batch])
+
+
+def test_features_of_edges_that_are_not_finite_are_named_by_their_example():
+    head, batch = forests([-1, 0, 1], [0, 1, 1])
+    batch.x.edges[1, 1, 0] = float("nan")
+    batch.x.edges[1, 2] = float("inf")  # in the padding
+    for rows in ([1], [0, 1]):
+        with pytest.raises(ValueError, match=rf"features of edges that are not finite in examples \{rows}"):
+            CompiledBCFW(head, DualState.for_head(head, 2, 0.1), [batch])
+        batch.x.edges[0, 2] = float("inf")
