@@ -25,6 +25,7 @@ from torchssvm import (
     PairwiseGraph,
     Potentials,
     Relative,
+    Solver,
     WeightedLabels,
     check,
     grid_edges,
@@ -433,7 +434,8 @@ def test_head_and_structure_pass_the_check():
     assert sum(finding.skipped is not None for finding in report.findings) == 0, str(report)
 
 
-def test_a_run_goes_on_to_the_same_bits():
+@pytest.mark.parametrize("loop", [True, False])
+def test_a_run_goes_on_to_the_same_bits(loop):
     class Data:
         def __len__(self):
             return 5
@@ -444,13 +446,14 @@ def test_a_run_goes_on_to_the_same_bits():
     def trainer():
         problem = PairwiseProblem(3)
         Data.collate = staticmethod(problem.batch)
-        return make_trainer(problem.head, Data(), lam=0.1, progress=False)
+        return make_trainer(problem.head, Data(), lam=0.1, solver=Solver(compiled=loop), progress=False)
 
     whole, first, second = trainer(), trainer(), trainer()
     for _ in range(6):
         whole.step()
     for _ in range(3):
         first.step()
+    second.dual.load_state_dict(first.dual.state_dict())
     second.load_state_dict(first.state_dict())
     for _ in range(3):
         second.step()
