@@ -242,6 +242,8 @@ def test_plans_know_trees_and_short_cycles():
     assert (len(both.cycles), both.cycles[:, 3].tolist()) == (4, [-1] * 4)  # the square has chords
     assert make_plan(3, np.array([[0, 1], [1, 0]]).tobytes()).tree  # one edge, given twice
     assert make_plan(2, b"").tree
+    gaps = make_plan(3, np.array([[-1, -1], [1, 0], [-1, -1], [2, 1]]).tobytes())
+    assert (gaps.slot.tolist(), gaps.turn.tolist()) == ([-1, 0, -1, 1], [False, True, False, True])
 
 
 @pytest.mark.parametrize("threads", [2, 3])
