@@ -50,7 +50,17 @@ RULES: dict[str, dict[str, Any]] = {
     "torch loop: Frank-Wolfe": {"direction": FrankWolfe(), "compiled": False},
 }
 OPTIONS: dict[str, Any] = {
-    "tasks": ["OCR-small", "alignment", "trees", "forests", "graphs", "label sets", "labels alone", "rankings", "paths"],
+    "tasks": [
+        "OCR-small",
+        "alignment",
+        "trees",
+        "forests",
+        "graphs",
+        "label sets",
+        "labels alone",
+        "rankings",
+        "paths",
+    ],
     "seconds": 60.0,
     "batch_size": 64,
 }

@@ -56,8 +56,8 @@ def test_the_oracle_may_change_between_passes(kind):
     tight = certified()
     assert (loose.exact, tight.exact) == (False, True)
     assert tight.primal < loose.primal - 1e-6
-    before = loop.dual.state_dict()
     setattr(problem.structure, name, OwnOracle())
+    before = loop.dual.state_dict()
     for use in (lambda: loop.step(3), loop.certify):
         with pytest.raises(TypeError, match=r"OwnOracle\(.*which has no compiled loop"):
             use()
@@ -92,6 +92,6 @@ def test_graphs_that_have_changed_are_refused():
     problem.edges[3] = problem.edges[3].flip(1)
     with pytest.raises(RuntimeError, match="index names"):
         loop.check_targets(problem.batch([3, 4]))
-    with pytest.raises(RuntimeError, match="1 of 8 examples have other targets.*other edges"):
+    with pytest.raises(RuntimeError, match=r"1 of 8 examples have other targets.*other edges"):
         CompiledBCFW(problem.head, loop.dual, problem.everything(3))
     assert_same(loop.dual.state_dict(), before)

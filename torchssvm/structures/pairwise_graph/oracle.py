@@ -15,6 +15,7 @@ from torchssvm.structures.arguments import check_edges, own_lengths
 from torchssvm.structures.pairwise_graph import numba as kernels
 from torchssvm.structures.pairwise_graph.plan import make_plan
 
+
 def solve_graph(
     node: np.ndarray, edge: np.ndarray, ends: np.ndarray, rounds: int, cycle_rounds: int, branches: int
 ) -> tuple[np.ndarray, float, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,7 +61,7 @@ def join_plans(graphs: Iterable[tuple[int, bytes]]) -> Plans:
     sizes = [[len(one) for one in (plan.order, plan.slot, plan.first, plan.cycles)] for plan in plans]
     start = np.zeros((len(plans) + 1, 4), np.int64)
     np.cumsum(sizes, 0, out=start[1:])
-    held = (np.concatenate([np.atleast_1d(one) for one in several]) for several in zip(*plans, strict=True))
+    held: Any = (np.concatenate([np.atleast_1d(one) for one in several]) for several in zip(*plans, strict=True))
     return Plans(of, start, Plan(*held))
 
 
