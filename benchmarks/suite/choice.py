@@ -19,14 +19,17 @@ from torchssvm import (
     Corrective,
     Decisions,
     FrankWolfe,
+    Graphs,
     LinearChain,
     LinearDecisions,
     LinearMultilabel,
+    LinearPairwiseGraph,
     LinearRanking,
     LinearTree,
     Pairwise,
     Ranking,
     Solver,
+    grid_edges,
     make_trainer,
 )
 from torchssvm.core.batch import tree_map, tree_tensors
@@ -47,7 +50,17 @@ RULES: dict[str, dict[str, Any]] = {
     "torch loop: Frank-Wolfe": {"direction": FrankWolfe(), "compiled": False},
 }
 OPTIONS: dict[str, Any] = {
-    "tasks": ["OCR-small", "alignment", "trees", "forests", "label sets", "labels alone", "rankings", "paths"],
+    "tasks": [
+        "OCR-small",
+        "alignment",
+        "trees",
+        "forests",
+        "graphs",
+        "label sets",
+        "labels alone",
+        "rankings",
+        "paths",
+    ],
     "seconds": 60.0,
     "batch_size": 64,
 }
@@ -72,6 +85,10 @@ def read(task: str) -> tuple[Any, nn.Module, float]:
         y = (x @ torch.randn(16, 5, generator=random) + 0.7 * torch.randn(n, 9, 5, generator=random)).argmax(2)
         own = ForestFeatures(x, z.masked_fill((parent < 0).unsqueeze(2), 0.0), parent, torch.ones(n, 9).bool())
         return Listed(own, y), LinearForest(16, 3, 5), 0.05
+    if task == "graphs":
+        x, z = torch.randn(n, 16, 16, generator=random), torch.randn(n, 24, 3, generator=random)
+        y = (x @ torch.randn(16, 5, generator=random) + 0.7 * torch.randn(n, 16, 5, generator=random)).argmax(2)
+        return Listed(Graphs(x, z, grid_edges(4, 4).expand(n, -1, -1)), y), LinearPairwiseGraph(16, 3, 5), 0.05
     if task == "rankings":
         x = torch.randn(n, 20, 30, generator=random)
         scores = x @ torch.randn(30, generator=random) + 3.0 * torch.randn(n, 20, generator=random)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from arborescences import own_outputs
+from graphs import pad_edges, random_edges
 from problems import PROBLEMS, Problem, rng
 from torch import Tensor
 
@@ -13,21 +14,26 @@ from torchssvm import (
     Arborescence,
     Batch,
     Decisions,
+    Graphs,
     LinearArcs,
     LinearDecisions,
     LinearEdges,
     LinearMultilabel,
+    LinearPairwiseGraph,
     LinearRanking,
     LinearTree,
     Matching,
+    PairwiseGraph,
     Ranking,
     SparseFeatures,
     SparseLinearChain,
+    WeightedLabels,
 )
 from torchssvm.structures.arborescence import NonProjective, Projective
 from torchssvm.structures.chain import Transitions
 from torchssvm.structures.decisions import Assignment, Knapsack, Selection, ShortestPath, Situations, SpanningTree
 from torchssvm.structures.matching import Edges
+from torchssvm.structures.pairwise_graph import TreeReweighted
 from torchssvm.structures.ranking import NDCG, AveragePrecision, PairSwaps, PrecisionAt, RankingMeasure
 from torchssvm.structures.tree import ForestFeatures, LinearForest
 
@@ -179,7 +185,52 @@ def forests(*, n: int = 8, states: int = 3, ragged: bool = True, dtype: torch.dt
     return found
 
 
+class LabelledGraphs(Problem):
+    """Graphs of up to five nodes, each with edges of its own, among which stands a place without one."""
+
+    edges: list[Tensor]
+    z: list[Tensor]
+
+    def batch(self, rows):
+        batch = super().batch(rows)
+        index, longest = batch.index, batch.x.shape[1]
+        most = None if self.lengths is not None else max(map(len, self.edges))
+        ends = pad_edges([self.edges[i] for i in index.tolist()], most)
+        z = batch.x.new_full((*ends.shape[:2], self.head.edge_features), 9.0)
+        for row, i in enumerate(index.tolist()):
+            z[row, : len(self.edges[i])] = self.z[i]
+        weights = 0.5 + torch.arange(self.n * 5, dtype=torch.float64).view(-1, 5)[index, :longest].cos() ** 2
+        return batch.replace(x=Graphs(batch.x, z, ends), y=WeightedLabels(batch.y, weights))
+
+
+def labelled_graphs(
+    oracle: Any = None,
+    *,
+    n: int = 8,
+    states: int = 3,
+    links: int = 2,
+    directed: bool = True,
+    ragged: bool = True,
+    dtype: torch.dtype = torch.float64,
+) -> LabelledGraphs:
+    """Random graphs, most of them with cycles; now and then an edge is given twice."""
+    random = rng(21)
+    lengths = torch.randint(1, 6, (n,), generator=random) if ragged else torch.full((n,), 5)
+    lengths[3] = 5
+    x, y = torch.randn(n, 5, 4, generator=random, dtype=dtype), torch.randint(0, states, (n, 5), generator=random)
+    edges = [random_edges(size, random, share=0.8) for size in lengths.tolist()]
+    edges = [torch.cat([own[:2], torch.full((1, 2), -1), own[2:]]) for own in edges]
+    head = LinearPairwiseGraph(4, links, states, directed=directed, structure=PairwiseGraph(states, oracle)).to(dtype)
+    found = LabelledGraphs(head, x, y, lengths if ragged else None, 0.05)
+    found.edges, found.z = edges, [torch.randn(len(own), links, generator=random, dtype=dtype) for own in edges]
+    return found
+
+
 OTHERS = {
+    "graphs": labelled_graphs,
+    "graphs, one symmetric table, messages alone, not padded": lambda **o: labelled_graphs(
+        TreeReweighted(2, 0, 0), links=0, directed=False, ragged=False, **o
+    ),
     "forests": forests,
     "forests, not padded": lambda **o: forests(ragged=False, **o),
     "paths": lambda **o: decisions(ShortestPath.grid(2, 3), **o),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ class HeadAdapter(ABC):
         emission: Name of the potentials that features make.
         pairs: Name of the potentials of neighbouring labels; None where there are none.
         has_bias: Whether every token has a feature that is always 1.
+        limits: Those of an approximate oracle, int64; they may change while the loop trains.
         ragged_labels: Whether longer examples have more labels.
         carries: Whether a batch's potentials carry what its targets do not tell, such as sizes of the other side.
         exact_labelings: Whether stored labelings are cut to the sizes of :meth:`longest_labeling`.
@@ -42,14 +44,25 @@ class HeadAdapter(ABC):
     pairs: str | None
     structure: Structure
     has_bias: bool
+    limits: np.ndarray
     ragged_labels = False
     exact_labelings = False
     carries = False
 
-    def __init__(self, head: Any) -> None:
+    def __init__(self, head: Any, limits: Sequence[int] = ()) -> None:
         self.head = head
         self.structure = self.head.structure
-        self.has_bias = self.head.bias is not None
+        self.has_bias = getattr(head, "bias", None) is not None
+        self.limits = np.array(limits, np.int64)
+
+    def renew(self) -> None:
+        """Read the limits of the oracle again.
+
+        Raises:
+            TypeError: The structure has another oracle now, which is not compiled.
+        """
+        if len(self.limits):
+            self.limits[:] = find_adapter(self.head).limits
 
     @property
     @abstractmethod

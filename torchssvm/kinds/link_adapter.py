@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,9 @@ class LinkAdapter(HeadAdapter):
 
     emission, pairs, ragged_labels, carries = "node", "edge", True, True
 
-    def __init__(self, head: Any, symmetric: bool) -> None:
-        self.head, self.structure, self._symmetric = head, head.structure, symmetric
-        self.has_bias = getattr(head, "bias", None) is not None
+    def __init__(self, head: Any, symmetric: bool, limits: Sequence[int] = ()) -> None:
+        super().__init__(head, limits)
+        self._symmetric = symmetric
         self.ragged, self._shapes = False, {"node": (0, 0), "edge": (0, 0, 0)}
 
     @property

@@ -25,6 +25,7 @@ from torchssvm import (
     PairwiseGraph,
     Potentials,
     Relative,
+    Solver,
     WeightedLabels,
     check,
     grid_edges,
@@ -241,6 +242,8 @@ def test_plans_know_trees_and_short_cycles():
     assert (len(both.cycles), both.cycles[:, 3].tolist()) == (4, [-1] * 4)  # the square has chords
     assert make_plan(3, np.array([[0, 1], [1, 0]]).tobytes()).tree  # one edge, given twice
     assert make_plan(2, b"").tree
+    gaps = make_plan(3, np.array([[-1, -1], [1, 0], [-1, -1], [2, 1]]).tobytes())
+    assert (gaps.slot.tolist(), gaps.turn.tolist()) == ([-1, 0, -1, 1], [False, True, False, True])
 
 
 @pytest.mark.parametrize("threads", [2, 3])
@@ -433,7 +436,8 @@ def test_head_and_structure_pass_the_check():
     assert sum(finding.skipped is not None for finding in report.findings) == 0, str(report)
 
 
-def test_a_run_goes_on_to_the_same_bits():
+@pytest.mark.parametrize("loop", [True, False])
+def test_a_run_goes_on_to_the_same_bits(loop):
     class Data:
         def __len__(self):
             return 5
@@ -444,13 +448,14 @@ def test_a_run_goes_on_to_the_same_bits():
     def trainer():
         problem = PairwiseProblem(3)
         Data.collate = staticmethod(problem.batch)
-        return make_trainer(problem.head, Data(), lam=0.1, progress=False)
+        return make_trainer(problem.head, Data(), lam=0.1, solver=Solver(compiled=loop), progress=False)
 
     whole, first, second = trainer(), trainer(), trainer()
     for _ in range(6):
         whole.step()
     for _ in range(3):
         first.step()
+    second.dual.load_state_dict(first.dual.state_dict())
     second.load_state_dict(first.state_dict())
     for _ in range(3):
         second.step()

@@ -56,8 +56,8 @@ def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, 
     loss = decode(kind, examples, i, length, scratch, transition, found)
     base = score(kind, examples, i, examples.y[start : start + size_of(examples, i)], length, emission, transition)
     hinge = score(kind, examples, i, found, length, emission, transition) - base + loss
-    hinges[1, i] = scratch.slack[0]
-    hinges[0, i] = (0.0 if hinge < 0.0 else hinge) + scratch.slack[0]  # the target's is 0; NaN stays
+    hinge = 0.0 if hinge < 0.0 else hinge  # the target's is 0; NaN stays
+    hinges[0, i], hinges[1, i] = hinge + scratch.slack[0], scratch.slack[0]
     for t in range(size_of(examples, i) if len(corners) else 0):
         corners[start + t] = found[t]
     inner = 0.0
@@ -78,7 +78,7 @@ def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, 
         losses[0, i], losses[1, i] = told, size
         inner += exact_dots(psi_pairs, transition, rows, len(rows))
         add_to_weights(kind, examples, part, i, length, psi, psi_pairs, rows, scratch, 1.0)
-    scalars.gaps[i] = (hinges[0, i] + inner) / n - scalars.loss[i]
+    scalars.gaps[i] = (hinge + inner) / n - scalars.loss[i]  # of the labeling: a step cannot close what a bound leaves
     return some or slots
 
 

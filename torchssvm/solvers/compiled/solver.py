@@ -340,6 +340,7 @@ class CompiledBCFW(DualTrainer, Stateful):
     @undisturbed()
     def _validate(self) -> None:
         validate_weights(self._adapter, self.dual, self._layout)
+        self._adapter.renew()
         if self._validate_blocks():
             self._memory.changed()
 

@@ -27,9 +27,8 @@ class LabelSetAdapter(HeadAdapter):
     emission, ragged = "unary", False
 
     def __init__(self, head: Any, max_rounds: int, effort: int) -> None:
-        super().__init__(head)
+        super().__init__(head, (max_rounds, effort))
         self.pairs = None if head.pairwise is None else "pairwise"
-        self._effort = max_rounds, effort
 
     @property
     def num_states(self) -> int:
@@ -71,11 +70,11 @@ class LabelSetAdapter(HeadAdapter):
         """Squared lengths of features, and the kind."""
         from torchssvm.structures.multilabel.kind_numba import LabelSets
 
-        return super().complete(examples, own)._replace(kind=LabelSets(*self._effort))
+        return super().complete(examples, own)._replace(kind=LabelSets(self.limits))
 
     def whole(self) -> HeadAdapter | None:
         """Labels without pairs are solved one by one."""
-        return None if self.pairs is not None else SingleLabelsAdapter(self.head, *self._effort)
+        return None if self.pairs is not None else SingleLabelsAdapter(self.head, *self.limits)
 
     def room_of(self, examples: Examples) -> Callable[[], Any]:
         """Makes the room of the decoder."""

@@ -14,10 +14,9 @@ from torchssvm.structures.multilabel.numba import decode_row, row_sums
 
 
 class LabelSets(NamedTuple):
-    """Limits of the decoder: rounds of messages, and pair updates of branch and bound."""
+    """Limits of the decoder ``[2]``: rounds of messages, and pair updates of branch and bound."""
 
-    max_rounds: int
-    effort: int
+    limits: Any
 
 
 class Room(NamedTuple):
@@ -100,7 +99,7 @@ def decode(kind, examples, i, length, scratch, transition, labels):
             room.weights[j, k] = room.weights[k, j] = transition[0, place]
             place += 1
     row_sums(room.weights, room.positive, room.negative)
-    limits = kind.max_rounds, kind.effort
+    limits = kind.limits[0], kind.limits[1]
     value, bound = decode_row(room.unary, room.weights, room.positive, room.negative, *limits, room.memory, labels)
     if bound > value:
         own = 0.0

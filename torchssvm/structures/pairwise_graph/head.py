@@ -13,6 +13,7 @@ from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.arguments import check_structure
 from torchssvm.structures.graph_cut.head import Graphs, read_graphs
 from torchssvm.structures.linear_head import Head, weight
+from torchssvm.structures.pairwise_graph.oracle import TreeReweighted
 from torchssvm.structures.pairwise_graph.structure import PairwiseGraph, PairwisePotentials
 
 
@@ -65,6 +66,13 @@ class LinearPairwiseGraph(Head):
     def constructor_arguments(self) -> dict[str, Any]:
         """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
         return {"node_features": self.node.shape[1], "num_labels": len(self.node)}
+
+    def compiled_form(self) -> Any:
+        """What the compiled loop needs of the head; None where it has none."""
+        from torchssvm.structures.pairwise_graph.kind import GraphAdapter
+
+        plain = type(self.structure) is PairwiseGraph and type(self.structure.oracle) is TreeReweighted
+        return GraphAdapter(self) if plain else None
 
     def forward(self, x: Graphs, lengths: Tensor | None = None) -> PairwisePotentials:
         """Features -> potentials ``node`` ``[B, N, K]`` and ``edge`` ``[B, E, K, K]``; in the weights' dtype.

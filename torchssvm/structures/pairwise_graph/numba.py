@@ -14,6 +14,8 @@ import numpy as np
 from torchssvm.core.jit import njit
 from torchssvm.core.vectors import add_row, largest_sum, max_rows, set_row
 
+_TINY = 1e-12  # relative to the sum of the largest absolute scores: smaller gaps are rounding
+
 
 class Graph(NamedTuple):
     """One graph of N nodes, E edges and C cycles with its scores, all float64 and int64.
@@ -67,6 +69,37 @@ class Graph(NamedTuple):
     total: np.ndarray
     given: np.ndarray
     room: np.ndarray
+
+
+def make_room(nodes: int, states: int, edges: int, cycles: int) -> Graph:
+    """Arrays for graphs of up to these sizes, without a plan; :func:`solve` takes as much of them as it needs."""
+    node, table, message = np.zeros((nodes, states)), np.zeros((edges, states, states)), np.zeros((edges, states))
+    numbers, marks = np.zeros(0, np.int64), np.zeros((0, 4), np.bool_)
+    return Graph(
+        node=node,
+        table=table,
+        node_scores=node.copy(),
+        edge_scores=table.copy(),
+        first=numbers,
+        second=numbers,
+        begin=numbers,
+        incoming=numbers,
+        end=numbers,
+        cycles=marks.astype(np.int64),
+        turned=marks,
+        ahead=message,
+        back=message.copy(),
+        moved=np.zeros((cycles, 4, states, states)),
+        below=node.copy(),
+        level=node.astype(np.int64),
+        trial=np.zeros(nodes, np.int64),
+        best=np.zeros(nodes, np.int64),
+        decided=np.zeros((nodes + 1, 2), np.int64),
+        bounds=np.zeros(nodes + 1),
+        total=np.zeros(states),
+        given=np.zeros(states),
+        room=np.zeros((10, states, states)),
+    )
 
 
 @njit
@@ -339,3 +372,93 @@ def search(g, tree, rounds, cycle_rounds, branches, small):
         best, found = settle(g, tree, 0 if cycle_rounds else 5, 10, small, best, depth)
         g.bounds[depth] = min(g.bounds[depth], found)
     return best, max(best, g.bounds[0])
+
+
+@njit
+def solve(plan, room, edge, rounds, cycle_rounds, branches, labels):
+    """The labels of one graph, from the scores of its nodes in ``room.node_scores``, which are in the plan's order.
+
+    Args:
+        plan: A :class:`~torchssvm.structures.pairwise_graph.plan.Plan`.
+        room: What :func:`make_room` makes, at least as large as the graph.
+        edge: ``[E', K, K]`` scores of the edges as they are given.
+        rounds, cycle_rounds, branches: See :func:`search`.
+        labels: ``[N]`` int64, to be filled.
+
+    Returns:
+        The score of the labels, and an upper bound of all scores, equal to it where only rounding may be between them.
+        Both are NaN, and the labels 0, if a score is not finite.
+    """
+    size, links, count = len(plan.order), len(plan.first), len(plan.cycles) if cycle_rounds else 0
+    g = Graph(
+        room.node[:size],
+        room.table[:links],
+        room.node_scores[:size],
+        room.edge_scores[:links],
+        plan.first,
+        plan.second,
+        plan.begin,
+        plan.incoming,
+        plan.end,
+        plan.cycles[:count],
+        plan.turned[:count],
+        room.ahead[:links],
+        room.back[:links],
+        room.moved[:count],
+        room.below[:size],
+        room.level[:size],
+        room.trial[:size],
+        room.best[:size],
+        room.decided[: size + 1],
+        room.bounds[: size + 1],
+        room.total,
+        room.given,
+        room.room,
+    )
+    fill(g, plan, edge)
+    small = _TINY * (sum_of_largest(g.node_scores) + sum_of_largest(g.edge_scores))
+    if not np.isfinite(small):
+        labels[:size] = 0
+        return np.nan, np.nan
+    value, bound = search(g, plan.tree, rounds, cycle_rounds, branches, small)
+    for p in range(size):
+        labels[plan.order[p]] = g.best[p]
+    return value, value if plan.tree or bound - value <= small else bound
+
+
+@njit
+def fill(g, plan, edge):
+    """Scores of pairs, of which edges between the same two nodes have one sum; no messages, and all labels open."""
+    states = edge.shape[2]
+    set_row(g.edge_scores, None, None, 0.0)
+    for turned in range(2):
+        for e in range(len(plan.slot)):
+            if plan.slot[e] >= 0 and plan.turn[e] == turned:
+                table = g.edge_scores[plan.slot[e]]
+                for j in range(states):
+                    for k in range(states):
+                        if turned:
+                            table[k, j] += edge[e, j, k]
+                        else:
+                            table[j, k] += edge[e, j, k]
+    set_row(g.node, g.node_scores, None, None)
+    set_row(g.table, g.edge_scores, None, None)
+    for messages in (g.ahead, g.back):
+        set_row(messages, None, None, 0.0)
+    set_row(g.moved, None, None, 0.0)
+    for p in range(len(g.level)):
+        for k in range(states):
+            g.level[p, k] = -1
+
+
+@njit
+def sum_of_largest(scores):
+    """The sum of the largest absolute value of each entry of the first axis; not finite if a score is not."""
+    total = 0.0
+    for place in range(len(scores)):
+        high = 0.0
+        for score in scores[place].reshape(-1):
+            high = max(high, abs(score))
+            total += score - score
+        total += high
+    return total

@@ -15,8 +15,6 @@ from torchssvm.structures.arguments import check_edges, own_lengths
 from torchssvm.structures.pairwise_graph import numba as kernels
 from torchssvm.structures.pairwise_graph.plan import make_plan
 
-_TINY = 1e-12  # relative to the sum of the largest absolute scores: smaller gaps are rounding
-
 
 def solve_graph(
     node: np.ndarray, edge: np.ndarray, ends: np.ndarray, rounds: int, cycle_rounds: int, branches: int
@@ -24,46 +22,10 @@ def solve_graph(
     """Labels, score and bound of one graph: ``node`` ``[N, K]``, ``edge`` ``[E, K, K]``, ``ends`` ``[E, 2]``."""
     size, states = node.shape
     plan = make_plan(size, ends.tobytes())
-    links = len(plan.first)
-    scores = np.zeros((links, states, states))
-    for turned in (False, True):
-        own = edge[plan.turn == turned]
-        np.add.at(scores, plan.slot[plan.turn == turned], own.swapaxes(1, 2) if turned else own)
-    labels = np.zeros(size, np.int64)
-    if not (np.isfinite(node).all() and np.isfinite(scores).all()):
-        return labels, np.nan, np.nan
-    node = node[plan.order]
-    count = len(plan.cycles) if cycle_rounds else 0
-    graph = kernels.Graph(
-        node=node.copy(),
-        table=scores.copy(),
-        node_scores=node,
-        edge_scores=scores,
-        first=plan.first,
-        second=plan.second,
-        begin=plan.begin,
-        incoming=plan.incoming,
-        end=plan.end,
-        cycles=plan.cycles[:count],
-        turned=plan.turned[:count],
-        ahead=np.zeros((links, states)),
-        back=np.zeros((links, states)),
-        moved=np.zeros((count, 4, states, states)),
-        below=np.zeros((size, states)),
-        level=np.full((size, states), -1),
-        trial=np.zeros(size, np.int64),
-        best=np.zeros(size, np.int64),
-        decided=np.zeros((size + 1, 2), np.int64),
-        bounds=np.zeros(size + 1),
-        total=np.zeros(states),
-        given=np.zeros(states),
-        room=np.zeros((10, states, states)),
-    )
-    small = _TINY * float(np.abs(node).max(1).sum() + np.abs(scores).max((1, 2)).sum())
-    value, bound = kernels.search(graph, plan.tree, rounds, cycle_rounds, branches, small)
-    labels[plan.order] = graph.best
-    tight = plan.tree or bound - value <= small
-    return labels, value, value if tight else bound
+    labels = np.empty(size, np.int64)
+    room = kernels.make_room(size, states, len(plan.first), len(plan.cycles) if cycle_rounds else 0)
+    room.node_scores[...] = node[plan.order]
+    return labels, *kernels.solve(plan, room, edge, rounds, cycle_rounds, branches, labels)
 
 
 def best_labels(

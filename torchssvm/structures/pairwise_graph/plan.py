@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +14,7 @@ class Plan(NamedTuple):
 
     Attributes:
         order: ``[N]``, the node at each place.
-        slot: ``[E']``, the edge that each given edge becomes; several between two nodes are one.
+        slot: ``[E']``, the edge that each given edge becomes; several between two nodes are one. -1 is none.
         turn: ``[E']`` bool, whether the given edge's second end comes first.
         first: ``[E]``, the earlier end.
         second: ``[E]``, the later end.
@@ -38,23 +39,53 @@ class Plan(NamedTuple):
     turned: np.ndarray
 
 
+class Plans(NamedTuple):
+    """Plans one after another, one for all equal graphs.
+
+    Attributes:
+        of: ``[n]`` int64, the plan of each graph.
+        start: ``[P + 1, 4]`` int64, where the nodes, given edges, edges and cycles of each plan begin.
+        held: The arrays of all plans, one after another; ``tree`` is ``[P]``.
+    """
+
+    of: np.ndarray
+    start: np.ndarray
+    held: Plan
+
+
+def join_plans(graphs: Iterable[tuple[int, bytes]]) -> Plans:
+    """The plans of graphs, given as to :func:`make_plan`."""
+    numbers: dict[tuple[int, bytes], int] = {}
+    of = np.array([numbers.setdefault(graph, len(numbers)) for graph in graphs])
+    plans = [make_plan(*graph) for graph in numbers]
+    sizes = [[len(one) for one in (plan.order, plan.slot, plan.first, plan.cycles)] for plan in plans]
+    start = np.zeros((len(plans) + 1, 4), np.int64)
+    np.cumsum(sizes, 0, out=start[1:])
+    held: Any = (np.concatenate([np.atleast_1d(one) for one in several]) for several in zip(*plans, strict=True))
+    return Plans(of, start, Plan(*held))
+
+
 @functools.lru_cache(maxsize=4096)
 def make_plan(size: int, edges: bytes) -> Plan:
-    """The plan of a graph of ``size`` nodes; ``edges`` are the bytes of int64 ``[E', 2]``."""
-    ends = np.frombuffer(edges, np.int64).reshape(-1, 2)
+    """The plan of a graph of ``size`` nodes; ``edges`` are the bytes of int64 ``[E', 2]``, and -1 is none."""
+    given = np.frombuffer(edges, np.int64).reshape(-1, 2)
+    real = given[:, 0] >= 0
+    ends = given[real]
     order, parts = _search(size, ends)
     place = np.empty(size, np.int64)
     place[order] = np.arange(size)
     ranked = place[ends]
     low, high = ranked.min(1), ranked.max(1)
-    keys, slot = np.unique(low * size + high, return_inverse=True)
+    slot, turn = np.full(len(given), -1), np.zeros(len(given), np.bool_)
+    keys, slot[real] = np.unique(low * size + high, return_inverse=True)
+    turn[real] = ranked[:, 0] > ranked[:, 1]
     first, second = keys // size, keys % size
     incoming = np.argsort(second, kind="stable")
     cycles, turned = _cycles(size, first, second)
     return Plan(
         order,
-        slot.reshape(-1),
-        ranked[:, 0] > ranked[:, 1],
+        slot,
+        turn,
         first,
         second,
         np.searchsorted(first, np.arange(size + 1)),

@@ -1,0 +1,97 @@
+"""Kinds whose oracles are approximate, in the compiled loop: what the battery of all kinds does not reach."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compiled_kinds import label_sets, labelled_graphs
+from problems import Problem, assert_same
+
+from torchssvm import CompiledBCFW, DualState, Labelings, Multilabel, PairwiseGraph, Solver, certify, make_trainer
+from torchssvm.core.batch import Batch
+from torchssvm.structures.multilabel import BranchAndBound, MessagePassing
+from torchssvm.structures.pairwise_graph import TreeReweighted
+
+
+class OwnOracle(TreeReweighted):
+    """Not the package's, and so not compiled."""
+
+
+class OwnGraph(PairwiseGraph):
+    """Likewise."""
+
+
+CASES = {
+    "graphs": (lambda: labelled_graphs(TreeReweighted(1, 0, 0)), "oracle", TreeReweighted()),
+    "label sets": (
+        lambda: label_sets(labels=9, structure=Multilabel(9, decoder=MessagePassing(1))),
+        "decoder",
+        BranchAndBound(),
+    ),
+}
+
+
+def loop_of(problem: Problem, batches: list[Batch] | None = None) -> CompiledBCFW:
+    dual = DualState.for_head(problem.head, problem.n, problem.lam, storage=Labelings(4))
+    return CompiledBCFW(problem.head, dual, batches or problem.everything(3))
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_the_oracle_may_change_between_passes(kind):
+    """Its limits are those of the pass, with bounds as in the torch loop; one of one's own is refused."""
+    make, name, better = CASES[kind]
+    problem = make()
+    loop = loop_of(problem)
+    loop.visit(torch.arange(24) % 8)
+
+    def certified():
+        here = loop.certify(refresh=False)
+        there = certify(problem.head, loop.dual, problem.everything(3), refresh=False)
+        assert (here.exact, here.relaxed) == (there.exact, there.relaxed)
+        assert here.primal == pytest.approx(there.primal, rel=1e-10)
+        return here
+
+    loose = certified()
+    setattr(problem.structure, name, better)
+    tight = certified()
+    assert (loose.exact, tight.exact) == (False, True)
+    assert tight.primal < loose.primal - 1e-6
+    setattr(problem.structure, name, OwnOracle())
+    before = loop.dual.state_dict()
+    for use in (lambda: loop.step(3), loop.certify):
+        with pytest.raises(TypeError, match=r"OwnOracle\(.*which has no compiled loop"):
+            use()
+    assert_same(loop.dual.state_dict(), before)
+
+
+@pytest.mark.parametrize("structure", [PairwiseGraph(3, OwnOracle()), OwnGraph(3)], ids=["oracle", "structure"])
+def test_what_is_not_compiled_is_named(structure):
+    problem = labelled_graphs()
+    problem.head.structure = structure
+
+    class Data:
+        def __len__(self):
+            return problem.n
+
+        def __getitem__(self, i):
+            return i
+
+        collate = staticmethod(problem.batch)
+
+    with pytest.raises(ValueError, match=r"compiled=True.*structure=PairwiseGraph\(3, .*which has no compiled loop"):
+        make_trainer(problem.head, Data(), 0.1, solver=Solver(compiled=True), progress=False)
+
+
+def test_graphs_that_have_changed_are_refused():
+    """An edge that leads elsewhere, or back."""
+    problem = labelled_graphs()
+    loop = loop_of(problem)
+    loop.visit(torch.arange(8))
+    loop.certify()
+    before = loop.dual.state_dict()
+    problem.edges[3] = problem.edges[3].flip(1)
+    with pytest.raises(RuntimeError, match="index names"):
+        loop.check_targets(problem.batch([3, 4]))
+    with pytest.raises(RuntimeError, match=r"1 of 8 examples have other targets.*other edges"):
+        CompiledBCFW(problem.head, loop.dual, problem.everything(3))
+    assert_same(loop.dual.state_dict(), before)
