@@ -69,5 +69,7 @@ def _add(values, start, held, index, change, factors, longest, width, block: tl.
     factor = tl.load(factors + b).to(values.dtype.element_ty)
     for begin in range(0, own, block):
         at = begin + tl.arange(0, block)
+        # One thread loads and stores an entry: a block has no fewer of them than there are threads, and the caller's
+        # examples are distinct.
         old = tl.load(values + at, at < own, 0.0)
         tl.store(values + at, old + factor * tl.load(change + b * longest * width + at, at < own, 0.0), at < own)

@@ -94,7 +94,7 @@ def _decode(
         if moves:
             matrix = tl.load(pairs + (t - 1) * by_position + square, both, 0.0)
         best, before = tl.max(prefix[:, None] + matrix, 0, return_indices=True, return_indices_tie_break_left=True)
-        # a NaN score may give any index: keep it within the states
+        # A NaN score may give any index: keep it within the states. They are read behind the barrier of `_follow`.
         tl.store(pointers + t * states + state, tl.minimum(before, states - 1).to(tl.int16), inside)
         prefix = tl.where(inside, best + tl.load(emission + t * states + state, inside), -float("inf"))
     best, last = tl.max(prefix, 0, return_indices=True, return_indices_tie_break_left=True)
@@ -136,6 +136,7 @@ def _decode_by_tiles(
                 better = highest > best  # ties go to the earlier tile
                 best, before = tl.where(better, highest, best), tl.where(better, top + index, before)
             tl.store(pointers + t * states + column, tl.minimum(before, states - 1).to(tl.int16), inside)
+            # The last reads of this half of `prefix` were before the last barrier.
             tl.store(new + column, best + tl.load(emission + t * states + column, inside), inside)
         tl.debug_barrier()  # threads read what other threads wrote
     _end(prefix + (length - 1) % 2 * states, pointers, labels + b * longest, value + b, length, longest, states, tile)

@@ -103,4 +103,5 @@ def _match(scores, heights, widths, chosen, left, right, width: tl.constexpr):
             sink = following
     place = owner * by_row + lane * by_column
     gain = tl.load(scores + place, owner >= 0, 0.0)
+    # The only store: it is never read here.
     tl.store(chosen + place, 1, (owner >= 0) & (gain > 0.0))

@@ -87,6 +87,7 @@ def _decode(
             wanted = held + 0.5 * (sign * two - one)
             change = tl.minimum(tl.maximum(wanted, tl.minimum(w, 0.0)), tl.maximum(w, 0.0)) - held
             change = tl.where(pair, change, 0.0)
+            # An entry of `split` belongs to one thread: there are no fewer lanes than threads.
             tl.store(split + r * size + lane, held + change, known)
             belief += tl.where(first, change, -sign * change)
             moved += tl.where(first, tl.abs(change), 0.0)

@@ -64,5 +64,6 @@ def _convolve(scores, costs, value, place, lines, size, targets: tl.constexpr, t
         best, first = tl.where(better, found, best), tl.where(better, q, first)
     at = (group * lines + line)[:, None] * size + p[None, :]
     both = real[:, None] & inside[None, :]
+    # No program reads a result.
     tl.store(value + at, best, both)
     tl.store(place + at, first.to(tl.int64), both)
