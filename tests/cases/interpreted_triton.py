@@ -6,6 +6,7 @@ The interpreter must be chosen before Triton is imported, and in the main proces
 from __future__ import annotations
 
 import itertools
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
 from torchssvm.structures.arborescence.chu_liu_edmonds_triton import max_arborescence_triton
 from torchssvm.structures.arborescence.eisner import eisner, eisner_torch
 from torchssvm.structures.arborescence.triton import eisner_triton
+from torchssvm.structures.chain import labels_triton as label_kernels
 from torchssvm.structures.chain import numba as kernels
 from torchssvm.structures.chain import triton as viterbi_kernels
 from torchssvm.structures.chain.labels_triton import add_difference_triton, augment_triton, examine_triton
@@ -297,9 +299,15 @@ def test_label_sets_of_scores_that_are_not_finite_have_no_value():
     states=st.sampled_from([1, 2, 7, 40]),
     normalize=st.booleans(),
     expanded=st.booleans(),
+    places=st.sampled_from([2, 256]),
     dtype=DTYPES,
 )
-def test_loops_over_labels_are_those_of_the_cpu(seed, batch, longest, states, normalize, expanded, dtype):
+def test_loops_over_labels_are_those_of_the_cpu(seed, batch, longest, states, normalize, expanded, places, dtype):
+    with patch.object(label_kernels, "_PLACES", places):
+        check_loops_over_labels(seed, batch, longest, states, normalize, expanded, dtype)
+
+
+def check_loops_over_labels(seed, batch, longest, states, normalize, expanded, dtype):
     axes = "expanded" if expanded else "chain"
     emission, transition, lengths = chains(seed, batch, longest, states, axes, True, False, dtype)
     random, padding = rng(seed), torch.arange(longest) >= lengths.unsqueeze(1)

@@ -50,7 +50,7 @@ def ascend_triton(gram: Tensor, values: Tensor, sweeps: int, converged: float) -
     return gammas
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size", "sweeps"])
 def _ascend(
     matrix, values, residual, gammas, changes, size, sweeps,
     converged: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,

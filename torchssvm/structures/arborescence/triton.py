@@ -40,7 +40,7 @@ def eisner_triton(scores: Tensor, lengths: Tensor | None, single_root: bool) -> 
     return heads, value
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["longest"])
 def _decode(
     scores, lengths, charts, splits, used, heads, value, longest, single_root: tl.constexpr, tile: tl.constexpr
 ):

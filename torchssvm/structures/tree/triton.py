@@ -47,7 +47,7 @@ def max_sum_tree_triton(node: Tensor, edge: Tensor, parent: Tensor, depth: Tenso
     return labels, value
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["longest", "by_tree", "by_node"])
 def _decode(
     belief, edge, parent, order, size, pointers, labels, value, longest, states, by_tree, by_node,
     tile: tl.constexpr,
