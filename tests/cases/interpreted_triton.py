@@ -303,7 +303,7 @@ def test_label_sets_of_scores_that_are_not_finite_have_no_value():
     dtype=DTYPES,
 )
 def test_loops_over_labels_are_those_of_the_cpu(seed, batch, longest, states, normalize, expanded, places, dtype):
-    with patch.object(label_kernels, "_PLACES", places):
+    with patch.object(label_kernels, "_PLACES", places), patch.object(label_kernels, "_SMALL", 8 * places):
         check_loops_over_labels(seed, batch, longest, states, normalize, expanded, dtype)
 
 

@@ -16,6 +16,7 @@ from torchssvm.core.launch import by_example
 
 _BLOCK = 1024  # numbers of a table that a program takes
 _PLACES = 256  # positions that it looks at together
+_SMALL = 16 * _BLOCK  # numbers of a chain that its only program looks through itself
 
 
 def augment_triton(emission: Tensor, labels: Tensor, normalize: bool) -> Tensor:
@@ -41,15 +42,18 @@ def examine_triton(
     pairs = by_example(transition)
     by_chain = pairs.stride(0) if pairs.shape[0] > 1 else 0
     by_position = pairs.stride(1) if pairs.shape[1] > 1 else 0
+    sizes = [table.shape[1:].numel() for table in (emission, pairs)]
+    own = [size if size <= _SMALL else 0 for size in sizes]
     with on_device(emission):
         _examine[(batch,)](
-            found, labels, emission, pairs, score, loss, longest, states, by_chain, by_position,
-            normalize=normalize, places=_PLACES, enable_fp_fusion=False,
+            found, labels, emission, pairs, score, loss, longest, states, *own, by_chain, by_position,
+            normalize=normalize, places=_PLACES, block=_BLOCK, enable_fp_fusion=False,
         )  # fmt: skip
-        for table in (emission, pairs):
-            rows, size = len(table), table.shape[1:].numel()
-            pieces, chains = triton.cdiv(size, _BLOCK), batch if rows == 1 else 1
-            _mark[(rows * pieces,)](table, score, pieces, size, chains, block=_BLOCK, enable_fp_fusion=False)
+        for table, size in zip((emission, pairs), sizes, strict=True):
+            if size > _SMALL:
+                rows, pieces = len(table), triton.cdiv(size, _BLOCK)
+                chains = batch if rows == 1 else 1
+                _mark[(rows * pieces,)](table, score, pieces, size, chains, block=_BLOCK, enable_fp_fusion=False)
     return score, loss
 
 
@@ -88,11 +92,12 @@ def _augment(
     tl.store(result + b * longest * states + at, tl.where(wrong, value + cost.to(value.dtype), value), inside)
 
 
-@triton.jit(do_not_specialize=["longest", "by_chain", "by_position"])
+@triton.jit(do_not_specialize=["longest", "emissions", "moves", "by_chain", "by_position"])
 def _examine(
-    found, labels, emission, pairs, score, loss, longest, states, by_chain, by_position,
-    normalize: tl.constexpr, places: tl.constexpr,
+    found, labels, emission, pairs, score, loss, longest, states, emissions, moves, by_chain, by_position,
+    normalize: tl.constexpr, places: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
+    """``emissions`` and ``moves`` are how many numbers of the tables are looked at: 0 where :func:`_mark` does it."""
     b = tl.program_id(0).to(tl.int64)
     emission += b * longest * states
     pairs += b * by_chain
@@ -115,11 +120,22 @@ def _examine(
         true += tl.load(step + truly, later, 0.0).to(tl.float64)
         tokens += real.to(tl.int32)
         wrong += (real & (state != label)).to(tl.int32)
-    tl.store(score + b, tl.sum(own, 0) - tl.sum(true, 0))
+    total = tl.sum(own, 0) - tl.sum(true, 0)
+    bad = _not_finite(emission, emissions, block) + _not_finite(pairs, moves, block)
+    tl.store(score + b, tl.where(tl.sum(bad, 0) > 0, float("nan"), total))
     cost = tl.sum(wrong, 0).to(tl.float64)
     if normalize:
         cost = cost / tl.maximum(tl.sum(tokens, 0), 1)
     tl.store(loss + b, cost)
+
+
+@triton.jit
+def _not_finite(table, size, block: tl.constexpr):
+    found = tl.zeros([block], tl.int32)
+    for begin in range(0, size, block):
+        at = begin + tl.arange(0, block)
+        found += (~(tl.abs(tl.load(table + at, at < size, 0.0)) < float("inf"))).to(tl.int32)
+    return found
 
 
 @triton.jit(do_not_specialize=["pieces", "size", "chains"])
