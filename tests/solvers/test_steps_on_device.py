@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -15,6 +16,7 @@ from torchssvm import (
     Batch,
     BlockGap,
     CacheOracle,
+    Chain,
     Corrective,
     DualState,
     Labelings,
@@ -23,6 +25,7 @@ from torchssvm import (
     StructuredHinge,
     Weights,
 )
+from torchssvm.structures.chain import Transitions
 
 pytestmark = pytest.mark.cuda
 
@@ -105,23 +108,42 @@ def test_refusals_of_a_device_change_nothing(cuda):
     assert dual.steps == 2
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="launches are counted on the pretended device")
-@pytest.mark.parametrize("size", [64, 4096])
-def test_a_step_waits_twice_for_the_device_and_starts_sixty_kernels_whatever_its_size(size, cuda):
+def _counted_step(batch: Batch, head: LinearChain) -> Any:
+    """What the third step of a batch of all examples launches and waits for."""
     pretended = pytest.importorskip("pretended_device")
-    batch = _problem(size).to(cuda)
-    head = LinearChain(3, 4).to(cuda)
-    dual = DualState.for_head(head, num_examples=size, lam=0.1)
-    loss, hinge, optimizer = BlockGap(dual), StructuredHinge(head.structure), BCFW(head.parameters(), dual)
+    dual = DualState.for_head(head, num_examples=len(batch.y), lam=0.1)
+    loss, optimizer = BlockGap(dual), BCFW(head.parameters(), dual)
     with pretended.computed_by(CHAIN_TWINS):  # the interpreter takes 60 ms for a chain
         for _ in range(3):
             optimizer.zero_grad()
             with pretended.counted() as counts:
                 loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
                 optimizer.step()
-        assert counts.syncs <= 2, counts
-        assert counts.launches <= 60, counts
-        assert counts.launches * LAUNCH + counts.syncs * WAIT < 0.5e-3
+    return counts
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="launches are counted on the pretended device")
+def test_rules_of_transitions_stay_on_the_device(cuda):
+    rules = Transitions(torch.ones(4, 4, dtype=torch.bool))
+    structure = Chain(4, transitions=rules)
+    counts = _counted_step(_problem(64).to(cuda), LinearChain(3, 4, structure=structure).to(cuda))
+    assert counts.syncs <= 2, counts
+    assert counts.launches <= 72, counts
+    assert pickle.loads(pickle.dumps(rules))._moved is None
+    assert rules._moved is not None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="launches are counted on the pretended device")
+@pytest.mark.parametrize("size", [64, 4096])
+def test_a_step_waits_twice_for_the_device_and_starts_sixty_kernels_whatever_its_size(size, cuda):
+    pretended = pytest.importorskip("pretended_device")
+    batch = _problem(size).to(cuda)
+    head = LinearChain(3, 4).to(cuda)
+    hinge, counts = StructuredHinge(head.structure), _counted_step(batch, head)
+    assert counts.syncs <= 2, counts
+    assert counts.launches <= 60, counts
+    assert counts.launches * LAUNCH + counts.syncs * WAIT < 0.5e-3
+    with pretended.computed_by(CHAIN_TWINS):
         with pretended.counted() as counts:
             hinge(head(batch.x, batch.lengths), batch.y)
         assert counts.syncs <= 2, counts
