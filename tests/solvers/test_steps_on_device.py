@@ -24,6 +24,7 @@ from torchssvm import (
     Pairwise,
     StructuredHinge,
     Weights,
+    certify,
 )
 from torchssvm.structures.chain import Transitions
 
@@ -147,6 +148,20 @@ def test_a_step_waits_twice_for_the_device_and_starts_sixty_kernels_whatever_its
         with pretended.counted() as counts:
             hinge(head(batch.x, batch.lengths), batch.y)
         assert counts.syncs <= 2, counts
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="launches are counted on the pretended device")
+def test_a_certificate_waits_ten_times_and_twice_for_each_further_batch(cuda):
+    pretended = pytest.importorskip("pretended_device")
+    everything = _problem(32)
+    head, dual, _, _ = _train([_rows(everything, slice(0, 32)).to(cuda)], 32, 1)
+    with pretended.computed_by(CHAIN_TWINS):
+        for number in (1, 4):
+            batches = [_rows(everything, rows).to(cuda) for rows in torch.arange(32).split(32 // number)]
+            with pretended.counted() as counts:
+                certify(head, dual, batches)
+            assert counts.syncs <= 8 + 2 * number, counts
+            assert counts.launches <= 190 + 50 * number, counts
 
 
 # How often a step may wait for the device, and the rules of the step. Pairwise steps of `Corrective` make hinges equal,
