@@ -21,11 +21,13 @@ from torchssvm import (
     DualState,
     Labelings,
     LinearChain,
+    LinearMulticlass,
     Pairwise,
     StructuredHinge,
     Weights,
     certify,
 )
+from torchssvm.solvers import block_gap
 from torchssvm.structures.chain import Transitions
 
 pytestmark = pytest.mark.cuda
@@ -150,14 +152,40 @@ def test_a_step_waits_twice_for_the_device_and_starts_sixty_kernels_whatever_its
         assert counts.syncs <= 2, counts
 
 
+def test_large_gradients_are_not_made_on_a_device(cuda, monkeypatch):
+    """The steps are those of the CPU, for distinct and for repeated examples."""
+
+    def train(device: torch.device | str) -> DualState:
+        random = torch.Generator().manual_seed(1)
+        x, y = torch.randn(6, 3, generator=random).double(), torch.randint(4, (6,), generator=random)
+        head = LinearMulticlass(3, 4).double().to(device)
+        dual = DualState.for_head(head, num_examples=6, lam=0.1)
+        loss, optimizer = BlockGap(dual), BCFW(head.parameters(), dual)
+        for rows in ([0, 1, 2], [3, 4, 5, 4], [0, 1, 2, 3, 4, 5]):
+            potentials = head(x[rows].to(device))
+            if device != "cpu":
+                monkeypatch.setattr(potentials, "adjoint", None)
+            optimizer.zero_grad()
+            loss(potentials, y[rows].to(device), torch.tensor(rows).to(device)).backward()
+            optimizer.step()
+        return dual
+
+    expected = train("cpu")
+    monkeypatch.setattr(block_gap, "LARGE", 0)
+    found = train(cuda)
+    assert found.value() == pytest.approx(expected.value(), rel=1e-12)
+    for mine, other in zip(found.parameters, expected.parameters, strict=True):
+        torch.testing.assert_close(mine.detach().cpu(), other.detach(), rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="launches are counted on the pretended device")
 def test_a_certificate_waits_ten_times_and_twice_for_each_further_batch(cuda):
     pretended = pytest.importorskip("pretended_device")
-    everything = _problem(32)
-    head, dual, _, _ = _train([_rows(everything, slice(0, 32)).to(cuda)], 32, 1)
+    everything = _problem(64)
     with pretended.computed_by(CHAIN_TWINS):
+        head, dual, _, _ = _train([everything.to(cuda)], 64, 1)
         for number in (1, 4):
-            batches = [_rows(everything, rows).to(cuda) for rows in torch.arange(32).split(32 // number)]
+            batches = [_rows(everything, rows).to(cuda) for rows in torch.arange(64).split(64 // number)]
             with pretended.counted() as counts:
                 certify(head, dual, batches)
             assert counts.syncs <= 8 + 2 * number, counts
