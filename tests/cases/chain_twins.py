@@ -38,6 +38,10 @@ def _examine(found: Tensor, labels: Tensor, emission: Tensor, pairs: Tensor, sco
     loss.copy_(examined.loss)
 
 
+def _mark(*_: Any, **options: Any) -> None:
+    """``_examine`` has done it."""
+
+
 def _add_difference(found: Tensor, labels: Tensor, emission: Tensor, pairs: Tensor, new_emission: Tensor,
                     new_pairs: Tensor, *sizes: Any, **options: Any) -> None:  # fmt: skip
     parts = {"emission": emission.clone(), "transition": pairs.clone()}
@@ -72,5 +76,5 @@ def _ascend(matrix: Tensor, values: Tensor, residual: Tensor, gammas: Tensor, ch
 
 
 CHAIN_TWINS = {
-    twin.__name__: twin for twin in (_decode, _augment, _examine, _add_difference, _read, _add, _inner, _ascend)
+    twin.__name__: twin for twin in (_decode, _augment, _examine, _mark, _add_difference, _read, _add, _inner, _ascend)
 }

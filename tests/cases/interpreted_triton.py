@@ -6,13 +6,17 @@ The interpreter must be chosen before Triton is imported, and in the main proces
 from __future__ import annotations
 
 import itertools
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples, rng
+from racing_triton import no_races
 from random_potentials import assert_same, chains, draw, strided, trees
 
 from torchssvm.core.inner_triton import inner_triton
@@ -26,6 +30,7 @@ from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
 from torchssvm.structures.arborescence.chu_liu_edmonds_triton import max_arborescence_triton
 from torchssvm.structures.arborescence.eisner import eisner, eisner_torch
 from torchssvm.structures.arborescence.triton import eisner_triton
+from torchssvm.structures.chain import labels_triton as label_kernels
 from torchssvm.structures.chain import numba as kernels
 from torchssvm.structures.chain import triton as viterbi_kernels
 from torchssvm.structures.chain.labels_triton import add_difference_triton, augment_triton, examine_triton
@@ -42,7 +47,35 @@ from torchssvm.structures.tree.oracle import max_sum_tree_torch, node_depths
 from torchssvm.structures.tree.triton import max_sum_tree_triton
 
 SEEDS = st.integers(0, 10**6)
+
+
+@triton.jit
+def _shift(x, size: tl.constexpr, early: tl.constexpr):
+    """Moves numbers by one place; with a barrier, unless the last store is early."""
+    at = tl.arange(0, size)
+    old = tl.load(x + at, at < size - 1)
+    if not early:
+        tl.debug_barrier()
+    tl.store(x + 1 + at, old, at < size - 1)
+
+
+def test_races_are_found():
+    x = torch.zeros(64)
+    _shift[(1,)](x, 64, early=False, num_warps=2)
+    with pytest.raises(AssertionError, match="_shift has a race between barriers"):
+        _shift[(1,)](x, 64, early=True, num_warps=2)
+    with pytest.raises(AssertionError, match=r"programs of .*_shift race"):
+        _shift[(2,)](x, 64, early=False, num_warps=2)
+
+
 DTYPES = st.sampled_from([torch.float32, torch.float64])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_kernel_has_a_race():
+    """At the small sizes of these tests."""
+    with no_races():
+        yield
 
 
 def test_the_interpreter_is_on():
@@ -147,6 +180,16 @@ def test_the_box_qp_is_that_of_the_cpu(seed, size, rank, sweeps):
     expected = np.zeros(size)
     ascend_gram(matrix, values.copy(), expected, sweeps, 1e-3)
     found = ascend_triton(torch.from_numpy(matrix), torch.from_numpy(values), sweeps, 1e-3)
+    assert found.numpy().tobytes() == expected.tobytes()
+
+
+def test_the_box_qp_of_several_warps_is_that_of_the_cpu():
+    """With fewer coordinates in a block than threads: each warp has them all."""
+    random = np.random.default_rng(1)
+    factors, values = random.normal(size=(130, 3)), random.normal(size=130) * 2
+    matrix, expected = factors @ factors.T, np.zeros(130)
+    ascend_gram(matrix, values.copy(), expected, 1, 1e-3)
+    found = ascend_triton(torch.from_numpy(matrix), torch.from_numpy(values), 1, 1e-3)
     assert found.numpy().tobytes() == expected.tobytes()
 
 
@@ -256,9 +299,15 @@ def test_label_sets_of_scores_that_are_not_finite_have_no_value():
     states=st.sampled_from([1, 2, 7, 40]),
     normalize=st.booleans(),
     expanded=st.booleans(),
+    places=st.sampled_from([2, 256]),
     dtype=DTYPES,
 )
-def test_loops_over_labels_are_those_of_the_cpu(seed, batch, longest, states, normalize, expanded, dtype):
+def test_loops_over_labels_are_those_of_the_cpu(seed, batch, longest, states, normalize, expanded, places, dtype):
+    with patch.object(label_kernels, "_PLACES", places), patch.object(label_kernels, "_SMALL", 8 * places):
+        check_loops_over_labels(seed, batch, longest, states, normalize, expanded, dtype)
+
+
+def check_loops_over_labels(seed, batch, longest, states, normalize, expanded, dtype):
     axes = "expanded" if expanded else "chain"
     emission, transition, lengths = chains(seed, batch, longest, states, axes, True, False, dtype)
     random, padding = rng(seed), torch.arange(longest) >= lengths.unsqueeze(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -15,14 +16,19 @@ from torchssvm import (
     Batch,
     BlockGap,
     CacheOracle,
+    Chain,
     Corrective,
     DualState,
     Labelings,
     LinearChain,
+    LinearMulticlass,
     Pairwise,
     StructuredHinge,
     Weights,
+    certify,
 )
+from torchssvm.solvers import block_gap
+from torchssvm.structures.chain import Transitions
 
 pytestmark = pytest.mark.cuda
 
@@ -105,26 +111,85 @@ def test_refusals_of_a_device_change_nothing(cuda):
     assert dual.steps == 2
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="launches are counted on the pretended device")
-@pytest.mark.parametrize("size", [64, 4096])
-def test_a_step_waits_twice_for_the_device_and_starts_sixty_kernels_whatever_its_size(size, cuda):
+def _counted_step(batch: Batch, head: LinearChain) -> Any:
+    """What the third step of a batch of all examples launches and waits for."""
     pretended = pytest.importorskip("pretended_device")
-    batch = _problem(size).to(cuda)
-    head = LinearChain(3, 4).to(cuda)
-    dual = DualState.for_head(head, num_examples=size, lam=0.1)
-    loss, hinge, optimizer = BlockGap(dual), StructuredHinge(head.structure), BCFW(head.parameters(), dual)
+    dual = DualState.for_head(head, num_examples=len(batch.y), lam=0.1)
+    loss, optimizer = BlockGap(dual), BCFW(head.parameters(), dual)
     with pretended.computed_by(CHAIN_TWINS):  # the interpreter takes 60 ms for a chain
         for _ in range(3):
             optimizer.zero_grad()
             with pretended.counted() as counts:
                 loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
                 optimizer.step()
-        assert counts.syncs <= 2, counts
-        assert counts.launches <= 60, counts
-        assert counts.launches * LAUNCH + counts.syncs * WAIT < 0.5e-3
+    return counts
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="launches are counted on the pretended device")
+def test_rules_of_transitions_stay_on_the_device(cuda):
+    rules = Transitions(torch.ones(4, 4, dtype=torch.bool))
+    structure = Chain(4, transitions=rules)
+    counts = _counted_step(_problem(64).to(cuda), LinearChain(3, 4, structure=structure).to(cuda))
+    assert counts.syncs <= 2, counts
+    assert counts.launches <= 72, counts
+    assert pickle.loads(pickle.dumps(rules))._moved is None
+    assert rules._moved is not None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="launches are counted on the pretended device")
+@pytest.mark.parametrize("size", [64, 4096])
+def test_a_step_waits_twice_for_the_device_and_starts_sixty_kernels_whatever_its_size(size, cuda):
+    pretended = pytest.importorskip("pretended_device")
+    batch = _problem(size).to(cuda)
+    head = LinearChain(3, 4).to(cuda)
+    hinge, counts = StructuredHinge(head.structure), _counted_step(batch, head)
+    assert counts.syncs <= 2, counts
+    assert counts.launches <= 60, counts
+    assert counts.launches * LAUNCH + counts.syncs * WAIT < 0.5e-3
+    with pretended.computed_by(CHAIN_TWINS):
         with pretended.counted() as counts:
             hinge(head(batch.x, batch.lengths), batch.y)
         assert counts.syncs <= 2, counts
+
+
+def test_large_gradients_are_not_made_on_a_device(cuda, monkeypatch):
+    """The steps are those of the CPU, for distinct and for repeated examples."""
+
+    def train(device: torch.device | str) -> DualState:
+        random = torch.Generator().manual_seed(1)
+        x, y = torch.randn(6, 3, generator=random).double(), torch.randint(4, (6,), generator=random)
+        head = LinearMulticlass(3, 4).double().to(device)
+        dual = DualState.for_head(head, num_examples=6, lam=0.1)
+        loss, optimizer = BlockGap(dual), BCFW(head.parameters(), dual)
+        for rows in ([0, 1, 2], [3, 4, 5, 4], [0, 1, 2, 3, 4, 5]):
+            potentials = head(x[rows].to(device))
+            if device != "cpu":
+                monkeypatch.setattr(potentials, "adjoint", None)
+            optimizer.zero_grad()
+            loss(potentials, y[rows].to(device), torch.tensor(rows).to(device)).backward()
+            optimizer.step()
+        return dual
+
+    expected = train("cpu")
+    monkeypatch.setattr(block_gap, "LARGE", 0)
+    found = train(cuda)
+    assert found.value() == pytest.approx(expected.value(), rel=1e-12)
+    for mine, other in zip(found.parameters, expected.parameters, strict=True):
+        torch.testing.assert_close(mine.detach().cpu(), other.detach(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="launches are counted on the pretended device")
+def test_a_certificate_waits_ten_times_and_twice_for_each_further_batch(cuda):
+    pretended = pytest.importorskip("pretended_device")
+    everything = _problem(64)
+    with pretended.computed_by(CHAIN_TWINS):
+        head, dual, _, _ = _train([everything.to(cuda)], 64, 1)
+        for number in (1, 4):
+            batches = [_rows(everything, rows).to(cuda) for rows in torch.arange(64).split(64 // number)]
+            with pretended.counted() as counts:
+                certify(head, dual, batches)
+            assert counts.syncs <= 8 + 2 * number, counts
+            assert counts.launches <= 190 + 50 * number, counts
 
 
 # How often a step may wait for the device, and the rules of the step. Pairwise steps of `Corrective` make hinges equal,

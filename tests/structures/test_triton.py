@@ -54,6 +54,35 @@ def test_kernels_are_assembled_for_real_devices(tmp_path):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("lacking", ["gather", "a compiler"])
+def test_torch_runs_where_triton_cannot_compile(lacking, cuda, monkeypatch):
+    triton = pytest.importorskip("triton")
+
+    class Driver:
+        def get_current_target(self):
+            raise FileNotFoundError("gcc")
+
+    if lacking == "gather":
+        monkeypatch.delattr(triton.language, "gather")
+    else:
+        monkeypatch.setenv("TRITON_INTERPRET", "0")
+        monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
+    triton_available.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match=r"3\.3" if lacking == "gather" else "Python.h .*gcc"):
+            assert not triton_available()
+        factors, values = (
+            torch.eye(3, dtype=torch.float64, device=cuda),
+            torch.ones(3, dtype=torch.float64, device=cuda),
+        )
+        assert torch.equal(box_qp.solve_box_qp(factors, values, 2).cpu(), torch.ones(3, dtype=torch.float64))
+        labels, _ = viterbi(torch.eye(3, device=cuda).unsqueeze(0), torch.zeros(3, 3, device=cuda))
+        assert labels.tolist() == [[0, 1, 2]]
+    finally:
+        triton_available.cache_clear()
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("states", [3, 26, 128, pytest.param(200, marks=LARGE), pytest.param(2000, marks=LARGE)])
 def test_cuda_gives_the_bits_of_the_cpu(states, cuda):
     for integers in (True, False):

@@ -27,7 +27,7 @@ def inner_triton(a: Tensor, b: Tensor) -> Tensor:
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size", "by_example"])
 def _inner(a, b, total, size, by_example, block: tl.constexpr):
     i = tl.program_id(0).to(tl.int64)
     found = tl.zeros([block], tl.float64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.core.caller import warn
 from torchssvm.core.naming import is_ours
 
 _spent = 0.0  # seconds, all compilations that have ended
@@ -237,13 +239,32 @@ def fits_triton(*tensors: Tensor) -> bool:
     for tensor in tensors:
         if not (tensor.is_cuda and tensor.is_contiguous()) or tensor.dtype in (torch.float16, torch.bfloat16):
             return False
-    return triton_available() and not torch.compiler.is_compiling()
+    return not torch.compiler.is_compiling() and triton_available()
 
 
 @functools.cache
 def triton_available() -> bool:
-    """Whether Triton is installed, as it is with the CUDA builds of torch."""
-    return importlib.util.find_spec("triton") is not None
+    """Whether Triton is installed, as it is with the CUDA builds of torch, and can compile; warns where it cannot."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    import triton
+    import triton.language
+
+    if not hasattr(triton.language, "gather"):
+        lacking = f"Triton {triton.__version__} has no gather: install torch 2.7 or newer, which brings Triton 3.3"
+    elif not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1":
+        return True
+    else:
+        try:
+            triton.runtime.driver.active.get_current_target()  # which compiles what starts kernels
+            return True
+        except Exception as error:
+            lacking = (
+                f"Triton found no C compiler or no Python.h ({type(error).__name__}: {str(error).strip()[:200]}): "
+                "install gcc and the headers of Python, such as python3-dev"
+            )
+    warn(f"kernels for CUDA are replaced by torch operations and by kernels of the CPU, which is slower: {lacking}")
+    return False
 
 
 def on_device(tensor: Tensor) -> AbstractContextManager[object]:

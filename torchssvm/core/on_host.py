@@ -50,6 +50,13 @@ def read_together(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(part.clone().view(t.dtype).view(t.shape) for part, t in zip(parts, tensors, strict=True))
 
 
+def scalars(*numbers: Tensor) -> list[float]:
+    """The values of tensors of one number each, all of one device, after one wait."""
+    if numbers[0].is_cpu:
+        return [float(number) for number in numbers]
+    return torch.stack([number.to(torch.float64) for number in numbers]).tolist()
+
+
 def on_host(tensor: Tensor) -> Tensor:
     """The numbers of ``tensor`` on the CPU; those of a device tensor that remembers no source are read, which waits."""
     if tensor.is_cpu:

@@ -51,6 +51,8 @@ class Potentials:
             can, several times slower.
         gram_product: Optional. Parts ``[B, ...]`` -> ``Phi_i Phi_i^T parts_i``, shaped like the parts. Directions that
             need inner products of labelings (``Corrective``, ``Hybrid``) are faster with it.
+        gram: Optional. Parts ``[B, ...]`` -> ``<Phi_i^T parts_i, Phi_j^T parts_j>``, ``[B, B]``, without the gradients
+            themselves, which are large where features and classes are many. On a device the box QP takes them so.
         weights: Optional. The head's parameters, in the order of ``head.parameters()``, where the potentials depend on
             nothing else that is trained. With ``adjoint``, ``BlockGap`` gives them their gradient itself, and spares
             the backward pass through the head.
@@ -87,6 +89,7 @@ class Potentials:
         "device",
         "dtype",
         "examined",
+        "gram",
         "gram_product",
         "index",
         "lengths",
@@ -112,6 +115,7 @@ class Potentials:
         ragged: Mapping[str, int] | None = None,
         adjoint: Adjoint | None = None,
         gram_product: GramProduct | None = None,
+        gram: Callable[[Parts], Tensor] | None = None,
         weights: Sequence[Tensor] | None = None,
         called_with: tuple[nn.Module, Any] | None = None,
         min_length: int | None = None,
@@ -122,6 +126,7 @@ class Potentials:
         self.ragged = dict(ragged or {})
         self.adjoint = adjoint
         self.gram_product = gram_product
+        self.gram = gram
         self.weights = weights
         self.called_with = called_with
         self.index: Tensor | None = None
@@ -181,7 +186,7 @@ class Potentials:
         other = object.__new__(type(self))
         other.tensors, other.lengths, other.ragged = tensors, self.lengths, self.ragged
         other.min_length, other.max_length = self.min_length, self.max_length
-        other.adjoint = other.gram_product = other.weights = other.called_with = None
+        other.adjoint = other.gram_product = other.gram = other.weights = other.called_with = None
         other.index, other.examined = self.index, self.examined
         other._note()
         for name in self.carried:

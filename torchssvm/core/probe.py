@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.gradients import adjoint, per_example_adjoint
+from torchssvm.core.on_host import scalars
 from torchssvm.core.potentials import Parts, Potentials, inner, padding_of
 from torchssvm.core.precision import full_precision
+from torchssvm.core.row_sparse import flat
 from torchssvm.core.structure import Structure
 
 TOLERANCE = 1e-4
@@ -35,12 +37,10 @@ def check_depends(potentials: Potentials, structure: Structure, parameters: Sequ
     parts = probe(potentials, structure)
     with full_precision(potentials.device):
         gradients = adjoint(potentials, parts, parameters)
-        weights = [parameter.detach() for parameter in parameters]
         detached = potentials.detach().tensors
-        found = float(inner(parts, detached).sum())
-        expected = sum(float((w.double() * g.double()).sum()) for w, g in zip(weights, gradients, strict=True))
-        size = float(inner(_absolute(parts), _absolute(detached)).sum())
-        size += sum(float((w.double() * g.double()).abs().sum()) for w, g in zip(weights, gradients, strict=True))
+        terms = flat(parameters) * flat(gradients)
+        sizes = inner(_absolute(parts), _absolute(detached)).sum() + terms.abs().sum()
+        found, expected, size = scalars(inner(parts, detached).sum(), terms.sum(), sizes)
     if math.isfinite(size) and not abs(found - expected) <= 1e4 * torch.finfo(potentials.dtype).eps * size:
         raise ValueError(
             "head gave potentials that do not come from the dual's parameters alone: it has other weights, or adds "

@@ -91,7 +91,8 @@ class MeanParts(Storage):
         """One backward pass of the head."""
         assert isinstance(stored, StoredParts)
         found = adjoint(potentials, stored.psi, self.parameters if weights is None else weights, sparse=True)
-        return [g.to(torch.float64) * (1.0 / (self.lam * self.num_examples)) for g in found]
+        factor = 1.0 / (self.lam * self.num_examples)
+        return list(torch._foreach_mul([g.to(torch.float64) for g in found], factor))
 
     def add(self, index: Tensor, potentials: Potentials, parts: Parts, factors: Tensor | None = None) -> None:
         """``psi_i += factors_i parts_i`` for distinct examples, ``factors=None`` is 1; the first call allocates."""

@@ -49,7 +49,7 @@ def add_triton(values: Tensor, start: Tensor, held: Tensor, index: Tensor, chang
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["longest"])
 def _read(values, start, held, index, found, longest, width, block: tl.constexpr):
     b = tl.program_id(0).to(tl.int64)
     example = tl.load(index + b)
@@ -60,7 +60,7 @@ def _read(values, start, held, index, found, longest, width, block: tl.constexpr
         tl.store(found + b * longest * width + at, tl.load(values + at, at < own, 0.0), at < longest * width)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["longest"])
 def _add(values, start, held, index, change, factors, longest, width, block: tl.constexpr):
     b = tl.program_id(0).to(tl.int64)
     example = tl.load(index + b)
@@ -69,5 +69,7 @@ def _add(values, start, held, index, change, factors, longest, width, block: tl.
     factor = tl.load(factors + b).to(values.dtype.element_ty)
     for begin in range(0, own, block):
         at = begin + tl.arange(0, block)
+        # One thread loads and stores an entry: a block has no fewer of them than there are threads, and the caller's
+        # examples are distinct.
         old = tl.load(values + at, at < own, 0.0)
         tl.store(values + at, old + factor * tl.load(change + b * longest * width + at, at < own, 0.0), at < own)

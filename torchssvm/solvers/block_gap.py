@@ -30,6 +30,9 @@ from torchssvm.steps.box_qp import BoxQP
 from torchssvm.steps.cache import MaxOracle, OracleRule
 from torchssvm.steps.directions import Atoms, DirectionRule, FrankWolfe, check_rules
 
+LARGE = 2**26
+"""Bytes of a batch's gradients from which on a device makes their inner products alone, where the head says how."""
+
 
 class BlockGap(nn.Module):
     """The duality gap of a batch's blocks: the loss whose gradient is the BCFW direction ([B13] Alg. 4, [G16] eq. 6).
@@ -160,7 +163,7 @@ class BlockGap(nn.Module):
             step.parts, direct = step.stored.combine(step.change, step.found)
         step.gradients = self._gradients(potentials, step.parts, direct)
         with torch.no_grad():
-            self._solve(step)
+            self._solve(step, potentials)
         inputs: list[Tensor]
         if step.reference is not None and _same(potentials.weights or (), dual.parameters):
             inputs, outputs = list(dual.parameters), step.reference
@@ -240,23 +243,40 @@ class BlockGap(nn.Module):
             needed = self.block_steps.needs_gradients
             waiting = [g for step in dual.mailbox.waiting for g in getattr(step, "gradients", None) or []]
             kept = sum(g.numel() * g.element_size() for g in waiting)
+            needed = needed and not (direct is None and self._takes_gram(potentials))
             found = cheap_adjoint(potentials, parts, dual.parameters, kept) if needed else None
         if found is None:
             return None
         with torch.no_grad():
             return found if direct is None else [dense(g) + d for g, d in zip(found, direct, strict=True)]
 
-    def _solve(self, step: Proposal) -> None:
+    def _takes_gram(self, potentials: Potentials) -> bool:
+        """Whether a device computes inner products of large gradients without these, and their sum by a backward pass.
+
+        Steps of several batches at once then choose their gammas for each batch alone.
+        """
+        if type(self.block_steps) is not BoxQP or self.dual.storage.needs_gradients or potentials.gram is None:
+            return False
+        size = potentials.batch_size * sum(p.numel() * p.element_size() for p in self.dual.parameters)
+        return potentials.device.type != "cpu" and size > LARGE
+
+    def _solve(self, step: Proposal, potentials: Potentials) -> None:
         """Set the gamma of each block (0 in repeated rows), and ``sum_i gamma_i d_i`` with its squared norm."""
         values, rows, gradients, n = step.values, step.rows, step.gradients, self.dual.num_examples
-        whole = len(rows) == len(values)
+        whole, weight = len(rows) == len(values), 1.0 / (self.dual.lam * n**2)
+        if gradients is None and potentials.gram is not None and self._takes_gram(potentials):
+            assert isinstance(self.block_steps, BoxQP)
+            gram, values = potentials.gram(step.parts), values if whole else values[rows]
+            found = self.block_steps.gammas(gram if whole else gram[rows][:, rows], values, weight)
+            step.gammas = found if whole else torch.zeros_like(step.slopes).index_copy_(0, rows, found)
+            step.reference = adjoint(potentials, scale(step.parts, step.gammas / n), self.dual.parameters)
+            return
         if gradients is None:
             ones = torch.ones_like(values)
             step.gammas = ones if whole else torch.zeros_like(values).index_fill_(0, rows, 1.0)
             return
         if not whole:
             gradients, values = [select_examples(g, rows) for g in gradients], values[rows]
-        weight = 1.0 / (self.dual.lam * n**2)
         found, step.reference, step.squared_norm = self.block_steps.solve(gradients, values, weight, 1.0 / n)
         step.gammas = found if whole else torch.zeros_like(step.slopes).index_copy_(0, rows, found)
 

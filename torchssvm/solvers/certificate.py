@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_examples
 from torchssvm.core.jit import clock
+from torchssvm.core.on_host import scalars
 from torchssvm.core.precision import full_precision
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import flat, squared_norm
@@ -199,12 +200,11 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
 
     found = pass_of_all_ranks(dual, within_bounds)
     weights = found.weights
-    primal = dual.lam / 2 * squared_norm(dual.parameters) + found.hinges / dual.num_examples
-    length = squared_norm(weights)
-    value = dual.objective(dual.total_loss, weights)
-    difference = _squared_distance(dual.unclipped, weights)
-    if dual.box.has_bounds:
-        difference = max(difference, _squared_distance(dual.parameters, dual.box.clip(weights)))
+    sizes = _Sizes.of(dual, weights)
+    primal = dual.lam / 2 * sizes.held + found.hinges / dual.num_examples
+    length, loss = sizes.unclipped, dual.total_loss if dual.ranks else sizes.loss
+    value = loss - dual.lam * sizes.dual
+    difference = max(sizes.drifted, sizes.moved)
     drift = (difference / length) ** 0.5 if length > 0.0 else difference**0.5
     if dual_exceeds_primal(primal, value, dual.parameters[0].dtype, dual.lam * length):
         raise RuntimeError(
@@ -213,7 +213,7 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
             "ignores the loss: run torchssvm.check(head, structure, batch)"
         )
     rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
-    scale = abs(2.0 * dual.total_loss / dual.lam) ** 0.5  # the size of weights that are not negligible
+    scale = abs(2.0 * loss / dual.lam) ** 0.5  # the size of weights that are not negligible
     if drift > 100 * rounding and difference**0.5 > 10 * rounding * scale:
         warn(
             f"the weights differ from those of the dual by {drift:.2g} of their length, more than rounding: features "
@@ -238,12 +238,12 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
         dual.relaxed |= found.relaxed
         dual.gap_estimates = found.gaps.clamp(min=0.0)
         dual.oracle_gaps = dual.gap_estimates.clone()
-        dual.keep_sums(dual.total_loss, found.gap_estimate)
+        dual.keep_sums(loss, found.gap_estimate)
         dual.certified_gap = primal - value
         dual.oracle_calls += dual.num_examples
         if refresh:
             dual.recomputed = [w.to(p.dtype) for w, p in zip(weights, dual.parameters, strict=True)]
-            if features_moved(dual, weights):
+            if _far(dual, sizes):
                 dual.restarts += 1  # the next step starts elsewhere
                 dual.storage.forget_features()
     return make_certificate(dual, found, primal, value, drift, start)
@@ -308,11 +308,51 @@ def features_moved(dual: DualState, weights: list[Tensor]) -> bool:
         dual: The dual state.
         weights: w(alpha) for the current features; under bounds, v.
     """
-    length = squared_norm(dual.box.clip(weights)) ** 0.5
+    return _far(dual, _Sizes.of(dual, weights))
+
+
+class _Sizes(NamedTuple):
+    """Squared lengths of held weights w, and of those that were recomputed, v and its clipped weights w'.
+
+    Attributes:
+        held: ``|w|^2``.
+        unclipped: ``|v|^2``.
+        clipped: ``|w'|^2``.
+        dual: ``<w', v - w'/2>``, which the dual subtracts ``lam`` times.
+        drifted: ``|u - v|^2``, with u the held v.
+        moved: ``|w - w'|^2``.
+        loss: ``sum_i l_i`` of this process.
+    """
+
+    held: float
+    unclipped: float
+    clipped: float
+    dual: float
+    drifted: float
+    moved: float
+    loss: float
+
+    @classmethod
+    def of(cls, dual: DualState, weights: list[Tensor]) -> _Sizes:
+        """All of them, after one wait for a device."""
+        w, v = flat(dual.parameters), flat(weights)
+        if not dual.box.has_bounds:
+            moved = w - v
+            held, square, distance, loss = scalars(w @ w, v @ v, moved @ moved, dual.loss.sum())
+            return cls(held, square, square, square / 2, distance, distance, loss)
+        clipped = flat(dual.box.clip(weights))
+        drifted, moved = flat(dual.unclipped) - v, w - clipped
+        products = w @ w, v @ v, clipped @ clipped, clipped @ (v - clipped / 2), drifted @ drifted, moved @ moved
+        return cls(*scalars(*products, dual.loss.sum()))
+
+
+def _far(dual: DualState, sizes: _Sizes) -> bool:
+    """As :func:`features_moved`."""
+    length = sizes.clipped**0.5
     allowed = 1e4 * torch.finfo(dual.parameters[0].dtype).eps * max(length, dual.held_norm)
-    if dual.norm_changed(squared_norm(dual.parameters) ** 0.5):  # the head holds other weights now, such as an average
+    if dual.norm_changed(sizes.held**0.5):  # the head holds other weights now, such as an average
         return abs(length - dual.held_norm) > allowed
-    return _squared_distance(dual.parameters, dual.box.clip(weights)) ** 0.5 > allowed
+    return sizes.moved**0.5 > allowed
 
 
 @torch.no_grad()

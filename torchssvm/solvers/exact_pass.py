@@ -59,7 +59,7 @@ def exact_pass(
 
     With ``remember`` the result can add the labelings found to a storage that keeps labelings.
     """
-    hinges = 0.0
+    hinges = torch.zeros((), dtype=torch.float64, device=dual.parameters[0].device)
     exact, relaxed = True, False
     gaps = torch.zeros(len(dual.own), dtype=torch.float64, device=dual.parameters[0].device)
     losses = torch.stack([torch.full_like(gaps, torch.nan), gaps])
@@ -77,14 +77,13 @@ def exact_pass(
             with torch.no_grad(), full_precision(potentials.device):
                 stored = dual.storage.gather(index, scored, target)
                 dual.storage.check_features(stored, potentials)
-                hinges += float(finer.bound.sum())
+                hinges = hinges + finer.bound.sum()
                 exact &= finer.exact
                 relaxed |= finer.relaxed
                 slopes.append((index, finer.hinge / dual.num_examples + stored.inner(scored)))
                 if (loss := stored.mean_loss(scored)) is not None:
                     told.append((index, *loss))
-                for total, part in zip(weights, dual.storage.contribution(stored, scored, leaves), strict=True):
-                    total += part
+                torch._foreach_add_(weights, dual.storage.contribution(stored, scored, leaves))
                 if remember and (insert := dual.storage.remember(stored, corner)) is not None:
                     keep.append(insert)
 
@@ -100,7 +99,7 @@ def exact_pass(
         if keep:
             dual.version += 1  # slots may hold other labelings now
 
-    return ExactPass(hinges, exact, relaxed, gaps, weights, targets, losses, insert_all)
+    return ExactPass(float(hinges), exact, relaxed, gaps, weights, targets, losses, insert_all)
 
 
 def every_block(

@@ -21,10 +21,10 @@ from torchssvm.core.batch import tree_map, tree_tensors
 from torchssvm.core.head_call import state_kept
 from torchssvm.core.launch import once
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.on_host import pick
-from torchssvm.core.potentials import Potentials, as_potentials, conform, inner
+from torchssvm.core.on_host import on_host, pick, scalars, upload
+from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner
 from torchssvm.core.precision import full_precision
-from torchssvm.core.row_sparse import squared_norm
+from torchssvm.core.row_sparse import flat
 from torchssvm.core.structure import Labeling, OracleResult, Structure
 
 _SAMPLE = 16  # examples of a batch that are compared
@@ -76,7 +76,8 @@ class Rounding:
         self, head: Any, structure: Structure, weights: Iterable[Tensor], lam: float, num_examples: int | None
     ) -> None:
         self._weights = weights = list(weights)
-        self._structure, self._regularisation = structure, lam / 2 * squared_norm(weights)
+        self._structure, self._lam, held = structure, lam, flat(weights)
+        self._square = held @ held  # read with the numbers of each batch
         self._num_examples = 64 if num_examples is None else num_examples
         self._rounding, self._seen, self._due, self._largest = 0.0, 0, 0, 0.0
         self._call: Any = None
@@ -109,14 +110,16 @@ class Rounding:
         if self._owner is None or call is None or not _made(potentials, call[1]):
             return Finer(corner, potentials, self._weights)
         inputs, size = call[0], potentials.batch_size
-        largest, wide = _largest(inputs), None
+        ends = [end for tensor in _filled(inputs) for end in tensor.detach().aminmax()]
+        square, total, *known = scalars(self._square, corner.bound.sum(), *(end.to(potentials.device) for end in ends))
+        largest, wide = max([0.0, *map(abs, known)]), None
         if self._seen >= self._due or largest > 2.0 * self._largest:
             wide = self._widen(inputs, potentials)
             self._compare(potentials, wide and wide[0].detach(), target, corner)
             self._largest = max(largest, self._largest)
             self._due = _AGAIN * (self._seen + size) if self._seen + size >= _SAMPLE else 0
         self._seen += size
-        primal = self._regularisation + float(corner.bound.sum()) / size
+        primal = self._lam / 2 * square + total / size
         if not negligible(self._rounding, primal, self._num_examples):
             wide = wide or self._widen(inputs, potentials)
             if wide is not None and (found := self._decode(wide[0], target)) is not None:
@@ -141,20 +144,23 @@ class Rounding:
         """Compare some examples of a batch: those with the largest potentials, and some others."""
         if wide is None:
             return
-        size, narrow, bound, error = potentials.batch_size, potentials.detach(), corner.bound, 0.0
+        size, narrow, bound = potentials.batch_size, potentials.detach(), corner.bound
         if size > _SAMPLE:
             largest = torch.stack([t.abs().flatten(1).sum(1) for t in wide.tensors.values() if t.numel()]).amax(0)
             others = torch.arange(0, size, -(-2 * size // _SAMPLE), device=potentials.device)
-            rows = torch.cat([largest.topk(_SAMPLE // 2).indices, others]).unique()
+            rows = upload(on_host(torch.cat([largest.topk(_SAMPLE // 2).indices, others])).unique(), others.device)
             narrow, wide, bound = narrow.select(rows), wide.select(rows), bound[rows]
             target = tree_map(lambda t: pick(t, rows), target)
-        for name, tensor in wide.tensors.items():
-            count = max(int(once(tensor).count_nonzero()), 1)
-            error = max(error, float((once(tensor) - once(narrow[name])).square().sum()) / count)
         parts = conform(self._structure.parts(target), wide, "parts(target)")
-        error *= 2.0 * max(1.0, float(inner(parts, parts).mean()))
         if (fine := self._decode(wide, target)) is not None:
-            moved = float((fine.bound - bound).square().mean())
+            every = [(once(tensor), once(narrow[name])) for name, tensor in wide.tensors.items()]
+            looked_at, moved, *sums = scalars(
+                inner(parts, parts).mean(),
+                (fine.bound - bound).square().mean(),
+                *(number for a, b in every for number in ((a - b).square().sum(), a.count_nonzero())),
+            )
+            error = max(square / max(count, 1.0) for square, count in zip(sums[::2], sums[1::2], strict=True))
+            error *= 2.0 * max(1.0, looked_at)
             self._rounding = max(self._rounding, math.sqrt(max(error, moved)))
 
     def _widen(self, inputs: Any, like: Potentials) -> tuple[Potentials, list[Tensor]] | None:
@@ -174,17 +180,9 @@ class Rounding:
         except Exception:  # a head of one's own may know float32 alone
             self._leave()
             return None
-        numbers = found.detach().tensors
-        for name, tensor in like.detach().tensors.items():
-            other = numbers.get(name)
-            if other is None or other.shape != tensor.shape or other.dtype is not torch.float64:
-                same = False
-            else:
-                other, tensor = once(other), once(tensor)
-                same = float((other - tensor).abs().sum()) <= 1e-2 * float(other.abs().sum()) + 1e-30
-            if not same:
-                self._leave()
-                return None
+        if not _differ_by_rounding(found.detach().tensors, like.detach().tensors):
+            self._leave()
+            return None
         found.index = like.index
         return found, weights
 
@@ -198,18 +196,25 @@ def _made(potentials: Potentials, output: Any) -> bool:
     return isinstance(output, dict) and all(output.get(name) is t for name, t in potentials.tensors.items())
 
 
+def _differ_by_rounding(numbers: Parts, like: Parts) -> bool:
+    sums = []
+    for name, tensor in like.items():
+        other = numbers.get(name)
+        if other is None or other.shape != tensor.shape or other.dtype is not torch.float64:
+            return False
+        other = once(other)
+        sums += [(other - once(tensor)).abs().sum(), other.abs().sum()]
+    known = scalars(*sums)
+    return all(error <= 1e-2 * size + 1e-30 for error, size in zip(known[::2], known[1::2], strict=True))
+
+
 def _double(tensor: Tensor) -> Tensor:
     return tensor.detach().double() if tensor.is_floating_point() else tensor
 
 
-def _largest(numbers: Any) -> float:
-    """The largest absolute value of all floating-point numbers; 0 where there are none."""
-    largest = 0.0
-    for tensor in tree_tensors(numbers):
-        if tensor.is_floating_point() and tensor.numel():
-            low, high = tensor.detach().aminmax()
-            largest = max(largest, -float(low), float(high))
-    return largest
+def _filled(numbers: Any) -> list[Tensor]:
+    """The tensors that hold floating-point numbers."""
+    return [tensor for tensor in tree_tensors(numbers) if tensor.is_floating_point() and tensor.numel()]
 
 
 def _owner(head: Any, weights: list[Tensor]) -> tuple[nn.Module | None, list[str]]:

@@ -46,6 +46,12 @@ class BoxQP(BlockSteps):
         """See :func:`solve_batch`."""
         return solve_batch(gradients, values, weight, self.sweeps, factor)
 
+    def gammas(self, gram: Tensor, values: Tensor, weight: float) -> Tensor:
+        """The steps alone, ``[R]`` float64, from the inner products of the gradients, ``[R, R]``."""
+        if len(values) < 2:
+            return torch.ones_like(values)
+        return solve_box_qp(gram.to(torch.float64) * weight, values, self.sweeps)
+
     def __repr__(self) -> str:
         return f"BoxQP(sweeps={self.sweeps})"
 

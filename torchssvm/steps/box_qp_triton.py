@@ -50,7 +50,7 @@ def ascend_triton(gram: Tensor, values: Tensor, sweeps: int, converged: float) -
     return gammas
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size", "sweeps"])
 def _ascend(
     matrix, values, residual, gammas, changes, size, sweeps,
     converged: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
@@ -91,9 +91,11 @@ def _ascend(
                 slope = slope - row * move
             most = tl.max(tl.abs(change), 0)
             if most > 0.0:
-                tl.store(gammas + place, old + change, inside)
+                # The last read of `changes` was before the last barrier.
                 tl.store(changes + place, change, inside)
                 tl.debug_barrier()  # threads read what other threads wrote
+                # Each warp has read the old gammas by now; they are read again behind the next barrier.
+                tl.store(gammas + place, old + change, inside)
                 for left in range(0, size, tile):
                     column = left + tl.arange(0, tile)
                     known = column < size
@@ -101,6 +103,7 @@ def _ascend(
                     for i in tl.range(0, count, loop_unroll_factor=8):
                         row = tl.load(rows + tl.cast(i, tl.int64) * size + column, known, 0.0)
                         rest = rest - row * tl.load(changes + first + i)
+                    # Slopes were read before the last barrier, and are read again behind the next.
                     tl.store(residual + column, rest, known)
                 tl.debug_barrier()
                 largest = tl.maximum(largest, most)

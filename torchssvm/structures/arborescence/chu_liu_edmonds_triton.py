@@ -45,7 +45,7 @@ def _at(vector, numbers, place):
     return tl.max(tl.where(numbers == place, vector, -1), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["longest"])
 def _decode(
     scores, lengths, best, notes, heads, value, longest, single_root: tl.constexpr, width: tl.constexpr
 ):  # fmt: skip

@@ -40,7 +40,7 @@ def eisner_triton(scores: Tensor, lengths: Tensor | None, single_root: bool) -> 
     return heads, value
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["longest"])
 def _decode(
     scores, lengths, charts, splits, used, heads, value, longest, single_root: tl.constexpr, tile: tl.constexpr
 ):
@@ -66,6 +66,7 @@ def _decode(
             to_right = tl.load(scores + (i + width - 1) * size + i, inside, 0.0)
             to_left = tl.load(scores + (i - 1) * size + i + width, inside & (i > 0), 0.0)  # none enters token 0
             here = width * size + i
+            # No reader is before the next barrier: the complete spans that are read here are narrower.
             tl.store(open_right + here, best + to_right, inside)
             tl.store(open_left + here, best + to_left, inside)
             tl.store(splits + here, split, inside)
@@ -74,6 +75,7 @@ def _decode(
             i = begin + tl.arange(0, tile)
             inside = i < spans
             here = width * size + i
+            # Nor here: the complete spans that are read are narrower than those that are stored.
             best, split = _best(open_right, right, 1, width + 1, width, 0, i, inside, i < 0, size)
             tl.store(right + here, best, inside)
             tl.store(splits + area + here, split, inside)
@@ -114,6 +116,7 @@ def _follow(splits, used, heads, length, size, area, tile: tl.constexpr):
             here = width * size + i
             whole = inside & (tl.load(right + here, inside, 0) > 0)
             k = tl.load(splits + area + here, whole, 0)
+            # Spans that are read here are complete and of this width, those that are marked are open or narrower.
             tl.store(open_right + k * size + i, 1, whole)
             tl.store(right + (width - k) * size + i + k, 1, whole)
             whole = inside & (tl.load(left + here, inside, 0) > 0)
@@ -130,6 +133,7 @@ def _follow(splits, used, heads, length, size, area, tile: tl.constexpr):
             tl.store(heads + i + width - 1, i.to(tl.int64), to_right)
             tl.store(heads + i - 1, (i + width).to(tl.int64), to_left)
             either = to_right | to_left
+            # Open spans are read, complete ones are marked, all with the same number.
             k = tl.load(splits + here, either, 0)
             tl.store(right + k * size + i, 1, either)
             tl.store(left + (width - 1 - k) * size + i + k + 1, 1, either)

@@ -22,9 +22,6 @@ from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.chain.sum_product import sum_product
 from torchssvm.structures.chain.transitions import Transitions
 
-MOST_STATES = 128
-"""The kernels for labels on CUDA devices take so many states: one compares a pair with all pairs of states."""
-
 _NONE = torch.empty(0, 0, dtype=torch.float64)
 
 
@@ -252,8 +249,8 @@ class Chain(Structure):
 
     def _on_device(self, found: Tensor, true: Tensor, emission: Tensor, pairs: Tensor) -> bool:
         """Whether the Triton kernels take these labels (checked ones, and those of the oracle) and tables."""
-        fits = found.shape == true.shape == emission.shape[:2] and self.num_states <= MOST_STATES
-        return fits and emission.dtype == pairs.dtype and fits_triton(found, true, emission, pairs)
+        fits = found.shape == true.shape == emission.shape[:2] and emission.dtype == pairs.dtype
+        return fits and fits_triton(found, true, emission, pairs)
 
     def relative_scores(self, labelings: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> Tensor:
         """Sums of looked-up potentials, ``[B, C]`` float64: 2 T - 1 reads for a labeling of length T."""

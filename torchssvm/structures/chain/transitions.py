@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor
 from torchssvm.core.naming import row_name
+from torchssvm.core.on_host import on_host
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import digest
 
@@ -42,6 +44,7 @@ class Transitions:
 
     # There are sequences of all lengths up to this one; pickles that do not have it were made after a look at all.
     _checked: float = math.inf
+    _moved: Transitions | None = None  # a copy of these on another device, for the next batch there
 
     def __init__(self, pairs: Tensor, *, first: Tensor | None = None, last: Tensor | None = None) -> None:
         states = check_tensor(pairs, "pairs").shape[0] if pairs.ndim else 0
@@ -76,9 +79,15 @@ class Transitions:
         """The same on a device."""
         if self.pairs.device == device:
             return self
-        moved = copy.copy(self)
-        moved.pairs, moved.first, moved.last = (mask.to(device) for mask in (self.pairs, self.first, self.last))
-        return moved
+        if self._moved is None or self._moved.pairs.device != device:
+            moved = copy.copy(self)
+            moved.pairs, moved.first, moved.last = (mask.to(device) for mask in (self.pairs, self.first, self.last))
+            self._moved = moved
+        return self._moved
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles hold the masks once, on their own device."""
+        return {name: value for name, value in vars(self).items() if name != "_moved"}
 
     def restrict(self, potentials: Potentials) -> Potentials:
         """Chain potentials that are ``-inf`` where a state or a pair is forbidden.
@@ -94,7 +103,7 @@ class Transitions:
         emission, lengths = emission.clone(), potentials.lengths
         rows = torch.arange(len(emission), device=emission.device)
         last = emission.shape[1] - 1 if lengths is None else (lengths - 1).clamp(0, emission.shape[1] - 1)
-        emission[:, 0] = emission[:, 0].masked_fill(~allowed.first, -torch.inf)
+        emission[:, 0].masked_fill_(~allowed.first, -torch.inf)
         emission[rows, last] = emission[rows, last].masked_fill(~allowed.last, -torch.inf)
         return potentials.replace({"emission": emission, "transition": pairs.expand(transition.shape)})
 
@@ -116,6 +125,7 @@ class Transitions:
 
     def check(self, labels: Tensor) -> None:
         """Raise ValueError, and say where, unless all sequences ``[B, N]`` are outputs."""
+        labels = on_host(labels)  # the caller has checked them there
         wrong = ~self.allows(labels)
         if not bool(wrong.any()):
             return

@@ -18,7 +18,7 @@ from torchssvm.core.jit import on_device
 _IN_REGISTERS = 128  # up to this many states, the transitions of a chain stay in registers
 _TILE = 64  # with more states: the rows and the columns of a tile of the transitions
 _MANY = 512  # from so many states on, chains with the same transitions share their tiles
-_CHAINS = 16  # the most chains that share a tile
+_CHAINS = 16  # that share a tile
 
 
 def viterbi_triton(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -46,32 +46,22 @@ def viterbi_triton(emission: Tensor, transition: Tensor, lengths: Tensor | None)
                 enable_fp_fusion=False,
             )  # fmt: skip
         elif states >= _MANY and not by_chain:
-            together = min(_CHAINS, triton.next_power_of_2(batch))
             scores = emission[:, 0].clone(memory_format=torch.contiguous_format), emission.new_empty(batch, states)
-            grid = triton.cdiv(states, _TILE), triton.cdiv(batch, together)
-            options = {"num_warps": max(1, together // 4), "enable_fp_fusion": False}
+            grid = triton.cdiv(states, _TILE), triton.cdiv(batch, _CHAINS)
             for t in range(1, longest):
                 old, new = scores[(t - 1) % 2], scores[t % 2]
                 _advance[grid](
-                    *arguments[:4],
-                    old,
-                    new,
-                    t,
-                    batch,
-                    *sizes[:2],
-                    by_position,
-                    tile=_TILE,
-                    together=together,
-                    **options,
-                )
-            _finish[(batch,)](*arguments[2:], scores[(longest - 1) % 2], *sizes[:2], tile=_TILE, **options)
+                    *arguments[:4], old, new, t, batch, *sizes[:2], by_position,
+                    tile=_TILE, together=_CHAINS, enable_fp_fusion=False,
+                )  # fmt: skip
+            _finish[(batch,)](*arguments[2:], scores[(longest - 1) % 2], *sizes[:2], tile=_TILE, enable_fp_fusion=False)
         else:
             prefix = emission.new_empty(batch, 2, states)
             _decode_by_tiles[(batch,)](*arguments, prefix, *sizes, tile=_TILE, num_warps=8, enable_fp_fusion=False)
     return labels, value
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["longest", "by_chain", "by_position"])
 def _decode(
     emission, pairs, lengths, pointers, labels, value, longest, states, by_chain, by_position,
     width: tl.constexpr, moves: tl.constexpr,
@@ -94,7 +84,7 @@ def _decode(
         if moves:
             matrix = tl.load(pairs + (t - 1) * by_position + square, both, 0.0)
         best, before = tl.max(prefix[:, None] + matrix, 0, return_indices=True, return_indices_tie_break_left=True)
-        # a NaN score may give any index: keep it within the states
+        # A NaN score may give any index: keep it within the states. They are read behind the barrier of `_follow`.
         tl.store(pointers + t * states + state, tl.minimum(before, states - 1).to(tl.int16), inside)
         prefix = tl.where(inside, best + tl.load(emission + t * states + state, inside), -float("inf"))
     best, last = tl.max(prefix, 0, return_indices=True, return_indices_tie_break_left=True)
@@ -102,7 +92,7 @@ def _decode(
     _follow(pointers, labels + b * longest, tl.minimum(last, states - 1), length, longest, states)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["longest", "by_chain", "by_position"])
 def _decode_by_tiles(
     emission, pairs, lengths, pointers, labels, value, prefix, longest, states, by_chain, by_position,
     tile: tl.constexpr,
@@ -136,12 +126,13 @@ def _decode_by_tiles(
                 better = highest > best  # ties go to the earlier tile
                 best, before = tl.where(better, highest, best), tl.where(better, top + index, before)
             tl.store(pointers + t * states + column, tl.minimum(before, states - 1).to(tl.int16), inside)
+            # The last reads of this half of `prefix` were before the last barrier.
             tl.store(new + column, best + tl.load(emission + t * states + column, inside), inside)
         tl.debug_barrier()  # threads read what other threads wrote
     _end(prefix + (length - 1) % 2 * states, pointers, labels + b * longest, value + b, length, longest, states, tile)
 
 
-@triton.jit(do_not_specialize=["t"])
+@triton.jit(do_not_specialize=["t", "batch", "longest", "by_position"])
 def _advance(
     emission, pairs, lengths, pointers, old, new, t, batch, longest, states, by_position,
     tile: tl.constexpr, together: tl.constexpr,
@@ -172,7 +163,7 @@ def _advance(
     tl.store(new + place, tl.where(running[:, None], best + tl.load(emission + at, both, 0.0), kept), both)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["longest"])
 def _finish(lengths, pointers, labels, value, scores, longest, states, tile: tl.constexpr):
     """The labels of each chain, given the scores ``[B, K]`` at its last position."""
     b = tl.program_id(0).to(tl.int64)

@@ -44,7 +44,7 @@ def best_matching_triton(scores: Tensor, rows: Tensor | None, columns: Tensor | 
     return chosen.view(torch.bool)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["left", "right"])
 def _match(scores, heights, widths, chosen, left, right, width: tl.constexpr):
     """Assign each node of the smaller side, called rows here, to one of the larger side, the columns."""
     b = tl.program_id(0).to(tl.int64)
@@ -103,4 +103,5 @@ def _match(scores, heights, widths, chosen, left, right, width: tl.constexpr):
             sink = following
     place = owner * by_row + lane * by_column
     gain = tl.load(scores + place, owner >= 0, 0.0)
+    # The only store: it is never read here.
     tl.store(chosen + place, 1, (owner >= 0) & (gain > 0.0))

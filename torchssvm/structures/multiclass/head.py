@@ -94,12 +94,18 @@ class LinearMulticlass(LinearHead):
             squared = x.detach().square().sum(1, keepdim=True)
             return {name: v * (squared if self.bias is None else squared + 1.0) for name, v in parts.items()}
 
+        def gram(parts: Parts) -> Tensor:
+            (v,), features = parts.values(), x.detach()
+            inner = features @ features.t()
+            return (v @ v.t()) * (inner if self.bias is None else inner + 1.0)
+
         if x.requires_grad:
-            return Potentials(scores, adjoint=adjoint, gram_product=gram_product)
+            return Potentials(scores, adjoint=adjoint, gram_product=gram_product, gram=gram)
         return Potentials(
             scores,
             adjoint=adjoint,
             gram_product=gram_product,
+            gram=gram,
             weights=own_weights(self),
             called_with=(self, x),
         )

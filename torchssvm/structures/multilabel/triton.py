@@ -33,7 +33,7 @@ def label_sets_triton(unary: Tensor, weights: Tensor, max_rounds: int) -> tuple[
     """
     batch, size = unary.shape
     labels = unary.new_empty(batch, size, dtype=torch.int64)
-    value, bound = unary.new_empty(2, batch).unbind(0)
+    value, bound = unary.new_empty(batch), unary.new_empty(batch)
     if batch:
         label = torch.arange(size, device=unary.device)
         partner = (label.unsqueeze(1) - label) % size  # [remainder, label]
@@ -48,7 +48,7 @@ def label_sets_triton(unary: Tensor, weights: Tensor, max_rounds: int) -> tuple[
     return labels, value, bound
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["by_example", "max_rounds"])
 def _decode(
     unary, met, split, labels, value, bound, size, by_example, max_rounds, width: tl.constexpr
 ):  # fmt: skip
@@ -87,6 +87,7 @@ def _decode(
             wanted = held + 0.5 * (sign * two - one)
             change = tl.minimum(tl.maximum(wanted, tl.minimum(w, 0.0)), tl.maximum(w, 0.0)) - held
             change = tl.where(pair, change, 0.0)
+            # An entry of `split` belongs to one thread: there are no fewer lanes than threads.
             tl.store(split + r * size + lane, held + change, known)
             belief += tl.where(first, change, -sign * change)
             moved += tl.where(first, tl.abs(change), 0.0)

@@ -47,7 +47,7 @@ def best_along_last_triton(scores: Tensor, costs: Tensor) -> tuple[Tensor, Tenso
     return value, place
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lines", "size"])
 def _convolve(scores, costs, value, place, lines, size, targets: tl.constexpr, together: tl.constexpr):
     """``costs`` is ``[G, p, q]``; scores and results are ``[G, lines, n]``."""
     group = tl.program_id(0).to(tl.int64)
@@ -64,5 +64,6 @@ def _convolve(scores, costs, value, place, lines, size, targets: tl.constexpr, t
         best, first = tl.where(better, found, best), tl.where(better, q, first)
     at = (group * lines + line)[:, None] * size + p[None, :]
     both = real[:, None] & inside[None, :]
+    # No program reads a result.
     tl.store(value + at, best, both)
     tl.store(place + at, first.to(tl.int64), both)

@@ -47,7 +47,7 @@ def max_sum_tree_triton(node: Tensor, edge: Tensor, parent: Tensor, depth: Tenso
     return labels, value
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["longest", "by_tree", "by_node"])
 def _decode(
     belief, edge, parent, order, size, pointers, labels, value, longest, states, by_tree, by_node,
     tile: tl.constexpr,
@@ -85,10 +85,12 @@ def _decode(
                     best, index = tl.max(found, 1, return_indices=True, return_indices_tie_break_left=True)
                     better = best > highest  # ties go to the earlier tile
                     highest, chosen = tl.where(better, best, highest), tl.where(better, left + index, chosen)
-                # a NaN score may give any index: keep it within the states
+                # A NaN score may give any index: keep it within the states. They are read behind a barrier.
                 tl.store(pointers + v * states + row, tl.minimum(chosen, states - 1).to(tl.int16), inside)
                 target = belief + above * states + row
-                tl.store(target, tl.load(target, inside) + highest, inside)
+                old = tl.load(target, inside)
+                tl.debug_barrier()  # a tile has fewer rows than there are threads: each warp has them all
+                tl.store(target, old + highest, inside)
             tl.debug_barrier()  # threads read what other threads wrote
     tl.store(value + b, total)
     tl.debug_barrier()
@@ -97,7 +99,7 @@ def _decode(
         above = tl.load(parent + v)
         if above >= 0:
             state = tl.load(pointers + v * states + tl.load(labels + above))
-            tl.store(labels + v, state.to(tl.int64))
+            tl.store(labels + v, state.to(tl.int64))  # of another node than the one that is read here
         tl.debug_barrier()
 
 
