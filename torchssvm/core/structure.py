@@ -354,6 +354,10 @@ class Structure(ABC):
         """Whether ``other`` is of this very class, with the same settings as far as ``repr`` shows them."""
         return type(self) is type(other) and repr(self) == repr(other)
 
+    def extends(self, other: Structure) -> bool:
+        """Whether every output of ``other`` is one of this structure, of the same number and the same losses."""
+        return self.same_as(other)
+
     def settings(self) -> str:
         """What the blocks of a dual depend on: exact passes refuse a structure in which it has changed.
 

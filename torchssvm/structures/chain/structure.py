@@ -291,6 +291,13 @@ class Chain(Structure):
         own = {"emission": real.unsqueeze(2)}
         return own if self.shared else {**own, "transition": real[:, 1:, None, None]}
 
+    def extends(self, other: Structure) -> bool:
+        """Also a chain of more states; the first ones are those of ``other``."""
+        if not isinstance(other, Chain) or self.class_weight is not None or self.transitions is not None:
+            return self.same_as(other)
+        less = Chain(min(other.num_states, self.num_states), shared=self.shared, normalize=self.normalize)
+        return type(self) is Chain and less.same_as(other)
+
     def _token_costs(self, target: Tensor | WeightedLabels) -> Tensor:
         """``costs(target)`` for the kernels; empty if all tokens of an example cost the same."""
         uniform = self.class_weight is None and not isinstance(target, WeightedLabels)
