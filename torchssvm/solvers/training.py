@@ -171,8 +171,9 @@ def make_trainer(
         raise ValueError("the dataset is empty")
     bounds = check_bounds(head, given.bounds)
     check_fits(head, structure, dataset)
+    begun = None
     if start is not None:
-        places, given = check_start(start, kept, n, head, structure, given)
+        begun, given = check_start(start, kept, n, head, structure, given)
     elif kept is not None:
         raise ValueError(f"kept={kept} says where examples were in the dataset of start: give start too")
     ranks = Ranks.here()
@@ -193,8 +194,8 @@ def make_trainer(
             storage=copy.deepcopy(rules.storage),
             memory_limit=rules.memory_limit,
         )
-        if start is not None:
-            go_on(head, dual, start, places, dataset, sample.potentials)
+        if begun is not None:
+            go_on(head, dual, begun, dataset, sample.potentials)
         if choice.adapter is not None:
             trainer: Any = CompiledBCFW(
                 head,
