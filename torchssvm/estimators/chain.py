@@ -132,12 +132,16 @@ class ChainSVC(StructuredEstimator):
         return found
 
     def decision_function(self, X: Any) -> list[np.ndarray]:
-        """The scores of single labels, ``[N_i, K]`` for every sequence, intercepts included; transitions are not."""
+        """The margin of each label of each token, ``[N_i, K]`` float64 for every sequence.
+
+        It is the best score of a sequence of labels with it, less that of the best without it: not below 0 for the
+        labels of ``predict``, and not above for others. Its size says how sure the model is.
+        """
         check_is_fitted(self)
         check_list(X)
-        found = [np.zeros((0, len(self.classes_)), self.coef_.dtype) for _ in X]
+        found = [np.zeros((0, len(self.classes_))) for _ in X]
         for index, length, potentials in self._scored(X):
-            for i, size, row in zip(index, length, potentials["emission"].numpy(), strict=True):
+            for i, size, row in zip(index, length, self.structure_.max_marginals(potentials).numpy(), strict=True):
                 found[i] = row[:size].copy()
         return found
 

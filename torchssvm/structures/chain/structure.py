@@ -20,6 +20,7 @@ from torchssvm.structures.chain.labelings import chain_parts, chain_scores
 from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.chain.sum_product import sum_product
 from torchssvm.structures.chain.transitions import Transitions
+from torchssvm.structures.max_marginals import tree_margins
 
 MOST_STATES = 128
 """The kernels for labels on CUDA devices take so many states: one compares a pair with all pairs of states."""
@@ -119,6 +120,16 @@ class Chain(Structure):
             potentials.tensors["emission"], potentials.tensors["transition"], lengths
         )
         return Marginals({"emission": emission, "transition": transition}, log_partition)
+
+    def max_marginals(self, potentials: Potentials) -> Tensor:
+        """Of each state at each position, ``[B, N, K]``."""
+        found = self.restricted(potentials)
+        emission, transition = found["emission"], found["transition"]
+        if not self.shared:  # by the child: the first position has none
+            transition = torch.cat([transition.new_zeros(len(transition), 1, *transition.shape[2:]), transition], 1)
+        labels = self.argmax(potentials).labeling
+        place = torch.arange(emission.shape[1], device=emission.device)
+        return tree_margins(emission, transition, place - 1, torch.where(labels >= 0, place, -1), labels)
 
     def restricted(self, potentials: Potentials) -> Potentials:
         """The potentials that are decoded: ``-inf`` where :attr:`transitions` forbid a state or a pair."""
