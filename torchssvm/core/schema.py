@@ -356,11 +356,12 @@ class Stateful(ABC):
         with undisturbed():
             self.restore(state)
 
-    def part_of_state(self, state: dict[str, Any], own: range) -> dict[str, Any]:
-        """The state of some consecutive examples, from that of all."""
+    def part_of_state(self, state: dict[str, Any], own: range | Tensor) -> dict[str, Any]:
+        """The state of some examples, consecutive ones or those of any places ``[m]`` int64, from that of all."""
+        rows: Any = slice(own.start, own.stop) if isinstance(own, range) else own
         return self._made_of(
             [state],
-            lambda tensors: tensors[0][own.start : own.stop],
+            lambda tensors: tensors[0][rows],
             lambda other, states: other.part_of_state(states[0], own),
         )
 

@@ -123,10 +123,14 @@ def _values_of(token: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
             raise TypeError(f"has the feature {name!r} = {value!r}: values are texts, numbers, True or False")
 
 
-def vocabulary_of(X: Iterable[Sequence[Any]], min_count: int) -> dict[str, int]:
-    """A column for every feature that occurs at least ``min_count`` times, in alphabetical order."""
+def vocabulary_of(
+    X: Iterable[Sequence[Any]], min_count: int, known: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """A column for every feature that occurs at least ``min_count`` times, in alphabetical order, behind ``known``."""
     counts = Counter(name for token in named_tokens(X) for name, _ in token)
-    return {name: column for column, name in enumerate(sorted(name for name in counts if counts[name] >= min_count))}
+    found, held = sorted(name for name in counts if counts[name] >= min_count), known or {}
+    new = [name for name in found if name not in held]
+    return {**held, **{name: column for column, name in enumerate(new, len(held))}}
 
 
 class FeatureLists:

@@ -217,7 +217,7 @@ class Structure(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in ("argmax", "augmented_argmax", "marginals"):
+        for name in ("argmax", "augmented_argmax", "marginals", "max_marginals"):
             if name in vars(cls):
                 setattr(cls, name, gated(vars(cls)[name]))
         if "__init__" in vars(cls):
@@ -354,6 +354,10 @@ class Structure(ABC):
         """Whether ``other`` is of this very class, with the same settings as far as ``repr`` shows them."""
         return type(self) is type(other) and repr(self) == repr(other)
 
+    def extends(self, other: Structure) -> bool:
+        """Whether every output of ``other`` is one of this structure, of the same number and the same losses."""
+        return self.same_as(other)
+
     def settings(self) -> str:
         """What the blocks of a dual depend on: exact passes refuse a structure in which it has changed.
 
@@ -382,6 +386,27 @@ class Structure(ABC):
         raise NotImplementedError(
             f"{type(self).__name__} has no expectation oracle: define marginals(potentials) -> Marginals, or train "
             "with BCFW, which needs a max oracle only"
+        )
+
+    def max_marginals(self, potentials: Potentials) -> Tensor:
+        """Margins as confidences: the best score of an output with a part, less the best of one without it.
+
+        Parts are the states of single positions, nodes or labels. Those of the best output have no margin below 0, and
+        the others none above: 0 says that another output scores as well. A state that no output can have has ``-inf``,
+        and one that all have ``inf``. Exact for chains, trees, forests, classes, and label sets without pairs.
+
+        Args:
+            potentials: The batch.
+
+        Returns:
+            Float64, shaped like the potentials of single states, 0 where an example is padded.
+
+        Raises:
+            TypeError: The structure has no exact ones.
+        """
+        raise TypeError(
+            f"{type(self).__name__} has no exact max-marginals: chains, trees, forests, classes, and label sets without "
+            "pairs have them"
         )
 
     def difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:

@@ -89,6 +89,18 @@ class Labelings(Storage):
         self.rest.rescale(factor)
         self.rest_mass = factor * self.rest_mass + (1.0 - factor)
 
+    def unbound(self) -> Labelings:
+        """With the same capacity."""
+        return Labelings(self.capacity)
+
+    def change_number(self, share: float) -> None:
+        """The loss of the rest has the factor ``1/n``."""
+        self.rest_loss *= share
+
+    def widen(self, potentials: Potentials) -> None:
+        """That of the rest."""
+        self.rest.widen(potentials)
+
     def support(self) -> Tensor:
         """The number of labelings with mass in each block, ``[n]`` int64; the rest is not counted."""
         return (self.sets.mass > 0.0).sum(1)

@@ -110,6 +110,11 @@ class MeanParts(Storage):
         for buffer in self.buffers.values():
             buffer.values *= factor
 
+    def widen(self, potentials: Potentials) -> None:
+        """What is new is zero."""
+        for name, buffer in self.buffers.items():
+            buffer.widen(_row_view(potentials, name).shape[2:])
+
     def write(self, index: Tensor, potentials: Potentials, parts: Parts) -> None:
         """``psi_i = parts_i`` for distinct examples that :meth:`add` has seen."""
         for name, values in parts.items():

@@ -104,7 +104,7 @@ class RowBuffer(Stateful):
         """
         if not self.complete:
             self._place(on_host(index), rows)
-        self._reserve(values.shape[2:])
+        self.widen(values.shape[2:])
         if values.shape[2:] == self.values.shape[1:] and fits_triton(self.values, index, values, factors):
             from torchssvm.dual.rows_triton import add_triton
 
@@ -132,7 +132,7 @@ class RowBuffer(Stateful):
     def write(self, index: Tensor, values: Tensor) -> None:
         """Replace rows of examples that have some by ``values`` ``[B, longest, *trailing]``, zero where padded."""
         places = self.locate(index, values.shape[1])
-        self._reserve(values.shape[2:])
+        self.widen(values.shape[2:])
         values = values.flatten(0, 1)
         if values.shape[1:] != self.values.shape[1:]:
             values = _resize(values, (len(values), *self.values.shape[1:]))
@@ -141,7 +141,7 @@ class RowBuffer(Stateful):
     def fill_up(self, rows: Tensor, trailing: Sequence[int]) -> None:
         """Give every example ``rows`` rows (``[n]`` int64) of size ``trailing`` or larger; new rows are zero."""
         self._place(torch.arange(len(rows)), rows.cpu())
-        self._reserve(trailing)
+        self.widen(trailing)
 
     def _place(self, index: Tensor, rows: Tensor | None) -> None:
         """Assign places to the examples that have none; ``index`` and ``rows`` are on the CPU."""
@@ -155,7 +155,7 @@ class RowBuffer(Stateful):
             self._copied = None
             self.examples += len(added)
 
-    def _reserve(self, trailing: Sequence[int]) -> None:
+    def widen(self, trailing: Sequence[int]) -> None:
         """Make room for all rows in use, of size ``trailing`` or larger."""
         held = tuple(self.values.shape[1:])
         wide = tuple(max(a, b) for a, b in zip(held, trailing, strict=True)) if held else tuple(trailing)
@@ -223,9 +223,10 @@ class RowBuffer(Stateful):
             "examples": sum(state["examples"] for state in states),
         }
 
-    def part_of_state(self, state: dict[str, Any], own: range) -> dict[str, Any]:
-        """The state of consecutive examples, from that of all."""
-        there, rows = (state[name][own.start : own.stop] for name in ("start", "rows"))
+    def part_of_state(self, state: dict[str, Any], own: range | Tensor) -> dict[str, Any]:
+        """The state of some examples, from that of all."""
+        chosen: Any = slice(own.start, own.stop) if isinstance(own, range) else own
+        there, rows = (state[name][chosen] for name in ("start", "rows"))
         rows = torch.where(there > 0, rows, 0)
         ends = rows.cumsum(0)
         total = int(ends[-1])

@@ -164,6 +164,10 @@ class Storage(Stateful):
         self.parameters = list(parameters)
         self.memory_limit = memory_limit
 
+    def unbound(self) -> Storage:
+        """A new storage of the same kind, for another dual."""
+        return type(self)()
+
     @abstractmethod
     def estimate(self, potentials: Potentials, target: Labeling = None) -> int:
         """Bytes that the blocks of all examples will take, extrapolated from this batch.
@@ -229,6 +233,14 @@ class Storage(Stateful):
 
     def change_lam(self, lam: float) -> None:
         """Adapt data that depend on ``lam``, for the same psi_i; the caller then sets :attr:`lam`."""
+        return
+
+    def widen(self, potentials: Potentials) -> None:
+        """Make room for rows as wide as those of the potentials: labels that are new have none in the blocks."""
+        return
+
+    def change_number(self, share: float) -> None:
+        """Adapt data that depend on n, for the same psi_i: ``share`` is the old n over the new one."""
         return
 
     def products(self) -> Tensor | None:

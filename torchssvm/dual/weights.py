@@ -113,6 +113,11 @@ class Weights(Storage):
         for block in self._blocks:
             block *= self.lam / lam
 
+    def change_number(self, share: float) -> None:
+        """``w_i`` is proportional to ``1/n``."""
+        for block in self._blocks:
+            block *= share
+
     def products(self) -> Tensor | None:
         """``lam <w_i, w>`` of every block, ``[n]`` float64; None before the first step."""
         if not self._blocks:
@@ -140,6 +145,15 @@ class Weights(Storage):
             "blocks": blocks,
             "features": Maybe(Entry(torch.float64, (n,), infinite=True)),
         }
+
+    def merged_state(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
+        """The state of all examples, from those of consecutive parts of them; parts without blocks have zeros."""
+        if any(state["blocks"] for state in states):
+            for state, part in zip(states, parts, strict=True):
+                if not state["blocks"]:
+                    state["blocks"] = [p.new_zeros(len(part), *p.shape, device="cpu") for p in self.parameters]
+                    state["features"] = torch.full((len(part),), torch.inf, dtype=torch.float64)
+        return super().merged_state(states, parts)
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
         if (state["features"] is None) != (not state["blocks"]):

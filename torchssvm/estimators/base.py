@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
+from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
@@ -17,6 +19,7 @@ from torch import nn
 from torchssvm.core.arguments import as_number, check_flags, check_number, is_whole, or_default
 from torchssvm.core.batch import in_order, tree_tensors
 from torchssvm.core.caller import warn
+from torchssvm.core.digest import digest_targets
 from torchssvm.deployment import save_model
 from torchssvm.estimators.examples import check_matrix
 from torchssvm.solvers.certificate import Certificate
@@ -36,7 +39,8 @@ class CertifiedEstimator(BaseEstimator):
     where they keep runs; they call :meth:`_train`.
     """
 
-    _run: Any = None  # trainer, what it was made for
+    _run: Any = None  # trainer, its head, digests of its examples; while the estimator goes on
+    _seen: Any = None  # X and y of all calls of partial_fit
 
     tol: float
     max_passes: float
@@ -45,6 +49,11 @@ class CertifiedEstimator(BaseEstimator):
     warm_start: Any = False
     head_: Any
     structure_: Any
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether a fit goes on from the last one."""
+        return bool(self.warm_start) or self._seen is not None
 
     def _check_run(self) -> None:
         """Raise ValueError or TypeError for parameters of a run that are out of range, or flags that are not flags."""
@@ -60,16 +69,24 @@ class CertifiedEstimator(BaseEstimator):
 
         ``solver`` gives rules and bounds; the seed is that of the estimator.
         """
-        trainer = self._last_run(head, examples) if self.warm_start else None
-        if trainer is None:
-            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-            solver = replace(or_default(solver, Solver, "solver"), seed=seed)
-            trainer = make_trainer(head, examples, lam, solver=solver, progress=bool(self.verbose))
-            self._run = (trainer, head, _signature(examples)) if self.warm_start else None
-        else:
-            head = self._run[1]
+        digests = _digests(examples) if self._goes_on else None
+        trainer, last, before = self._run if self._goes_on and self._run else (None, None, None)
+        if last is not None and not head.structure.extends(last.structure):
+            raise ValueError(
+                "warm_start=True goes on with the outputs and losses of the last fit, and the labels or a parameter "
+                "other than C, lam, tol, max_passes and verbose has changed: fit with warm_start=False, or a clone of "
+                "the estimator"
+            )
+        if before is not None and torch.equal(before, digests):
+            head = last
             if trainer.dual.lam != lam:
                 trainer.dual.change_lam(lam)
+        else:
+            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+            solver = replace(or_default(solver, Solver, "solver"), seed=seed)
+            start = {} if trainer is None else {"start": trainer.dual, "kept": _places(before, digests)}
+            trainer = make_trainer(head, examples, lam, solver=solver, progress=bool(self.verbose), **start)
+        self._run = (trainer, head, digests) if self._goes_on else None
         self.history_: list[dict[str, float]] = []
         tolerance = Relative(float(self.tol))
         C = None if getattr(self, "lam", None) is not None else getattr(self, "C", None)
@@ -96,22 +113,10 @@ class CertifiedEstimator(BaseEstimator):
         names = ("passes", "primal", "dual", "gap", "exact", "seconds")
         self.history_.append({name: float(getattr(certificate, name)) for name in names})
 
-    def _last_run(self, head: Any, examples: Any) -> Any:
-        if self._run is None:
-            return None
-        trainer, last, signature = self._run
-        fits = [p.shape for p in last.parameters()] == [p.shape for p in head.parameters()]
-        if not (fits and head.structure.same_as(last.structure) and signature == _signature(examples)):
-            raise ValueError(
-                "warm_start=True goes on with the problem of the last fit, and X, y or a parameter other than C, lam, "
-                "tol, max_passes and verbose has changed: fit with warm_start=False, or a clone of the estimator"
-            )
-        return trainer
-
     def __getstate__(self) -> dict[str, Any]:
         """The state without the run: a copy of a fitted estimator predicts, and its next fit begins anew."""
         state = super().__getstate__()
-        return {name: value for name, value in state.items() if name != "_run"}
+        return {name: value for name, value in state.items() if name not in ("_run", "_seen")}
 
 
 class StructuredEstimator(CertifiedEstimator):
@@ -139,6 +144,21 @@ class StructuredEstimator(CertifiedEstimator):
         name = "C" if self.lam is None else "lam"
         check_number(getattr(self, name), name, above=0.0)
         self._check_run()
+
+    def _add(self, X: Any, y: Any, fit: Callable[[Any, Any], Any]) -> Any:
+        """What ``fit`` makes of X and y behind those of the calls before; nothing is added where it raises."""
+        before = self._seen
+        if before is None and hasattr(self, "head_"):
+            raise ValueError(
+                "partial_fit adds to the examples of partial_fit, and this estimator has none: it was trained by fit, "
+                "or is a copy. Begin with partial_fit, or give all examples to fit; warm_start=True goes on there"
+            )
+        self._seen = (X, y) if before is None else (_joined(before[0], X, "X"), _joined(before[1], y, "y"))
+        try:
+            return fit(*self._seen)
+        except BaseException:
+            self._seen = before
+            raise
 
     def _lam(self, weight: float) -> float:
         """Lambda for examples whose weights sum to ``weight``."""
@@ -178,10 +198,32 @@ class MatrixClassifier(ClassifierMixin, StructuredEstimator):
         return tags
 
 
-def _signature(examples: Any) -> str:
-    """A digest of the features and the targets of all examples, in their order."""
-    found = hashlib.sha256()
+def _joined(before: Any, more: Any, name: str) -> Any:
+    """Lists, arrays or sparse matrices, one behind the other."""
+    if isinstance(before, list):
+        return [*before, *more]
+    if sparse.issparse(before) or sparse.issparse(more):
+        return sparse.vstack([before, more], format="csr")
+    before, more = np.asarray(before), np.asarray(more)
+    if before.shape[1:] != more.shape[1:]:
+        raise ValueError(f"{name} has shape {list(more.shape)}, and had {list(before.shape)} in the calls before")
+    return np.concatenate([before, more])
+
+
+def _digests(examples: Any) -> torch.Tensor:
+    """A digest of the features and the target of each example, ``[n]`` int64, whatever it is padded to."""
+    found = torch.zeros(len(examples), dtype=torch.int64)
     for batch in in_order(examples):
-        for tensor in tree_tensors([batch.x, batch.y, batch.lengths]):
-            found.update(repr(tensor.shape).encode() + tensor.contiguous().numpy().tobytes())
-    return found.hexdigest()
+        features = [
+            t if t.is_floating_point() or t.dtype is torch.bool else t.long() + 1  # -1 is padding
+            for t in tree_tensors(batch.x)
+        ]
+        found[batch.index] = digest_targets([*features, *tree_tensors(batch.y)], batch.lengths)
+    return found
+
+
+def _places(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
+    """The place of each digest of ``now`` in ``before``, -1 where it has none."""
+    ordered, places = before.sort(stable=True)
+    at = torch.searchsorted(ordered, now).clamp(max=len(before) - 1)
+    return torch.where(ordered[at] == now, places[at], -1)

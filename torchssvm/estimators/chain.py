@@ -37,8 +37,8 @@ class ChainSVC(StructuredEstimator):
         class_weight: None, "balanced", or a dictionary by label: the cost of a wrong label, by the true one.
 
     Attributes:
-        classes_: ``[K]``, the labels in ascending order.
-        vocabulary_: The column of each named feature; None where X held arrays or matrices.
+        classes_: ``[K]``, the labels in ascending order; those that came when training went on are the last.
+        vocabulary_: The column of each named feature, new ones last; None where X held arrays or matrices.
         coef_: ``[K, F]``.
         intercept_, start_, end_: ``[K]``: for every token, and more for the first and for the last.
         transitions_: ``[K, K]``, from the label before to the label after.
@@ -79,13 +79,32 @@ class ChainSVC(StructuredEstimator):
                 or X and y do not fit.
             TypeError: A token is neither a row of an array, nor a dictionary, nor a list of names.
         """
+        self._seen = None
+        return self._fit(X, y)
+
+    def partial_fit(self, X: Any, y: Any) -> ChainSVC:
+        """Add the sequences ``X`` to those of the calls before, which are kept, and go on to the optimum for all.
+
+        New features and labels are added behind the old ones, in ``vocabulary_`` and ``classes_`` too.
+
+        Raises:
+            ValueError: As :meth:`fit`, of all sequences; or the estimator was trained by ``fit``.
+            TypeError: As :meth:`fit`.
+        """
+        check_list(X)
+        return self._add(list(X), list(y), self._fit)
+
+    def _fit(self, X: Any, y: Any) -> ChainSVC:
+        """Train on all sequences, from the last fit where the estimator goes on."""
         self._check_parameters()
         least = check_whole(self.min_count, "min_count")
         kind, lengths = kind_of(X), [size_of(sequence) for sequence in X]
         rows = X if kind == NAMED else rows_of(X)
-        classes, states = states_of(check_lists(y, lengths, "token"))
+        known = self if self._goes_on and self._run else None
+        classes, states = states_of(check_lists(y, lengths, "token"), None if known is None else known.classes_)
         weights = state_weights(self.class_weight, classes, states)
-        vocabulary = vocabulary_of(X, least) if kind == NAMED else None
+        held = None if known is None else known.vocabulary_
+        vocabulary = vocabulary_of(X, least, held) if kind == NAMED else None
         size = rows[0].shape[1] if vocabulary is None else len(vocabulary)
         if not size:
             raise ValueError(f"X has no feature that occurs min_count={least} times: every token needs some")
@@ -113,12 +132,16 @@ class ChainSVC(StructuredEstimator):
         return found
 
     def decision_function(self, X: Any) -> list[np.ndarray]:
-        """The scores of single labels, ``[N_i, K]`` for every sequence, intercepts included; transitions are not."""
+        """The margin of each label of each token, ``[N_i, K]`` float64 for every sequence.
+
+        It is the best score of a sequence of labels with it, less that of the best without it: not below 0 for the
+        labels of ``predict``, and not above for others. Its size says how sure the model is.
+        """
         check_is_fitted(self)
         check_list(X)
-        found = [np.zeros((0, len(self.classes_)), self.coef_.dtype) for _ in X]
+        found = [np.zeros((0, len(self.classes_))) for _ in X]
         for index, length, potentials in self._scored(X):
-            for i, size, row in zip(index, length, potentials["emission"].numpy(), strict=True):
+            for i, size, row in zip(index, length, self.structure_.max_marginals(potentials).numpy(), strict=True):
                 found[i] = row[:size].copy()
         return found
 

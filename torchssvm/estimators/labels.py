@@ -71,16 +71,24 @@ def check_classes(y: np.ndarray, classes: np.ndarray) -> None:
         raise ValueError(f"y has one class only, {classes.tolist()[0]!r}: at least two classes are needed")
 
 
-def states_of(y: Sequence[Sequence[Any]]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The distinct labels in ascending order, and the state of each label.
+def states_of(
+    y: Sequence[Sequence[Any]], known: np.ndarray | None = None
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The distinct labels, those that are ``known`` first and the others in ascending order; the state of each label.
 
     Raises:
-        ValueError: There is only one label.
+        ValueError: There is only one label, or the known ones are texts and these are numbers.
     """
     everything = np.array(list(itertools.chain.from_iterable(y)))
     classes, states = np.unique(everything, return_inverse=True)
     if len(classes) < 2:
         raise ValueError(f"y has one label only, {classes.tolist()}: at least two classes are needed")
+    if known is not None:
+        if (known.dtype.kind == "U") != (classes.dtype.kind == "U"):
+            raise ValueError(f"y has labels such as {classes[0]!r}, and had {known[0]!r} before: give one kind")
+        both = np.concatenate([known, classes[~np.isin(classes, known)]])
+        order = both.argsort()
+        states, classes = order[both[order].searchsorted(classes)][states], both
     ends = np.cumsum([len(labels) for labels in y])[:-1]
     return classes, np.split(states.astype(np.int64), ends)
 

@@ -39,7 +39,8 @@ class MultinomialSVC(MatrixClassifier):
         max_passes: Or after so many passes over the data, with a ``ConvergenceWarning``.
         random_state: Seed of the order in which examples are visited.
         verbose: Whether a line of progress is shown on stderr, with the gap.
-        warm_start: Whether ``fit`` goes on from the last fit of the same data, as with another ``C`` or ``tol``.
+        warm_start: Whether ``fit`` goes on from the last fit, with another ``C`` or ``tol``, or with more examples,
+            fewer or others: those that were there, in whatever order, keep their part of the dual.
 
     Attributes:
         classes_: ``[K]``, the classes in ascending order.
@@ -87,6 +88,27 @@ class MultinomialSVC(MatrixClassifier):
             ValueError: A parameter is out of range, ``y`` has one class only, or X, y and the weights do not fit.
             TypeError: A flag is neither True nor False.
         """
+        self._seen = None
+        return self._fit(X, y, sample_weight)
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> MultinomialSVC:
+        """Add the rows ``X`` to those of the calls before, which are kept, and go on to the optimum for all.
+
+        Args:
+            X: Features.
+            y: Classes.
+            classes: ``[K]``, all classes, in the first call, where ``y`` lacks some of them; None is those of ``y``.
+
+        Raises:
+            ValueError: As :meth:`fit`, of all rows; or ``y`` has a class that the first call did not know; or the
+                estimator was trained by ``fit``.
+        """
+        if self._seen is None:
+            self._named = None if classes is None else np.unique(classes)
+        return self._add(X, y, lambda *all_rows: self._fit(*all_rows, named=self._named))
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any = None, named: Any = None) -> MultinomialSVC:
+        """Train on all rows, from the last fit where the estimator goes on."""
         self._check_parameters()
         check_matrix(X)
         X, y = validate_data(self, X, y, **MATRIX)
@@ -97,9 +119,12 @@ class MultinomialSVC(MatrixClassifier):
             times = _times(sample_weight, len(y))
             X, y, times = X[times > 0.0], y[times > 0.0], times[times > 0.0]
         classes, codes = np.unique(y, return_inverse=True)
+        if named is not None:
+            classes, present = np.union1d(named, classes), classes
+            codes = classes.searchsorted(present)[codes]
         check_classes(y, classes)
         weights = weights_of(self.class_weight, classes, codes, times)[codes] * times
-        self.head_ = head = self._train_rows(X, codes, weights / times.mean(), float(times.sum()))
+        self.head_ = head = self._train_rows(X, codes, len(classes), weights / times.mean(), float(times.sum()))
         self.classes_ = classes
         self.structure_ = head.structure
         weight = head.weight.detach().numpy().copy()
@@ -109,14 +134,14 @@ class MultinomialSVC(MatrixClassifier):
         self.intercept_ = bias[1:] - bias[:1] if two else bias
         return self
 
-    def _train_rows(self, X: Any, codes: np.ndarray, weights: np.ndarray, total: float) -> LinearMulticlass:
+    def _train_rows(self, X: Any, codes: np.ndarray, classes: int, weights: np.ndarray, total: float) -> LinearMulticlass:
         """Train on features and losses that are both multiplied by the weight of the example, ``[n]``.
 
         The loss of an example is linear in both together, so that this weighs it exactly; an intercept is the weight of
         a feature that is 1. Costs of classes are the weights of the true ones. Where examples of a class differ in
         weight, they are chains of one token, whose transitions stay zero, as chains take a cost for every example.
         """
-        intercept, classes, number = bool(self.fit_intercept), int(codes.max()) + 1, X.shape[1]
+        intercept, number = bool(self.fit_intercept), X.shape[1]
         scale = weights.astype(X.dtype)
         y, cost = torch.from_numpy(codes), torch.from_numpy(weights)
         found = LinearMulticlass(number, classes, bias=intercept)

@@ -356,7 +356,9 @@ def _far(dual: DualState, sizes: _Sizes) -> bool:
 
 
 @torch.no_grad()
-def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]) -> float:
+def recompute_weights(
+    head: Callable[..., Any], dual: DualState, batches: Iterable[Batch], *, moved: bool = True
+) -> float:
     """Set the weights to w(alpha) of the current features, by a pass without decoding; needed when features have moved.
 
     Under bounds v is recomputed, and the weights are ``clip(v)``. Gap estimates become unknown (infinite), as they were
@@ -366,6 +368,7 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
         head: As in :func:`certify`.
         dual: The dual state, with a storage that can follow the features (``MeanParts`` or ``Labelings``).
         batches: Every training example exactly once.
+        moved: Whether features may have moved, which ``Weights()`` cannot follow.
 
     Returns:
         The relative change of the weights; under bounds, that of v.
@@ -383,7 +386,7 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
         True
     """
     check_dual(dual)
-    if dual.storage.needs_gradients:
+    if moved and dual.storage.needs_gradients:
         raise ValueError(
             f"storage={type(dual.storage).__name__}() keeps weights of old features: use MeanParts() or Labelings()"
         )
@@ -394,7 +397,9 @@ def recompute_weights(head: Callable[..., Any], dual: DualState, batches: Iterab
             target = dual.structure.check_target(batch.y, potentials)
             check_targets(dual, digest_examples(target, potentials), index)
             with full_precision(potentials.device):
-                parts = dual.storage.contribution(dual.storage.gather(index, potentials, target), potentials)
+                stored = dual.storage.gather(index, potentials, target)
+                dual.storage.check_features(stored, potentials)
+                parts = dual.storage.contribution(stored, potentials)
             for total, part in zip(weights, parts, strict=True):
                 total += part
 

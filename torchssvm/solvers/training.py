@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_dataset, or_default
 from torchssvm.core.batch import apply_head, check_fits, fetcher, lengths_of, pass_over, rows_in_order, to_device
@@ -27,6 +27,7 @@ from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.choice import BATCH, CPU, Choice, Sample, choose, of_all_ranks
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
+from torchssvm.solvers.going_on import check_start, go_on
 from torchssvm.solvers.guess_lam import advice_if_small, warn_if_zero
 from torchssvm.solvers.parameter_groups import check_bounds, groups
 from torchssvm.solvers.schedules import Relative, Tolerance, is_within
@@ -51,6 +52,8 @@ def solve(
     max_passes: float = 1000.0,
     solver: Solver | None = None,
     structure: Structure | None = None,
+    start: DualState | None = None,
+    kept: Tensor | None = None,
     on_check: Callable[[Certificate], None] | None = None,
     progress: bool = True,
 ) -> Certificate:
@@ -58,7 +61,8 @@ def solve(
 
     The quickest solver that head, storage and memory allow is chosen, and said once on stderr with the reason; see
     :func:`torchssvm.solvers.choose`. The head starts from zero weights, whatever it holds: a second call trains it
-    anew. :func:`make_trainer` gives the trainer itself, to stop, save and continue: its ``solve`` goes on.
+    anew, without ``start``. :func:`make_trainer` gives the trainer itself, to stop, save and continue: its ``solve``
+    goes on, and ``solve(..., start=trainer.dual)`` goes on with more data.
 
     A head on a device is trained there, or by the compiled loop on the CPU, and then moved back. The examples may be on
     any device.
@@ -72,6 +76,11 @@ def solve(
         solver: What is given: rules, bounds on the weights, seed, order, memory; the rest is chosen to fit it. None
             gives nothing.
         structure: What an output is; None is ``head.structure``.
+        start: The dual of an earlier run, such as ``trainer.dual``, to go on from; it does not change. Examples keep
+            their blocks, new ones start empty, and those that have gone are subtracted; lambda may be another. The head
+            may have more features, and a chain more states, behind those of before. Passes are counted anew.
+        kept: ``[n]`` int64, the place that each example had in the dataset of ``start``, -1 for a new one. None is the
+            same places: what is beyond the old n is new.
         on_check: Called with the certificate of every exact pass.
         progress: Whether one line on stderr shows gap, dual, passes and seconds, estimates between certificates marked
             by ``~``, after a line with the choice of the solver. False is silent; the bits of the run are the same.
@@ -85,6 +94,7 @@ def solve(
     Raises:
         ValueError: An argument is out of range, or does not fit the others.
         TypeError: An argument is of another kind.
+        RuntimeError: An example has another target than in the dataset of ``start``.
         MemoryError: The features (with ``compiled=True``) or the blocks do not fit.
 
     Example:
@@ -99,7 +109,9 @@ def solve(
     check_limits(tolerance, max_passes)
     device = device_of(head)
     with on_device(head, device):
-        trainer = make_trainer(head, dataset, lam, solver=solver, structure=structure, progress=progress)
+        trainer = make_trainer(
+            head, dataset, lam, solver=solver, structure=structure, start=start, kept=kept, progress=progress
+        )
 
         def check(certificate: Certificate) -> None:
             assert on_check is not None
@@ -123,6 +135,8 @@ def make_trainer(
     *,
     solver: Solver | None = None,
     structure: Structure | None = None,
+    start: DualState | None = None,
+    kept: Tensor | None = None,
     progress: bool = True,
 ) -> CompiledBCFW | TorchLoop:
     """The trainer that :func:`solve` would run, with a new dual; arguments and errors as there.
@@ -157,14 +171,14 @@ def make_trainer(
         raise ValueError("the dataset is empty")
     bounds = check_bounds(head, given.bounds)
     check_fits(head, structure, dataset)
+    begun = None
+    if start is not None:
+        begun, given = check_start(start, kept, n, head, structure, given)
+    elif kept is not None:
+        raise ValueError(f"kept={kept} says where examples were in the dataset of start: give start too")
     ranks = Ranks.here()
-    chosen = partial(
-        choose,
-        head=head,
-        structure=structure,
-        num_examples=n,
-        sample=ranks.run_on_all(lambda: _first(head, dataset)),
-    )
+    sample = ranks.run_on_all(lambda: _first(head, dataset))
+    chosen = partial(choose, head=head, structure=structure, num_examples=n, sample=sample)
     choice = of_all_ranks(ranks.run_on_all(lambda: chosen(given)), given, chosen, ranks)
     if progress and not ranks.rank:
         print_choice(choice)
@@ -180,6 +194,8 @@ def make_trainer(
             storage=copy.deepcopy(rules.storage),
             memory_limit=rules.memory_limit,
         )
+        if begun is not None:
+            go_on(head, dual, begun, dataset, sample.potentials)
         if choice.adapter is not None:
             trainer: Any = CompiledBCFW(
                 head,

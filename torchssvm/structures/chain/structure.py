@@ -21,6 +21,7 @@ from torchssvm.structures.chain.nbest import NBest, nbest
 from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.chain.sum_product import sum_product
 from torchssvm.structures.chain.transitions import Transitions
+from torchssvm.structures.max_marginals import tree_margins
 
 _NONE = torch.empty(0, 0, dtype=torch.float64)
 
@@ -144,6 +145,16 @@ class Chain(Structure):
         real = check_lengths(potentials.lengths, batch, longest, emission.device)
         restricted = self.restricted(potentials).tensors
         return nbest(restricted["emission"], restricted["transition"], real.sum(1).cpu(), n)
+
+    def max_marginals(self, potentials: Potentials) -> Tensor:
+        """Of each state at each position, ``[B, N, K]``."""
+        found = self.restricted(potentials)
+        emission, transition = found["emission"], found["transition"]
+        if not self.shared:  # by the child: the first position has none
+            transition = torch.cat([transition.new_zeros(len(transition), 1, *transition.shape[2:]), transition], 1)
+        labels = self.argmax(potentials).labeling
+        place = torch.arange(emission.shape[1], device=emission.device)
+        return tree_margins(emission, transition, place - 1, torch.where(labels >= 0, place, -1), labels)
 
     def restricted(self, potentials: Potentials) -> Potentials:
         """The potentials that are decoded: ``-inf`` where :attr:`transitions` forbid a state or a pair."""
@@ -315,6 +326,13 @@ class Chain(Structure):
         real = torch.arange(longest, device=potentials.device) < potentials.lengths.unsqueeze(1)
         own = {"emission": real.unsqueeze(2)}
         return own if self.shared else {**own, "transition": real[:, 1:, None, None]}
+
+    def extends(self, other: Structure) -> bool:
+        """Also a chain of more states; the first ones are those of ``other``."""
+        if not isinstance(other, Chain) or self.class_weight is not None or self.transitions is not None:
+            return self.same_as(other)
+        less = Chain(min(other.num_states, self.num_states), shared=self.shared, normalize=self.normalize)
+        return type(self) is Chain and less.same_as(other)
 
     def _token_costs(self, target: Tensor | WeightedLabels) -> Tensor:
         """``costs(target)`` for the kernels; empty if all tokens of an example cost the same."""

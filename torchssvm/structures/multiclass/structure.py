@@ -13,6 +13,7 @@ from torchssvm.core.ordered_sums import add_at
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, Marginals, Structure, digest
 from torchssvm.structures.arguments import check_labels
+from torchssvm.structures.max_marginals import tree_margins
 
 
 class ClassDecoder(nn.Module):
@@ -64,6 +65,13 @@ class Multiclass(Structure):
         """The class with the highest potential; ties go to the smallest class."""
         value, labels = potentials.single.max(1)
         return Decoding(labels, value)
+
+    def max_marginals(self, potentials: Potentials) -> Tensor:
+        """Of each class, ``[B, K]``: its score less the highest of the others."""
+        scores = potentials.single.detach().unsqueeze(1)
+        labels = self.argmax(potentials).labeling.unsqueeze(1)
+        none = scores.new_zeros(len(scores), 1, 1).expand(-1, *[self.num_classes] * 2)
+        return tree_margins(scores, none, labels * 0 - 1, labels * 0, labels).squeeze(1)
 
     def marginals(self, potentials: Potentials) -> Marginals:
         """Softmax."""

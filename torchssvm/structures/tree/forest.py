@@ -13,6 +13,7 @@ from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.structure import Decoding, Structure, fit
 from torchssvm.structures.arguments import check_labels, check_lengths, check_structure
 from torchssvm.structures.linear_head import Head, weight
+from torchssvm.structures.max_marginals import tree_margins
 from torchssvm.structures.tree.oracle import max_sum_tree, node_depths
 
 
@@ -99,6 +100,12 @@ class Forest(Structure):
         parent = potentials.parent  # type: ignore[attr-defined]
         labels, value = max_sum_tree(potentials["node"], potentials["edge"], parent, potentials.lengths)
         return Decoding(self._with_pairs(labels, parent), value)
+
+    def max_marginals(self, potentials: Potentials) -> Tensor:
+        """Of each state of each node, ``[B, N, K]``."""
+        parent, labels = potentials.parent, self.argmax(potentials).labeling.labels  # type: ignore[attr-defined]
+        node = potentials["node"]
+        return tree_margins(node, potentials["edge"], parent, node_depths(node, parent, potentials.lengths), labels)
 
     def parts(self, labeling: ForestLabeling) -> Parts:
         """Indicators of the states and of the pairs, by the child."""

@@ -13,7 +13,8 @@ from torchssvm.core.ordered_sums import add_at
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, Structure
 from torchssvm.structures.arguments import check_labels, check_lengths
-from torchssvm.structures.tree.oracle import max_sum_tree
+from torchssvm.structures.max_marginals import tree_margins
+from torchssvm.structures.tree.oracle import max_sum_tree, node_depths
 
 
 class Tree(Structure):
@@ -67,6 +68,12 @@ class Tree(Structure):
         parent = self._on(node.device)[: node.shape[1]]
         labels, value = max_sum_tree(node, potentials["edge"], parent, potentials.lengths)
         return Decoding(labels, value)
+
+    def max_marginals(self, potentials: Potentials) -> Tensor:
+        """Of each state of each node, ``[B, N, K]``."""
+        node = potentials["node"]
+        parent, labels = self._on(node.device)[: node.shape[1]], self.argmax(potentials).labeling
+        return tree_margins(node, potentials["edge"], parent, node_depths(node, parent, potentials.lengths), labels)
 
     def augmented_argmax(self, potentials: Potentials, target: Tensor) -> Decoding:
         """Max-sum with the Hamming loss added to the nodes."""

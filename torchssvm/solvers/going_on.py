@@ -1,0 +1,153 @@
+"""Going on from a trained dual with a dataset that has more examples, fewer, or others."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_int64
+from torchssvm.core.batch import pass_over, tree_map
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.ranks import Ranks
+from torchssvm.core.row_sparse import squared_norm
+from torchssvm.core.schema import with_seal
+from torchssvm.core.structure import Structure
+from torchssvm.dual.checks import check_dual
+from torchssvm.dual.state import DualState
+from torchssvm.solvers.certificate import recompute_weights
+from torchssvm.solvers.solver import Solver
+
+
+class Start(NamedTuple):
+    """What a run goes on from.
+
+    Attributes:
+        dual: An earlier run's.
+        kept: ``[n]`` int64, the place that each example had there, -1 for a new one.
+        weights: v of that dual; None where others than it have written to its head.
+    """
+
+    dual: DualState
+    kept: Tensor
+    weights: list[Tensor] | None
+
+
+def check_start(
+    dual: DualState, kept: Tensor | None, n: int, head: nn.Module, structure: Structure, solver: Solver
+) -> tuple[Start, Solver]:
+    """The start of a run, which nothing changes that happens to the head, and the solver with the storage of ``dual``.
+
+    Raises:
+        TypeError: ``dual`` is not a DualState.
+        ValueError: ``kept`` is no such tensor, or the dual is of another problem, or of another storage than that of
+            the solver.
+    """
+    old = check_dual(dual).num_examples
+    if Ranks.here() or dual.ranks:
+        raise ValueError(f"start={dual} cannot go on in several processes: go on with other examples in one")
+    if kept is None:
+        places = torch.arange(n)
+        places[old:] = -1
+    else:
+        places = check_int64(kept, "kept", (n,), ", the place of each example in the old dataset, -1 for a new one")
+        places = places.cpu()
+        if not -1 <= int(places.min()) <= int(places.max()) < old:
+            raise ValueError(
+                f"kept has places from {int(places.min())} to {int(places.max())}: start has the examples 0 to "
+                f"{old - 1}, and -1 stands for a new one"
+            )
+    if not structure.extends(dual.structure):
+        raise ValueError(
+            f"start={dual} is of another structure than {structure}, with other outputs or losses: train anew, without "
+            "start"
+        )
+    if (dtype := next(head.parameters()).dtype) is not dual.dtype:
+        raise ValueError(f"start={dual} has {dual.dtype} weights, and the head {dtype}: give features of one dtype")
+    shapes, before = ([list(p.shape) for p in several] for several in (head.parameters(), dual.parameters))
+    if shapes != before and (dual.storage.needs_gradients or dual.box.has_bounds):
+        raise ValueError(
+            f"start={dual} has weights of the shapes {before}, and the head {shapes}: bounds, and storage=Weights(), "
+            "go on with weights of the same shapes alone"
+        )
+    storage = dual.storage.unbound()
+    if solver.storage is None:
+        solver = solver.with_rules(storage=storage)
+    elif type(storage) is not type(solver.storage) or vars(storage) != vars(solver.storage):
+        raise ValueError(
+            f"storage={type(solver.storage).__name__}(...) of the solver is another than that of start={dual}, or of "
+            "another capacity: leave storage out"
+        )
+    changed = dual.norm_changed(squared_norm(dual.parameters) ** 0.5)
+    weights = dual.unclipped if dual.recomputed is None else dual.recomputed
+    return Start(dual, places, None if changed else [w.detach().clone() for w in weights]), solver
+
+
+def go_on(head: nn.Module, dual: DualState, start: Start, dataset: Any, potentials: Potentials) -> None:
+    """Give a new dual the blocks of ``start``; new examples start at their targets.
+
+    The mean parts of a block are those of before; its loss, (1/n) times their mean loss, and its gap are multiplied by
+    the old n over the new one. The weights, ``w = (1/(lam n)) sum_i Phi_i^T (p(y_i) - mu_i)``, are those of before times
+    the old ``lam n`` over the new one, where no example has gone; else they are made by a pass without decoding.
+
+    Args:
+        head: The head of the new dual.
+        dual: A dual without steps, of the same storage as ``start``.
+        start: What to go on from.
+        dataset: All examples, old and new.
+        potentials: Of some of them.
+
+    Raises:
+        RuntimeError: An example has another target than its block was trained on. Or its features have changed, and the
+            storage keeps weights.
+        ValueError: An example has another length than its block.
+    """
+    old, kept = start.dual, start.kept
+    if not old.steps:
+        return
+    n, share = old.num_examples, old.num_examples / dual.num_examples
+    empty = DualState(1, 1.0, old.structure, old.parameters, storage=old.storage.unbound())
+    states = [tree_map(lambda tensor: tensor.cpu(), each.own_state()) for each in (old, empty)]
+    state = old.merged_state(states, [range(n), range(n, n + 1)])
+    state = old.part_of_state(state, torch.where(kept < 0, n, kept))
+    for name in ("loss", "gap_estimates", "oracle_gaps"):
+        state[name] *= share
+    state |= {
+        "num_examples": dual.num_examples,
+        "lam": dual.lam,
+        "structure": repr(dual.structure),
+        "weights": [p.detach().clone() for p in dual.parameters],
+        "recomputed": None,
+        "certified_gap": math.inf,
+        "oracle_calls": 0,
+        "cache_hits": 0,
+        "visits": 0,
+    }
+    dual.box = copy.deepcopy(old.box)
+    dual.box.to(dual.parameters[0].device)
+    dual.unclipped = dual.box.separate([torch.zeros_like(p) for p in dual.parameters], dual.parameters)
+    dual.load_state_dict(with_seal(state))
+    storage = dual.storage
+    storage.lam = old.lam
+    storage.change_lam(dual.lam)
+    storage.lam = dual.lam
+    storage.change_number(share)
+    storage.widen(potentials.detach())
+    gaps = dual.gap_estimates.clone(), dual.oracle_gaps.clone()
+    if start.weights is not None and torch.equal(kept[kept >= 0].sort().values, torch.arange(n)):
+        weights = [torch.zeros_like(w) for w in dual.unclipped]
+        for weight, before in zip(weights, start.weights, strict=True):
+            weight[tuple(slice(size) for size in before.shape)] = before * (share * old.lam / dual.lam)
+        dual.set_weights(weights)
+        if any(new.shape != before.shape for new, before in zip(weights, start.weights, strict=True)):
+            storage.forget_features()  # those of old examples may be more, too
+    else:
+        recompute_weights(head, dual, pass_over(dataset), moved=False)
+    lam, inner = dual.lam, dual.lam * squared_norm(dual.parameters)
+    if 0.0 < dual.total_loss < inner and not dual.box.has_bounds:  # blocks that have gone balanced others
+        dual.rescale(dual.total_loss / inner)  # where the dual is largest along the way to the targets
+        dual.change_lam(lam)
+    dual.gap_estimates, dual.oracle_gaps = gaps
