@@ -104,7 +104,7 @@ def best_segments(emission, table, least, target, length, memory, back, codes):
 
 @njit
 def decode(emission, tables, least, targets, lengths, begin, end, memory, back, codes, values):
-    """Decode the examples ``begin`` to ``end - 1``; ``tables`` are ``[B or 1, K + D, K]``, ``targets`` ``[B, N or 0]``."""
+    """Decode the examples ``begin`` to ``end - 1``: ``tables`` ``[B or 1, K + D, K]``, ``targets`` ``[B, N or 0]``."""
     longest, states = emission.shape[1], tables.shape[2]
     room = back[: 2 * longest * states].reshape(2, longest, states)
     for b in range(begin, end):

@@ -205,7 +205,9 @@ class Segments(Structure):
         """
         labels, most = self.num_labels, self.max_duration
         if potentials.tensors.keys() != {"emission", "segment"} or potentials["emission"].ndim != 3:
-            raise ValueError(f"segments take potentials emission [B, N, {self.num_scores}] and segment, got {potentials}")
+            raise ValueError(
+                f"segments take potentials emission [B, N, {self.num_scores}] and segment, got {potentials}"
+            )
         batch, longest, width = potentials["emission"].shape
         shape = [batch, labels + most, labels]
         if width != self.num_scores or list(potentials["segment"].shape) != shape:
