@@ -2,6 +2,7 @@
 
 from torchssvm.structures.segments.head import LinearSegments
 from torchssvm.structures.segments.oracle import semi_markov
+from torchssvm.structures.segments.spans import span_f1
 from torchssvm.structures.segments.structure import Segments
 
-__all__ = ["LinearSegments", "Segments", "semi_markov"]
+__all__ = ["LinearSegments", "Segments", "semi_markov", "span_f1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,3 +87,15 @@ def every_segmentation(length: int, num_labels: int, least: Sequence[int], most:
         for duration in range(least[label], min(most, length) + 1):
             for rest in every_segmentation(length - duration, num_labels, least, most):
                 yield [label + num_labels] + [label] * (duration - 1) + rest
+
+
+def span_f1(found: Sequence[Sequence[Any]], true: Sequence[Sequence[Any]]) -> float:
+    """The F1 score of spans over all sequences: one is right where start, end and label are; 1 where there are none.
+
+    Example:
+        >>> span_f1([[(0, 2, 1), (2, 3, 0)]], [[(0, 2, 1), (2, 4, 0)]])
+        0.5
+    """
+    pairs = [(set(own), set(others)) for own, others in zip(found, true, strict=True)]
+    total = sum(len(own) + len(others) for own, others in pairs)
+    return 2.0 * sum(len(own & others) for own, others in pairs) / total if total else 1.0
