@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from torchssvm.core.arguments import check_number, check_seed, check_whole
-from torchssvm.structures.segments.spans import from_spans
+from torchssvm.structures.segments.spans import Span, from_spans
 
 from ..padded import PaddedDataset
 
@@ -66,7 +66,8 @@ class EventSequences(PaddedDataset):
 
         sequences = []
         for _ in range(n):
-            spans, label = [], draw(0, labels - 1)
+            spans: list[Span] = []
+            label = draw(0, labels - 1)
             while (start := spans[-1][1] if spans else 0) < length:
                 longest = most if label % 2 else most // 2
                 end = min(start + draw(longest // 2, longest), length)

@@ -1,5 +1,7 @@
 """Synthetic sequences of events."""
 
+import itertools
+
 import pytest
 import torch
 from tables import each_row
@@ -16,7 +18,7 @@ def test_events_are_segments_and_the_same_each_time():
     for spans in structure.spans(events.y):
         assert spans[-1][1] == 33
         assert all(end - start <= (10 if label % 2 else 5) for start, end, label in spans)
-        assert all(a[2] != b[2] for a, b in zip(spans, spans[1:], strict=False))
+        assert all(a[2] != b[2] for a, b in itertools.pairwise(spans))
     clean = EventSequences(num_sequences=2, noise=0.0)
     assert len(clean.x.flatten(0, 1).unique(dim=0)) == 5
 

@@ -57,7 +57,8 @@ def _on_cpu(
     batch, longest, _ = emission.shape
     states = segment.shape[2]
     most = segment.shape[1] - states
-    sizes = torch.full((batch,), longest) if lengths is None else own_lengths(lengths, batch, longest)
+    sizes = own_lengths(lengths, batch, longest)
+    sizes = torch.full((batch,), longest) if sizes is None else sizes
     known = torch.empty(batch, 0, dtype=torch.int64) if target is None else apart(target)
     launch(
         kernels.decode,
