@@ -28,7 +28,17 @@ from torchssvm.core.files import write_text
 PARTS = (
     *("solvers", "choice", "under_lightning", "oracles", "exact", "roofline", "baselines", "growth", "memory"),
     *("imports", "compare", "path", "kernel", "conll", "entities", "parsing", "joint", "horses", "pose"),
-    *("large_outputs", "classes", "label_sets", "pretrained", "decisions", "choosing", "distributed", "kills"),
+    *(
+        "large_outputs",
+        "classes",
+        "label_sets",
+        "segments",
+        "pretrained",
+        "decisions",
+        "choosing",
+        "distributed",
+        "kills",
+    ),
 )
 SCHEMA = 1
 

@@ -31,6 +31,7 @@ from .padded import Example, PaddedDataset
 from .parts import hold_out
 from .ranking.lists import RankedLists
 from .ranking.scores import RankingScores, ranking_scores
+from .synthetic.event_sequences import EventSequences
 from .synthetic.large_chains import ChainTruth, LargeChains
 from .synthetic.latent_crosses import LatentCrosses
 from .text.chunk_f1 import Chunk, ChunkScores, chunk_scores, chunks
@@ -80,6 +81,7 @@ __all__ = [
     "CoNLL2000",
     "CoNLLU",
     "Columns",
+    "EventSequences",
     "Example",
     "GraphCache",
     "GraphSettings",

@@ -9,10 +9,10 @@ What is typed, by purpose:
   ``grid_edges``.
 * Heads, which give ``Potentials``: ``LinearArcs``, ``LinearChain``, ``LinearDecisions``, ``LinearEdges``,
   ``LinearGraph``, ``LinearMulticlass``, ``LinearMultilabel``, ``LinearPairwiseGraph``, ``LinearPose``,
-  ``LinearRanking``, ``LinearTree``, ``SparseLinearChain``, ``SparseLinearMultilabel``.
+  ``LinearRanking``, ``LinearSegments``, ``LinearTree``, ``SparseLinearChain``, ``SparseLinearMultilabel``.
 * Structures, which decode them: ``Structure``, ``Arborescence``, ``Chain``, ``Decisions``, ``GraphCut``,
   ``HiddenStates``, ``Matching``, ``Multiclass``, ``Multilabel``, ``PairwiseGraph``, ``Pose``, ``Ranking``,
-  ``SlackRescaling``, ``TorchStruct``, ``Tree``.
+  ``Segments``, ``SlackRescaling``, ``TorchStruct``, ``Tree``.
 * The dual and its storages: ``DualState``, ``MeanParts``, ``Labelings``, ``Weights``, ``recompute_weights``.
 * Rules of a step: directions ``FrankWolfe``, ``Pairwise``, ``Corrective``; ``CacheOracle``; ``Sequential`` steps;
   orders ``Proportional``, ``Uniform``, ``Permutation``, ``ByLength``, drawn by ``GapBatchSampler``.
@@ -77,6 +77,7 @@ from torchssvm.structures import (
     LinearPairwiseGraph,
     LinearPose,
     LinearRanking,
+    LinearSegments,
     LinearTree,
     Matching,
     Multiclass,
@@ -84,6 +85,7 @@ from torchssvm.structures import (
     PairwiseGraph,
     Pose,
     Ranking,
+    Segments,
     SlackRescaling,
     SparseLinearChain,
     SparseLinearMultilabel,
@@ -125,6 +127,7 @@ __all__ = [
     "LinearPairwiseGraph",
     "LinearPose",
     "LinearRanking",
+    "LinearSegments",
     "LinearTree",
     "Matching",
     "MeanParts",
@@ -138,6 +141,7 @@ __all__ = [
     "Proportional",
     "Ranking",
     "Relative",
+    "Segments",
     "Sequential",
     "SlackRescaling",
     "SoftmaxMargin",

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from listed_costs import decisions, matchings, rankings
 from listed_problems import Listed, chains, classes, graphs, label_sets, rescaled
+from listed_segments import segments
 from optima import Bounds, enclose
 from problems import Reference
 from processes import in_processes
@@ -45,6 +46,7 @@ KINDS: dict[str, Callable[..., Listed]] = {
     "chains": chains,
     "forbidden pairs": partial(chains, forbidding=1.0),
     "label sets": label_sets,
+    "segments": segments,
     "graphs": graphs,
     "decisions": decisions,
     "matchings": matchings,

@@ -21,10 +21,12 @@ from torchssvm import (
     LinearMultilabel,
     LinearPairwiseGraph,
     LinearRanking,
+    LinearSegments,
     LinearTree,
     Matching,
     PairwiseGraph,
     Ranking,
+    Segments,
     SparseFeatures,
     SparseLinearChain,
     WeightedLabels,
@@ -82,6 +84,18 @@ def trees(*, shared: bool = True, n: int = 8, states: int = 3, dtype: torch.dtyp
     x, y = torch.randn(n, 6, 4, generator=random, dtype=dtype), torch.randint(0, states, (n, 6), generator=random)
     head = LinearTree(4, states, [-1, 0, 0, 2, 1, 2], shared=shared, **o).to(dtype)
     return Problem(head, x, y, lengths, 0.05)
+
+
+def segments(*, n: int = 8, features: int = 3, ragged: bool = True, **o) -> Problem:
+    """Random labels of frames, of which runs of up to three are segments."""
+    random, dtype = rng(21), o.pop("dtype", torch.float64)
+    structure = Segments(3, 3, **o)
+    lengths = torch.randint(2, 6, (n,), generator=random)
+    lengths[n // 2] = 5
+    frames = torch.arange(5) // 2 + torch.randint(0, 3, (n, 1), generator=random)
+    x, y = torch.randn(n, 5, features, generator=random, dtype=dtype), structure.from_frames(frames % 3)
+    head = LinearSegments(features, 3, 3, structure=structure).to(dtype)
+    return Problem(head, x, y, lengths if ragged else None, 0.05)
 
 
 def rankings(
@@ -251,6 +265,8 @@ OTHERS = {
     "rankings, average precision": lambda **o: rankings(AveragePrecision(), **o),
     "rankings, NDCG, not padded": lambda **o: rankings(NDCG(), ragged=False, **o),
     "rankings, precision, sparse": lambda **o: sparse(rankings(PrecisionAt(2), features=9, **o)),
+    "segments": segments,
+    "segments, spans, boundaries, not padded": lambda **o: segments(span_loss=True, boundary=True, ragged=False, **o),
     "trees": trees,
     "trees, a matrix for each edge, no bias": lambda **o: trees(shared=False, bias=False, **o),
     "label sets": label_sets,

@@ -18,6 +18,7 @@ from torchssvm.structures.multilabel import *
 from torchssvm.structures.pairwise_graph import *
 from torchssvm.structures.pose import *
 from torchssvm.structures.ranking import *
+from torchssvm.structures.segments import *
 from torchssvm.structures.slack_rescaling import *
 from torchssvm.structures.torch_struct import *
 from torchssvm.structures.tree import *

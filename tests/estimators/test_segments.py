@@ -1,0 +1,51 @@
+"""SegmentSVC: spans and labels of frames, what it reads, and errors that name the sequence."""
+
+import numpy as np
+import pytest
+from tables import each_row
+
+from torchssvm.estimators import SegmentSVC
+
+chance = np.random.default_rng(0)
+X = [chance.normal(size=(n, 2)) for n in (4, 3, 5)]
+FRAMES = [["a", "a", "b", "b"], ["b", "a", "a"], ["a", "b", "b", "a", "a"]]
+SPANS = [
+    [(0, 2, "a"), (2, 4, "b")],
+    [(0, 1, "b"), (1, 3, "a")],
+    [(0, 1, "a"), (1, 3, "b"), (3, 5, "a")],
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"boundary": True, "span_loss": True, "max_duration": 4}])
+def test_labels_of_frames_are_their_runs(options):
+    fitted = [SegmentSVC(C=3.0, random_state=0, **options).fit(X, y) for y in (SPANS, FRAMES)]
+    assert np.array_equal(fitted[0].coef_, fitted[1].coef_)
+    assert fitted[0].durations_.shape == (options.get("max_duration", 2), 2)
+    found = fitted[0].predict([X[0], np.zeros((0, 2)), X[2]])
+    assert found[1] == []
+    assert [own[-1][1] for own in (found[0], found[2])] == [4, 5]
+    assert fitted[0].score(X, SPANS) == fitted[0].score(X, FRAMES) > 0.5
+    assert fitted[0].certificate_.exact
+
+
+def one(place, value, of=X):
+    return [value if i == place else own for i, own in enumerate(of)]
+
+
+@each_row(
+    ("options", "x", "y", "message"),
+    [
+        ({}, X, SPANS[:2], "X has 3 examples and y has 2"),
+        ({}, X, one(1, [(0, 1, "b")], SPANS), r"y\[1\] has spans up to 1, and X\[1\] has 3 frames"),
+        ({}, X, one(1, [(0, 1, "b"), (2, 3, "a")], SPANS), r"y\[1\] has \(2, 3, 'a'\).* start 1"),
+        ({}, X, one(2, ["a"] * 4, FRAMES), r"X\[2\] has 5 frames and y\[2\] has 4"),
+        ({}, X, [[(0, len(x), "a")] for x in X], "one label only"),
+        ({}, one(1, []), SPANS, r"X\[1\] has no token"),
+        ({}, [[{"word": "the"}]], [["a"]], r"list of arrays \[N, F\]"),
+        ({"max_duration": 1}, X, SPANS, "max_duration=1, and a segment of y has 2"),
+        ({"C": -1.0}, X, SPANS, "C=-1"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options, x, y, message):
+    with pytest.raises(ValueError, match=message):
+        SegmentSVC(**options).fit(x, y)

@@ -1,0 +1,271 @@
+"""Segments: the structure, its head, and training to the optimum over all segmentations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from head_cases import HeadTestCase
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import Problem, examples, rng
+from structure_cases import StructureTestCase
+from tables import each_row
+
+from torchssvm import Labelings, LinearSegments, Pairwise, Potentials, Segments, check
+from torchssvm.structures.segments.oracle import semi_markov, semi_markov_torch
+from torchssvm.structures.segments.spans import every_segmentation
+
+
+def draw_codes(structure, length, random):
+    """A random segmentation."""
+    every = list(every_segmentation(length, structure.num_labels, structure.min_durations, structure.max_duration))
+    return torch.tensor(every[int(torch.randint(len(every), (), generator=random))])
+
+
+class TestSegments(StructureTestCase):
+    labels, most, padded = 2, 2, True
+    options: dict = {}  # noqa: RUF012
+
+    def make_structure(self):
+        return Segments(self.labels, self.most, **self.options)
+
+    def make_potentials(self, random, batch, integers, dtype):
+        lengths = torch.randint(1, 5, (batch,), generator=random) if self.padded else torch.full((batch,), 3)
+
+        def draw(*shape):
+            if integers:
+                return torch.randint(-1, 2, shape, generator=random).to(dtype)
+            return torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
+
+        tensors = {
+            "emission": draw(batch, int(lengths.max()), self.make_structure().num_scores),
+            "segment": draw(batch, self.labels + self.most, self.labels),
+        }
+        return Potentials(tensors, lengths, ragged={"emission": 0}) if self.padded else Potentials(tensors)
+
+    def random_target(self, structure, potentials, random):
+        batch, longest = potentials["emission"].shape[:2]
+        codes = torch.randint(-2, 9, (batch, longest), generator=random)
+        for row in range(batch):
+            length = longest if potentials.lengths is None else int(potentials.lengths[row])
+            codes[row, :length] = draw_codes(structure, length, random)
+        return codes
+
+    def reference_score(self, potentials, labeling):
+        (spans,) = self.make_structure().spans(labeling.unsqueeze(0))
+        emission, segment = potentials["emission"], potentials["segment"]
+        total, before = 0.0, None
+        for start, end, label in spans:
+            total += float(emission[start:end, label].sum()) + float(segment[self.labels + end - start - 1, label])
+            total += 0.0 if before is None else float(segment[before, label])
+            total += float(emission[start, self.labels + label]) if emission.shape[1] > self.labels else 0.0
+            before = label
+        return total
+
+    def reference_loss(self, structure, labeling, target):
+        own, true = (set(structure.spans(codes.unsqueeze(0))[0]) for codes in (labeling, target))
+        if structure.span_loss:
+            return len(own ^ true)
+        frames = [{t: k for s, e, k in spans for t in range(s, e)} for spans in (own, true)]
+        return sum(frames[0][t] != frames[1][t] for t in frames[0])
+
+    def count(self, structure, potentials, row):
+        length = potentials["emission"].shape[1] if potentials.lengths is None else int(potentials.lengths[row])
+        counts = [1]
+        for t in range(1, length + 1):
+            fit = [d for least in structure.min_durations for d in range(least, self.most + 1) if d <= t]
+            counts.append(sum(counts[t - d] for d in fit))
+        return counts[-1]
+
+    def bad_targets(self, potentials, target):
+        for code, words in ((2 * self.labels, "has code 4"), (-1, "has code -1"), (0, "goes on with the label")):
+            wrong = target.clone()
+            wrong[1, 0] = code
+            yield wrong, f"{words}.*|code {code} at position 0 of row 1"
+        longest = target.shape[1]
+        if longest > self.most and not self.padded:
+            wrong = target.clone()
+            wrong[1] = torch.tensor([self.labels] + [0] * (longest - 1))
+            yield wrong, f"segment of {longest} frames at position 0 of row 1"
+        yield target[:, :-1], "target must be int64"
+        yield target[:2], "target must be int64"
+        yield target.double(), "float64"
+
+    def bad_potentials(self, potentials):
+        emission, segment = potentials["emission"], potentials["segment"]
+        yield Potentials(emission)
+        yield Potentials({"emission": emission, "segments": segment})
+        yield Potentials({"emission": emission[:, :, 1:], "segment": segment})
+        yield Potentials({"emission": emission, "segment": segment[:, 1:]})
+        yield Potentials({"emission": emission, "segment": segment[..., 1:]})
+        yield Potentials({"emission": emission.unsqueeze(3), "segment": segment})
+
+
+@pytest.mark.variant
+class TestSegmentsWithBoundaries(TestSegments):
+    options = {"boundary": True, "min_duration": [1, 2]}  # noqa: RUF012
+    most = 3
+
+
+@pytest.mark.variant
+class TestSegmentsUnpadded(TestSegments):
+    padded = False
+
+
+class TestSegmentsOfSpans(TestSegments):
+    options = {"span_loss": True, "boundary": True}  # noqa: RUF012
+
+    def test_the_loss_is_the_definition_and_its_potentials(self):
+        structure, potentials, target = self.setting(1)
+        with pytest.raises(NotImplementedError, match="no sum over frames"):
+            structure.loss_potentials(target)
+        for labeling in structure.enumerate(potentials):
+            loss = structure.loss(labeling, target)
+            for row in range(3):
+                own = self.one(labeling, potentials, row), self.one(target, potentials, row)
+                assert float(loss[row]) == self.reference_loss(structure, *own)
+
+
+class TestLinearSegments(HeadTestCase):
+    boundary = False
+
+    def make_head(self):
+        return LinearSegments(2, 3, 4, structure=Segments(3, 4, boundary=self.boundary))
+
+    def make_input(self, random, batch):
+        x = torch.randn(batch, 4, 2, generator=random, dtype=torch.float64)
+        return x, torch.randint(1, 5, (batch,), generator=random)
+
+    def reference(self, head, x):
+        return {"emission": x @ head.emission.T + head.bias, "segment": torch.cat([head.transition, head.duration])}
+
+    def bad_inputs(self, inputs):
+        x, lengths = inputs
+        yield (x[:, :, :1], lengths), r"x must be \[B, N, 2\]"
+        yield (x[0], lengths), r"x must be \[B, N, 2\]"
+        yield (x[:, :0], lengths), "at least one frame"
+        for wrong in (0, -1, 5):
+            yield (x, torch.tensor([1, wrong, 1])), "lengths must lie between 1 and"
+
+
+@pytest.mark.variant
+class TestLinearSegmentsWithBoundaries(TestLinearSegments):
+    boundary = True
+
+
+@examples(60)
+@given(
+    seed=st.integers(0, 10**6),
+    batch=st.integers(1, 4),
+    longest=st.integers(1, 9),
+    labels=st.integers(1, 4),
+    most=st.integers(1, 11),
+    boundary=st.booleans(),
+    integers=st.booleans(),
+    forbidden=st.sampled_from([0.0, 0.3]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    spans=st.booleans(),
+)
+def test_the_kernel_has_the_bits_of_torch(
+    seed, batch, longest, labels, most, boundary, integers, forbidden, dtype, spans
+):
+    random = rng(seed)
+
+    def draw(*shape):
+        found = torch.randn(shape, generator=random).to(dtype)
+        found = found.round() if integers else found
+        return found.masked_fill(torch.rand(shape, generator=random) < forbidden, -torch.inf)
+
+    emission = draw(batch, longest, labels * (2 if boundary else 1))
+    segment = draw(batch, labels + most, labels)
+    lengths = torch.randint(1, longest + 1, (batch,), generator=random)
+    target = None
+    if spans:
+        frames = torch.randint(labels, (batch, longest), generator=random)
+        frames = frames.masked_fill(torch.arange(longest) >= lengths.unsqueeze(1), -1)
+        target = Segments(labels, longest).from_frames(frames)
+        segment = torch.cat([segment, draw(batch, longest, labels)], 1)
+    least = torch.randint(1, most + 1, (labels,), generator=random)
+    least[0] = 1
+    found, expected = (way(emission, segment, least, lengths, target) for way in (semi_markov, semi_markov_torch))
+    assert torch.equal(found[1], expected[1])
+    possible = found[1] > -torch.inf
+    assert torch.equal(found[0][possible], expected[0][possible])
+
+
+def test_a_long_sequence_is_decoded_by_its_definition():
+    """The labels of pieces of 50 frames are plain in float32, at any distance from the beginning."""
+    labels = torch.arange(60_000).div(50, rounding_mode="floor").remainder(3).unsqueeze(0)
+    emission = torch.nn.functional.one_hot(labels, 3).float() + 0.1 * torch.randn(1, 60_000, 3, generator=rng(1))
+    structure = Segments(3, 64)
+    segment = torch.zeros(1, 67, 3)
+    segment[:, 3:] = -2.0  # of every segment
+    found = structure.decode({"emission": emission, "segment": segment})
+    assert torch.equal(found, structure.from_frames(labels))
+
+
+def test_spans_and_frames_are_read_back():
+    structure = Segments(3, 4)
+    spans = [[(0, 2, 1), (2, 3, 1), (3, 4, 0)], [(0, 1, 2)]]
+    codes = structure.from_spans(spans)
+    assert codes.tolist() == [[4, 1, 4, 3], [5, -1, -1, -1]]
+    assert structure.spans(codes) == spans
+    assert structure.frames(codes).tolist() == [[1, 1, 1, 0], [2, -1, -1, -1]]
+    assert structure.from_frames(structure.frames(codes)).tolist() == [[4, 1, 1, 3], [5, -1, -1, -1]]
+
+
+@each_row(
+    "make, words",
+    [
+        (lambda: Segments(0, 2), "num_labels=0"),
+        (lambda: Segments(2, 0), "max_duration=0"),
+        (lambda: Segments(2, 2, min_duration=3), "min_duration=3 must be at most max_duration=2"),
+        (lambda: Segments(2, 2, min_duration=[1]), r"min_duration=\[1\] must be one number, or 2"),
+        (lambda: Segments(2, 2).from_spans([[(0, 1, 0), (2, 3, 0)]]), r"\(2, 3, 0\) in row 0.* start 1"),
+        (lambda: Segments(2, 2).from_spans([[(0, 1, 2)]]), r"\(0, 1, 2\).*label 0 to 1"),
+        (lambda: Segments(2, 2).from_spans([[]]), "no span in row 0"),
+        (lambda: Segments(2, 2).from_frames(torch.tensor([[2]])), "labels has 2"),
+        (lambda: LinearSegments(2, 3, 4, structure=Segments(3, 5)), "does not fit num_labels=3, max_duration=4"),
+    ],
+)
+def test_what_makes_no_segments_is_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_lengths_that_no_durations_add_up_to_are_refused():
+    structure = Segments(2, 4, min_duration=3)
+    with pytest.raises(ValueError, match="5 frames, and no durations of 3 to 4"):
+        structure.argmax({"emission": torch.zeros(1, 5, 2), "segment": torch.zeros(1, 6, 2)})
+
+
+def problem(**options):
+    random, lengths = rng(3), torch.tensor([5, 2, 3, 1, 4])
+    structure = Segments(2, 3, **options)
+    y = torch.full((5, 5), -1)
+    for row, length in enumerate(lengths.tolist()):
+        y[row, :length] = draw_codes(structure, length, random)
+    x = torch.randn(5, 5, 2, generator=random, dtype=torch.float64)
+    return Problem(LinearSegments(2, 2, 3, structure=structure).double(), x, y, lengths, 0.5)
+
+
+@pytest.mark.parametrize("options", [{}, {"span_loss": True, "boundary": True}], ids=str)
+def test_training_certifies_a_small_gap_and_the_checks_for_users_pass(options):
+    made = problem(**options)
+    batch = made.batch(range(5))
+    report = check(made.head, made.structure, batch)
+    assert report.ok, str(report)
+    for rules, tolerance in (({}, 0.05), ({"storage": Labelings(8), "direction": Pairwise()}, 1e-3)):
+        assert made.copy().train(**rules).until(tolerance, passes=120).gap <= tolerance
+
+
+def test_exported_decoders_give_the_same_codes():
+    made = problem(boundary=True)
+    potentials = made.head(made.x, made.lengths)
+    noise = {name: torch.randn(t.shape, generator=rng(5), dtype=t.dtype) for name, t in potentials.tensors.items()}
+    found = made.structure.plain_decoder()(noise, made.lengths)
+    assert torch.equal(found, made.structure.decode(potentials.replace(noise)))
+    torch.library.opcheck(
+        torch.ops.torchssvm.semi_markov.default,
+        (noise["emission"], noise["segment"], torch.tensor([1, 1]), made.lengths, None),
+    )

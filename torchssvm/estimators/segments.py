@@ -1,0 +1,162 @@
+"""Segmentation of sequences: spans of frames, each with a label."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.utils.validation import check_is_fitted
+
+from torchssvm.core.arguments import check_whole
+from torchssvm.core.batch import in_order
+from torchssvm.core.naming import naming
+from torchssvm.estimators.base import StructuredEstimator
+from torchssvm.estimators.labels import check_lists, labelled, states_of
+from torchssvm.estimators.sequences import ARRAYS, batches_of, check_list, kind_of, rows_of, size_of
+from torchssvm.structures.segments.head import LinearSegments
+from torchssvm.structures.segments.spans import span_f1
+from torchssvm.structures.segments.structure import Segments
+
+Span = tuple[int, int, Any]
+"""First frame, the frame after the last, and label."""
+
+
+class SegmentSVC(StructuredEstimator):
+    """Cuts sequences into labelled segments by a semi-Markov model, trained by max margin to a certified gap.
+
+    The score of a segmentation is the sum of ``coef_`` times the features of each frame and ``intercept_``, of
+    ``durations_`` of its segments, and of ``transitions_`` of neighbours.
+
+    ``X`` is a list of arrays ``[N_i, F]``, a row for each frame. ``y`` is a list of lists: of spans
+    ``(start, end, label)``, which follow one another from 0 to N_i, or of labels of frames, whose runs are the
+    segments. Labels are texts or numbers.
+
+    Args:
+        C, lam, tol, max_passes, random_state, verbose, warm_start: As in :class:`MultinomialSVC`.
+        max_duration: The largest duration in frames; None is that of the training set.
+        boundary: Whether features also score that a segment begins at a frame.
+        span_loss: Whether the loss counts missed and wrong spans, or wrong frames.
+
+    Attributes:
+        classes_: ``[K]``, the labels in ascending order.
+        coef_: ``[K, F]``; ``[2 K, F]`` with ``boundary``, first frames in the second half.
+        intercept_: ``[K]``, or ``[2 K]``.
+        transitions_: ``[K, K]``, from the label before to the label after.
+        durations_: ``[D, K]``, of durations 1 to D by label.
+        n_features_in_: F.
+        certificate_, n_passes_, history_, head_, structure_: As in :class:`MultinomialSVC`.
+
+    Example:
+        >>> X = [[[1.0], [0.9], [0.0], [0.1]], [[0.0], [1.0], [1.1]]]
+        >>> y = [[(0, 2, "on"), (2, 4, "off")], [(0, 1, "off"), (1, 3, "on")]]
+        >>> SegmentSVC(C=10.0).fit(X, y).predict([[[0.1], [0.0], [1.0]]])
+        [[(0, 2, 'off'), (2, 3, 'on')]]
+    """
+
+    def __init__(
+        self,
+        C: float | None = 1.0,
+        *,
+        lam: float | None = None,
+        max_duration: int | None = None,
+        boundary: bool = False,
+        span_loss: bool = False,
+        tol: float = 0.01,
+        max_passes: float = 1000.0,
+        random_state: Any = None,
+        verbose: bool = False,
+        warm_start: bool = False,
+    ) -> None:
+        super().__init__(C, lam, tol, max_passes, random_state, verbose, warm_start)
+        self.max_duration = max_duration
+        self.boundary = boundary
+        self.span_loss = span_loss
+
+    def fit(self, X: Any, y: Any) -> SegmentSVC:
+        """Train on the sequences ``X`` and their segments ``y``.
+
+        Raises:
+            ValueError: A parameter is out of range, a sequence is empty, there is one label only, spans do not follow
+                one another, one is longer than ``max_duration``, or X and y do not fit.
+        """
+        self._check_parameters()
+        if kind_of(X) != ARRAYS:
+            raise ValueError("X must be a list of arrays [N, F], a row of features for each frame")
+        rows, lengths = rows_of(X), [size_of(sequence) for sequence in X]
+        spans = _spans_of(y, lengths)
+        classes, states = states_of(check_lists(_labels_of(spans), [len(own) for own in spans], "span"))
+        longest = max(end - start for own in spans for start, end, _ in own)
+        most = longest if self.max_duration is None else check_whole(self.max_duration, "max_duration")
+        if longest > most:
+            raise ValueError(f"max_duration={most}, and a segment of y has {longest} frames: give more, or None")
+        structure = Segments(len(classes), most, boundary=self.boundary, span_loss=self.span_loss)
+        head = LinearSegments(rows[0].shape[1], len(classes), most, structure=structure)
+        head = head.double() if rows[0].dtype == np.float64 else head
+        codes = [np.repeat(k, [e - s for s, e, _ in own]) for k, own in zip(states, spans, strict=True)]
+        for own, of in zip(codes, spans, strict=True):
+            own[[start for start, _, _ in of]] += len(classes)
+        head = self._train(head, labelled(lengths, codes, batches_of(rows, None)), self._lam(len(lengths)))
+        self.classes_, self.n_features_in_ = classes, head.in_features
+        found = (head.emission, head.bias, head.transition, head.duration)
+        self.coef_, self.intercept_, self.transitions_, self.durations_ = (t.detach().numpy().copy() for t in found)
+        return self
+
+    def predict(self, X: Any) -> list[list[Span]]:
+        """The best segmentation of every sequence, spans ``(start, end, label)``; [] for an empty one."""
+        check_is_fitted(self)
+        check_list(X)
+        full = [place for place, sequence in enumerate(X) if not hasattr(sequence, "__len__") or size_of(sequence)]
+        found: list[list[Span]] = [[] for _ in X]
+        if not full:
+            return found
+        with naming(torch.tensor(full)):
+            rows = rows_of([X[place] for place in full], self.n_features_in_)
+        examples = labelled([len(own) for own in rows], None, batches_of(rows, None))
+        with torch.no_grad():
+            for batch in in_order(examples, lengths=examples.lengths):
+                codes = self.structure_.decode(self.head_(batch.x, batch.lengths))
+                for i, spans in zip(batch.index.tolist(), self.structure_.spans(codes), strict=True):
+                    names = self.classes_[[label for _, _, label in spans]].tolist()
+                    found[full[i]] = [(s, e, name) for (s, e, _), name in zip(spans, names, strict=True)]
+        return found
+
+    def score(self, X: Any, y: Any) -> float:
+        """The F1 score of spans: one is right where start, end and label are."""
+        check_list(X)
+        return span_f1(self.predict(X), _spans_of(y, [size_of(sequence) for sequence in X]))
+
+
+def _spans_of(y: Any, lengths: list[int]) -> list[list[Span]]:
+    """The spans of every sequence, from spans or labels of frames.
+
+    Raises:
+        ValueError: Labels do not fit, or spans do not follow one another to the end.
+    """
+    filled = [own for own in y if hasattr(own, "__len__") and len(own)] if hasattr(y, "__len__") else []
+    if not filled or not isinstance(filled[0][0], tuple):
+        frames = check_lists(y, lengths, "frame")
+        runs = [[(label, len(list(run))) for label, run in itertools.groupby(own)] for own in frames]
+        ends = [list(itertools.accumulate(size for _, size in own)) for own in runs]
+        return [
+            [(end - size, end, label) for (label, size), end in zip(own, at, strict=True)]
+            for own, at in zip(runs, ends, strict=True)
+        ]
+    if len(y) != len(lengths):
+        raise ValueError(f"X has {len(lengths)} examples and y has {len(y)}: each example needs its spans")
+    for place, (own, length) in enumerate(zip(y, lengths, strict=True)):
+        at = 0
+        for span in own:
+            if not isinstance(span, tuple) or len(span) != 3 or span[0] != at or span[1] <= at:
+                raise ValueError(
+                    f"y[{place}] has {span!r}: it must be (start, end, label) with start {at} and a larger end"
+                )
+            at = span[1]
+        if at != length:
+            raise ValueError(f"y[{place}] has spans up to {at}, and X[{place}] has {length} frames: cover all of them")
+    return [list(own) for own in y]
+
+
+def _labels_of(spans: list[list[Span]]) -> list[list[Any]]:
+    return [[label for _, _, label in own] for own in spans]

@@ -1,0 +1,313 @@
+"""Segments: an output cuts a sequence into segments, each with a label and a duration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.arguments import check_flags, check_int64, check_whole
+from torchssvm.core.naming import row_name
+from torchssvm.core.operators import plain
+from torchssvm.core.ordered_sums import add_at
+from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.core.precision import transformed
+from torchssvm.core.structure import Decoding, Marginals, Structure
+from torchssvm.structures.arguments import check_lengths
+from torchssvm.structures.segments.oracle import semi_markov, semi_markov_marginals
+from torchssvm.structures.segments.spans import Span, as_frames, as_spans, durations_of, every_segmentation
+from torchssvm.structures.segments.spans import from_frames as codes_of_frames
+from torchssvm.structures.segments.spans import from_spans as codes_of_spans
+
+
+class Segments(Structure):
+    """Sequences cut into segments, with scores for frames, durations and neighbours: a semi-Markov model.
+
+    Potentials: ``emission`` ``[B, N, K]``, the scores of a frame's labels, which are summed over a segment; with
+    ``boundary`` ``[B, N, 2 K]``, the second half for a segment that begins at the frame. ``segment`` ``[B, K + D, K]``:
+    row j the scores of neighbours (label before, label), row ``K + d - 1`` those of duration d by label.
+
+    Labelings and targets: ``[B, N]`` int64 codes, the label of each frame, K more at the first frame of a segment, so
+    that two neighbours of one label are told apart; -1 beyond an example's length (values of a target there are
+    ignored). :meth:`from_spans` and :meth:`from_frames` make them, :meth:`spans` and :meth:`frames` read them.
+
+    The loss counts frames of another label; with ``span_loss``, the target's spans that are missed and the found spans
+    that are none of the target's.
+
+    Args:
+        num_labels: K.
+        max_duration: D, the largest duration.
+        min_duration: The smallest duration of every label, or ``[K]`` by label.
+        boundary: Whether frames have scores for segments that begin there.
+        span_loss: Whether the loss counts spans, or frames.
+
+    Raises:
+        TypeError: A number is not whole.
+        ValueError: ``num_labels`` or ``max_duration`` is less than 1, or ``min_duration`` is not 1 to ``max_duration``,
+            or are not K numbers.
+
+    Example:
+        >>> segments = Segments(num_labels=2, max_duration=3)
+        >>> emission = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]])
+        >>> found = segments.argmax({"emission": emission, "segment": torch.zeros(1, 5, 2)}).labeling
+        >>> segments.frames(found)
+        tensor([[0, 0, 1]])
+    """
+
+    unit = "frame"
+    quick_to_decode = True
+
+    def __init__(
+        self,
+        num_labels: int,
+        max_duration: int,
+        *,
+        min_duration: int | Sequence[int] = 1,
+        boundary: bool = False,
+        span_loss: bool = False,
+    ) -> None:
+        self.num_labels = check_whole(num_labels, "num_labels")
+        self.max_duration = check_whole(max_duration, "max_duration")
+        check_flags(boundary=boundary, span_loss=span_loss)
+        several = [min_duration] * num_labels if isinstance(min_duration, int) else list(min_duration)
+        if len(several) != num_labels:
+            raise ValueError(f"min_duration={several} must be one number, or {num_labels}, one for each label")
+        self.min_durations = [check_whole(least, "min_duration") for least in several]
+        if max(self.min_durations) > self.max_duration:
+            raise ValueError(f"min_duration={min_duration} must be at most max_duration={max_duration}")
+        self.boundary, self.span_loss = boundary, span_loss
+        self._least = torch.tensor(self.min_durations)
+
+    @property
+    def num_scores(self) -> int:
+        """K, or 2 K with ``boundary``: scores of a frame."""
+        return self.num_labels * (2 if self.boundary else 1)
+
+    def argmax(self, potentials: Potentials) -> Decoding:
+        """The best segments; ties go to the smallest label, then the shortest duration, from the last frame on.
+
+        Raises:
+            ValueError: No durations add up to an example's length.
+        """
+        return self._best(potentials, None)
+
+    def augmented_argmax(self, potentials: Potentials, target: Tensor) -> Decoding:
+        """The best segments with the loss added to frames, or to spans."""
+        if self.span_loss:
+            return self._best(potentials, target)
+        delta, _ = self.loss_potentials(target)  # exactly 0 at the target
+        emission = potentials["emission"] + delta["emission"].to(potentials.dtype)
+        return self._best(potentials.replace({**potentials.tensors, "emission": emission}), None)
+
+    def _best(self, potentials: Potentials, target: Tensor | None) -> Decoding:
+        emission, segment, lengths = potentials["emission"], potentials["segment"], potentials.lengths
+        if max(self.min_durations) > 1 and not (plain() or transformed()):
+            sizes = {emission.shape[1]} if lengths is None else set(lengths.tolist())
+            for size in sorted(sizes):
+                self.check_length(size)
+        return Decoding(*semi_markov(emission, segment, self._on(emission.device), lengths, target))
+
+    def check_length(self, length: int) -> None:
+        """Raise ValueError unless segments can add up to ``length`` frames."""
+        if -(-length // self.max_duration) * min(self.min_durations) > length:
+            raise ValueError(
+                f"an example has {length} frames, and no durations of {min(self.min_durations)} to "
+                f"{self.max_duration} add up to it: change min_duration or max_duration, or leave the example out"
+            )
+
+    def marginals(self, potentials: Potentials) -> Marginals:
+        """Sum-product; the second half of ``emission``, with ``boundary``, are probabilities of boundaries."""
+        emission, segment = potentials["emission"], potentials["segment"]
+        *parts, whole = semi_markov_marginals(emission, segment, self._on(emission.device), potentials.lengths)
+        return Marginals(dict(zip(("emission", "segment"), parts, strict=True)), whole)
+
+    def spans(self, labeling: Tensor) -> list[list[Span]]:
+        """The spans (first frame, frame after the last, label) of every example."""
+        return as_spans(labeling, self.num_labels)
+
+    def from_spans(self, spans: Sequence[Sequence[Span]]) -> Tensor:
+        """The labeling of spans, which follow one another from frame 0 on, ``[B, N]`` int64.
+
+        Raises:
+            ValueError: They do not, or a label is not one.
+        """
+        return codes_of_spans(spans, self.num_labels)
+
+    def frames(self, labeling: Tensor) -> Tensor:
+        """The label of every frame, ``[B, N]`` int64, -1 beyond each length."""
+        return as_frames(labeling, self.num_labels)
+
+    def from_frames(self, labels: Tensor) -> Tensor:
+        """The labeling whose segments are the runs of labels ``[B, N]`` int64, negative beyond each length.
+
+        Raises:
+            ValueError: ``labels`` are not such a tensor.
+        """
+        return codes_of_frames(labels, self.num_labels)
+
+    def parts(self, labeling: Tensor) -> dict[str, Tensor]:
+        """Indicators of labels, and of segments that begin; counts of neighbours and durations."""
+        batch, longest = labeling.shape
+        rows = self.num_labels + self.max_duration
+        like = {
+            "emission": torch.zeros(batch, longest, self.num_scores, device=labeling.device),
+            "segment": torch.zeros(batch, rows, self.num_labels, device=labeling.device),
+        }
+        return self._add(like, labeling.unsqueeze(1), torch.ones(batch, 1, device=labeling.device))
+
+    def difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
+        """Parts of the labeling less parts of the target."""
+        mass = torch.tensor([1.0, -1.0], device=labeling.device).expand(len(labeling), 2)
+        return self._add(_zeros_like(potentials), torch.stack([labeling, target], 1), mass)
+
+    def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
+        """Sums of looked-up potentials, less the target's: ``[B, C]`` float64."""
+        everything = torch.cat([labelings, target.unsqueeze(1)], 1)
+        total = torch.zeros(everything.shape[:2], dtype=torch.float64, device=everything.device)
+        for name, places, real in self._places(everything):
+            scores = potentials[name].flatten(1).gather(1, places.flatten(1)).view(places.shape)
+            total += scores.masked_fill(~real, 0.0).sum(2, dtype=torch.float64)
+        return total[:, :-1] - total[:, -1:]
+
+    def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
+        """The mass of each part, less the total mass at the target's."""
+        everything = torch.cat([labelings, target.unsqueeze(1)], 1)
+        return self._add(_zeros_like(potentials), everything, torch.cat([mass, -mass.sum(1, keepdim=True)], 1))
+
+    def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
+        """Wrong frames, or missed and wrong spans, ``[B]`` float64."""
+        if not self.span_loss:
+            return (self.frames(labeling) != self.frames(target)).sum(1).double()
+        own, true = (durations_of(codes, self.num_labels) for codes in (labeling, target))
+        found = (own > 0) & (own == true) & (labeling == target)
+        return ((own > 0).sum(1) + (true > 0).sum(1) - 2 * found.sum(1)).double()
+
+    def loss_potentials(self, target: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """1 for each wrong label of a frame; the constant is zero.
+
+        Raises:
+            NotImplementedError: With ``span_loss``, which is none of frames and durations.
+        """
+        if self.span_loss:
+            raise NotImplementedError("a loss of spans is no sum over frames, durations and neighbours")
+        real = (target >= 0).double().unsqueeze(2)
+        wrong = real.repeat(1, 1, self.num_labels).scatter_(2, self.frames(target).clamp(min=0).unsqueeze(2), 0.0)
+        if self.boundary:
+            wrong = torch.cat([wrong, torch.zeros_like(wrong)], 2)
+        return {"emission": wrong}, wrong.new_zeros(len(wrong))
+
+    def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
+        """Check shapes, codes and durations; write -1 beyond each length.
+
+        Raises:
+            ValueError: The potentials or the target do not fit.
+        """
+        labels, most = self.num_labels, self.max_duration
+        if potentials.tensors.keys() != {"emission", "segment"} or potentials["emission"].ndim != 3:
+            raise ValueError(
+                f"segments take potentials emission [B, N, {self.num_scores}] and segment, got {potentials}"
+            )
+        batch, longest, width = potentials["emission"].shape
+        shape = [batch, labels + most, labels]
+        if width != self.num_scores or list(potentials["segment"].shape) != shape:
+            raise ValueError(
+                f"potentials of {self} must be emission [B, N, {self.num_scores}] and segment {shape}; got "
+                f"{list(potentials['emission'].shape)} and {list(potentials['segment'].shape)}"
+            )
+        check_int64(target, "target", (batch, longest), ", a code for each frame")
+        real = check_lengths(potentials.lengths, batch, longest, target.device)
+        codes = target.masked_fill(~real, -1)
+        wrong = real & ((codes < 0) | (codes >= 2 * labels))
+        _refuse(wrong, codes, f"codes are labels 0 to {labels - 1}, and {labels} more where a segment begins")
+        before = torch.cat([torch.full_like(codes[:, :1], -1), self.frames(codes)[:, :-1]], 1)
+        _refuse(
+            real & (codes < labels) & (codes != before),
+            codes,
+            f"a segment goes on with the label of the frame before it, and begins with a code of {labels} or more: "
+            "make codes by structure.from_spans or structure.from_frames",
+        )
+        durations = durations_of(codes, labels)
+        least = self._on(codes.device)[self.frames(codes).clamp(min=0)]
+        wrong = (durations > 0) & ((durations > most) | (durations < least))
+        if bool(wrong.any()):
+            row, place = wrong.nonzero()[0].tolist()
+            raise ValueError(
+                f"target has a segment of {int(durations[row, place])} frames at position {place} of {row_name(row)}: "
+                f"those of label {int(codes[row, place]) - labels} have {int(least[row, place])} to {most}; make "
+                "max_duration larger, or cut the segment"
+            )
+        return codes
+
+    def places(self, potentials: Potentials) -> dict[str, Tensor]:
+        """The frames of each example."""
+        emission = potentials["emission"]
+        limit = emission.shape[1] if potentials.lengths is None else potentials.lengths.unsqueeze(1)
+        return {"emission": (torch.arange(emission.shape[1], device=emission.device) < limit)[..., None]}
+
+    def _plain(self) -> nn.Module:
+        """The same recursion, as a scan."""
+        from torchssvm.structures.segments.plain import SegmentsDecoder
+
+        return SegmentsDecoder(self)
+
+    def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
+        """All segmentations; examples with fewer meet theirs several times."""
+        batch, longest, _ = potentials["emission"].shape
+        lengths = [longest] * batch if potentials.lengths is None else potentials.lengths.tolist()
+        limits = self.num_labels, self.min_durations, self.max_duration
+        every = {size: torch.tensor(list(every_segmentation(size, *limits))) for size in set(lengths)}
+        for place in range(max(len(codes) for codes in every.values())):
+            rows = [every[size][place % len(every[size])] for size in lengths]
+            padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
+            missing = longest - padded.shape[1]
+            yield nn.functional.pad(padded, (0, missing), value=-1).to(potentials.device)
+
+    def _on(self, device: torch.device) -> Tensor:
+        if self._least.device != device:
+            self._least = self._least.to(device)
+        return self._least
+
+    def _places(self, codes: Tensor) -> list[tuple[str, Tensor, Tensor]]:
+        """Places of the parts of ``[B, C, N]`` codes in the flattened potentials, by name, and which are real."""
+        count, most = self.num_labels, self.max_duration
+        real, begins = codes >= 0, codes >= count
+        labels = self.frames(codes).clamp(min=0)
+        frames = torch.arange(codes.shape[2], device=codes.device) * self.num_scores + labels
+        before = torch.cat([torch.zeros_like(labels[..., :1]), labels[..., :-1]], 2)
+        joined = begins & (torch.arange(codes.shape[2], device=codes.device) > 0)
+        rows = count + durations_of(codes, count).clamp(1, most) - 1
+        found = [
+            ("emission", frames, real),
+            ("segment", before * count + labels, joined),
+            ("segment", rows * count + labels, begins),
+        ]
+        if self.boundary:
+            found.append(("emission", frames + count, begins))
+        return [(name, places.masked_fill(~held, 0), held) for name, places, held in found]
+
+    def _add(self, parts: Parts, codes: Tensor, mass: Tensor) -> Parts:
+        """Add the parts of the labelings ``[B, C, N]``, weighted by ``mass`` ``[B, C]``, to ``parts``."""
+        mass = mass.to(parts["emission"].dtype).unsqueeze(2)
+        alike = codes.shape[1] == 1  # all terms that share a place are equal
+        for name, places, real in self._places(codes):
+            add_at(parts[name].view(len(codes), -1), places.flatten(1), (mass * real).flatten(1), any_order=alike)
+        return parts
+
+    def __repr__(self) -> str:
+        least = self.min_durations
+        shown = least if len(set(least)) > 1 else least[0]
+        return (
+            f"Segments({self.num_labels}, {self.max_duration}, min_duration={shown}, boundary={self.boundary}, "
+            f"span_loss={self.span_loss})"
+        )
+
+
+def _refuse(wrong: Tensor, codes: Tensor, why: str) -> None:
+    if bool(wrong.any()):
+        row, place = wrong.nonzero()[0].tolist()
+        raise ValueError(f"target has code {int(codes[row, place])} at position {place} of {row_name(row)}: {why}")
+
+
+def _zeros_like(potentials: Potentials) -> Parts:
+    return {name: tensor.new_zeros(tensor.shape) for name, tensor in potentials.tensors.items()}
