@@ -294,7 +294,8 @@ def test_lightning_goes_on_where_certificates_turn_exact_and_back():
 
     shown = []
     _, _, gap = classes_under_a_trainer(Turning(Multiclass(3)), 0.0, Turn(), every_n_epochs=1)
-    assert [entry.certificate.exact for entry in gap.history] == shown == [True, False, True] * 6 + [True, False]
+    assert len(shown) >= 6  # until the gap is 0
+    assert [entry.certificate.exact for entry in gap.history] == shown == [k % 3 != 1 for k in range(len(shown))]
 
 
 @pytest.mark.parametrize(("looseness", "stops"), [(0.5, False), (0.0, True)])
