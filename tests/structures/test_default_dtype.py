@@ -17,6 +17,7 @@ from torchssvm import (
     PairwiseGraph,
     Potentials,
     Ranking,
+    Segments,
     SlackRescaling,
     Tree,
     WeightedLabels,
@@ -55,6 +56,11 @@ KINDS = {
     "chain": lambda r: (Chain(4, class_weight=COSTS), Potentials(chains(r)), labels(r, 4, B, 5)),
     "slack": lambda r: (SlackRescaling(Chain(4)), Potentials(chains(r)), labels(r, 4, B, 5)),
     "hidden": lambda r: (HiddenStates(Chain(4), [0, 0, 1, 1]), Potentials(chains(r)), labels(r, 2, B, 5)),
+    "segments": lambda r: (
+        Segments(3, 2),
+        Potentials({"emission": real(r, B, 5, 3), "segment": real(r, B, 5, 3)}),
+        3 + labels(r, 3, B, 5),
+    ),
     "tree": lambda r: (
         Tree(3, [-1, 0, 0, 1, 1]),
         Potentials({"node": real(r, B, 5, 3), "edge": real(r, B, 3, 3)}),

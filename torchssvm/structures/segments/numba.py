@@ -71,10 +71,12 @@ def best_segments(emission, table, least, target, length, memory, back, codes):
             if target[t] >= states:
                 begun = t
             if t + 1 == length or target[t + 1] >= states:
-                ends, d_true, k_true = True, t - begun, target[begun] - states
+                d_true, k_true = t - begun, target[begun] - states
+                ends = d_true < most and 0 <= k_true < states  # else nothing can be this span
+                missed += 1.0
+            if ends:
                 kept = durations[d_true, k_true]
                 durations[d_true, k_true] -= 2.0  # found: neither missing nor wrong
-                missed += 1.0
         place = t % most
         for d in range(min(most, t + 1)):
             held, row = starts[place], durations[d]
