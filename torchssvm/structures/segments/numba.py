@@ -8,12 +8,6 @@ from torchssvm.core.jit import njit
 
 
 @njit
-def working_numbers(longest, labels):
-    """How many float64 numbers :func:`best_segments` needs for durations up to ``longest``."""
-    return (2 * longest + 2) * labels
-
-
-@njit
 def best_segments(emission, table, least, target, length, memory, back, codes):
     """Write the best segments into ``codes``, ``[T]``; returns their score, float64.
 
@@ -26,7 +20,7 @@ def best_segments(emission, table, least, target, length, memory, back, codes):
         least: ``[K]`` int64, the smallest duration of each label.
         target: ``[T]`` codes, whose span loss is added; or empty.
         length: T.
-        memory: Room for :func:`working_numbers`, of any content.
+        memory: Room for ``(2 D + 2) K`` float64 numbers, of any content.
         back: ``[2, at least T, K]`` int32, of any content: the duration of the best segment that ends at each frame,
             and the best label before one that begins there.
         codes: To be filled.
