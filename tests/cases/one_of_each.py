@@ -16,6 +16,7 @@ from torchssvm import (
     PairwiseGraph,
     Potentials,
     Ranking,
+    Segments,
     SlackRescaling,
     Tree,
     WeightedLabels,
@@ -74,9 +75,15 @@ def tree(r):
     return Tree(3, [-1, 0, 0, 1, 1]), potentials, labels(r, 3, 5)
 
 
+def segments(r):
+    potentials = Potentials({"emission": real(r, 5, 3), "segment": real(r, 5, 3)})
+    return Segments(3, 2), potentials, 3 + labels(r, 3, 5)
+
+
 KINDS = {
     "chain": lambda r: (Chain(4, class_weight=COSTS), chains(r), labels(r, 4, 5)),
     "slack": lambda r: (SlackRescaling(Chain(4)), chains(r), labels(r, 4, 5)),
+    "segments": segments,
     "hidden": lambda r: (HiddenStates(Chain(4), [0, 0, 1, 1]), chains(r), labels(r, 2, 5)),
     "tree": tree,
     "forest": forest,

@@ -52,6 +52,7 @@ from torchssvm.structures import (
     Projective,
     Ranking,
     RoofDual,
+    Segments,
     SparseLinearChain,
     SparseLinearMultilabel,
     Tree,
@@ -63,6 +64,7 @@ from torchssvm.structures import (
     max_sum_tree,
     min_cut,
     roof_dual,
+    semi_markov,
     viterbi,
 )
 from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
@@ -244,6 +246,11 @@ def structures() -> Iterator[Call]:
         torch.eye(3, 4).long().expand(2, 3, 4).contiguous() * torch.tensor([1, 0]).view(2, 1, 1),
     )
     yield from of_structure("Ranking", Ranking(), Potentials, [rand(2, 4), LENGTHS], whole(2, 2, 4))
+    segments = [rand(2, 4, 3), rand(2, 6, 3), LENGTHS]
+    codes = Segments(3, 3).from_frames(torch.tensor([[0, 0, 1, 1], [2, 2, -1, -1]]))
+    for spans in (False, True):
+        own = Segments(3, 3, span_loss=spans)
+        yield from of_structure(f"{own}", own, with_lengths("emission", "segment"), segments, codes)
 
 
 def oracles() -> Iterator[Call]:
@@ -251,6 +258,9 @@ def oracles() -> Iterator[Call]:
     lengths = torch.tensor([4, 3])
     yield "viterbi", viterbi, [rand(2, 4, 3), rand(2, 3, 3), LENGTHS]
     yield "viterbi, by place", viterbi, [rand(2, 4, 3), rand(2, 3, 3, 3), LENGTHS]
+    least = torch.tensor([1, 2, 1])
+    yield "semi_markov", semi_markov, [rand(2, 4, 3), rand(2, 5, 3), least, LENGTHS]
+    yield "semi_markov, spans", semi_markov, [rand(2, 4, 6), rand(2, 5, 3), least, LENGTHS, whole(6, 2, 4)]
     yield "max_sum_tree", max_sum_tree, [rand(2, 4, 3), rand(2, 3, 3), parent, LENGTHS]
     yield "max_sum_tree, own", max_sum_tree, [rand(2, 4, 3), rand(2, 4, 3, 3), parent.repeat(2, 1), LENGTHS]
     for single in (True, False):

@@ -16,6 +16,7 @@ from torchssvm import (
     LinearGraph,
     LinearMulticlass,
     LinearRanking,
+    LinearSegments,
     LinearTree,
     Multiclass,
     Multilabel,
@@ -92,6 +93,7 @@ def _precomputed(mask):
 ENTRIES = {
     "chain": lambda mask: LinearChain(4, 3)(X, mask),
     "sparse chain": lambda mask: SparseLinearChain(4, 3)(SparseFeatures(X.argsort(2)), mask),
+    "segments": lambda mask: LinearSegments(4, 3, 2)(X, mask),
     "tree": lambda mask: LinearTree(4, 3, [-1, 0, 1, 2, 3])(X, mask),
     "ranking": lambda mask: LinearRanking(4)(X, mask),
     "graph": lambda mask: LinearGraph(4, 1)(Graphs(X, torch.zeros(2, 0, 1), torch.zeros(2, 0, 2).long()), mask),

@@ -21,9 +21,11 @@ from torchssvm import (
     LinearGraph,
     LinearMulticlass,
     LinearMultilabel,
+    LinearSegments,
     LinearTree,
     Multiclass,
     Multilabel,
+    Segments,
     SparseFeatures,
     SparseLinearChain,
     SparseLinearMultilabel,
@@ -47,6 +49,7 @@ HEADS = {
     "classes": lambda: LinearMulticlass(
         5, 3, structure=Multiclass(3, torch.tensor([[0.0, 1, 2], [1, 0, 1], [2, 1, 0]]))
     ),
+    "segments": lambda: LinearSegments(5, 4, 6, structure=Segments(4, 6, boundary=True, min_duration=[1, 2, 1, 3])),
     "tree": lambda: LinearTree(5, 4, [-1, 0, 0]).double(),
     "label sets": lambda: LinearMultilabel(5, 6, structure=Multilabel(6, decoder=MessagePassing(50))),
     "branch and bound": lambda: SparseLinearMultilabel(20, 3),

@@ -15,6 +15,7 @@ from torchssvm import (
     LinearChain,
     LinearMulticlass,
     LinearMultilabel,
+    LinearSegments,
     LinearTree,
     Multiclass,
     Potentials,
@@ -153,6 +154,7 @@ SQUARE = {
     "chain": lambda: LinearChain(3, 3, boundary=False),
     "multilabel": lambda: LinearMultilabel(3, 3),
     "tree": lambda: LinearTree(3, 3, [-1, 0]),
+    "segments": lambda: LinearSegments(3, 3, 2),
 }
 
 

@@ -123,9 +123,7 @@ def _values_of(token: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
             raise TypeError(f"has the feature {name!r} = {value!r}: values are texts, numbers, True or False")
 
 
-def vocabulary_of(
-    X: Iterable[Sequence[Any]], min_count: int, known: Mapping[str, int] | None = None
-) -> dict[str, int]:
+def vocabulary_of(X: Iterable[Sequence[Any]], min_count: int, known: Mapping[str, int] | None = None) -> dict[str, int]:
     """A column for every feature that occurs at least ``min_count`` times, in alphabetical order, behind ``known``."""
     counts = Counter(name for token in named_tokens(X) for name, _ in token)
     found, held = sorted(name for name in counts if counts[name] >= min_count), known or {}

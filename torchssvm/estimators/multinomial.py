@@ -134,7 +134,9 @@ class MultinomialSVC(MatrixClassifier):
         self.intercept_ = bias[1:] - bias[:1] if two else bias
         return self
 
-    def _train_rows(self, X: Any, codes: np.ndarray, classes: int, weights: np.ndarray, total: float) -> LinearMulticlass:
+    def _train_rows(
+        self, X: Any, codes: np.ndarray, classes: int, weights: np.ndarray, total: float
+    ) -> LinearMulticlass:
         """Train on features and losses that are both multiplied by the weight of the example, ``[n]``.
 
         The loss of an example is linear in both together, so that this weighs it exactly; an intercept is the weight of

@@ -18,7 +18,7 @@ from torchssvm.structures.segments.spans import every_segmentation
 
 def draw_codes(structure, length, random):
     """A random segmentation."""
-    every = list(every_segmentation(length, structure.num_labels, structure.min_durations, structure.max_duration))
+    every = list(every_segmentation(length, structure.num_labels, structure.min_duration, structure.max_duration))
     return torch.tensor(every[int(torch.randint(len(every), (), generator=random))])
 
 
@@ -73,7 +73,7 @@ class TestSegments(StructureTestCase):
         length = potentials["emission"].shape[1] if potentials.lengths is None else int(potentials.lengths[row])
         counts = [1]
         for t in range(1, length + 1):
-            fit = [d for least in structure.min_durations for d in range(least, self.most + 1) if d <= t]
+            fit = [d for least in structure.min_duration for d in range(least, self.most + 1) if d <= t]
             counts.append(sum(counts[t - d] for d in fit))
         return counts[-1]
 

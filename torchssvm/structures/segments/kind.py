@@ -57,7 +57,7 @@ class SegmentsAdapter(HeadAdapter):
         from torchssvm.structures.segments.kind_numba import Segmentations
 
         structure: Any = self.structure
-        least = torch.tensor(structure.min_durations).numpy()
+        least = torch.tensor(structure.min_duration).numpy()
         kind = Segmentations(least, structure.num_labels, structure.boundary, structure.span_loss)
         return super().complete(examples, own)._replace(kind=kind)
 

@@ -8,12 +8,6 @@ from torchssvm.core.jit import njit
 
 
 @njit
-def working_numbers(longest, labels):
-    """How many float64 numbers :func:`best_segments` needs for durations up to ``longest``."""
-    return (2 * longest + 2) * labels
-
-
-@njit
 def best_segments(emission, table, least, target, length, memory, back, codes):
     """Write the best segments into ``codes``, ``[T]``; returns their score, float64.
 
@@ -26,7 +20,7 @@ def best_segments(emission, table, least, target, length, memory, back, codes):
         least: ``[K]`` int64, the smallest duration of each label.
         target: ``[T]`` codes, whose span loss is added; or empty.
         length: T.
-        memory: Room for :func:`working_numbers`, of any content.
+        memory: Room for ``(2 D + 2) K`` float64 numbers, of any content.
         back: ``[2, at least T, K]`` int32, of any content: the duration of the best segment that ends at each frame,
             and the best label before one that begins there.
         codes: To be filled.
@@ -71,10 +65,12 @@ def best_segments(emission, table, least, target, length, memory, back, codes):
             if target[t] >= states:
                 begun = t
             if t + 1 == length or target[t + 1] >= states:
-                ends, d_true, k_true = True, t - begun, target[begun] - states
+                d_true, k_true = t - begun, target[begun] - states
+                ends = d_true < most and 0 <= k_true < states  # else nothing can be this span
+                missed += 1.0
+            if ends:
                 kept = durations[d_true, k_true]
                 durations[d_true, k_true] -= 2.0  # found: neither missing nor wrong
-                missed += 1.0
         place = t % most
         for d in range(min(most, t + 1)):
             held, row = starts[place], durations[d]

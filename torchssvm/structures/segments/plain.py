@@ -88,7 +88,7 @@ class SegmentsDecoder(nn.Module):
 
     def __init__(self, structure: Any) -> None:
         super().__init__()
-        self.register_buffer("least", torch.tensor(structure.min_durations), persistent=False)
+        self.register_buffer("least", torch.tensor(structure.min_duration), persistent=False)
 
     def forward(self, potentials: Parts, lengths: Tensor | None) -> Tensor:
         """``emission`` and ``segment`` -> ``[B, N]`` int64, -1 beyond the length."""

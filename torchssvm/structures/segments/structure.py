@@ -73,11 +73,11 @@ class Segments(Structure):
         several = [min_duration] * num_labels if isinstance(min_duration, int) else list(min_duration)
         if len(several) != num_labels:
             raise ValueError(f"min_duration={several} must be one number, or {num_labels}, one for each label")
-        self.min_durations = [check_whole(least, "min_duration") for least in several]
-        if max(self.min_durations) > self.max_duration:
+        self.min_duration = [check_whole(least, "min_duration") for least in several]
+        if max(self.min_duration) > self.max_duration:
             raise ValueError(f"min_duration={min_duration} must be at most max_duration={max_duration}")
         self.boundary, self.span_loss = boundary, span_loss
-        self._least = torch.tensor(self.min_durations)
+        self._least = torch.tensor(self.min_duration)
 
     @property
     def num_scores(self) -> int:
@@ -102,7 +102,7 @@ class Segments(Structure):
 
     def _best(self, potentials: Potentials, target: Tensor | None) -> Decoding:
         emission, segment, lengths = potentials["emission"], potentials["segment"], potentials.lengths
-        if max(self.min_durations) > 1 and not (plain() or transformed()):
+        if max(self.min_duration) > 1 and not (plain() or transformed()):
             sizes = {emission.shape[1]} if lengths is None else set(lengths.tolist())
             for size in sorted(sizes):
                 self.check_length(size)
@@ -110,9 +110,9 @@ class Segments(Structure):
 
     def check_length(self, length: int) -> None:
         """Raise ValueError unless segments can add up to ``length`` frames."""
-        if -(-length // self.max_duration) * min(self.min_durations) > length:
+        if -(-length // self.max_duration) * min(self.min_duration) > length:
             raise ValueError(
-                f"an example has {length} frames, and no durations of {min(self.min_durations)} to "
+                f"an example has {length} frames, and no durations of {min(self.min_duration)} to "
                 f"{self.max_duration} add up to it: change min_duration or max_duration, or leave the example out"
             )
 
@@ -255,7 +255,7 @@ class Segments(Structure):
         """All segmentations; examples with fewer meet theirs several times."""
         batch, longest, _ = potentials["emission"].shape
         lengths = [longest] * batch if potentials.lengths is None else potentials.lengths.tolist()
-        limits = self.num_labels, self.min_durations, self.max_duration
+        limits = self.num_labels, self.min_duration, self.max_duration
         every = {size: torch.tensor(list(every_segmentation(size, *limits))) for size in set(lengths)}
         for place in range(max(len(codes) for codes in every.values())):
             rows = [every[size][place % len(every[size])] for size in lengths]
@@ -295,7 +295,7 @@ class Segments(Structure):
         return parts
 
     def __repr__(self) -> str:
-        least = self.min_durations
+        least = self.min_duration
         shown = least if len(set(least)) > 1 else least[0]
         return (
             f"Segments({self.num_labels}, {self.max_duration}, min_duration={shown}, boundary={self.boundary}, "
