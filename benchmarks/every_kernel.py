@@ -1,13 +1,20 @@
 """Launches every Triton kernel of the package on a CUDA device, at sizes of several warps and tiles.
 
-compute-sanitizer --tool racecheck python benchmarks/every_kernel.py
+compute-sanitizer --tool memcheck python benchmarks/every_kernel.py
+python benchmarks/every_kernel.py --repeat 1000
 
-``benchmarks/device.py --part kernels`` runs it under racecheck and memcheck.
+With ``--repeat`` each kernel runs so often, in orders drawn anew, and must find the same bits: what threads of a kernel
+exchange lies in global memory, where racecheck sees nothing. ``benchmarks/device.py --part checks`` does all of it.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
+import random
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,13 +49,14 @@ def launches(
     lengths = torch.tensor([size, 1, size // 2, size]).to(device)
     parents = torch.tensor([-1, *(k // 2 for k in range(size - 1))]).to(device)
     arcs, edges, images = draw(4, size, size + 1), draw(4, size, size - 1), draw(4, size, 2 * size)
+    unary, pairs = draw(4, size), draw(size * (size - 1) // 2)
     springs = torch.tensor([1.0, 0.5, 0.25, -1.0], dtype=torch.float64).to(device)
     found: dict[str, Callable[[], Any]] = {
         "Eisner": lambda: eisner(arcs, lengths, True),
         "Chu, Liu and Edmonds": lambda: max_arborescence(arcs, lengths, True),
         "assignments": lambda: best_matching(edges, lengths, lengths.clamp(max=size - 1)),
         "max-convolutions": lambda: distance_transform(images, springs),
-        "label sets": lambda: best_label_sets(draw(4, size), draw(size * (size - 1) // 2), effort=100),
+        "label sets": lambda: best_label_sets(unary, pairs, effort=100),
         "two steps": lambda: train(device, size, states[0]),
     }
     for number in states:
@@ -58,8 +66,9 @@ def launches(
         node, edge = draw(4, size, number), draw(number, number)
         found[f"trees, {number} states"] = lambda n=node, e=edge: max_sum_tree(n, e, parents, None)
     for number in blocks:
-        factors = draw(number, 5)
-        found[f"box QP, {number} blocks"] = lambda f=factors, n=number: solve_box_qp(f @ f.t(), draw(n), 4)
+        factors, values = draw(number, 5), draw(number)
+        gram = (factors.cpu() @ factors.cpu().t()).to(device)
+        found[f"box QP, {number} blocks"] = lambda g=gram, v=values: solve_box_qp(g, v, 4)
     return found
 
 
@@ -77,11 +86,36 @@ def train(device: torch.device, size: int, states: int) -> None:
 
 
 def main() -> None:
-    """Launch all of them once."""
-    for name, launch in launches(torch.device("cuda")).items():
-        launch()
-        torch.cuda.synchronize()
-        print(name, flush=True)
+    """Launch all of them once, or again and again."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes")
+    flags = parser.parse_args()
+    sizes: dict[str, Any] = {"size": 3, "states": (2, 3), "blocks": (2, 3)} if flags.quick else {}
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/cases"))
+        from pretended_device import pretended_device
+
+        with pretended_device() as device:
+            repeat(launches(device, **sizes), flags.repeat)
+        return
+    repeat(launches(torch.device("cuda"), **sizes), flags.repeat)
+
+
+def repeat(calls: dict[str, Callable[[], Any]], times: int) -> None:
+    """Run all in orders drawn anew; exit with an error if one finds other bits than at first."""
+    first: dict[str, bytes] = {}
+    names = list(calls)
+    for _ in range(times):
+        for name in names:
+            found = calls[name]()
+            parts = found if isinstance(found, tuple) else (found,)
+            bits = b"".join(p.cpu().numpy().tobytes() for p in parts if isinstance(p, torch.Tensor))
+            if first.setdefault(name, bits) != bits:
+                sys.exit(f"FAILED: {name} found other bits")
+        random.shuffle(names)
+    print(f"{len(names)} calls, {times} times each, the same bits in every order", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The script for the day that there is a device: every part works at tiny sizes on the CPU."""
+"""The script for the day that there is a device: every part works at tiny sizes on a pretended one."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ def test_every_part_runs_at_tiny_sizes(run_script, tmp_path, monkeypatch):
     monkeypatch.delenv("TORCHSSVM_DATA", raising=False)
     said = run_script(SCRIPT, "--quick", "--out", tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "device.jsonl").read_text().splitlines()]
-    assert {row["part"] for row in rows} == {"machine", "training", "steps", "kernels", "tests"}
-    missing = {
-        row["what"].partition(" to ")[0]: row["found"]["not measured"] for row in rows if "not measured" in row["found"]
-    }
+    assert {row["part"] for row in rows} == {"machine", "kernels", "steps", "large", "training", "checks", "tests"}
+    missing = {row["what"]: row["found"]["not measured"] for row in rows if "not measured" in row["found"]}
     if shutil.which("compute-sanitizer") is None:
-        for tool in ("memcheck", "racecheck"):
+        for tool in ("memcheck", "synccheck", "initcheck"):
             assert "not installed" in missing.pop(f"compute-sanitizer {tool}")
-    assert "TORCHSSVM_DATA is not set" in missing.pop("CoNLL-2000")
+    for side in ("device, batches of 4", "compiled, CPU"):
+        assert "TORCHSSVM_DATA is not set" in missing.pop(f"CoNLL-2000: {side}")
     assert not missing
     found = {row["what"]: row["found"] for row in rows}
     assert found["two runs, compared in bits"]["same bits"] is True
     assert found["box QP of 8 blocks"]["same bits"] is True
+    assert all(row["found"]["same bits"] for row in rows if row["part"] == "kernels")
+    assert found["each kernel again in other orders"]["exit status"] == 0
+    assert (tmp_path / "race.png").exists()
+    assert all(row["seconds"] < 240 for row in rows)
     assert found["pytest"]["exit status"] == 0
     table = (tmp_path / "device.md").read_text().splitlines()
-    assert table[0].startswith("On the CPU, at tiny sizes")
+    assert table[0].startswith("On a pretended device, at tiny sizes")
     assert len(table) == 4 + len(rows)
     assert "torchssvm ms" in said
 

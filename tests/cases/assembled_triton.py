@@ -80,6 +80,9 @@ calls: dict[str, Any] = {
     "box QP of the most blocks": lambda: ascend_triton(torch.empty(4096, 4096), torch.empty(4096), 5, 1e-3),
     "loss of chains": lambda: augment_triton(TABLES[0], LABELS, True),
     "scores of chains": lambda: examine_triton(LABELS, LABELS, *TABLES, True),
+    "scores of long chains": lambda: examine_triton(
+        *torch.empty(2, 2, 1000).long(), torch.empty(2, 1000, 26), TABLES[1], True
+    ),
     "parts of chains": lambda: add_difference_triton(LABELS, LABELS, *TABLES),
     "rows that are read": lambda: read_triton(*ROWS, 5),
     "rows that change": lambda: add_triton(*ROWS, TABLES[0], torch.empty(2).double()),
@@ -145,6 +148,8 @@ def ragged_calls(batch: int, size: int, empty: Callable[..., Tensor]) -> None:
         viterbi_triton(emission, transition, lengths)
     examine_triton(labels, labels, emission, pairs, True)
     examine_triton(labels, labels, emission, pairs[:1].expand_as(pairs), True)
+    long = torch.zeros(batch, 100 * size).long()
+    examine_triton(long, long, empty(batch, 100 * size, 6), pairs, True)
     augment_triton(emission, labels, True)
     add_difference_triton(labels, labels, emission, pairs)
     max_sum_tree_triton(emission, pairs[0], torch.arange(size) - 1, labels)
