@@ -5,10 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 from compiled_kinds import label_sets, labelled_graphs
-from problems import Problem, assert_same
+from problems import Problem, assert_same, flat
 
-from torchssvm import CompiledBCFW, DualState, Labelings, Multilabel, PairwiseGraph, Solver, certify, make_trainer
-from torchssvm.core.batch import Batch
+from torchssvm import (
+    CompiledBCFW,
+    DualState,
+    Labelings,
+    MeanParts,
+    Multilabel,
+    PairwiseGraph,
+    Solver,
+    certify,
+    make_trainer,
+)
 from torchssvm.structures.multilabel import BranchAndBound, MessagePassing
 from torchssvm.structures.pairwise_graph import TreeReweighted
 
@@ -31,9 +40,9 @@ CASES = {
 }
 
 
-def loop_of(problem: Problem, batches: list[Batch] | None = None) -> CompiledBCFW:
-    dual = DualState.for_head(problem.head, problem.n, problem.lam, storage=Labelings(4))
-    return CompiledBCFW(problem.head, dual, batches or problem.everything(3))
+def loop_of(problem: Problem, storage: Labelings | MeanParts | None = None) -> CompiledBCFW:
+    dual = DualState.for_head(problem.head, problem.n, problem.lam, storage=storage or Labelings(4))
+    return CompiledBCFW(problem.head, dual, problem.everything(3))
 
 
 @pytest.mark.parametrize("kind", CASES)
@@ -95,3 +104,16 @@ def test_graphs_that_have_changed_are_refused():
     with pytest.raises(RuntimeError, match=r"1 of 8 examples have other targets.*other edges"):
         CompiledBCFW(problem.head, loop.dual, problem.everything(3))
     assert_same(loop.dual.state_dict(), before)
+
+
+def test_rows_for_the_longer_examples_of_another_process_are_taken():
+    alone, other = (loop_of(labelled_graphs(), MeanParts()) for _ in range(2))
+    for loop in (alone, other):
+        loop.visit(torch.arange(8))
+    dual = other.dual
+    dual.storage.buffers["edge"]._reserve((20, 3, 3))
+    dual.version += 1
+    for loop in (alone, other):
+        loop.visit(torch.arange(16) % 8)
+    assert torch.equal(flat(other.head.parameters()), flat(alone.head.parameters()))
+    assert other.certify().gap == alone.certify().gap
