@@ -148,11 +148,12 @@ class StructureTestCase(LabelingsTestCase):
     @given(seed=SEEDS, batch=BATCHES, integers=st.booleans())
     def test_max_marginals_are_margins_among_all_outputs(self, seed, batch, integers):
         structure, potentials, _ = self.setting(seed, batch, integers)
-        try:
-            found = structure.max_marginals(potentials)
-        except TypeError as error:
-            assert "has no exact max-marginals" in str(error)
+        paired = "pairwise" in potentials.tensors
+        if type(structure).max_marginals is Structure.max_marginals or paired:
+            with pytest.raises(TypeError, match="has no exact max-marginals"):
+                structure.max_marginals(potentials)
             return
+        found = structure.max_marginals(potentials)
         name = next(iter(potentials.tensors))
         best = structure.decode(potentials)
         own = conform(structure.parts(best), potentials, "parts")[name] > 0

@@ -69,7 +69,8 @@ class CertifiedEstimator(BaseEstimator):
 
         ``solver`` gives rules and bounds; the seed is that of the estimator.
         """
-        digests = _digests(examples) if self._goes_on else None
+        digests: Any = _digests(examples) if self._goes_on else None
+        trainer: Any
         trainer, last, before = self._run if self._goes_on and self._run else (None, None, None)
         if last is not None and not head.structure.extends(last.structure):
             raise ValueError(
@@ -84,7 +85,7 @@ class CertifiedEstimator(BaseEstimator):
         else:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
             solver = replace(or_default(solver, Solver, "solver"), seed=seed)
-            start = {} if trainer is None else {"start": trainer.dual, "kept": _places(before, digests)}
+            start: dict[str, Any] = {} if trainer is None else {"start": trainer.dual, "kept": _places(before, digests)}
             trainer = make_trainer(head, examples, lam, solver=solver, progress=bool(self.verbose), **start)
         self._run = (trainer, head, digests) if self._goes_on else None
         self.history_: list[dict[str, float]] = []

@@ -71,9 +71,7 @@ def check_classes(y: np.ndarray, classes: np.ndarray) -> None:
         raise ValueError(f"y has one class only, {classes.tolist()[0]!r}: at least two classes are needed")
 
 
-def states_of(
-    y: Sequence[Sequence[Any]], known: np.ndarray | None = None
-) -> tuple[np.ndarray, list[np.ndarray]]:
+def states_of(y: Sequence[Sequence[Any]], known: np.ndarray | None = None) -> tuple[np.ndarray, list[np.ndarray]]:
     """The distinct labels, those that are ``known`` first and the others in ascending order; the state of each label.
 
     Raises:

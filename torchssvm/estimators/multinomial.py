@@ -105,7 +105,7 @@ class MultinomialSVC(MatrixClassifier):
         """
         if self._seen is None:
             self._named = None if classes is None else np.unique(classes)
-        return self._add(X, y, lambda *all_rows: self._fit(*all_rows, named=self._named))
+        return self._add(X, y, lambda rows, own: self._fit(rows, own, named=self._named))
 
     def _fit(self, X: Any, y: Any, sample_weight: Any = None, named: Any = None) -> MultinomialSVC:
         """Train on all rows, from the last fit where the estimator goes on."""
@@ -134,7 +134,9 @@ class MultinomialSVC(MatrixClassifier):
         self.intercept_ = bias[1:] - bias[:1] if two else bias
         return self
 
-    def _train_rows(self, X: Any, codes: np.ndarray, classes: int, weights: np.ndarray, total: float) -> LinearMulticlass:
+    def _train_rows(
+        self, X: Any, codes: np.ndarray, classes: int, weights: np.ndarray, total: float
+    ) -> LinearMulticlass:
         """Train on features and losses that are both multiplied by the weight of the example, ``[n]``.
 
         The loss of an example is linear in both together, so that this weighs it exactly; an intercept is the weight of

@@ -89,9 +89,9 @@ def go_on(head: nn.Module, dual: DualState, start: Start, dataset: Any, potentia
     """Give a new dual the blocks of ``start``; new examples start at their targets.
 
     The mean parts of a block are those of before; its loss, (1/n) times their mean loss, and its gap are multiplied by
-    the old n over the new one. The weights, ``w = (1/(lam n)) sum_i Phi_i^T (p(y_i) - mu_i)``, are those of before times
-    the old ``lam n`` over the new one, where no example has gone and none has more features; else they are made by a
-    pass without decoding.
+    the old n over the new one. The weights, ``w = (1/(lam n)) sum_i Phi_i^T (p(y_i) - mu_i)``, are those of before
+    times the old ``lam n`` over the new one, where no example has gone and there are no more features; else one pass
+    without decoding makes them.
 
     Args:
         head: The head of the new dual.
@@ -140,7 +140,11 @@ def go_on(head: nn.Module, dual: DualState, start: Start, dataset: Any, potentia
     storage.widen(potentials.detach())
     gaps = dual.gap_estimates.clone(), dual.oracle_gaps.clone()
     all_stay = torch.equal(kept[kept >= 0].sort().values, torch.arange(n))
-    if all_stay and start.weights is not None and [w.shape for w in start.weights] == [p.shape for p in dual.parameters]:
+    if (
+        all_stay
+        and start.weights is not None
+        and [w.shape for w in start.weights] == [p.shape for p in dual.parameters]
+    ):
         dual.set_weights([w * (share * old.lam / dual.lam) for w in start.weights])
     else:
         recompute_weights(head, dual, pass_over(dataset), moved=False)
