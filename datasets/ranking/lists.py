@@ -88,8 +88,8 @@ class RankedLists(PaddedDataset):
         numbers, x, y = torch.as_tensor(qid), torch.as_tensor(x), torch.as_tensor(y)
         if numbers.is_floating_point() or numbers.is_complex() or numbers.shape != y.shape or numbers.ndim != 1:
             raise ValueError(
-                f"qid is {numbers.dtype} {list(numbers.shape)}, and must be a whole number for each of the documents of "
-                f"y {list(y.shape)}"
+                f"qid is {numbers.dtype} {list(numbers.shape)}, and must be a whole number for each of the "
+                f"documents of y {list(y.shape)}"
             )
         order = numbers.argsort(stable=True)
         return cls(x[order], y[order], numbers[order].unique_consecutive(return_counts=True)[1], relevant)
@@ -113,7 +113,7 @@ class RankedLists(PaddedDataset):
         x, y, qid = load_svmlight_file(path, n_features=in_features, dtype="float32", zero_based=False, query_id=True)
         if len(qid) != len(y):
             raise ValueError(f"{path} has {len(y)} documents, and {len(qid)} of them a query, qid: give each its own")
-        return cls.of_queries(*map(torch.from_numpy, (x.toarray(), y, qid)), relevant)
+        return cls.of_queries(torch.from_numpy(x.toarray()), torch.from_numpy(y), torch.from_numpy(qid), relevant)
 
     @classmethod
     def lightgbm(
