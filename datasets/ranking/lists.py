@@ -69,6 +69,53 @@ class RankedLists(PaddedDataset):
         )
 
     @classmethod
+    def of_queries(cls, x: Tensor, y: Tensor, qid: Tensor | Sequence[int], relevant: int = 1) -> RankedLists:
+        """The lists of documents that come in any order, each with the number of its query.
+
+        Args:
+            x: ``[D, F]``, as above, like ``y`` and ``relevant``.
+            y: ``[D]``.
+            qid: ``[D]``, whole numbers: documents with the same one are a list, in their order; lists are in the order
+                of their numbers.
+
+        Raises:
+            ValueError: As above, or ``qid`` is no whole number for each document.
+
+        Example:
+            >>> RankedLists.of_queries(torch.rand(4, 3), torch.tensor([0, 1, 1, 0]), qid=[7, 3, 7, 3])[1].y
+            tensor([0, 1])
+        """
+        numbers, x, y = torch.as_tensor(qid), torch.as_tensor(x), torch.as_tensor(y)
+        if numbers.is_floating_point() or numbers.is_complex() or numbers.shape != y.shape or numbers.ndim != 1:
+            raise ValueError(
+                f"qid is {numbers.dtype} {list(numbers.shape)}, and must be a whole number for each of the "
+                f"documents of y {list(y.shape)}"
+            )
+        order = numbers.argsort(stable=True)
+        return cls(x[order], y[order], numbers[order].unique_consecutive(return_counts=True)[1], relevant)
+
+    @classmethod
+    def svmlight(cls, path: str | os.PathLike[str], relevant: int = 1, in_features: int | None = None) -> RankedLists:
+        """The lists of a file in the form of SVMlight: ``grade qid:3 1:0.5 7:1`` for each document; features from 1.
+
+        Args:
+            path: The file, also packed by gzip; it is read by scikit-learn.
+            relevant: As above.
+            in_features: F, for test files, in which the last features may not occur; None is the largest number.
+
+        Raises:
+            ValueError: As above, or the file has another form, or a document without a query.
+            ImportError: scikit-learn is missing.
+        """
+        from sklearn.datasets import load_svmlight_file
+
+        path = os.fspath(path)
+        x, y, qid = load_svmlight_file(path, n_features=in_features, dtype="float32", zero_based=False, query_id=True)
+        if len(qid) != len(y):
+            raise ValueError(f"{path} has {len(y)} documents, and {len(qid)} of them a query, qid: give each its own")
+        return cls.of_queries(torch.from_numpy(x.toarray()), torch.from_numpy(y), torch.from_numpy(qid), relevant)
+
+    @classmethod
     def lightgbm(
         cls, split: Literal["train", "test"] = "train", root: str | os.PathLike[str] | None = None
     ) -> RankedLists:

@@ -146,6 +146,31 @@ class StructureTestCase(LabelingsTestCase):
     @pytest.mark.every_variant
     @examples(10)
     @given(seed=SEEDS, batch=BATCHES, integers=st.booleans())
+    def test_max_marginals_are_margins_among_all_outputs(self, seed, batch, integers):
+        structure, potentials, _ = self.setting(seed, batch, integers)
+        paired = "pairwise" in potentials.tensors
+        if type(structure).max_marginals is Structure.max_marginals or paired:
+            with pytest.raises(TypeError, match="has no exact max-marginals"):
+                structure.max_marginals(potentials)
+            return
+        found = structure.max_marginals(potentials)
+        name = next(iter(potentials.tensors))
+        best = structure.decode(potentials)
+        own = conform(structure.parts(best), potentials, "parts")[name] > 0
+        assert not bool((found[own] < 0).any()), "an output's own states are as good as others"
+        together = Potentials({**potentials.tensors, name: found}, potentials.lengths, ragged=potentials.ragged)
+        for row in range(batch):
+            alone, margins = self.cropped(potentials, row), self.cropped(together, row)[name]
+            outputs = list(structure.enumerate(alone))
+            scores = torch.cat([self.score(structure, alone, y) for y in outputs])
+            there = torch.cat([conform(structure.parts(y), alone, "parts")[name] for y in outputs]) > 0
+            each = scores.view(-1, *[1] * (there.ndim - 1))
+            with_it, without = (torch.where(where, each, -torch.inf).amax(0) for where in (there, ~there))
+            torch.testing.assert_close(margins[0], with_it - without, atol=1e-9, rtol=1e-9)
+
+    @pytest.mark.every_variant
+    @examples(10)
+    @given(seed=SEEDS, batch=BATCHES, integers=st.booleans())
     def test_argmax_is_the_best_of_all_outputs(self, seed, batch, integers):
         structure, potentials, _ = self.setting(seed, batch, integers)
         found = as_decoding(structure.argmax(potentials))

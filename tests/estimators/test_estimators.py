@@ -197,8 +197,67 @@ def test_a_warm_start_goes_on(case):
     assert warm.gap <= 0.05 * warm.primal
     assert warm.dual <= cold.primal  # the same optimum
     assert cold.dual <= warm.primal
-    with pytest.raises(ValueError, match="problem of the last fit"):
-        estimator.fit(X[:-1], y[:-1])
+
+
+@pytest.mark.parametrize("chosen", [slice(0, -2), slice(None, None, -1), slice(4, None)])
+def test_a_warm_start_takes_other_examples(case, chosen):
+    estimator, X, y = case
+    estimator.set_params(warm_start=True, tol=0.05).fit(X[chosen], y[chosen]).fit(X, y)
+    _same_optimum(estimator, clone(estimator).fit(X, y))
+    estimator.fit(X[chosen], y[chosen])
+    _same_optimum(estimator, clone(estimator).fit(X[chosen], y[chosen]))
+
+
+def _same_optimum(one, other):
+    assert one.certificate_.dual <= other.certificate_.primal
+    assert other.certificate_.dual <= one.certificate_.primal
+
+
+def test_sequences_are_added_with_new_features_and_labels():
+    X, y = _words()
+    more = [[{"up": True, "kind": "new"}, {"kind": "b", "other": "word"}], [{"kind": "new"}]]
+    labels = [["w", "x"], ["w"]]
+    tagger = ChainSVC(tol=0.02, random_state=0).partial_fit(X, y)
+    before = tagger.vocabulary_
+    assert tagger.partial_fit(more, labels).classes_.tolist() == ["x", "y", "z", "w"]
+    assert dict(list(tagger.vocabulary_.items())[: len(before)]) == before
+    fresh = ChainSVC(tol=0.02, random_state=0).fit(X + more, y + labels)
+    _same_optimum(tagger, fresh)
+    assert sorted(tagger.vocabulary_) == sorted(fresh.vocabulary_)
+    assert tagger.predict(more[1:]) == [["w"]]
+    with pytest.raises(ValueError, match="sequence"):
+        tagger.partial_fit([[]], [[]])
+    _same_optimum(tagger.partial_fit(more, labels), ChainSVC(tol=0.02).fit(X + 2 * more, y + 2 * labels))
+
+
+def test_rows_are_added_with_the_classes_of_the_first_call():
+    X, y = _classes()
+    rows = (y == "a").argsort(kind="stable")  # class a comes last
+    X, y = X[rows], y[rows]
+    model = MultinomialSVC(tol=0.02).partial_fit(X[:30], y[:30], classes=["a", "b", "c"]).partial_fit(X[30:], y[30:])
+    _same_optimum(model, MultinomialSVC(tol=0.02).fit(X, y))
+    with pytest.raises(ValueError, match="labels or a parameter"):
+        model.partial_fit(X[:1], ["d"])
+    _same_optimum(model.partial_fit(X[:5], y[:5]), MultinomialSVC(tol=0.02).fit([*X, *X[:5]], [*y, *y[:5]]))
+    with pytest.raises(ValueError, match="X has shape"):
+        model.partial_fit(X[:1, :2], y[:1])
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_partial_fit_refuses_an_estimator_without_examples(copied):
+    X, y = _sequences()
+    tagger = ChainSVC(tol=0.2)
+    tagger = pickle.loads(pickle.dumps(tagger.partial_fit(X, y))) if copied else tagger.fit(X, y)
+    with pytest.raises(ValueError, match="partial_fit adds to the examples of partial_fit"):
+        tagger.partial_fit(X, y)
+
+
+def test_margins_of_tokens_agree_with_the_labels():
+    for X, y in (_sequences(), _words()):
+        tagger = ChainSVC(tol=0.1, C=10.0).fit(X, y)
+        margins = tagger.decision_function(X)
+        assert [tagger.classes_[rows.argmax(1)].tolist() for rows in margins] == tagger.predict(X)
+        assert all((rows.max(1) >= 0.0).all() and (rows.min(1) <= 0.0).all() for rows in margins)
 
 
 @each_row("changed", [{"class_weight": {"x": 5.0, "y": 1.0, "z": 1.0}}, {"normalize": True}])

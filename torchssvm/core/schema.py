@@ -377,7 +377,7 @@ class Stateful(ABC):
     def _made_of(self, states: list[dict[str, Any]], rows: Any, of_other: Any) -> dict[str, Any]:
         schema = self._schema()
         made = {name: _rebuilt(schema.get(name), [s[name] for s in states], rows, of_other) for name in states[0]}
-        return with_seal(made) if "seal" in schema else made
+        return with_seal(made) if "seal" in made else made
 
 
 class ByRank(Stateful):

@@ -78,6 +78,8 @@ def padded_lists(start: Tensor, count: Tensor, columns: Tensor, values: Tensor |
 def named_tokens(X: Iterable[Sequence[Any]]) -> Iterator[list[tuple[str, float]]]:
     """The features of each token, by name: a text becomes ``name=text`` with the value 1, True is 1, 0 is left out.
 
+    Those of a dictionary in a dictionary are ``name:inner``, as CRFsuite calls them; there is one level of these.
+
     Args:
         X: Sequences of tokens: ``{name: bool, text or number}``, or a list of names, each of the value 1.
 
@@ -110,6 +112,8 @@ def _values_of(token: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
             raise TypeError(f"has a feature named {name!r}: names are texts")
         if isinstance(value, str):
             yield f"{name}={value}", 1.0
+        elif isinstance(value, Mapping) and not any(isinstance(inner, Mapping) for inner in value.values()):
+            yield from ((f"{name}:{inner}", number) for inner, number in _values_of(value))
         elif isinstance(value, Real | np.bool_):
             try:
                 number = float(value)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_tensor, describe
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.core.marginals import Marginals
 from torchssvm.core.naming import is_ours, naming, row_names
 from torchssvm.core.operators import plain
 from torchssvm.core.potentials import (
@@ -107,25 +108,6 @@ class Decoding(NamedTuple):
     bound: Tensor | None = None
     exact: bool = True
     relaxed: bool = False
-
-
-class Marginals(NamedTuple):
-    """The mean parts of the distribution ``P(y) = exp(score(y)) / Z``, for every example of a batch.
-
-    Attributes:
-        parts: ``sum_y P(y) p(y)``, shaped like the potentials; zero where an example is padded.
-        log_partition: ``log Z``, ``[B]`` float64.
-
-    Example:
-        >>> marginals = Multiclass(2).marginals(Potentials(torch.tensor([[0.0, 0.0]])))
-        >>> marginals.log_partition
-        tensor([0.6931], dtype=torch.float64)
-        >>> marginals.parts
-        {'potentials': tensor([[0.5000, 0.5000]])}
-    """
-
-    parts: Parts
-    log_partition: Tensor
 
 
 def gated(oracle: Callable[..., Any]) -> Callable[..., Any]:
@@ -405,8 +387,8 @@ class Structure(ABC):
             TypeError: The structure has no exact ones.
         """
         raise TypeError(
-            f"{type(self).__name__} has no exact max-marginals: chains, trees, forests, classes, and label sets without "
-            "pairs have them"
+            f"{type(self).__name__} has no exact max-marginals: chains, trees, forests, classes, and label sets "
+            "without pairs have them"
         )
 
     def difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:

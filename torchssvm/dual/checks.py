@@ -118,8 +118,8 @@ def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None)
     raise RuntimeError(
         f"{len(examples)} of {len(targets)} examples have other targets than those that the dual was trained on, "
         f"{examples[:5]} among them, or other edges, parents or capacities beside their features: the dual belongs to "
-        "the data that it was trained on, in the same order. For other data make a new DualState, or give solve(start=..., "
-        "kept=...) the old place of each example"
+        "the data that it was trained on, in the same order. For other data make a new DualState, or give "
+        "solve(start=..., kept=...) the old place of each example"
     )
 
 

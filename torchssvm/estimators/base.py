@@ -69,22 +69,24 @@ class CertifiedEstimator(BaseEstimator):
 
         ``solver`` gives rules and bounds; the seed is that of the estimator.
         """
-        digests = _digests(examples) if self._goes_on else None
-        trainer, last, before = self._run if self._goes_on and self._run else (None, None, None)
-        if last is not None and not head.structure.extends(last.structure):
+        digests: Any = _digests(examples) if self._goes_on else None
+        run: tuple[Any, Any, Any] = self._run if self._goes_on and self._run else (None, None, None)
+        trainer, last, held = run
+        structure: Any = head.structure
+        if last is not None and not structure.extends(last.structure):
             raise ValueError(
                 "warm_start=True goes on with the outputs and losses of the last fit, and the labels or a parameter "
                 "other than C, lam, tol, max_passes and verbose has changed: fit with warm_start=False, or a clone of "
                 "the estimator"
             )
-        if before is not None and torch.equal(before, digests):
+        if held is not None and torch.equal(held, digests):
             head = last
             if trainer.dual.lam != lam:
                 trainer.dual.change_lam(lam)
         else:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
             solver = replace(or_default(solver, Solver, "solver"), seed=seed)
-            start = {} if trainer is None else {"start": trainer.dual, "kept": _places(before, digests)}
+            start: dict[str, Any] = {} if trainer is None else {"start": trainer.dual, "kept": _places(held, digests)}
             trainer = make_trainer(head, examples, lam, solver=solver, progress=bool(self.verbose), **start)
         self._run = (trainer, head, digests) if self._goes_on else None
         self.history_: list[dict[str, float]] = []

@@ -100,10 +100,10 @@ class ChainSVC(StructuredEstimator):
         least = check_whole(self.min_count, "min_count")
         kind, lengths = kind_of(X), [size_of(sequence) for sequence in X]
         rows = X if kind == NAMED else rows_of(X)
-        known = self if self._goes_on and self._run else None
-        classes, states = states_of(check_lists(y, lengths, "token"), None if known is None else known.classes_)
+        goes_on = self._goes_on and self._run is not None
+        classes, states = states_of(check_lists(y, lengths, "token"), self.classes_ if goes_on else None)
         weights = state_weights(self.class_weight, classes, states)
-        held = None if known is None else known.vocabulary_
+        held: dict[str, int] | None = getattr(self, "vocabulary_", None) if goes_on else None
         vocabulary = vocabulary_of(X, least, held) if kind == NAMED else None
         size = rows[0].shape[1] if vocabulary is None else len(vocabulary)
         if not size:

@@ -105,7 +105,7 @@ class MultinomialSVC(MatrixClassifier):
         """
         if self._seen is None:
             self._named = None if classes is None else np.unique(classes)
-        return self._add(X, y, lambda *all_rows: self._fit(*all_rows, named=self._named))
+        return self._add(X, y, lambda rows, own: self._fit(rows, own, named=self._named))
 
     def _fit(self, X: Any, y: Any, sample_weight: Any = None, named: Any = None) -> MultinomialSVC:
         """Train on all rows, from the last fit where the estimator goes on."""

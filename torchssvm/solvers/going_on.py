@@ -14,7 +14,6 @@ from torchssvm.core.batch import pass_over, tree_map
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.schema import with_seal
 from torchssvm.core.structure import Structure
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
@@ -90,8 +89,9 @@ def go_on(head: nn.Module, dual: DualState, start: Start, dataset: Any, potentia
     """Give a new dual the blocks of ``start``; new examples start at their targets.
 
     The mean parts of a block are those of before; its loss, (1/n) times their mean loss, and its gap are multiplied by
-    the old n over the new one. The weights, ``w = (1/(lam n)) sum_i Phi_i^T (p(y_i) - mu_i)``, are those of before times
-    the old ``lam n`` over the new one, where no example has gone; else they are made by a pass without decoding.
+    the old n over the new one. The weights, ``w = (1/(lam n)) sum_i Phi_i^T (p(y_i) - mu_i)``, are those of before
+    times the old ``lam n`` over the new one, where no example has gone and there are no more features; else one pass
+    without decoding makes them.
 
     Args:
         head: The head of the new dual.
@@ -111,6 +111,8 @@ def go_on(head: nn.Module, dual: DualState, start: Start, dataset: Any, potentia
     n, share = old.num_examples, old.num_examples / dual.num_examples
     empty = DualState(1, 1.0, old.structure, old.parameters, storage=old.storage.unbound())
     states = [tree_map(lambda tensor: tensor.cpu(), each.own_state()) for each in (old, empty)]
+    for state in states:
+        del state["seal"]  # nobody edits what does not leave the process
     state = old.merged_state(states, [range(n), range(n, n + 1)])
     state = old.part_of_state(state, torch.where(kept < 0, n, kept))
     for name in ("loss", "gap_estimates", "oracle_gaps"):
@@ -129,7 +131,7 @@ def go_on(head: nn.Module, dual: DualState, start: Start, dataset: Any, potentia
     dual.box = copy.deepcopy(old.box)
     dual.box.to(dual.parameters[0].device)
     dual.unclipped = dual.box.separate([torch.zeros_like(p) for p in dual.parameters], dual.parameters)
-    dual.load_state_dict(with_seal(state))
+    dual.restore(state)
     storage = dual.storage
     storage.lam = old.lam
     storage.change_lam(dual.lam)
@@ -137,13 +139,13 @@ def go_on(head: nn.Module, dual: DualState, start: Start, dataset: Any, potentia
     storage.change_number(share)
     storage.widen(potentials.detach())
     gaps = dual.gap_estimates.clone(), dual.oracle_gaps.clone()
-    if start.weights is not None and torch.equal(kept[kept >= 0].sort().values, torch.arange(n)):
-        weights = [torch.zeros_like(w) for w in dual.unclipped]
-        for weight, before in zip(weights, start.weights, strict=True):
-            weight[tuple(slice(size) for size in before.shape)] = before * (share * old.lam / dual.lam)
-        dual.set_weights(weights)
-        if any(new.shape != before.shape for new, before in zip(weights, start.weights, strict=True)):
-            storage.forget_features()  # those of old examples may be more, too
+    all_stay = torch.equal(kept[kept >= 0].sort().values, torch.arange(n))
+    if (
+        all_stay
+        and start.weights is not None
+        and [w.shape for w in start.weights] == [p.shape for p in dual.parameters]
+    ):
+        dual.set_weights([w * (share * old.lam / dual.lam) for w in start.weights])
     else:
         recompute_weights(head, dual, pass_over(dataset), moved=False)
     lam, inner = dual.lam, dual.lam * squared_norm(dual.parameters)

@@ -105,3 +105,27 @@ def test_sizes_are_whole_numbers_in_any_form():
     assert len(RankedLists(x, y, [3, 2])) == 2
     with pytest.raises(ValueError, match=r"sizes must be whole numbers of documents, got torch\.float64"):
         RankedLists(x, y, torch.tensor([3.0, 2.0], dtype=torch.float64))
+
+
+def test_queries_in_any_order_make_the_same_lists():
+    x, y, qid = torch.rand(6, 2), torch.tensor([1, 0, 2, 1, 0, 1]), torch.tensor([4, 2, 4, 9, 2, 2])
+    found = RankedLists.of_queries(x, y, qid)
+    order = torch.tensor([1, 4, 5, 0, 2, 3])
+    own = RankedLists(x[order], y[order], torch.tensor([3, 2, 1]))
+    assert [item.y.tolist() for item in found] == [[0, 0, 1], [1, 2], [1]]
+    assert all(torch.equal(a.x, b.x) for a, b in zip(found, own, strict=True))
+    for wrong in (qid[:5], qid.double(), qid.view(2, 3)):
+        with pytest.raises(ValueError, match=r"qid is .* whole number for each of the documents"):
+            RankedLists.of_queries(x, y, wrong)
+
+
+def test_a_file_of_svmlight_is_read(tmp_path):
+    pytest.importorskip("sklearn")
+    path = tmp_path / "rank.txt"
+    path.write_text("2 qid:7 1:0.5 3:1\n0 qid:3 2:1 # a remark\n0 qid:7 1:2\n1 qid:3 1:0.25\n")
+    found = RankedLists.svmlight(path, in_features=4)
+    assert [item.y.tolist() for item in found] == [[0, 1], [2, 0]]
+    assert found[1].x.tolist() == [[0.5, 0.0, 1.0, 0.0], [2.0, 0.0, 0.0, 0.0]]
+    path.write_text("2 1:0.5\n0 qid:3 2:1\n")
+    with pytest.raises(ValueError):
+        RankedLists.svmlight(path)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_int64
+from torchssvm.core.marginals import Marginals
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
 from torchssvm.core.structure import (
     Decoding,
-    Marginals,
     Structure,
     as_decoding,
     augmented,

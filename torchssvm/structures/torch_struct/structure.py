@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_number, check_tensor
+from torchssvm.core.marginals import Marginals
 from torchssvm.core.naming import row_name
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.structure import Decoding, Marginals, Structure
+from torchssvm.core.structure import Decoding, Structure
 from torchssvm.structures.torch_struct.distribution import PaddedDistribution, per_row
 
 LossPotentials = Callable[[Tensor], tuple[Tensor, Tensor]]

@@ -1,0 +1,28 @@
+"""What an expectation oracle returns."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from torchssvm.core.potentials import Parts
+
+
+class Marginals(NamedTuple):
+    """The mean parts of the distribution ``P(y) = exp(score(y)) / Z``, for every example of a batch.
+
+    Attributes:
+        parts: ``sum_y P(y) p(y)``, shaped like the potentials; zero where an example is padded.
+        log_partition: ``log Z``, ``[B]`` float64.
+
+    Example:
+        >>> marginals = Multiclass(2).marginals(Potentials(torch.tensor([[0.0, 0.0]])))
+        >>> marginals.log_partition
+        tensor([0.6931], dtype=torch.float64)
+        >>> marginals.parts
+        {'potentials': tensor([[0.5000, 0.5000]])}
+    """
+
+    parts: Parts
+    log_partition: Tensor
