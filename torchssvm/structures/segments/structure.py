@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_int64, check_whole
+from torchssvm.core.marginals import Marginals
 from torchssvm.core.naming import row_name
 from torchssvm.core.operators import plain
 from torchssvm.core.ordered_sums import add_at
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.precision import transformed
-from torchssvm.core.structure import Decoding, Marginals, Structure
+from torchssvm.core.structure import Decoding, Structure
 from torchssvm.structures.arguments import check_lengths
 from torchssvm.structures.segments.oracle import semi_markov, semi_markov_marginals
 from torchssvm.structures.segments.spans import Span, as_frames, as_spans, durations_of, every_segmentation

@@ -126,7 +126,8 @@ class Forest(Structure):
         """Check the states, ``[B, N]`` int64, and the parents; add the pairs."""
         node, parent, lengths = potentials["node"], potentials.parent, potentials.lengths  # type: ignore[attr-defined]
         check_int64(target, "target", node.shape[:2], ", a state for every node")
-        real = check_lengths(lengths, *node.shape[:2], target.device)
+        batch, longest = node.shape[:2]
+        real = check_lengths(lengths, batch, longest, target.device)
         check_labels(target, self.num_states, real)
         node_depths(node, parent, lengths)  # the compiled loop decodes without a check
         return self._with_pairs(target.masked_fill(~real, -1), parent)
