@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from torchssvm import BCFW, BlockGap, DualState, LinearChain
+from torchssvm import BCFW, BlockGap, Chain, DualState, LinearChain, Potentials
 from torchssvm.steps.box_qp import solve_box_qp
 from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
 from torchssvm.structures.arborescence.eisner import eisner
@@ -62,6 +62,9 @@ def launches(
     for number in states:
         emission, transition = draw(4, size, number), draw(number, number)
         found[f"Viterbi, {number} states"] = lambda e=emission, t=transition: viterbi(e, t, lengths)
+    tables = {"emission": draw(4, size, states[-1]).round(), "transition": draw(4, states[-1], states[-1]).round()}
+    labels = [torch.full((4, size), state).to(device) for state in (0, 1)]
+    found["scores of large tables"] = lambda: scores(tables, *labels)
     for number in states[:2]:
         node, edge = draw(4, size, number), draw(number, number)
         found[f"trees, {number} states"] = lambda n=node, e=edge: max_sum_tree(n, e, parents, None)
@@ -70,6 +73,12 @@ def launches(
         gram = (factors.cpu() @ factors.cpu().t()).to(device)
         found[f"box QP, {number} blocks"] = lambda g=gram, v=values: solve_box_qp(g, v, 4)
     return found
+
+
+def scores(tables: dict[str, torch.Tensor], found: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Scores and losses of labels; the tables hold whole numbers, whose sums are exact."""
+    result = Chain(tables["emission"].shape[2], normalize=False).examine(found, labels, Potentials(tables))
+    return result.score, result.loss
 
 
 def train(device: torch.device, size: int, states: int) -> None:
