@@ -44,7 +44,7 @@ class HeadAdapter(ABC):
     pairs: str | None
     structure: Structure
     has_bias: bool
-    limits: np.ndarray
+    limits: np.ndarray = np.zeros(0, np.int64)
     ragged_labels = False
     exact_labelings = False
     carries = False
