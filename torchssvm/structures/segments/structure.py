@@ -70,9 +70,11 @@ class Segments(Structure):
         self.num_labels = check_whole(num_labels, "num_labels")
         self.max_duration = check_whole(max_duration, "max_duration")
         check_flags(boundary=boundary, span_loss=span_loss)
-        several = [min_duration] * num_labels if isinstance(min_duration, int) else list(min_duration)
-        if len(several) != num_labels:
-            raise ValueError(f"min_duration={several} must be one number, or {num_labels}, one for each label")
+        several: list[int] = [*min_duration] if isinstance(min_duration, Sequence) else [min_duration] * self.num_labels
+        if isinstance(min_duration, str) or len(several) != num_labels:
+            raise ValueError(
+                f"min_duration={min_duration!r} must be a whole number, or {num_labels}, one for each label"
+            )
         self.min_duration = [check_whole(least, "min_duration") for least in several]
         if max(self.min_duration) > self.max_duration:
             raise ValueError(f"min_duration={min_duration} must be at most max_duration={max_duration}")
