@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,8 +71,9 @@ class Segments(Structure):
         self.num_labels = check_whole(num_labels, "num_labels")
         self.max_duration = check_whole(max_duration, "max_duration")
         check_flags(boundary=boundary, span_loss=span_loss)
-        several: list[int] = [*min_duration] if isinstance(min_duration, Sequence) else [min_duration] * self.num_labels
-        if isinstance(min_duration, str) or len(several) != num_labels:
+        listed = isinstance(min_duration, list | tuple)
+        several: Sequence[Any] = min_duration if listed else [min_duration] * self.num_labels  # type: ignore[assignment]
+        if len(several) != num_labels:
             raise ValueError(
                 f"min_duration={min_duration!r} must be a whole number, or {num_labels}, one for each label"
             )
