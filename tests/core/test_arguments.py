@@ -178,7 +178,6 @@ SIZED: list[tuple[str, Any]] = [
     ("in_features", lambda n: LinearSegments(n, 2, 3)),
     ("num_labels", lambda n: Segments(n, 3)),
     ("max_duration", lambda n: Segments(3, n)),
-    ("min_duration", lambda n: Segments(3, 9, min_duration=n)),
     ("in_features", lambda n: LinearTree(n, 2, [-1])),
     ("num_states", lambda n: LinearTree(3, n, [-1])),
     ("in_features", lambda n: KernelMulticlass(RBF(), n, 3)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,9 +72,12 @@ class Segments(Structure):
         self.num_labels = check_whole(num_labels, "num_labels")
         self.max_duration = check_whole(max_duration, "max_duration")
         check_flags(boundary=boundary, span_loss=span_loss)
-        several = [min_duration] * num_labels if isinstance(min_duration, int) else list(min_duration)
+        listed = isinstance(min_duration, list | tuple)
+        several: Sequence[Any] = min_duration if listed else [min_duration] * self.num_labels  # type: ignore[assignment]
         if len(several) != num_labels:
-            raise ValueError(f"min_duration={several} must be one number, or {num_labels}, one for each label")
+            raise ValueError(
+                f"min_duration={min_duration!r} must be a whole number, or {num_labels}, one for each label"
+            )
         self.min_duration = [check_whole(least, "min_duration") for least in several]
         if max(self.min_duration) > self.max_duration:
             raise ValueError(f"min_duration={min_duration} must be at most max_duration={max_duration}")
