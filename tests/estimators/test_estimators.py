@@ -239,7 +239,7 @@ def test_rows_are_added_with_the_classes_of_the_first_call():
     with pytest.raises(ValueError, match="labels or a parameter"):
         model.partial_fit(X[:1], ["d"])
     _same_optimum(model.partial_fit(X[:5], y[:5]), MultinomialSVC(tol=0.02).fit([*X, *X[:5]], [*y, *y[:5]]))
-    with pytest.raises(ValueError, match="X has shape"):
+    with pytest.raises(ValueError, match="X has 2 features"):
         model.partial_fit(X[:1, :2], y[:1])
 
 

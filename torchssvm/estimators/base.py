@@ -157,7 +157,7 @@ class StructuredEstimator(CertifiedEstimator):
                 "partial_fit adds to the examples of the calls before, and this estimator has none: it is a copy, or "
                 "was trained with sample_weight. Give all examples to fit; warm_start=True goes on there"
             )
-        self._seen = (X, y) if before is None else (_joined(before[0], X, "X"), _joined(before[1], y, "y"))
+        self._seen = (X, y) if before is None else (_joined(before[0], X), _joined(before[1], y))
         try:
             return fit(*self._seen)
         except BaseException:
@@ -202,16 +202,13 @@ class MatrixClassifier(ClassifierMixin, StructuredEstimator):
         return tags
 
 
-def _joined(before: Any, more: Any, name: str) -> Any:
+def _joined(before: Any, more: Any) -> Any:
     """Lists, arrays or sparse matrices, one behind the other."""
     if isinstance(before, list):
         return [*before, *more]
     if sparse.issparse(before) or sparse.issparse(more):
         return sparse.vstack([before, more], format="csr")
-    before, more = np.asarray(before), np.asarray(more)
-    if before.shape[1:] != more.shape[1:]:
-        raise ValueError(f"{name} has shape {list(more.shape)}, and had {list(before.shape)} in the calls before")
-    return np.concatenate([before, more])
+    return np.concatenate([np.asarray(before), np.asarray(more)])
 
 
 def _digests(examples: Any) -> torch.Tensor:

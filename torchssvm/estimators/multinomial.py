@@ -105,6 +105,8 @@ class MultinomialSVC(MatrixClassifier):
             ValueError: As :meth:`fit`, of all rows; or ``y`` has a class that the first call did not know; or the
                 estimator is a copy of a trained one, or was trained with ``sample_weight``.
         """
+        if hasattr(self, "n_features_in_"):
+            self._matrix(X)  # as many features as before
         if self._seen is None and (classes is not None or self._last is None):
             self._named = None if classes is None else np.unique(classes)
         return self._add(X, y, lambda rows, own: self._fit(rows, own, named=self._named))
