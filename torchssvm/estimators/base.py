@@ -41,6 +41,7 @@ class CertifiedEstimator(BaseEstimator):
 
     _run: Any = None  # trainer, its head, digests of its examples; while the estimator goes on
     _seen: Any = None  # X and y of all calls of partial_fit
+    _named: Any = None  # classes of its first call
     _last: Any = None  # X and y of the last fit, to which partial_fit adds
 
     tol: float

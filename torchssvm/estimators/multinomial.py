@@ -90,7 +90,8 @@ class MultinomialSVC(MatrixClassifier):
         """
         self._seen = None
         self._fit(X, y, sample_weight)
-        self._last, self._named = (X, y) if sample_weight is None else None, None
+        self._last = (X, y) if sample_weight is None else None
+        self._named = None
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> MultinomialSVC:
