@@ -22,8 +22,9 @@ def test_matrices_are_as_arrays(made, dtype):
     assert lists.coef_.dtype == dtype
     assert lists.certificate_.dual <= dense.certificate_.primal
     assert dense.certificate_.dual <= lists.certificate_.primal
-    middle = lists.decision_function([made(rows) for rows in own])[3][1:-1]  # neither first nor last token
-    assert middle == pytest.approx(own[3][1:-1] @ lists.coef_.T + lists.intercept_, abs=1e-5)
+    (margins,) = lists.decision_function([made(own[2])])  # a token alone, of two labels
+    (scores,) = own[2] @ lists.coef_.T + lists.intercept_ + lists.start_ + lists.end_
+    assert margins == pytest.approx(np.array([[scores[0] - scores[1], scores[1] - scores[0]]]), abs=1e-5)
     with pytest.raises(ValueError, match="must hold scipy sparse matrices, as in fit"):
         lists.predict(own)
 

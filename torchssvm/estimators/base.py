@@ -41,6 +41,8 @@ class CertifiedEstimator(BaseEstimator):
 
     _run: Any = None  # trainer, its head, digests of its examples; while the estimator goes on
     _seen: Any = None  # X and y of all calls of partial_fit
+    _named: Any = None  # classes of its first call
+    _last: Any = None  # X and y of the last fit, to which partial_fit adds
 
     tol: float
     max_passes: float
@@ -118,7 +120,7 @@ class CertifiedEstimator(BaseEstimator):
     def __getstate__(self) -> dict[str, Any]:
         """The state without the run: a copy of a fitted estimator predicts, and its next fit begins anew."""
         state = super().__getstate__()
-        return {name: value for name, value in state.items() if name not in ("_run", "_seen")}
+        return {name: value for name, value in state.items() if name not in ("_run", "_seen", "_last")}
 
 
 class StructuredEstimator(CertifiedEstimator):
@@ -149,17 +151,18 @@ class StructuredEstimator(CertifiedEstimator):
 
     def _add(self, X: Any, y: Any, fit: Callable[[Any, Any], Any]) -> Any:
         """What ``fit`` makes of X and y behind those of the calls before; nothing is added where it raises."""
-        before = self._seen
+        kept = self._seen
+        before = kept if kept is not None else self._last
         if before is None and hasattr(self, "head_"):
             raise ValueError(
-                "partial_fit adds to the examples of partial_fit, and this estimator has none: it was trained by fit, "
-                "or is a copy. Begin with partial_fit, or give all examples to fit; warm_start=True goes on there"
+                "partial_fit adds to the examples of the calls before, and this estimator has none: it is a copy, or "
+                "was trained with sample_weight. Give all examples to fit; warm_start=True goes on there"
             )
-        self._seen = (X, y) if before is None else (_joined(before[0], X, "X"), _joined(before[1], y, "y"))
+        self._seen = (X, y) if before is None else (_joined(before[0], X), _joined(before[1], y))
         try:
             return fit(*self._seen)
         except BaseException:
-            self._seen = before
+            self._seen = kept
             raise
 
     def _lam(self, weight: float) -> float:
@@ -200,16 +203,13 @@ class MatrixClassifier(ClassifierMixin, StructuredEstimator):
         return tags
 
 
-def _joined(before: Any, more: Any, name: str) -> Any:
+def _joined(before: Any, more: Any) -> Any:
     """Lists, arrays or sparse matrices, one behind the other."""
     if isinstance(before, list):
         return [*before, *more]
     if sparse.issparse(before) or sparse.issparse(more):
         return sparse.vstack([before, more], format="csr")
-    before, more = np.asarray(before), np.asarray(more)
-    if before.shape[1:] != more.shape[1:]:
-        raise ValueError(f"{name} has shape {list(more.shape)}, and had {list(before.shape)} in the calls before")
-    return np.concatenate([before, more])
+    return np.concatenate([np.asarray(before), np.asarray(more)])
 
 
 def _digests(examples: Any) -> torch.Tensor:

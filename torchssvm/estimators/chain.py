@@ -80,15 +80,17 @@ class ChainSVC(StructuredEstimator):
             TypeError: A token is neither a row of an array, nor a dictionary, nor a list of names.
         """
         self._seen = None
-        return self._fit(X, y)
+        self._fit(X, y)
+        self._last = list(X), list(y)
+        return self
 
     def partial_fit(self, X: Any, y: Any) -> ChainSVC:
-        """Add the sequences ``X`` to those of the calls before, which are kept, and go on to the optimum for all.
+        """Add the sequences ``X`` to those of ``fit`` or the calls before, and go on to the optimum for all.
 
         New features and labels are added behind the old ones, in ``vocabulary_`` and ``classes_`` too.
 
         Raises:
-            ValueError: As :meth:`fit`, of all sequences; or the estimator was trained by ``fit``.
+            ValueError: As :meth:`fit`, of all sequences; or the estimator is a copy of a trained one.
             TypeError: As :meth:`fit`.
         """
         check_list(X)

@@ -89,10 +89,13 @@ class MultinomialSVC(MatrixClassifier):
             TypeError: A flag is neither True nor False.
         """
         self._seen = None
-        return self._fit(X, y, sample_weight)
+        self._fit(X, y, sample_weight)
+        self._last = (X, y) if sample_weight is None else None
+        self._named = None
+        return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> MultinomialSVC:
-        """Add the rows ``X`` to those of the calls before, which are kept, and go on to the optimum for all.
+        """Add the rows ``X`` to those of ``fit`` or the calls before, and go on to the optimum for all.
 
         Args:
             X: Features.
@@ -101,9 +104,11 @@ class MultinomialSVC(MatrixClassifier):
 
         Raises:
             ValueError: As :meth:`fit`, of all rows; or ``y`` has a class that the first call did not know; or the
-                estimator was trained by ``fit``.
+                estimator is a copy of a trained one, or was trained with ``sample_weight``.
         """
-        if self._seen is None:
+        if hasattr(self, "n_features_in_"):
+            self._matrix(X)  # as many features as before
+        if self._seen is None and (classes is not None or self._last is None):
             self._named = None if classes is None else np.unique(classes)
         return self._add(X, y, lambda rows, own: self._fit(rows, own, named=self._named))
 
