@@ -6,10 +6,11 @@ import signal
 
 import pytest
 import torch
+from compiled_kinds import label_sets, matchings, trees
 from interrupts import interrupted
 from items import Items
 from kernel_problems import kernel_svm
-from problems import chain
+from problems import chain, multiclass
 
 from torchssvm import (
     BCFW,
@@ -58,8 +59,8 @@ def torch_loop(storage, direction=None, bounds=None, **rules):
     return loop, WeightedAverage.following(dual), one
 
 
-def compiled(storage, direction=None, **rules):
-    one = problem()
+def compiled(storage, direction=None, one=None, **rules):
+    one = problem() if one is None else one
     dual = DualState.for_head(one.head, one.n, one.lam, storage=storage)
     loop = CompiledBCFW(one.head, dual, one.everything(3), seed=4, direction=direction, **rules)
     return loop, WeightedAverage.following(dual), one
@@ -77,6 +78,10 @@ LOOPS = {
     "compiled": lambda: compiled(MeanParts(), order=Permutation()),
     "compiled, pairwise": lambda: compiled(Labelings(2), Pairwise(), oracle=CacheOracle()),
     "compiled, corrective": lambda: compiled(Labelings(2), Corrective(), oracle=CacheOracle()),
+    "compiled, whole blocks": lambda: compiled(MeanParts(), Corrective(), multiclass(1, n=8, lam=0.3)),
+    "compiled, trees": lambda: compiled(Labelings(2), Pairwise(), trees(), oracle=CacheOracle()),
+    "compiled, label sets": lambda: compiled(Labelings(2), Corrective(), label_sets(), oracle=CacheOracle()),
+    "compiled, matchings": lambda: compiled(MeanParts(), None, matchings()),
 }
 
 

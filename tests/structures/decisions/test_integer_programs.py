@@ -298,3 +298,8 @@ def test_the_time_limit_is_that_of_each_linear_program():
     program = IntegerProgram(np.ones((1, 40)), [9.5], maximize=True, integrality=0, backend=HiGHS(), time_limit=0.05)
     costs = random.normal(size=(600, 40))
     assert program.solve(costs)[2] is None  # together they take longer
+
+
+def test_a_matrix_with_one_axis_is_refused():
+    with pytest.raises(ValueError, match=r"A_ub must be \[M, D\].*got \[3\]"):
+        IntegerProgram([3, 2, 2], [4])

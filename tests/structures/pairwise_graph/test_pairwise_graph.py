@@ -461,3 +461,12 @@ def test_a_run_goes_on_to_the_same_bits(loop):
         second.step()
     assert torch.equal(flat(second.head.parameters()), flat(whole.head.parameters()))
     assert second.certify().gap == whole.certify().gap
+
+
+def test_weights_as_small_as_areas_are_decoded_exactly():
+    for seed in range(20):
+        potentials = random_potentials(rng(seed), 4)
+        small = potentials.replace({name: 1e-9 * tensor for name, tensor in potentials.tensors.items()})
+        found = PairwiseGraph(3).argmax(small)
+        assert found.exact
+        torch.testing.assert_close(found.value.double(), best_scores(small), rtol=1e-6, atol=0.0)
