@@ -124,9 +124,9 @@ model = MultinomialSVC(C=1.0, tol=0.1).fit(X[:200] / 16, y[:200])
 assert model.certificate_.relative_gap <= 0.1
 """,
     "transformers": """
+from torchssvm.transformers import StructuredTagger, StructuredTaggerConfig
 import torch
 from transformers import BertConfig
-from torchssvm.transformers import StructuredTagger, StructuredTaggerConfig
 
 sizes = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 tagger = StructuredTagger(StructuredTaggerConfig(BertConfig(**sizes), ["O", "B-X", "I-X"], "BIO")).eval()

@@ -111,7 +111,7 @@ def test_rows_for_the_longer_examples_of_another_process_are_taken():
     for loop in (alone, other):
         loop.visit(torch.arange(8))
     dual = other.dual
-    dual.storage.buffers["edge"]._reserve((20, 3, 3))
+    dual.storage.buffers["edge"].widen((20, 3, 3))
     dual.version += 1
     for loop in (alone, other):
         loop.visit(torch.arange(16) % 8)
