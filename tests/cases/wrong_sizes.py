@@ -99,7 +99,9 @@ def variants(tensors: list[Tensor]) -> Iterator[tuple[str, list[Tensor]]]:
                 size = tensor.shape[axis] + more
                 if size >= 0 and tensor.numel() // max(tensor.shape[axis], 1) * size <= _LARGEST:
                     index = torch.arange(size).clamp(max=max(tensor.shape[axis] - 1, 0))
-                    found.append((f"axis {axis} {more:+}", tensor.index_select(axis, index)))
+                    shape = [*tensor.shape[:axis], size, *tensor.shape[axis + 1 :]]
+                    changed = tensor.index_select(axis, index) if tensor.shape[axis] else tensor.new_zeros(shape)
+                    found.append((f"axis {axis} {more:+}", changed))
         if tensor.dtype == torch.int64 and tensor.numel():
             for value in (-1, -2, -1000, int(tensor.max()) + 1, int(tensor.max()) + 1000, 2**40, -(2**40)):
                 changed = tensor.clone()

@@ -15,7 +15,8 @@ Function = TypeVar("Function", bound=Callable[..., object])
 _ROOMS = {
     "torchssvm.solvers.check": "CheckReport",
     "torchssvm.core.ranks": "RankError",
-    "torchssvm.core.structure": "Decoding Marginals",
+    "torchssvm.core.structure": "Decoding",
+    "torchssvm.core.marginals": "Marginals",
     "torchssvm.structures.arborescence": "NonProjective Projective",
     "torchssvm.structures.chain": "Transitions",
     "torchssvm.structures.decisions": (

@@ -20,7 +20,7 @@ _SHARE = 0.03
 _FALL = 0.3
 """All blocks are visited again when the gap has fallen below this share of that."""
 
-_TIMES, LEAST = 32, 8000
+_TIMES, LEAST = 16, 4000
 """A sweep of few blocks is repeated up to so often, and a step has at least so many visits, so that most of the time
 is not that of Python."""
 

@@ -70,12 +70,6 @@ def best_labels(
         raise ValueError(f"node must be [B, N, K], edge [B, E, K, K]; got {list(node.shape)}, {list(edge.shape)}")
     lengths = own_lengths(lengths, *node.shape[:2])
     edges = check_edges(edges, edge.shape[1], node.shape, lengths)
-    return _best_labels(node, edge, edges, lengths, rounds, cycle_rounds, branches)
-
-
-def _best_labels(
-    node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None, rounds: int, cycle_rounds: int, branches: int
-) -> tuple[Tensor, Tensor, Tensor]:
     batch, longest, _ = node.shape
     nodes, tables = (t.detach().cpu().to(torch.float64).numpy() for t in (node, edge))
     ends = edges.cpu().numpy()
@@ -133,5 +127,6 @@ class TreeReweighted:
             object.__setattr__(self, name, check_whole(getattr(self, name), name, least))
 
     def solve(self, node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Labels, scores and bounds, of graphs that :class:`PairwisePotentials` has checked."""
-        return _best_labels(node, edge, edges, lengths, self.max_rounds, self.cycle_rounds, self.branches)
+        """Labels, scores and bounds; arguments and errors as in :func:`best_labels`."""
+        limits = {"rounds": self.max_rounds, "cycle_rounds": self.cycle_rounds, "branches": self.branches}
+        return best_labels(node, edge, edges, lengths, **limits)
