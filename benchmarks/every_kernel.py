@@ -27,6 +27,7 @@ from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.matching.oracle import best_matching
 from torchssvm.structures.multilabel.oracle import best_label_sets
 from torchssvm.structures.pose.distance_transform import distance_transform
+from torchssvm.structures.segments.oracle import semi_markov
 from torchssvm.structures.tree.oracle import max_sum_tree
 
 
@@ -65,6 +66,8 @@ def launches(
     tables = {"emission": draw(4, size, states[-1]).round(), "transition": draw(4, states[-1], states[-1]).round()}
     labels = [torch.full((4, size), state).to(device) for state in (0, 1)]
     found["scores of large tables"] = lambda: scores(tables, *labels)
+    frames, rows = draw(4, size, 5), draw(4, 5 + size, 5)
+    found["segments"] = lambda: semi_markov(frames, rows, torch.ones(5, dtype=torch.int64).to(device), lengths)
     for number in states[:2]:
         node, edge = draw(4, size, number), draw(number, number)
         found[f"trees, {number} states"] = lambda n=node, e=edge: max_sum_tree(n, e, parents, None)

@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 import torch
 import triton
+from random_potentials import segments
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
@@ -35,6 +36,7 @@ from torchssvm.structures.chain.triton import viterbi_triton
 from torchssvm.structures.matching.triton import best_matching_triton
 from torchssvm.structures.multilabel.triton import label_sets_triton
 from torchssvm.structures.pose.triton import best_along_last_triton
+from torchssvm.structures.segments.triton import semi_markov_triton
 from torchssvm.structures.tree.triton import max_sum_tree_triton
 
 LABELS, TABLES = torch.empty(2, 5).long(), (torch.empty(2, 5, 26), torch.empty(2, 26, 26))
@@ -63,6 +65,10 @@ calls: dict[str, Any] = {
     "chains that share tiles": lambda: viterbi_triton(torch.empty(2, 5, 600), torch.empty(600, 600), None),
     "chains with many states and moves for each position": lambda: viterbi_triton(
         torch.empty(2, 5, 600), torch.empty(2, 4, 600, 600), None
+    ),
+    "segments": lambda: semi_markov_triton(*segments(0)),
+    "segments of 64 labels, spans counted": lambda: semi_markov_triton(
+        *segments(1, labels=64, most=100, boundary=True, spans=True, dtype=torch.float64)
     ),
     "matchings": lambda: best_matching_triton(torch.empty(2, 5, 7), None, None),
     "matchings of 2048 nodes a side": lambda: best_matching_triton(torch.empty(2, 2048, 2048), None, None),
@@ -154,6 +160,8 @@ def ragged_calls(batch: int, size: int, empty: Callable[..., Tensor]) -> None:
     add_difference_triton(labels, labels, emission, pairs)
     max_sum_tree_triton(emission, pairs[0], torch.arange(size) - 1, labels)
     max_sum_tree_triton(emission, empty(batch, size, 6, 6), torch.arange(size) - 1, labels)
+    every = torch.ones(6, dtype=torch.int64)
+    semi_markov_triton(emission, empty(batch, 16, 6), every, lengths, labels)
     eisner_triton(empty(batch, size, size + 1), lengths, True)
     max_arborescence_triton(empty(batch, size, size + 1), lengths, True)
     best_matching_triton(empty(batch, size, size + 2), lengths, lengths)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples, rng
 from racing_triton import no_races
-from random_potentials import assert_same, chains, draw, strided, trees
+from random_potentials import assert_same, chains, draw, segments, strided, trees
 
 from torchssvm.core.inner_triton import inner_triton
 from torchssvm.core.potentials import Potentials
@@ -43,6 +43,8 @@ from torchssvm.structures.multilabel.oracle import _branch, best_label_sets, sym
 from torchssvm.structures.multilabel.triton import label_sets_triton
 from torchssvm.structures.pose.distance_transform import best_along_last
 from torchssvm.structures.pose.triton import best_along_last_triton
+from torchssvm.structures.segments.oracle import semi_markov, semi_markov_torch
+from torchssvm.structures.segments.triton import semi_markov_triton
 from torchssvm.structures.tree.oracle import max_sum_tree_torch, node_depths
 from torchssvm.structures.tree.triton import max_sum_tree_triton
 
@@ -168,6 +170,35 @@ def test_max_sum_on_trees_by_tiles_equals_torch():
         node, edge, parent, lengths = trees(seed, 2, 4, 70, integers=integers)
         found = max_sum_tree_triton(node, edge, parent, node_depths(node, parent, lengths))
         assert_same(found, max_sum_tree_torch(node, edge, parent, lengths))
+
+
+@examples(20)
+@given(
+    seed=SEEDS,
+    longest=st.integers(1, 7),
+    labels=st.sampled_from([1, 2, 3, 5]),
+    most=st.integers(1, 5),
+    boundary=st.booleans(),
+    spans=st.booleans(),
+    integers=st.booleans(),
+    forbidden=st.booleans(),
+    dtype=DTYPES,
+)
+def test_segments_are_those_of_the_cpu(seed, longest, labels, most, boundary, spans, integers, forbidden, dtype):
+    emission, *others = segments(seed, 2, longest, labels, most, boundary, spans, integers, dtype)
+    if forbidden:
+        emission = emission.masked_fill(torch.rand(emission.shape, generator=rng(seed)) < 0.2, -torch.inf)
+    found = semi_markov_triton(strided(emission), *others)
+    expected = semi_markov(emission, *others)
+    assert torch.equal(found[1], expected[1])
+    real = expected[1] > -torch.inf  # else every segmentation is as good
+    assert torch.equal(found[0][real], expected[0][real])
+
+
+def test_segments_of_many_labels_and_durations_are_those_of_torch():
+    for seed, labels, most in ((1, 33, 40), (2, 3, 600)):
+        arguments = segments(seed, 2, 45, labels, most, integers=seed == 1)
+        assert_same(semi_markov_triton(*arguments), semi_markov_torch(*arguments))
 
 
 @examples(8)

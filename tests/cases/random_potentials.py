@@ -53,6 +53,24 @@ def strided(tensor):
     return wide[::2].permute(axes)
 
 
+def segments(
+    seed, batch=2, longest=5, labels=3, most=3, boundary=False, spans=False, integers=False, dtype=torch.float32
+):
+    """Arguments of ``semi_markov``."""
+    random = rng(seed)
+    emission = draw(random, (batch, longest, labels * (2 if boundary else 1)), integers, dtype)
+    segment = draw(random, (batch if seed % 2 else 1, labels + most, labels), integers, dtype)
+    least = torch.ones(labels, dtype=torch.int64)
+    least[0] = min(2, most)
+    lengths = torch.randint(1, longest + 1, (batch,), generator=random)
+    begins = torch.randint(2, (batch, longest), generator=random).bool()
+    begins[:, 0] = True
+    label = torch.randint(labels, (batch, longest), generator=random)
+    label = label.gather(1, torch.where(begins, torch.arange(longest), 0).cummax(1).values) + labels * begins
+    target = label.masked_fill(torch.arange(longest) >= lengths.unsqueeze(1), -1)
+    return emission, segment.expand(batch, -1, -1), least, lengths, target if spans else None
+
+
 def chains(seed, batch=3, longest=5, states=3, axes="shared", ragged=True, integers=False, dtype=torch.float32):
     random = rng(seed)
     leading = {"shared": (), "chain": (batch,), "position": (batch, longest - 1)}.get(axes, ())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from problems import rng
-from random_potentials import chains, draw, trees
+from random_potentials import chains, draw, segments, trees
 
 from torchssvm.core.jit import triton_available
 from torchssvm.steps import box_qp
@@ -18,6 +18,7 @@ from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.matching.oracle import best_matching
 from torchssvm.structures.multilabel.oracle import best_label_sets
 from torchssvm.structures.pose.distance_transform import distance_transform
+from torchssvm.structures.segments.oracle import semi_markov
 from torchssvm.structures.tree.oracle import max_sum_tree
 
 pytestmark = pytest.mark.slow
@@ -108,6 +109,7 @@ def test_decoders_on_cuda_have_the_labels_of_the_cpu(integers, cuda):
         (max_arborescence, (arcs, sizes, True)),
         (best_matching, (edges, sizes, sizes)),
         (distance_transform, (images, springs)),
+        (semi_markov, segments(1, 3, 9, boundary=True, spans=True, integers=integers)),
         (lambda *scores: best_label_sets(*scores, effort=10**4)[:2], (unary, pairwise)),
     ]:
         expected, found = decode(*arguments), decode(*(a.cuda() if torch.is_tensor(a) else a for a in arguments))

@@ -6,12 +6,15 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_scores
+from torchssvm.core.jit import triton_available
 from torchssvm.core.launch import compiles, launch, once
 from torchssvm.core.on_host import apart
 from torchssvm.core.operators import define
 from torchssvm.structures.arguments import own_lengths
 from torchssvm.structures.segments import numba as kernels
 from torchssvm.structures.segments.plain import best_segments
+
+_MOST_LABELS = 64  # of the kernel for CUDA, whose scores of neighbours stay in registers
 
 
 def semi_markov(
@@ -20,8 +23,8 @@ def semi_markov(
     """The best segments of every sequence, in O(T D K + T K^2) time and O(D K) memory beside back-pointers.
 
     Ties go to the smallest label, then to the shortest duration, decided from the last frame to the first, on every
-    device. Sums are float64. This is the operator ``torch.ops.torchssvm.semi_markov``: compiled by Numba on the CPU,
-    otherwise in torch operations. It has no gradient.
+    device. Sums are float64. This is the operator ``torch.ops.torchssvm.semi_markov``: compiled by Numba on the CPU, by
+    Triton on CUDA up to 64 labels, otherwise in torch operations; all give the same bits. It has no gradient.
 
     Args:
         emission: ``[B, N, K]``, float32 or float64; or ``[B, N, 2 K]``, with scores of segments that begin.
@@ -69,6 +72,18 @@ def _on_cpu(
         each=states * (states + most),
     )
     return codes, value
+
+
+def _on_cuda(
+    emission: Tensor, segment: Tensor, least: Tensor, lengths: Tensor | None, target: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    _check_shapes(emission, segment, least, lengths, target)
+    if not (triton_available() and compiles(emission, segment)) or segment.shape[2] > _MOST_LABELS:
+        return semi_markov_torch(emission, segment, least, lengths, target)
+    from torchssvm.structures.segments.triton import semi_markov_triton
+
+    sizes = emission.new_full(emission.shape[:1], emission.shape[1], dtype=torch.int64) if lengths is None else lengths
+    return semi_markov_triton(emission, segment, least, sizes, target)
 
 
 def semi_markov_torch(
@@ -141,6 +156,6 @@ _operator = define(
     "-> (Tensor codes, Tensor value)",
     fake=_fake,
     cpu=_on_cpu,
-    cuda=semi_markov_torch,
+    cuda=_on_cuda,
     default=semi_markov_torch,
 )
