@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from torchssvm.core.arguments import NO_LABEL, check_flags, check_int64, check_length_form, check_tensor
 from torchssvm.core.batch import Batch
+from torchssvm.core.caller import warn
 
 PADDING = -1
 """The label at the padded positions of ``y``."""
@@ -134,6 +135,21 @@ def _check_labelled(y: Tensor, lengths: Tensor | None) -> None:
         raise ValueError(f"y{place} is -100{NO_LABEL}")
 
 
+def _warn_of_labels_beyond(y: Tensor, lengths: Tensor | None) -> None:
+    """Warn where the padding of labels holds several values: lengths that are too short drop labels."""
+    if lengths is None or y.ndim < 2:
+        return
+    beyond = torch.arange(y.shape[1], device=y.device) >= lengths.to(y.device).unsqueeze(1)
+    padding = y[beyond]
+    if len(padding) and bool((wrong := padding != padding[0]).any()):
+        i, place = beyond.nonzero()[wrong.nonzero()[0, 0]].tolist()
+        warn(
+            f"y holds several values beyond lengths, which are left out, such as {y[i, place].tolist()} at position "
+            f"{place} of example {i}, whose length is {int(lengths[i])}: are lengths too short? Padding of -1 says "
+            "that they are not"
+        )
+
+
 class PaddedDataset(Dataset[Example]):
     """A map-style dataset of n labelled sequences; :meth:`collate` and ``__getitems__`` make its batches.
 
@@ -194,6 +210,7 @@ class PaddedDataset(Dataset[Example]):
         check_flags(unknown=unknown)
         if not unknown:
             _check_labelled(y, lengths)
+        _warn_of_labels_beyond(y, lengths)
         self.x = x
         self._pack()
         self.y = y

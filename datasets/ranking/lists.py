@@ -57,6 +57,8 @@ class RankedLists(PaddedDataset):
         if bool((wrong := (y < 0) | (grades != y)).any()):
             row = int(wrong.nonzero()[0])
             raise ValueError(f"y has {y[row].item()} in row {row}; grades are whole numbers, 0 or more")
+        if not len(x):
+            raise ValueError("x holds no document")
         pairs = zip(x.split(sizes.tolist()), grades.split(sizes.tolist()), strict=True)
         kept = [(features, own) for features, own in pairs if int(own.max()) >= relevant]
         if not kept:
@@ -85,7 +87,10 @@ class RankedLists(PaddedDataset):
             >>> RankedLists.of_queries(torch.rand(4, 3), torch.tensor([0, 1, 1, 0]), qid=[7, 3, 7, 3])[1].y
             tensor([0, 1])
         """
-        numbers, x, y = torch.as_tensor(qid), torch.as_tensor(x), torch.as_tensor(y)
+        try:
+            numbers, x, y = torch.as_tensor(qid), torch.as_tensor(x), torch.as_tensor(y)
+        except ValueError as error:
+            raise ValueError(f"qid, x and y must be numbers, and qid whole ones: {error}") from error
         if numbers.is_floating_point() or numbers.is_complex() or numbers.shape != y.shape or numbers.ndim != 1:
             raise ValueError(
                 f"qid is {numbers.dtype} {list(numbers.shape)}, and must be a whole number for each of the "

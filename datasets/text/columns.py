@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from torchssvm.core.caller import warn
+
 from ..lines import UNPACKED_LIMIT, Fields, is_blank, read_lines, split_columns, words_of
 from .column_layout import NAMES_LINE, Columns
 from .tag_schemes import BIO, check_scheme, first_wrong, to_bio
@@ -113,7 +115,7 @@ def read_columns(
     layout, source = None if columns is None else columns.check(), os.fspath(path)
     check_scheme(scheme)
     lines = read_lines(path, limit)
-    tokens = _tokens(lines, layout)
+    tokens = _tokens(source, lines, layout)
     if not tokens.lines:
         raise ValueError(f"{source} holds no sentence: no line of {len(lines)} has a token")
     fields = split_columns(tokens.lines, () if layout else (2, 3) if tags_optional else (3,))
@@ -157,16 +159,23 @@ class _Tokens(NamedTuple):
     names: list[str]  # of the columns; empty if the file does not say
 
 
-def _tokens(lines: Sequence[str], layout: Columns | None) -> _Tokens:
-    found = _Tokens([], [], [0], [])
+def _tokens(source: str, lines: Sequence[str], layout: Columns | None) -> _Tokens:
+    found, comment, inside = _Tokens([], [], [0], []), "" if layout is None else layout.comment, list[int]()
     for number, line in enumerate([*lines, ""], start=1):
         begins = found.offsets[-1] == len(found.lines)
         if is_blank(line):
             if not begins:
                 found.offsets.append(len(found.lines))
         elif layout is None or not begins or not _is_no_token(line, layout, found):
+            if comment and line.startswith(comment):
+                inside.append(number)
             found.lines.append(line)
             found.numbers.append(number)
+    if inside:
+        warn(
+            f"{source}, line {inside[0]} begins with {comment!r} inside a sentence, and is taken as a token, like all "
+            f"{len(inside)} lines of this kind: if they are comments, remove them or move them between sentences"
+        )
     return found
 
 
@@ -198,7 +207,10 @@ def _places(
         allowed = (2, 3) if tags_optional else (3,)
         if found := first(allowed):
             wanted = "word and pos, or word, pos and tag" if tags_optional else "word, pos and tag"
-            raise ValueError(f"{found[0]}: {found[1]}, must be {wanted}, separated by {fields.separator}")
+            raise ValueError(
+                f"{found[0]}: {found[1]}, must be {wanted}, separated by {fields.separator}; other columns, and "
+                "comments, are named by columns=Columns(word=0, pos=1, tag=2, comment='#')"
+            )
         layout = Columns(word=0, pos=1, tag=2)
     where = f"{source}, line {tokens.numbers[sizes.index(fields.width)]}"
     try:
@@ -210,8 +222,8 @@ def _places(
     if found := first([fields.width]):
         raise ValueError(
             f"{found[0]}: {found[1]}, but {fields.agree} of the {len(sizes)} lines have {fields.width}, separated by "
-            f"{fields.separator}; comments between sentences are left out if columns names how they begin "
-            f"(comment={layout.comment!r})"
+            f"{fields.separator}; comments between sentences, not inside, are left out if columns "
+            f"names how they begin (comment={layout.comment!r})"
         )
     word, tag, pos = places
     assert word is not None

@@ -414,3 +414,12 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_an_example_unpacks():
     x, y, index = Example(torch.zeros(2, 3), torch.zeros(2), 4)
     assert (x.shape, y.shape, index) == ((2, 3), (2,), 4)
+
+
+def test_lengths_that_drop_labels_are_warned_of():
+    x, y, lengths = torch.zeros(2, 3, 1), torch.tensor([[0, 1, 2], [1, 0, 0]]), torch.tensor([2, 1])
+    with pytest.warns(UserWarning, match="such as 0 at position 1 of example 1, whose length is 1"):
+        PaddedDataset(x, y, lengths)
+    for padding in (-1, 0):
+        inside = torch.arange(3) < lengths.unsqueeze(1)
+        PaddedDataset(x, y.masked_fill(~inside, padding), lengths)

@@ -38,6 +38,7 @@ def one(place, value, of=X):
         ({}, X, SPANS[:2], "X has 3 examples and y has 2"),
         ({}, X, one(1, [(0, 1, "b")], SPANS), r"y\[1\] has spans up to 1, and X\[1\] has 3 frames"),
         ({}, X, one(1, [(0, 1, "b"), (2, 3, "a")], SPANS), r"y\[1\] has \(2, 3, 'a'\).* start 1"),
+        ({}, X, one(1, [(0.0, 3.0, "a")], SPANS), r"y\[1\] has \(0.0, 3.0, 'a'\).* whole numbers"),
         ({}, X, one(2, ["a"] * 4, FRAMES), r"X\[2\] has 5 frames and y\[2\] has 4"),
         ({}, X, [[(0, len(x), "a")] for x in X], "one label only"),
         ({}, one(1, []), SPANS, r"X\[1\] has no token"),

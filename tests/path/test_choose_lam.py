@@ -49,6 +49,16 @@ def expected_choice(points: tuple[HeldOutPoint, ...]) -> HeldOutPoint:
     return top
 
 
+@pytest.mark.parametrize("side", ["above", "below"])
+def test_lams_that_are_all_far_from_the_guess_are_said_to_be(side):
+    problem, _ = problems()
+    guess = guess_lam(problem.head, Items(problem))
+    lams = [30 * guess, 100 * guess] if side == "above" else [guess / 3000, guess / 9000]
+    with pytest.warns(UserWarning, match=f"every lam is far {side} {guess:.3g}, that of guess_lam"):
+        choice, *_ = chosen(lams=lams, max_passes=20)
+    assert f"try lam around {guess:.3g}" in str(choice)
+
+
 class TestResult:
     def test_the_table_says_where_a_gap_is_an_upper_bound_or_of_a_relaxation(self):
         choice, *_ = chosen()

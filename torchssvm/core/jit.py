@@ -66,7 +66,7 @@ def _announce(dispatcher: Any) -> None:
         if folder
         else ("in every process: no folder can be written to, so set NUMBA_CACHE_DIR to one that can")
     )
-    print(f"torchssvm compiles kernels, which takes some seconds, {kept}", file=sys.stderr, flush=True)
+    print(f"torchssvm compiles kernels, which takes 10 to 60 seconds, {kept}", file=sys.stderr, flush=True)
 
 
 COMPILED = (torch.float32, torch.float64)

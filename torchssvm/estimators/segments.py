@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 
-from torchssvm.core.arguments import check_whole
+from torchssvm.core.arguments import check_whole, is_whole
 from torchssvm.core.batch import in_order
 from torchssvm.core.naming import naming
 from torchssvm.estimators.base import StructuredEstimator
@@ -148,9 +148,11 @@ def _spans_of(y: Any, lengths: list[int]) -> list[list[Span]]:
     for place, (own, length) in enumerate(zip(y, lengths, strict=True)):
         at = 0
         for span in own:
-            if not isinstance(span, tuple) or len(span) != 3 or span[0] != at or span[1] <= at:
+            ends = span[:2] if isinstance(span, tuple) and len(span) == 3 else ()
+            if not ends or not all(map(is_whole, ends)) or span[0] != at or span[1] <= at:
                 raise ValueError(
-                    f"y[{place}] has {span!r}: it must be (start, end, label) with start {at} and a larger end"
+                    f"y[{place}] has {span!r}: it must be (start, end, label) of whole numbers, with start {at} and a "
+                    "larger end"
                 )
             at = span[1]
         if at != length:

@@ -87,7 +87,7 @@ def rows_of(X: Any, size: int | None = None) -> list[Any]:
             expected = f"[N, {'F' if size is None else size}]"
             raise ValueError(
                 f"X[{number_of(place)}] has shape {list(rows.shape)}, and {expected} is expected, a row for each token"
-                + (": a single feature is X.reshape(-1, 1)" if rows.ndim == 1 else "")
+                + (": a single sequence is [X], and a single feature X.reshape(-1, 1)" if rows.ndim == 1 else "")
             )
         size = rows.shape[1]
         rows = rows.tocsr() if sparse.issparse(rows) else rows

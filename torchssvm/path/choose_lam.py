@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from torchssvm.core.arguments import check_dataset, check_number, check_whole, or_default
+from torchssvm.core.caller import warn
 from torchssvm.core.moved import moved
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
@@ -19,7 +20,7 @@ from torchssvm.path.grid import check_lams
 from torchssvm.path.held_out import Run, divided, held_out_batches, scored
 from torchssvm.path.lam_choice import HeldOutPoint, LamChoice, chosen_of, highest, near
 from torchssvm.path.walk import walk
-from torchssvm.solvers.guess_lam import guess_lam
+from torchssvm.solvers.guess_lam import guess_lam, guess_or_none
 from torchssvm.solvers.progress_line import shown
 from torchssvm.solvers.schedules import Relative, Tolerance, is_within
 from torchssvm.solvers.solver import Solver
@@ -136,8 +137,9 @@ def choose_lam(
     else:
         sets = divided(dataset, check_whole(folds, "folds", 2), solver.seed)
 
+    guess = guess_lam(head, dataset, structure=structure) if lams is None else guess_or_none(head, dataset, structure)
     if lams is None:
-        guess = guess_lam(head, dataset, structure=structure)
+        assert guess is not None
         ordered = [factor * guess for factor in FACTORS]
     make = partial(make_trainer, solver=solver, structure=structure, progress=progress)
     runs = []
@@ -197,7 +199,10 @@ def choose_lam(
         warn_if_short(certificate, tolerance, max_passes)
         last = best._replace(certificate=certificate)
         points[points.index(best)], best = last, last
-    return LamChoice(head, best, tuple(points), tuple(untried))
+    choice = LamChoice(head, best, tuple(points), tuple(untried), guess)
+    if choice.far is not None:
+        warn(choice.far)
+    return choice
 
 
 def _beyond(points: list[HeldOutPoint], tried: list[float], untried: list[float]) -> list[float]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchssvm.core.extras import new_figure
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.evaluation import Evaluation
+from torchssvm.solvers.guess_lam import FAR_ABOVE, FAR_BELOW
 from torchssvm.solvers.schedules import percent
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class LamChoice:
             more than the standard error of the difference.
         points: All points, in descending order of lambda.
         untried: The lambdas that ``patience`` left out.
+        guess: That of :func:`torchssvm.guess_lam`; None where it has no answer.
 
     Example:
         >>> from torchssvm.datasets import hold_out
@@ -63,10 +65,22 @@ class LamChoice:
     best: HeldOutPoint
     points: tuple[HeldOutPoint, ...]
     untried: tuple[float, ...] = ()
+    guess: float | None = None
+
+    @property
+    def far(self) -> str | None:
+        """What to try, where every lambda is far from the guess, on one side of it; else None."""
+        low, high = self.points[-1].lam, self.points[0].lam
+        if self.guess is None or not (low > FAR_ABOVE * self.guess or FAR_BELOW * high < self.guess):
+            return None
+        side = "above" if low > self.guess else "below"
+        return f"every lam is far {side} {self.guess:.3g}, that of guess_lam: try lam around {self.guess:.3g}"
 
     @property
     def advice(self) -> str | None:
         """Which lambdas to try too, where the best one is at an end of those that were tried; else None."""
+        if self.far is not None:
+            return self.far
         if self.best is self.points[0]:
             return f"the largest lam was the best: try lam above {self.best.lam:.3g} too"
         if self.best is self.points[-1] and not self.untried:

@@ -117,6 +117,10 @@ def test_queries_in_any_order_make_the_same_lists():
     for wrong in (qid[:5], qid.double(), qid.view(2, 3)):
         with pytest.raises(ValueError, match=r"qid is .* whole number for each of the documents"):
             RankedLists.of_queries(x, y, wrong)
+    with pytest.raises(ValueError, match="qid, x and y must be numbers"):
+        RankedLists.of_queries(x, y, ["a"] * 6)
+    with pytest.raises(ValueError, match="holds no document"):
+        RankedLists.of_queries(x[:0], y[:0], qid[:0])
 
 
 def test_a_file_of_svmlight_is_read(tmp_path):

@@ -236,3 +236,13 @@ def test_a_damaged_gzip_file(damage, tmp_path):
 def test_a_missing_file_is_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_columns(tmp_path / "nothing.txt")
+
+
+def test_a_comment_inside_a_sentence_is_taken_as_a_token_with_a_warning(tmp_path):
+    path = tmp_path / "tags.txt"
+    path.write_text("# a corpus of one sentence\nThe DET NP\n# a note\ndog NOUN NP\n")
+    layout = Columns(word=0, pos=1, tag=2, comment="#")
+    with pytest.warns(UserWarning, match=r"tags.txt, line 3 begins with '#' inside a sentence.* all 1 lines"):
+        assert read_columns(path, layout, scheme=None).words == ["The", "#", "dog"]
+    with pytest.raises(ValueError, match=r"line 1: 6 columns.*comment='#'"):
+        read_columns(path)
