@@ -100,7 +100,7 @@ class BCFW(StatefulOptimizer):
         if overwritten:
             warn(
                 "the head's weights were not zero, and BCFW starts from those of its dual: they are now "
-                + ("zero" if not dual.box.has_bounds else "those nearest to zero within their bounds"),
+                + ("zero" if not dual.box.has_bounds else "those nearest to zero within their bounds")
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -290,11 +290,7 @@ def _towards(step: Proposal, found: OracleResult, losses: Tensor, n: int) -> Non
 
 
 def _atoms(
-    stored: Stored,
-    kept: tuple[Tensor, ...],
-    found: OracleResult,
-    dual: DualState,
-    respond: Callable[[Parts], Parts],
+    stored: Stored, kept: tuple[Tensor, ...], found: OracleResult, dual: DualState, respond: Callable[[Parts], Parts]
 ) -> Atoms:
     """The atoms of the blocks, and a last column for the corner, valid where it is not yet an atom."""
     assert found.column is not None

@@ -103,11 +103,7 @@ class Certificate:
 
 
 def certify(
-    head: Callable[..., Any],
-    dual: DualState,
-    batches: Iterable[Batch],
-    *,
-    refresh: bool = True,
+    head: Callable[..., Any], dual: DualState, batches: Iterable[Batch], *, refresh: bool = True
 ) -> Certificate:
     """One exact pass over the training set: primal, dual and gap of the weights that the head holds.
 
@@ -220,7 +216,7 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
             "have moved, an index names several examples, or weights were edited: did another optimizer step them? "
             "Only BCFW may. The certificate holds all the same, and the next step starts from the dual's weights; the "
             "gap does not close while this goes on. Compare the features and indices of training with those of the "
-            "exact pass",
+            "exact pass"
         )
     if found.hinges == 0.0 and not any(bool(p.any()) for p in dual.parameters):
         warn(

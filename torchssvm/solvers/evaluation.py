@@ -81,10 +81,7 @@ def count_errors(labeling: Any, target: Any) -> tuple[Tensor, Tensor] | None:
 
 @torch.no_grad()
 def evaluate(
-    forward: Callable[..., Any],
-    structure: Structure,
-    batches: Any,
-    device: torch.device | str | None = None,
+    forward: Callable[..., Any], structure: Structure, batches: Any, device: torch.device | str | None = None
 ) -> Evaluation:
     """Decode every example without the loss and compare it with its target.
 

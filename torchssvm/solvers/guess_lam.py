@@ -118,11 +118,7 @@ def _to_try(lam: float, guess: float, C: float | None) -> str:
 
 
 def warn_if_zero(
-    certificate: Certificate,
-    dual: DualState,
-    head: nn.Module,
-    dataset: Any,
-    C: float | None = None,
+    certificate: Certificate, dual: DualState, head: nn.Module, dataset: Any, C: float | None = None
 ) -> None:
     """Warn of a run whose weights are practically zero, since lambda is far too large.
 

@@ -187,12 +187,7 @@ def make_trainer(
         if choice.adapter is not None:
             move(head, CPU)
         dual = DualState.for_head(
-            head,
-            n,
-            lam,
-            structure=structure,
-            storage=copy.deepcopy(rules.storage),
-            memory_limit=rules.memory_limit,
+            head, n, lam, structure=structure, storage=copy.deepcopy(rules.storage), memory_limit=rules.memory_limit
         )
         if begun is not None:
             go_on(head, dual, begun, dataset, sample.potentials)

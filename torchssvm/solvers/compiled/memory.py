@@ -119,9 +119,7 @@ class BlockMemory:
                 if self._used is None:
                     self._used = rows.any(1)
                 blocks = blocks._replace(
-                    rest_transition=rows.numpy(),
-                    rest_transition_start=start.numpy(),
-                    rest_used=self._used.numpy(),
+                    rest_transition=rows.numpy(), rest_transition_start=start.numpy(), rest_used=self._used.numpy()
                 )
         return blocks
 

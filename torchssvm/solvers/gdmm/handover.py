@@ -49,7 +49,7 @@ def hand_over(problem: Problem, batches: Iterable[Batch], storage: MeanParts, *,
         warn(
             f"the dual handed over is {value:.6g}, below the best that GDMM certified for the features it was made "
             f"with, {certified:.6g}: BCFW needs some passes to come back. To go on with GDMM instead, load a "
-            "state_dict() that was saved before",
+            "state_dict() that was saved before"
         )
     storage.rescale(factor)
     dual.loss *= factor

@@ -41,15 +41,7 @@ from torchssvm.solvers.gdmm.label_set_sums import (
     sum_gains,
     update_multipliers,
 )
-from torchssvm.solvers.gdmm.problem import (
-    DualPoint,
-    Hinges,
-    Problem,
-    Rounded,
-    digest_features,
-    entry_like,
-    squares_of,
-)
+from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, digest_features, entry_like, squares_of
 from torchssvm.solvers.gdmm.rules import BlockRule, ResidualBalancing
 from torchssvm.solvers.gdmm.sorted_entries import entries_field, grown, make_entries
 from torchssvm.solvers.objective import every_example

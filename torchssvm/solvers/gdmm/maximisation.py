@@ -16,16 +16,7 @@ from torchssvm.solvers.gdmm.walks import is_excluded, walk
 
 @njit
 def indicator_fmo(
-    entries,
-    left_labels,
-    left_force,
-    num_left,
-    right_labels,
-    right_force,
-    num_right,
-    marked_row,
-    marked_col,
-    stamp,
+    entries, left_labels, left_force, num_left, right_labels, right_force, num_right, marked_row, marked_col, stamp
 ):
     """Maximise v[a, b] - F_left(a) - F_right(b) over all pairs [Y16, C-1].
 

@@ -28,14 +28,7 @@ from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate, PassReport
 from torchssvm.solvers.gdmm.handover import hand_over
 from torchssvm.solvers.gdmm.kinds import check_head, make_problem
 from torchssvm.solvers.gdmm.problem import with_fixed_features
-from torchssvm.solvers.gdmm.rules import (
-    BlockRule,
-    BruteForce,
-    FullyCorrective,
-    Penalty,
-    Residuals,
-    SortedOracle,
-)
+from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, FullyCorrective, Penalty, Residuals, SortedOracle
 from torchssvm.solvers.progress_line import ProgressLine
 from torchssvm.solvers.schedules import EveryPasses, Schedule, Tolerance, counting_from, is_within
 from torchssvm.solvers.trainer import run_until
@@ -377,7 +370,7 @@ class GDMM(StatefulOptimizer):
         if not same_features:
             warn(
                 "the state was trained on other features than this GDMM was made with: its duals are kept, the weights "
-                "are summed anew from these features, and bounds certified for the others are dropped",
+                "are summed anew from these features, and bounds certified for the others are dropped"
             )
         super().restore(state)
         if not same_features:

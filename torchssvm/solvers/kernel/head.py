@@ -46,14 +46,7 @@ class KernelHead(nn.Module):
     coefficients: Tensor
 
     def __init__(
-        self,
-        kernel: Kernel,
-        in_features: int,
-        linear: nn.Module,
-        *,
-        unary: str,
-        num_states: int,
-        structure: Structure,
+        self, kernel: Kernel, in_features: int, linear: nn.Module, *, unary: str, num_states: int, structure: Structure
     ) -> None:
         super().__init__()
         in_features, num_states = check_whole(in_features, "in_features"), check_whole(num_states, "num_states")

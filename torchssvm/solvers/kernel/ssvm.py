@@ -204,7 +204,7 @@ class KernelSSVM(DualTrainer, Stateful):
         if drift > 1e5 * torch.finfo(self.head.dtype).eps:
             warn(
                 f"the explicit weights differed from those of the dual by {drift:.2g} of their length, more than "
-                "rounding: they were changed by others, and are now recomputed",
+                "rounding: they were changed by others, and are now recomputed"
             )
         value = min(value, primal)  # a dual above the primal is rounding
         with undisturbed():
