@@ -15,40 +15,21 @@ from torchssvm.solvers.compiled.state import BlockArrays
 
 
 class Kept(NamedTuple):
-    """Copies of the blocks ``own``, as in ``BlockArrays``, and of their losses.
+    """Copies of the blocks ``own``, as in ``BlockArrays``, and of their losses."""
 
-    Attributes:
-        own: ``[U]`` int64, distinct blocks.
-        mass: ``[U, C]``.
-        loss: ``[U, C]``.
-        labelings: ``[U, C, N]``.
-        rest_mass: ``[U]``.
-        rest_loss: ``[U]``.
-        emission: ``[rows, K]``, psi of the rests; zero where there are none.
-        pairs: ``[rows, K]``, psi of their pairs.
-        losses: ``[U]``, l_i.
-    """
-
-    own: Any
-    mass: Any
-    loss: Any
-    labelings: Any
-    rest_mass: Any
-    rest_loss: Any
-    emission: Any
-    pairs: Any
-    losses: Any
+    own: Any  # [U] int64, distinct blocks
+    mass: Any  # [U, C]
+    loss: Any  # [U, C]
+    labelings: Any  # [U, C, N]
+    rest_mass: Any  # [U]
+    rest_loss: Any  # [U]
+    emission: Any  # [rows, K], psi of the rests; zero where there are none
+    pairs: Any  # [rows, K], psi of their pairs
+    losses: Any  # [U], l_i
 
 
 def keep_blocks(own: np.ndarray, examples: Examples, blocks: BlockArrays, losses: np.ndarray) -> Kept:
-    """Copies of some blocks.
-
-    Args:
-        own: ``[U]`` int64, distinct blocks.
-        examples: The training set.
-        blocks: All blocks.
-        losses: ``[n]``, l_i.
-    """
+    """Copies of the blocks ``own``, ``[U]`` int64, distinct; ``losses`` ``[n]`` are l_i."""
     copies = [getattr(blocks, name)[own] for name in ("mass", "loss", "labelings", "rest_mass", "rest_loss")]
     rows = count_rows(examples, own, np.zeros((2, 2), np.int64))[0]
     held = blocks.rest_emission, blocks.rest_transition
@@ -71,18 +52,10 @@ def _copy_rests(own: Any, examples: Any, blocks: Any, emission: Any, pairs: Any)
 
 @njit
 def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: int, counts: Any) -> None:
-    """Give every block ``share`` of its dual variables of now, and the rest of those that it had.
+    """Give every block ``share``, 0 to 1, of its dual variables of now, and the rest of those that it had.
 
-    A labeling that has lost its slot since then goes into the rest, which the block must have.
-
-    Args:
-        kept: The blocks as they were.
-        share: 0 to 1.
-        examples: The training set.
-        blocks: All blocks.
-        losses: ``[n]``, l_i.
-        n: Number of examples of all processes.
-        counts: ``[K, K]`` float64, zero; or empty without pairs.
+    A labeling that has lost its slot since then goes into the rest, which the block must have. ``n`` is that of all
+    processes; ``counts`` ``[K, K]`` float64 is zero, or empty without pairs.
     """
     before, row, pair = 1.0 - share, 0, 0
     for u in range(len(kept.own)):

@@ -29,13 +29,9 @@ _EVERY = 64  # examples whose weights are summed in the dtype of the weights
 
 
 class ExactPasses:
-    """Decodes all examples of a packed training set.
+    """Decodes all examples of a packed training set, with digests ``targets``, ``[n]`` int64.
 
-    Args:
-        examples: The training set.
-        targets: ``[n]`` int64, digests of its targets.
-        make_scratch: Makes the scratch arrays of one thread.
-        whole: Whether blocks are solved whole.
+    ``make_scratch`` makes the scratch arrays of one thread; ``whole`` says that blocks are solved whole.
     """
 
     def __init__(
@@ -58,17 +54,11 @@ class ExactPasses:
     def __call__(
         self, model: Model, blocks: BlockArrays, dual: DualState, options: Options, memory: BlockMemory
     ) -> ExactPass:
-        """Hinges, gaps and recomputed weights; ``remember`` of the result keeps the new outputs.
+        """Hinges, gaps and recomputed weights; ``remember`` of the result keeps the new outputs. Changes nothing
+        itself.
 
-        Args:
-            model: The weights.
-            blocks: The blocks.
-            dual: The dual state; it is not changed.
-            options: Options of a Frank-Wolfe step.
-            memory: The block memory with the clock.
-
-        Raises:
-            RuntimeError: The hinges are not finite.
+        ``options`` are those of a Frank-Wolfe step; ``memory`` has the clock. Raises RuntimeError for hinges that are
+        not finite.
         """
         examples = self._examples
         numbers = sum(array.size for array in model if isinstance(array, np.ndarray))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from torchssvm.dual.rows import RowBuffer
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import check_memory
 from torchssvm.kinds.adapter import HeadAdapter
-from torchssvm.solvers.compiled.state import BlockArrays
+from torchssvm.solvers.compiled.state import BlockArrays, without_slots
 
 
 class BlockMemory:
@@ -48,23 +49,14 @@ class BlockMemory:
             self._check(self._labelings_bytes(), "Labelings(capacity=...) with a smaller capacity takes less")
         elif not self.has_rest:
             self._check(self._rest_bytes(), "storage=Weights() or Labelings() may take less")
-        n, dtype = len(dual.own), dual.parameters[0].dtype
+        n, dtype = len(dual.own), torch.zeros(0, dtype=dual.parameters[0].dtype).numpy().dtype
         self._nothing = BlockArrays(
-            count=torch.zeros(n, dtype=torch.int64).numpy(),
-            mass=torch.zeros(n, 0, dtype=torch.float64).numpy(),
-            loss=torch.zeros(n, 0, dtype=torch.float64).numpy(),
-            used=torch.zeros(n, 0, dtype=torch.int64).numpy(),
-            labelings=torch.zeros(n, 0, self.longest, dtype=torch.int8).numpy(),
-            gram=torch.zeros(1, 1, 1, dtype=dtype).numpy(),
-            known=torch.zeros(n, 0, dtype=torch.bool).numpy(),
-            rest_mass=torch.ones(n, dtype=torch.float64).numpy(),
-            rest_loss=torch.zeros(n, dtype=torch.float64).numpy(),
-            mixed=torch.ones(n, dtype=torch.bool).numpy(),
-            rest_emission=torch.zeros(1, adapter.row_width, dtype=dtype).numpy(),
-            rest_emission_start=torch.zeros(n, dtype=torch.int64).numpy(),
-            rest_transition=torch.zeros(0, adapter.pair_width, dtype=dtype).numpy(),
-            rest_transition_start=torch.zeros(n, dtype=torch.int64).numpy(),
-            rest_used=torch.zeros(0, dtype=torch.bool).numpy(),
+            **without_slots(n, self.longest, dtype),
+            rest_emission=np.zeros((1, adapter.row_width), dtype),
+            rest_emission_start=np.zeros(n, np.int64),
+            rest_transition=np.zeros((0, adapter.pair_width), dtype),
+            rest_transition_start=np.zeros(n, np.int64),
+            rest_used=np.zeros(0, np.bool_),
         )
 
     @property

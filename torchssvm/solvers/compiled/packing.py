@@ -25,27 +25,16 @@ _DENSE = 0.5  # a feature in a list takes twice the memory and slightly more tim
 
 
 class Piece(NamedTuple):
-    """The examples of one batch, without padding.
+    """The examples of one batch, without padding."""
 
-    Attributes:
-        index: ``[B]`` int64.
-        sizes: ``[B]`` int64, numbers of labels.
-        lengths: ``[B]`` int64.
-        x: ``[rows, F]``, or lists; lists without values are of ones.
-        labels: ``[labels]`` int64.
-        cost: ``[labels]`` float64.
-        targets: ``[B]`` int64, their digests.
-        own: What the kind needs beside them.
-    """
-
-    index: Tensor  # type: ignore[assignment]  # it hides tuple.index
-    sizes: Tensor
-    lengths: Tensor
-    x: Tensor | Lists
-    labels: Tensor
-    cost: Tensor
-    targets: Tensor
-    own: dict[str, Ragged]
+    index: Tensor  # type: ignore[assignment]  # it hides tuple.index; [B] int64
+    sizes: Tensor  # [B] int64, numbers of labels
+    lengths: Tensor  # [B] int64
+    x: Tensor | Lists  # [rows, F], or lists; lists without values are of ones
+    labels: Tensor  # [labels] int64
+    cost: Tensor  # [labels] float64
+    targets: Tensor  # [B] int64, their digests
+    own: dict[str, Ragged]  # what the kind needs beside them
 
 
 def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tuple[Examples, Tensor, Tensor]:

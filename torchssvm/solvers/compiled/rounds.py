@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,40 +13,10 @@ from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import inner_product, rows_of
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.distributed.exchange import Exchange, Figures
-from torchssvm.dual.state import DualState
 from torchssvm.kinds.examples import Examples
 from torchssvm.solvers.compiled.blend import Kept
-from torchssvm.solvers.compiled.draws import Draws
 from torchssvm.solvers.proposal import record
 from torchssvm.steps.line_search import exact_step
-
-
-class Loop(Protocol):
-    """What a round needs of a compiled loop."""
-
-    dual: DualState
-    draws: Draws
-    examples: Examples
-
-    @property
-    def emission(self) -> Tensor:
-        """The emissions of the head."""
-
-    def begin(self) -> None:
-        """Check that visits can be made, in all processes."""
-
-    def end(self, index: Tensor | None = None) -> None:
-        """Accept the weights."""
-
-    def keep(self, order: Tensor) -> Kept:
-        """Copies of the blocks that a round visits."""
-
-    def visit_all(self, order: Tensor) -> None:
-        """Visit these blocks, one after another."""
-
-    def blend(self, kept: Kept, share: float) -> None:
-        """Move blocks back towards those that were kept."""
-
 
 _LATENCY, _PER_WEIGHT, _PER_PRODUCT = 1e-3, 1e-8, 1e-9
 """Seconds of an exchange, of each weight in it, and of a multiplication of a visit: round figures of a usual machine.
@@ -57,15 +27,12 @@ _PART = 20  # a round is at most this part of a process's examples
 class Rounds:
     """Visits in rounds: each process visits some of its blocks, and the box QP over the ranks combines their moves.
 
-    Short rounds need fewer passes, long ones fewer exchanges. Where no size is given, a round takes as many visits as
-    would take the time of an exchange, by the sizes of weights and examples alone.
-
-    Args:
-        loop: The compiled loop.
-        visits: Visits of a process in a round; None chooses it.
+    Short rounds need fewer passes, long ones fewer exchanges. ``visits`` are those of a process in a round; None is as
+    many as would take the time of an exchange, by the sizes of weights and examples alone. ``loop`` is a
+    ``CompiledBCFW``.
     """
 
-    def __init__(self, loop: Loop, visits: int | None) -> None:
+    def __init__(self, loop: Any, visits: int | None) -> None:
         self._loop = loop
         self._exchange = Exchange(loop.dual.ranks, loop.dual.parameters)
         self.visits = self._usual() if visits is None else visits
@@ -143,14 +110,9 @@ class Rounds:
 
 
 class _Before:
-    """Weights and gaps before a round; of many weights, the rows that its examples read.
+    """Weights and gaps before a round of the blocks ``order``; of many weights, the rows that its examples read."""
 
-    Args:
-        loop: The compiled loop.
-        order: The blocks of the round.
-    """
-
-    def __init__(self, loop: Loop, order: Tensor) -> None:
+    def __init__(self, loop: Any, order: Tensor) -> None:
         self._loop = loop
         rows: Tensor | None = None
         if loop.dual.is_large and (found := columns_of(loop.examples, np.unique(order.numpy()))) is not None:

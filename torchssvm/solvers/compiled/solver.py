@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -25,11 +26,10 @@ from torchssvm.kinds.adapter import HeadAdapter, find_adapter
 from torchssvm.kinds.examples import make_scratch
 from torchssvm.solvers.certificate import Certificate, conclude
 from torchssvm.solvers.compiled.blend import Kept, blend, keep_blocks
-from torchssvm.solvers.compiled.draws import ALL, LEAST, Draws
+from torchssvm.solvers.compiled.draws import ALL, LEAST, Draws, left_of_cycle, phase
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
 from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.packing import largest_rows, long_features, pack
-from torchssvm.solvers.compiled.relaxation import left_of_cycle, phase
 from torchssvm.solvers.compiled.rounds import Rounds
 from torchssvm.solvers.compiled.state import Options, Scalars
 from torchssvm.solvers.compiled.validate import validate_blocks, validate_problem, validate_weights
@@ -148,7 +148,7 @@ class CompiledBCFW(DualTrainer, Stateful):
 
         From the fortieth epoch of the dual's visits on, where one process draws the blocks and the steps are
         corrective, they are drawn by the roots of their gaps, and three steps of four are over-relaxed: see
-        :mod:`.relaxation`. Those of :meth:`visit` are exact.
+        :func:`.draws.phase`. Those of :meth:`visit` are exact.
 
         Args:
             visits: Number of visits, of all processes together; None is a quarter of an epoch, or a whole epoch for
@@ -373,17 +373,10 @@ class CompiledBCFW(DualTrainer, Stateful):
         self.dual.mailbox.notify()
 
     def _visit(self, order: Tensor, points: Tensor, *, drawn: bool, relaxation: float = 1.0, power: float = 1.0) -> int:
-        """Visit blocks by ``order``, or draw them by ``points``: one of the two is empty.
+        """Visit blocks by ``order``, or draw them by the random ``points``: one of the two is empty; returns the visits
+        made.
 
-        Args:
-            order: Examples.
-            points: Random numbers.
-            drawn: Whether ``order`` came from ``Draws``.
-            relaxation: Of the steps.
-            power: Of the gaps by which blocks are drawn.
-
-        Returns:
-            Visits made.
+        ``drawn`` says that ``order`` came from ``Draws``; ``power`` is that of the gaps by which blocks are drawn.
         """
         if self._whole:  # they import Numba, which takes half a second
             from torchssvm.solvers.compiled.whole import solve_blocks as visit_blocks
@@ -465,6 +458,31 @@ class CompiledBCFW(DualTrainer, Stateful):
             power=power,
             relaxation=relaxation,
         )
+
+
+class ProposedVisits:
+    """A proposal for ``dual.mailbox``: ``BCFW.step`` then lets the loop visit the blocks and move the weights.
+
+    ``visits`` are examples ``[V]`` int64, visited one after another; or the number of visits, of blocks that are drawn.
+    """
+
+    def __init__(self, loop: CompiledBCFW, visits: Tensor | int) -> None:
+        self.loop, self.visits = loop, visits
+
+    def take(self, optimizer: Any, together: list[Any]) -> None:
+        """Visit the blocks, and publish the mean step as the optimizer's ``lr``."""
+        dual = self.loop.dual
+        for proposal in together:
+            # An exchange with other processes may wait for long, and can be interrupted.
+            with nullcontext() if dual.ranks else undisturbed():
+                dual.visits += 1  # before the dual notifies its observers
+                try:
+                    visits = proposal.visits
+                    (proposal.loop.visit if isinstance(visits, Tensor) else proposal.loop.step)(visits)
+                except BaseException:
+                    dual.visits -= 1
+                    raise
+                optimizer.show_rate(proposal.loop.mean_step / dual.lam)
 
 
 def usual_visits(num_examples: int, whole: int = 1000) -> int:

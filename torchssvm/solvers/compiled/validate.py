@@ -19,16 +19,7 @@ from torchssvm.kinds.adapter import HeadAdapter
 
 
 def validate_problem(adapter: HeadAdapter, dual: DualState) -> None:
-    """Check that the dual fits this head and has a compiled form.
-
-    Args:
-        adapter: The head.
-        dual: Its dual state.
-
-    Raises:
-        TypeError: The storage has no compiled form.
-        ValueError: The dual belongs to another structure.
-    """
+    """Raise TypeError for a storage without a compiled form, and ValueError for a dual of another structure."""
     if type(dual.storage) not in (Labelings, MeanParts):
         raise TypeError(
             f"the dual's storage is {type(dual.storage).__name__}(): make it with storage=MeanParts() or "
@@ -46,11 +37,8 @@ def validate_weights(
 ) -> None:
     """Check that the head's parameters are those of the dual, unchanged since the last step.
 
-    Args:
-        adapter: The head.
-        dual: Its dual state.
-        layout: Shapes and dtypes of its parameters when the loop was made.
-        begun: Whether the weights of a new dual have been set to zero already.
+    ``layout`` has their shapes and dtypes when the loop was made; ``begun`` says that those of a new dual are zero
+    already.
 
     Raises:
         ValueError: The parameters are not those of the dual, or have other shapes.
@@ -82,13 +70,7 @@ def validate_weights(
 
 
 def validate_blocks(adapter: HeadAdapter, dual: DualState, lengths: Tensor, targets: Tensor) -> None:
-    """Check that every block belongs to its example.
-
-    Args:
-        adapter: The head.
-        dual: Its dual state.
-        lengths: ``[n]`` int64, the lengths of the examples.
-        targets: ``[n]`` int64, digests of their targets.
+    """Check that every block belongs to its example, of ``lengths`` and digests ``targets``, ``[n]`` int64 both.
 
     Raises:
         RuntimeError: A block was trained on another target.

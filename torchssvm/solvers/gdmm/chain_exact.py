@@ -14,31 +14,19 @@ from torchssvm.core.jit import njit
 from torchssvm.solvers.gdmm.chain_pass import fill_scores
 from torchssvm.structures.maxplus import first_of_largest
 
-_BEST = 32  # number of best previous labels that are kept sorted
+BEST = 32  # number of best previous labels that are kept sorted
 
 
 class Columns(NamedTuple):
-    """A sparse matrix of transitions by its columns, the next labels.
+    """A sparse matrix of transitions by its columns, the next labels."""
 
-    Attributes:
-        start: ``[K + 1]`` int64.
-        row: ``[pairs]`` int32, ascending in every column.
-        value: ``[pairs]`` float64.
-    """
-
-    start: Any
-    row: Any
-    value: Any
+    start: Any  # [K + 1] int64
+    row: Any  # [pairs] int32, ascending in every column
+    value: Any  # [pairs] float64
 
 
 def columns_of(key: np.ndarray, value: np.ndarray, num_states: int) -> Columns:
-    """Sums of values by pair.
-
-    Args:
-        key: ``[M]`` int64, ``a K + b``; pairs may repeat.
-        value: ``[M]`` float64.
-        num_states: K, the number of states.
-    """
+    """Sums of values ``[M]`` float64 by their keys ``a K + b``, ``[M]`` int64, which may repeat."""
     by_column = (key % num_states) * num_states + key // num_states
     pairs, place = np.unique(by_column, return_inverse=True)
     sums = np.bincount(place, weights=value, minlength=len(pairs))
@@ -67,17 +55,9 @@ def sum_features(tokens, variables, scale, total):
 
 @njit
 def exact_hinges(begin, end, tokens, weights, columns, tables, best, stamps, hinges):
-    """Structured hinges of the chains ``begin`` to ``end - 1``.
+    """Structured hinges of the chains ``begin`` to ``end - 1``, at ``weights`` ``[F, K]``, into ``hinges`` ``[n]``.
 
-    Args:
-        begin, end: Which chains.
-        tokens: The training set.
-        weights: ``[F, K]``.
-        columns: Transitions.
-        tables: ``[3, K]`` float64, scratch.
-        best: ``[_BEST]`` int64, scratch.
-        stamps: ``[K]`` int64, zero.
-        hinges: ``[n]`` float64, gets H_i.
+    Scratch: ``tables`` ``[3, K]``; ``best`` ``[BEST]`` int64; ``stamps`` ``[K]`` int64, zero.
     """
     states = len(columns.start) - 1
     scores, previous, following = tables[0], tables[1], tables[2]

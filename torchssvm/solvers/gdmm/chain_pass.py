@@ -17,15 +17,7 @@ from torchssvm.solvers.gdmm.ragged import drop, insert
 def visit_chains(order, begin, tokens, weights, pairs, duals, options, scratch):
     """Visit the chains ``order[begin:]``, one after another, until one might need more room among the pairs.
 
-    Args:
-        order: ``[V]`` int64, chains.
-        begin: Number of chains of ``order`` visited before.
-        tokens: The training set.
-        weights: ``[F, K]`` of the features, biases included.
-        pairs: The weights of label pairs.
-        duals: The duals; changed.
-        options: See ``chain_state``.
-        scratch: Scratch for one block; its ``totals`` are increased.
+    Changes ``weights`` ``[F, K]``, ``pairs`` and ``duals``; increases ``scratch.totals``.
 
     Returns:
         Number of chains of ``order`` visited so far.
@@ -258,13 +250,8 @@ def _move_factor(t, pairs, duals, options, scratch):
 def update_multipliers(begin, end, tokens, duals, step, states, totals):
     """``multiplier += step e`` for the chains ``begin`` to ``end - 1``; recomputes the excesses, which removes drift.
 
-    Args:
-        begin, end: Which chains.
-        tokens, duals: See ``chain_state``.
-        step: eta, times n.
-        states: K.
-        totals: ``[5]``: sum of squared excesses, sum and largest of the total variations ``1/2 sum_a |e(a)|``, sums of
-            the squares of the variables' masses and of the multipliers.
+    ``step`` is eta, times n. ``totals`` ``[5]`` get the sum of squared excesses, sum and largest of the total
+    variations ``1/2 sum_a |e(a)|``, sums of the squares of the variables' masses and of the multipliers.
     """
     variables, factors, sides = duals.variables, duals.factors, duals.sides
     for i in range(begin, end):

@@ -10,7 +10,7 @@ import numpy as np
 
 from torchssvm.core.jit import njit
 from torchssvm.solvers.gdmm.chain_state import Duals
-from torchssvm.solvers.gdmm.ragged import Ragged
+from torchssvm.solvers.gdmm.ragged import Ragged, offsets
 
 
 def round_chains(duals: Duals, num_states: int) -> Ragged:
@@ -18,15 +18,10 @@ def round_chains(duals: Duals, num_states: int) -> Ragged:
 
     Rows and columns with too much mass are scaled down, and the missing mass is added as a product (Altschuler, Weed,
     Rigollet 2017, Algorithm 2). This moves at most twice the total variation between the marginals.
-
-    Args:
-        duals: The duals, with any excess.
-        num_states: K, the number of states.
     """
     variables, factors, _ = duals
     room = np.where(factors.size > 0, factors.size + variables.size * np.append(variables.size[1:], 0), 0)
-    start = np.zeros(len(room) + 1, np.int64)
-    np.cumsum(room, out=start[1:])
+    start = offsets(room)
     total, widest = int(start[-1]), int(variables.size.max())
     rounded = Ragged(start, np.zeros(len(room), np.int64), np.zeros(total, np.int64), np.zeros(total), np.zeros(0))
     _round(variables, factors, num_states, np.zeros((2, widest)), np.zeros((2, widest)), rounded)

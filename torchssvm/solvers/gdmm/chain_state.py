@@ -8,60 +8,36 @@ import numpy as np
 
 from torchssvm.kinds.examples import Examples
 from torchssvm.solvers.gdmm.problem import squares_of
-from torchssvm.solvers.gdmm.ragged import Ragged, empty_ragged, make_ragged, repacked
+from torchssvm.solvers.gdmm.ragged import Ragged, empty, offsets, repacked, single
 
 
 class Tokens(NamedTuple):
-    """The training set, token after token; biases are features that are always 1.
+    """The training set, token after token; biases are features that are always 1."""
 
-    Attributes:
-        column: ``[M]`` int32.
-        value: ``[M]`` of the weights' dtype.
-        row: ``[tokens + 1]`` int64, where each token's features begin.
-        y: ``[tokens]`` int64.
-        cost: ``[tokens]`` float64, the cost of a wrong label.
-        start: ``[n + 1]`` int64, where each chain begins.
-        square: ``[tokens]`` float64, |x_t|^2.
-    """
-
-    column: Any
-    value: Any
-    row: Any
-    y: Any
-    cost: Any
-    start: Any
-    square: Any
+    column: Any  # [M] int32
+    value: Any  # [M] of the weights' dtype
+    row: Any  # [tokens + 1] int64, where each token's features begin
+    y: Any  # [tokens] int64
+    cost: Any  # [tokens] float64, the cost of a wrong label
+    start: Any  # [n + 1] int64, where each chain begins
+    square: Any  # [tokens] float64, |x_t|^2
 
 
 class Duals(NamedTuple):
-    """Distributions of all factors on their active sets, with excesses and multipliers.
+    """Distributions of all factors on their active sets, with excesses and multipliers."""
 
-    Attributes:
-        variables: A list for each token: labels and their mass.
-        factors: A list for each token that has a next one in its chain: ``a K + b`` and their mass.
-        sides: Two lists for each token t, for the labels of t and of t + 1 in factor t: labels with the excess
-            ``M pi_f - pi_j`` and the multiplier.
-    """
-
-    variables: Ragged
-    factors: Ragged
-    sides: Ragged
+    variables: Ragged  # a list for each token: labels and their mass
+    factors: Ragged  # a list for each token with a next one in its chain: ``a K + b`` and their mass
+    sides: Ragged  # two for each token t, of the labels of t and t + 1 in factor t: M pi_f - pi_j and multiplier
 
 
 class Options(NamedTuple):
-    """The parameters of a pass.
+    """The parameters of a pass."""
 
-    Attributes:
-        scale: lam n.
-        rho: Penalty of the augmented Lagrangian, times n.
-        rule: How blocks move, see ``blocks``.
-        greedy: Whether a visit moves the chain's steepest block, as often as there are blocks, instead of each once.
-    """
-
-    scale: float
-    rho: float
-    rule: int
-    greedy: bool
+    scale: float  # lam n
+    rho: float  # penalty of the augmented Lagrangian, times n
+    rule: int  # how blocks move, see ``blocks``
+    greedy: bool  # whether a visit moves the steepest block, as often as there are blocks, instead of each once
 
 
 class Scratch(NamedTuple):
@@ -101,8 +77,7 @@ def make_tokens(examples: Examples, num_features: int, has_bias: bool, has_bound
         pieces.append((examples.start[1:] - 1, np.full(len(ones), num_features + 2), ones))
     token, column, value = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
     order = np.argsort(token, kind="stable")
-    row = np.zeros(tokens + 1, np.int64)
-    np.cumsum(np.bincount(token, minlength=tokens), out=row[1:])
+    row = offsets(np.bincount(token, minlength=tokens))
     square = np.bincount(token, weights=squares_of(value), minlength=tokens)
     return Tokens(
         column[order].astype(np.int32),
@@ -117,12 +92,9 @@ def make_tokens(examples: Examples, num_features: int, has_bias: bool, has_bound
 
 def make_duals(tokens: Tokens, num_states: int) -> Duals:
     """All mass on the targets."""
-    count = len(tokens.y)
-    variables = make_ragged(tokens.y, np.ones(count))
-    following = np.append(tokens.y[1:], 0)
-    factors = make_ragged(tokens.y * num_states + following, np.ones(count))
+    factors = single(tokens.y * num_states + np.append(tokens.y[1:], 0))
     factors.size[tokens.start[1:] - 1] = 0
-    return Duals(variables, factors, empty_ragged(2 * count))
+    return Duals(single(tokens.y), factors, empty(2 * len(tokens.y)))
 
 
 def with_room(duals: Duals, *, visits: int) -> Duals:

@@ -18,27 +18,21 @@ from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import find_adapter
 from torchssvm.solvers.compiled.packing import pack
 from torchssvm.solvers.gdmm.blocks import AWAY, PROJECT
-from torchssvm.solvers.gdmm.chain_exact import columns_of, exact_hinges, sum_features
+from torchssvm.solvers.gdmm.chain_exact import BEST, columns_of, exact_hinges, sum_features
 from torchssvm.solvers.gdmm.chain_pass import update_multipliers, visit_chains
 from torchssvm.solvers.gdmm.chain_rounding import round_chains
 from torchssvm.solvers.gdmm.chain_state import Options, make_duals, make_scratch, make_tokens, with_room
 from torchssvm.solvers.gdmm.pair_weights import as_list, make_pairs
 from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, digest_features, entry_like
-from torchssvm.solvers.gdmm.ragged import as_tensors, check_lists, check_masses, from_tensors
+from torchssvm.solvers.gdmm.ragged import as_tensors, check_lists, check_masses, from_tensors, repacked
 from torchssvm.solvers.gdmm.rules import BlockRule
 from torchssvm.solvers.gdmm.sorted_entries import entries_field, grown
-
-_BEST = 32  # number of best previous labels that an exact pass keeps sorted
 
 
 class ChainProblem(Problem):
     """GDMM's state for a :class:`LinearChain` or :class:`SparseLinearChain` with fixed features.
 
-    Args:
-        head: The head.
-        dual: The problem: n, lam, structure and parameters. Its blocks are not used.
-        batches: Every training example exactly once.
-        ordered: Whether label pairs are kept sorted by weight, for the sublinear oracle.
+    ``ordered`` keeps label pairs sorted by weight, for the sublinear oracle.
     """
 
     has_relaxation = False
@@ -95,7 +89,7 @@ class ChainProblem(Problem):
 
     def held(self) -> list[Tensor]:
         """w(pi), one tensor for each parameter."""
-        key, value = as_list_of(self.pairs)
+        key, value = as_list(self.pairs)
         transition = np.zeros((self.num_states, self.num_states))
         transition.reshape(-1)[key] = value
         return self._as_parameters(self.weights, torch.from_numpy(transition))
@@ -143,9 +137,8 @@ class ChainProblem(Problem):
 
     def _rounded_pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Keys and masses of consistent pairs, and the token that each begins at."""
-        pairs = round_chains(self.duals, self.num_states)
-        places = _places(pairs.start[:-1], pairs.size)
-        return pairs.key[places], pairs.x[places], np.repeat(np.arange(len(pairs.size)), pairs.size)
+        pairs = repacked(round_chains(self.duals, self.num_states), 0)
+        return pairs.key, pairs.x, np.repeat(np.arange(len(pairs.size)), pairs.size)
 
     def hinges(self, parameters: list[Tensor]) -> Hinges:
         """Exact hinges by Viterbi over the pairs with nonzero weights."""
@@ -158,12 +151,11 @@ class ChainProblem(Problem):
         transition = named["transition"].detach()
         key = transition.flatten().nonzero().flatten()
         columns = columns_of(key.numpy(), transition.flatten()[key].double().numpy(), self.num_states)
-        n = self.dual.num_examples
-        found, states = np.zeros(n), self.num_states
+        found = np.zeros(self.dual.num_examples)
 
         def decode(begin: int, end: int, thread: int) -> None:
-            best, stamps = np.zeros(_BEST, np.int64), np.zeros(states, np.int64)
-            exact_hinges(begin, end, self.tokens, weights, columns, np.zeros((3, states)), best, stamps, found)
+            scratch = np.zeros((3, self.num_states)), np.zeros(BEST, np.int64), np.zeros(self.num_states, np.int64)
+            exact_hinges(begin, end, self.tokens, weights, columns, *scratch, found)
 
         run_in_chunks(decode, np.diff(self.tokens.start))
         return Hinges(value=found, relaxed=found, exact=True)
@@ -218,14 +210,3 @@ class ChainProblem(Problem):
         sides = state["sides"]
         if len(sides["y"]) != len(sides["x"]) or sides["size"].numpy().reshape(-1, 2)[~tied].any():
             raise damaged(f"{where}['sides'] holds messages of a factor that does not exist")
-
-
-def as_list_of(pairs: Any) -> tuple[np.ndarray, np.ndarray]:
-    """See ``pair_weights.as_list``."""
-    return as_list(pairs)
-
-
-def _places(start: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """``start_i, start_i + 1, ...`` of every run, one after another."""
-    ends = np.cumsum(sizes)
-    return np.repeat(start - ends + sizes, sizes) + np.arange(int(ends[-1]) if len(ends) else 0)

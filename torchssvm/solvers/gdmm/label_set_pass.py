@@ -28,18 +28,11 @@ def visit_label_sets(order, begin, sets, weights, pairs, entries, q, factors, op
     """Visit the examples ``order[begin:]``, one after another, until one might need more room among the entries.
 
     Args:
-        order: ``[V]`` int64, examples.
-        begin: Number of examples of ``order`` visited before.
-        sets: The training set.
-        weights: ``[F, K]``.
-        pairs: Weights of pairs.
-        entries: The weights of pairs in sorted order, if ``ordered``.
-        q: ``[n, K]``, mass of labels being on.
-        factors: The factors of pairs.
-        options: See ``chain_state.Options``.
-        ordered: Whether the factorwise oracle walks ``entries``.
+        order: ``[V]`` int64, examples, of which ``begin`` were visited before.
+        begin, sets, weights, pairs, entries, q, factors, options: See ``label_sets``; ``q`` is the mass of being on.
+        ordered: Whether the factorwise oracle walks ``entries``, the weights of pairs in sorted order.
         explore: Whether to add a factor even if none scores by itself, as three labels together may.
-        scratch: Scratch arrays; ``totals`` are increased.
+        scratch: Its ``totals`` are increased.
 
     Returns:
         Number of examples of ``order`` visited so far.

@@ -20,17 +20,8 @@ def indicator_fmo(
 ):
     """Maximise v[a, b] - F_left(a) - F_right(b) over all pairs [Y16, C-1].
 
-    Args:
-        entries: v.
-        left_labels: Different rows, ``num_left`` of them; F_left is zero at all others.
-        left_force: ``num_left`` numbers, F_left there.
-        num_left: Number of entries used of both arrays.
-        right_labels: Different columns.
-        right_force: F_right there.
-        num_right: Number of entries used of both arrays.
-        marked_row: ``[rows]`` int64, scratch.
-        marked_col: ``[cols]`` int64, scratch.
-        stamp: A number that neither scratch array contains.
+    ``num_left`` different rows ``left_labels`` have the numbers ``left_force``; F_left is zero at all others. Columns
+    likewise. ``marked_row`` ``[rows]`` and ``marked_col`` ``[cols]``, int64, are scratch, without the number ``stamp``.
     """
     for p in range(num_left):
         marked_row[left_labels[p]] = stamp
@@ -69,15 +60,8 @@ def indicator_fmo(
 def interaction_fmo(entries, labels, force, num_labels, excluded, num_excluded, marked, stamp):
     """Maximise v[i, j] - F(i) - F(j) over the unordered pairs i < j, each one a factor of binary variables [Y16, C-2].
 
-    Args:
-        entries: v, symmetric.
-        labels: Different labels, ``num_labels`` of them; F is zero at all others.
-        force: ``num_labels`` numbers, F there.
-        num_labels: Number of entries used of both arrays.
-        excluded: Ascending int64, ``i K + j`` for pairs i < j to skip.
-        num_excluded: Number of excluded pairs.
-        marked: ``[K]`` int64, scratch.
-        stamp: A number that ``marked`` does not contain.
+    ``num_labels`` different ``labels`` have the numbers ``force``; F is zero at all others. ``num_excluded`` pairs i <
+    j are skipped: ``excluded`` int64, ascending, ``i K + j``. ``marked`` ``[K]`` int64 is scratch without ``stamp``.
     """
     for p in range(num_labels):
         marked[labels[p]] = stamp

@@ -25,7 +25,6 @@ from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Storage
 from torchssvm.solvers.certificate import dual_exceeds_primal
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate, PassReport
-from torchssvm.solvers.gdmm.handover import hand_over
 from torchssvm.solvers.gdmm.kinds import check_head, make_problem
 from torchssvm.solvers.gdmm.problem import with_fixed_features
 from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, FullyCorrective, Penalty, Residuals, SortedOracle
@@ -339,7 +338,7 @@ class GDMM(StatefulOptimizer):
             raise ValueError(f"storage={type(storage).__name__}() cannot hold what GDMM found: use MeanParts()")
         self._check_weights()
         with undisturbed():
-            dual = hand_over(self.problem, with_fixed_features(batches), storage, certified=self.best_dual)
+            dual = self.problem.hand_over(with_fixed_features(batches), storage, certified=self.best_dual)
             self._handed_over = True
         return dual
 
