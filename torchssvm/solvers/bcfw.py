@@ -194,17 +194,11 @@ class BCFW(StatefulOptimizer):
         seen: GradientProducts | None = None,
         squared_norm: float | None = None,
     ) -> float:
-        """``v -= (gamma/lam) d`` and ``w = clip(v)``, starting from ``dual.recomputed`` if that is not None.
+        """``v -= (gamma/lam) d`` and ``w = clip(v)``, from ``dual.recomputed`` if that is not None; returns gamma.
 
-        Args:
-            value: Derivative of the dual at the start of the step.
-            gradients: d, for each parameter.
-            largest: Largest feasible gamma.
-            seen: Products of weights and gradients, if they are still the same.
-            squared_norm: ``|d|^2``, if known.
-
-        Returns:
-            The gamma of the line search.
+        ``value`` is the derivative of the dual along ``gradients``, d, at the start; ``largest`` the largest feasible
+        gamma. ``seen`` has the products of weights and d, if they are still the same, and ``squared_norm`` is
+        ``|d|^2``, if known.
         """
         dual = self.dual
         start = dual.unclipped if dual.recomputed is None else dual.recomputed

@@ -123,14 +123,7 @@ def warn_if_zero(
     """Warn of a run whose weights are practically zero, since lambda is far too large.
 
     The weights that are learnt take ``lam/2 |w|^2`` off the primal, or more. Where that is little, the guess and a pass
-    at zero weights decide.
-
-    Args:
-        certificate: Of the run's end.
-        dual: The dual.
-        head: The head.
-        dataset: The training set.
-        C: What lambda was given by, ``1 / (lam n)``; None if it was not.
+    at zero weights decide. ``C`` is what lambda was given by, ``1 / (lam n)``; None if it was not.
     """
     if 0.5 * certificate.lam * dual.held_norm**2 > LITTLE * certificate.primal or dual.ranks:
         return

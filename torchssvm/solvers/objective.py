@@ -146,7 +146,7 @@ def every_example(
     """Yield each batch with its potentials and checked index; raise ValueError unless every example comes once.
 
     Args:
-        head: ``(x)`` or ``(x, lengths)`` -> potentials.
+        head: ``(x)`` or ``(x, lengths)`` -> potentials, on ``device``.
         batches: Every example exactly once.
         device: The device of the head.
         check: ``(index, potentials)`` -> the numbers of the examples among those of this pass, on the device; raises

@@ -54,12 +54,8 @@ def make_box(groups: list[dict[str, Any]], dual: DualState) -> Box:
 
 
 def check_unchanged(groups: list[dict[str, Any]], bounds: list[tuple[Any, Any]], rate: float) -> None:
-    """Raise RuntimeError if options of groups were changed since BCFW was made.
-
-    Args:
-        groups: The parameter groups.
-        bounds: Their bounds at the start.
-        rate: The ``lr`` that BCFW published.
+    """Raise RuntimeError if options of groups were changed since BCFW was made; it published ``rate`` as
+    their ``lr``.
     """
     for group, (lower, upper) in zip(groups, bounds, strict=True):
         if not group.keys() <= ALLOWED:

@@ -27,12 +27,7 @@ DrawExamples: TypeAlias = Callable[[Any], None]
 
 
 class Entry(NamedTuple):
-    """One certificate of a run.
-
-    Attributes:
-        certificate: What the exact pass proved.
-        seconds: Wall-clock seconds from the start of the run to the end of that pass.
-    """
+    """One certificate of a run, and wall-clock seconds from the start of the run to the end of that pass."""
 
     certificate: Certificate
     seconds: float

@@ -74,12 +74,7 @@ def expected(tolerance: Tolerance, last: Certificate | None) -> float:
 
 
 def check_tolerance(tolerance: Any, name: str = "tolerance", *, above: float = -math.inf) -> Tolerance:
-    """``tolerance``, if it is a number of at least 0 or a :class:`Relative`.
-
-    Args:
-        tolerance: The argument.
-        name: Its name in error messages.
-        above: An exclusive lower bound of numbers.
+    """``tolerance``, if it is a number of at least 0, or ``above`` a bound, or a :class:`Relative`.
 
     Raises:
         ValueError: It is out of range or not finite.

@@ -98,12 +98,9 @@ class Pacing:
         counters: The progress of the run: the dual, where the trainer has one.
         tolerance: The gap to reach.
         max_passes: Most effective passes.
-        schedule: When exact passes are made; a copy is used. None is ``WhenEstimated()``.
+        schedule: When exact passes are made; a copy is used. None is ``WhenEstimated()``; TypeError for another object.
         idle_epochs: An exact pass is due after so many epochs of visits that the cache answered.
         value: The dual objective now, of which a share is taken before the first exact pass; None waits for that pass.
-
-    Raises:
-        TypeError: ``schedule`` is not a Schedule.
     """
 
     def __init__(
@@ -189,25 +186,19 @@ def run_until(
 ) -> Proof:
     """Take steps until an exact pass proves that the gap is within ``tolerance``.
 
+    Limits, ``schedule`` and ``idle_epochs`` are those of :class:`Pacing`, which refuses others.
+
     Args:
         steps: Endless iterator that takes the steps; yields the number of examples that each visited.
         counters: The progress of the steps.
         certify: Makes an exact pass.
-        tolerance: As in :class:`Trainer`, like ``max_passes`` and ``on_check``.
-        max_passes: Most effective passes.
-        schedule: See :class:`Pacing`, like ``idle_epochs``.
         on_check: Called with every certificate.
         reached: Whether a certificate ends the run; None ends it if the gap is within the tolerance, or if no example
             has a gap.
         progress: Whether a line on stderr follows the run, or the line of a caller's own run.
         value: The dual objective now: for that line, which else shows that of the last certificate, and so that a share
             of the primal may be reached without a step.
-        idle_epochs: See :class:`Pacing`.
         early: Whether the first exact pass, too, is due by a share of ``value``.
-
-    Raises:
-        ValueError: An argument is out of range.
-        TypeError: ``schedule`` is not a Schedule, or ``progress`` neither True nor False.
     """
     check_limits(tolerance, max_passes)
     grad = torch.set_grad_enabled(torch.is_grad_enabled())  # an interrupt of no_grad's own code leaves gradients off

@@ -23,7 +23,7 @@ from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
-from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.certificate import Certificate, write
 from torchssvm.solvers.choice import BATCH, CPU, Choice, Sample, choose, of_all_ranks
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
@@ -229,9 +229,7 @@ def _zero_weights(head: nn.Module) -> Iterator[None]:
         yield
     except BaseException:
         move(head, device)
-        with torch.no_grad():
-            for parameter, weights in zip(head.parameters(), held, strict=True):
-                parameter.copy_(weights)
+        write(held, head.parameters())
         raise
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,10 +17,11 @@ from torchssvm.core.ordered_sums import add_rows
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Entry, Schema
-from torchssvm.core.structure import Labeling, OracleResult
+from torchssvm.core.structure import Labeling
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.mean_parts import MeanParts, StoredParts
 from torchssvm.dual.state import DualState
+from torchssvm.solvers.certificate import write
 from torchssvm.solvers.kernel.data import TrainingSet
 from torchssvm.solvers.kernel.directions import KernelBatch, KernelDirection, Move
 from torchssvm.solvers.kernel.functions import name_of
@@ -40,10 +42,8 @@ class TokenParts(MeanParts):
     def table(self, name: str, counts: Tensor, like: Tensor) -> Tensor:
         """The psi of every training token, example after example: ``[N, K]``.
 
-        Args:
-            name: The unary potentials.
-            counts: ``[n]`` int64, tokens of each example.
-            like: ``[..., K]``, gives dtype and K while nothing is stored.
+        ``counts`` ``[n]`` int64 are tokens of each example; ``like`` ``[..., K]`` gives dtype and K while nothing is
+        stored.
         """
         buffer = self.buffers.get(name)
         if buffer is None:
@@ -71,20 +71,6 @@ class KernelDual(DualState):
         return {**super()._schema(), "kernel_squared_norm": Entry(float, low=0.0)}
 
 
-class BlockBatch(NamedTuple):
-    """A batch of examples at the current weights."""
-
-    index: Tensor  # type: ignore[assignment]  # it hides tuple.index
-    rows: Tensor  # [U, M]: the kernel rows of their tokens
-    target: Any
-    explicit: Potentials  # potentials of the explicit weights, with the autograd graph
-    kernel: Tensor  # [B, N, K] or [B, K]: what the kernel adds to the unary potentials
-    potentials: Potentials  # of all weights
-    corner: OracleResult
-    stored: StoredParts
-    gaps: Tensor  # [B] float64
-
-
 class BlockStep(NamedTuple):
     """The directions of a batch, and the step size of each."""
 
@@ -96,25 +82,15 @@ class BlockStep(NamedTuple):
     sizes: Tensor  # [B] float64
 
 
+@dataclass
 class KernelBlocks:
-    """Everything that a step reads and changes.
+    """Everything that a step reads and changes."""
 
-    Args:
-        head: The head; a step moves its explicit weights, but not its support tokens.
-        data: The training set.
-        dual: The dual state.
-        gram: Kernel rows of the training tokens.
-        support: Support labelings.
-    """
-
-    def __init__(
-        self, head: KernelHead, data: TrainingSet, dual: KernelDual, gram: GramRows, support: SupportLabelings
-    ) -> None:
-        self.head = head
-        self.data = data
-        self.dual = dual
-        self.gram = gram
-        self.support = support
+    head: KernelHead  # a step moves its explicit weights, but not its support tokens
+    data: TrainingSet
+    dual: KernelDual
+    gram: GramRows  # kernel rows of the training tokens
+    support: SupportLabelings
 
     def check_weights(self) -> None:
         """Raise RuntimeError if the explicit weights are not as the last step left them."""
@@ -125,7 +101,7 @@ class KernelBlocks:
                 f"{found:.6g}): they are a function of the dual blocks. certify() sets them back"
             )
 
-    def read(self, index: Tensor, table: Tensor) -> BlockBatch:
+    def read(self, index: Tensor, table: Tensor) -> KernelBatch:
         """Potentials, corners and block gaps of distinct examples ``[B]``; ``table`` holds the blocks of all tokens."""
         dual, n, unary = self.dual, self.dual.num_examples, self.head.unary
         rows, explicit, target = self.gram.rows(index), self.data.explicit(index), self.data.targets(index)
@@ -137,25 +113,22 @@ class KernelBlocks:
             stored = dual.storage.gather(index, potentials, target)
             assert isinstance(stored, StoredParts)
             gaps = corner.hinge / n + stored.inner(potentials) - dual.loss[index]
-        return BlockBatch(index, rows, target, explicit, kernel, potentials, corner, stored, gaps)
+        known = dual.loss[index], gaps, rows, explicit, kernel
+        return KernelBatch(index, target, potentials, corner, stored, *known, dual.structure, self.support, n)
 
-    def choose(self, batch: BlockBatch, direction: KernelDirection, sweeps: int) -> BlockStep:
+    def choose(self, batch: KernelBatch, direction: KernelDirection, sweeps: int) -> BlockStep:
         """Choose the directions and their step sizes; changes nothing.
 
         Raises:
             ValueError: A direction has a negative squared length: the kernel is not positive semidefinite.
         """
         dual, n = self.dual, self.dual.num_examples
-        losses = dual.loss[batch.index]
         with torch.no_grad():
-            blocks = KernelBatch(
-                batch.index, batch.target, batch.potentials, psi_of(batch), losses, dual.structure, self.support, n
-            )
-            move = direction(batch.corner, blocks)
+            move = direction(batch)
             block = scale(batch.stored.psi, move.decay)
-            parts = {name: tensor + block[name] for name, tensor in move.direction.parts.items()}
-            changes = move.direction.loss - move.decay * losses
-            values = move.direction.slopes + move.decay * batch.stored.inner(batch.potentials) + changes
+            parts = {name: tensor + block[name] for name, tensor in move.parts.items()}
+            changes = move.loss - move.decay * batch.loss
+            values = move.slopes + move.decay * batch.stored.inner(batch.potentials) + changes
         gradients = per_example_adjoint(batch.explicit, parts, dual.parameters)
         with torch.no_grad():
             implicit = self._inner_products(batch, parts[self.head.unary])
@@ -173,7 +146,7 @@ class KernelBlocks:
             sizes = gammas * exact_step(float(gammas @ values), max(squared, 0.0), dual.lam)
         return BlockStep(move, parts, gradients, implicit, changes, sizes)
 
-    def _inner_products(self, batch: BlockBatch, unary: Tensor) -> Tensor:
+    def _inner_products(self, batch: KernelBatch, unary: Tensor) -> Tensor:
         """``sum_tu K(x_t, x_u) <Delta_it, Delta_ju>`` for all pairs of blocks, ``[B, B]`` float64."""
         index, size = batch.index, len(batch.index)
         tokens = self.data.gather(unary, index)
@@ -183,7 +156,7 @@ class KernelBlocks:
         return add_rows(matrix.new_zeros(size, size), owner, summed.t()).t().to(torch.float64)
 
     @torch.no_grad()
-    def take(self, batch: BlockBatch, step: BlockStep) -> None:
+    def take(self, batch: KernelBatch, step: BlockStep) -> None:
         """Move blocks, weights, losses and masses."""
         dual, index, sizes = self.dual, batch.index, step.sizes
         scaled = sizes / (dual.lam * dual.num_examples)
@@ -241,22 +214,11 @@ class KernelBlocks:
         held, norm = [p.clone() for p in dual.parameters], dual.held_norm
         try:
             with undisturbed():
-                _copy(totals, dual.parameters)
+                write(totals, dual.parameters)
                 dual.remember_weights()
             yield (change / size) ** 0.5 if size > 0.0 else change**0.5
         except BaseException:
             with undisturbed():
-                _copy(held, dual.parameters)
+                write(held, dual.parameters)
                 dual.held_norm = norm
             raise
-
-
-def _copy(values: list[Tensor], parameters: list[torch.nn.Parameter]) -> None:
-    with torch.no_grad():
-        for parameter, value in zip(parameters, values, strict=True):
-            parameter.copy_(value)
-
-
-def psi_of(batch: BlockBatch) -> Parts:
-    """The blocks p(y_i) - mu_i of a batch."""
-    return batch.stored.psi

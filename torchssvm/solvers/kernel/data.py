@@ -17,13 +17,7 @@ from torchssvm.structures.arguments import WeightedLabels
 
 
 class TrainingSet:
-    """All training examples.
-
-    Args:
-        head: The head to train.
-        x: ``[n, N, F]`` or ``[n, F]``.
-        y: Targets of all examples, as the head's structure takes them.
-        lengths: ``[n]`` int64, or None.
+    """All training examples: ``x`` ``[n, N, F]`` or ``[n, F]``, with targets and ``lengths`` ``[n]`` int64 or None.
 
     Attributes:
         tokens: ``[M, F]``, the features of all tokens, example after example, in the head's dtype.

@@ -19,17 +19,10 @@ class GramRows:
     have the same bits, and a resumed run continues bit for bit.
 
     Args:
-        kernel: The kernel function.
+        kernel: The kernel function; TypeError or ValueError if it is none on a sample of the tokens.
         tokens: ``[N, F]``, float32 or float64, example after example.
         counts: ``[n]`` int64, tokens of each example, each at least 1.
         memory_limit: Bytes for the rows, the current batch included; None is half of the available memory.
-
-    Attributes:
-        computed: Rows computed so far.
-
-    Raises:
-        TypeError: The kernel does not return tensors of the tokens' dtype.
-        ValueError: The function is not a kernel on a sample of the tokens.
     """
 
     def __init__(self, kernel: Kernel, tokens: Tensor, counts: Tensor, memory_limit: int | None = None) -> None:
@@ -39,7 +32,7 @@ class GramRows:
         self.counts: list[int] = counts.tolist()
         self.starts: list[int] = (counts.cumsum(0) - counts).tolist()
         self.memory_limit = available_memory(tokens.device) // 2 if memory_limit is None else memory_limit
-        self.computed = 0
+        self.computed = 0  # rows so far
         self._cache: OrderedDict[int, Tensor] = OrderedDict()  # least recently used first
         self._held = 0
 

@@ -21,8 +21,8 @@ from torchssvm.core.schema import Same, Schema, Stateful, version
 from torchssvm.core.structure import Labeling, as_decoding, digest
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checks import check_structure
-from torchssvm.solvers.certificate import Certificate, dual_exceeds_primal
-from torchssvm.solvers.kernel.blocks import KernelBlocks, KernelDual, TokenParts, psi_of
+from torchssvm.solvers.certificate import Certificate, dual_exceeds_primal, make_certificate
+from torchssvm.solvers.kernel.blocks import KernelBlocks, KernelDual, TokenParts
 from torchssvm.solvers.kernel.data import TrainingSet
 from torchssvm.solvers.kernel.directions import MOVES, KernelDirection
 from torchssvm.solvers.kernel.functions import name_of
@@ -189,7 +189,7 @@ class KernelSSVM(DualTrainer, Stateful):
             for index in self.gram.chunks():
                 with full_precision(index.device):
                     batch = self._blocks.read(index, table)
-                psi = psi_of(batch)[self.head.unary]
+                psi = batch.stored.psi[self.head.unary]
                 norm += float(inner({"": psi}, {"": batch.kernel}).sum()) / (dual.lam * n)  # |w_k|^2
                 hinges += float(batch.corner.bound.sum())
                 exact &= batch.corner.exact
@@ -211,19 +211,7 @@ class KernelSSVM(DualTrainer, Stateful):
             dual.kernel_squared_norm, dual.relaxed = implicit, relaxed
             dual.gap_estimates = gaps.clamp(min=0.0)
             dual.oracle_calls += n
-        return Certificate(
-            primal=primal,
-            dual=value,
-            gap=primal - value,
-            exact=exact and not relaxed,
-            drift=drift,
-            oracle_calls=dual.oracle_calls,
-            passes=dual.passes,
-            seconds=clock() - start,
-            num_examples=n,
-            lam=dual.lam,
-            relaxed=relaxed,
-        )
+        return make_certificate(dual, primal, value, drift, start, exact=exact, relaxed=relaxed)
 
     @undisturbed()
     @torch.no_grad()
