@@ -163,7 +163,7 @@ class BCFW(StatefulOptimizer):
                     move = check_move(dual, proposals)
                     gamma = self._move_weights(move.value, move.gradients, move.largest, move.seen)
                     move.take(dual, gamma)
-                    dual.count(move.calls, move.hits, move.moved)
+                    dual.count(*move.counts())
                     dual.visits += len(proposals)
                 else:
                     self._take_together(self._exchange, proposals)
@@ -231,14 +231,8 @@ class BCFW(StatefulOptimizer):
         super().add_param_group(param_group)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **super().__getstate__(),
-            "dual": self.dual,
-            "line_search": self.line_search,
-            "_exchange": self._exchange,
-            "_bounds": self._bounds,
-            "_rate": self._rate,
-        }
+        own = ("dual", "line_search", "_exchange", "_bounds", "_rate")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def _own_schema(self) -> Schema:
         return {"dual": self.dual}

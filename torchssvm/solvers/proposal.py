@@ -232,21 +232,11 @@ class Move(NamedTuple):
     coefficients: list[Tensor]  # the moves of each batch's blocks at step 1, ``[B]``
     rows: list[Tensor]  # the rows of each batch whose blocks move
 
-    @property
-    def calls(self) -> int:
-        """Examples decoded."""
+    def counts(self) -> tuple[int, int, int]:
+        """Examples decoded, labelings taken from the cache, and blocks that move."""
         decoded = [(len(p.index), p.found.decoded) for p in self.proposals]
-        return sum(size if some is None else int(on_host(some).sum()) for size, some in decoded)
-
-    @property
-    def hits(self) -> int:
-        """Labelings taken from the cache."""
-        return sum(len(p.index) for p in self.proposals) - self.calls
-
-    @property
-    def moved(self) -> int:
-        """Blocks that move."""
-        return sum(len(rows) for rows in self.rows)
+        calls = sum(size if some is None else int(on_host(some).sum()) for size, some in decoded)
+        return calls, sum(size for size, _ in decoded) - calls, sum(map(len, self.rows))
 
     def figures(self, dual: DualState) -> Figures:
         """What other ranks need to know."""
@@ -255,7 +245,7 @@ class Move(NamedTuple):
             change += float((coefficient * proposal.loss_changes)[rows].sum())
             gaps[proposal.index[rows]] = proposal.block_gaps.clamp(min=0.0)[rows]
         loss, gap = float(dual.loss.sum()), float(gaps.sum())
-        return Figures(self.value, self.largest, loss, change, gap, self.calls, self.hits, self.moved)
+        return Figures(self.value, self.largest, loss, change, gap, *self.counts())
 
     def take(self, dual: DualState, step: float) -> None:
         """Move the blocks, and set their gaps."""

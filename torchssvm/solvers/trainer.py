@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -154,19 +155,11 @@ class Pacing:
         """Continue a run from its :meth:`state_dict` and its certificates so far."""
         if (asked := state.get("asked")) is not None:
             self._asked = asked
-            self._schedule.due(_Beginning(asked), -math.inf)
+            beginning: Any = SimpleNamespace(num_examples=1, gap_estimate=math.inf, passes=asked)
+            self._schedule.due(beginning, -math.inf)
         for certificate in certificates:
             self.after(certificate)
         self._hits = state.get("cache_hits", 0)
-
-
-class _Beginning:
-    """The progress of a run after its first steps."""
-
-    num_examples, gap_estimate = 1, math.inf
-
-    def __init__(self, passes: float) -> None:
-        self.passes = passes
 
 
 def run_until(
@@ -270,12 +263,10 @@ class DualTrainer:
         """Take steps until an exact pass proves that the gap is within ``tolerance``; as :meth:`Trainer.solve`.
 
         Args:
-            tolerance: The gap to reach, a number or ``Relative(0.01)``, a share of the primal.
+            tolerance, on_check, progress: As there.
             max_passes: The run stops after the step that reaches it; the certificate takes one more pass.
             schedule: When exact passes are made, asked after every step; None is that of the solver given
                 to :func:`torchssvm.make_trainer`, else ``WhenEstimated()``.
-            on_check: Called with the certificate of every exact pass.
-            progress: Whether one line on stderr follows the run.
 
         Raises:
             ValueError: An argument is out of range.

@@ -42,7 +42,6 @@ class BlockMemory:
         self.curvature = curvature
         self._used: Tensor | None = None  # of ``BlockArrays.rest_used``, while only compiled loops change blocks
         self._finished = 0  # labelings that were used later lack all but their labels
-        self._clock = 0  # the clock of mean parts, which nothing depends on
         if self.labelings is not None:
             if curvature:
                 self.labelings.keep_curvature()
@@ -62,13 +61,11 @@ class BlockMemory:
     @property
     def clock(self) -> int:
         """The time that is noted when a labeling is used."""
-        return self._clock if self.labelings is None else self.labelings.sets.clock
+        return 0 if self.labelings is None else self.labelings.sets.clock
 
     @clock.setter
     def clock(self, value: int) -> None:
-        if self.labelings is None:
-            self._clock = value
-        else:
+        if self.labelings is not None:  # nothing depends on that of mean parts
             self.labelings.sets.clock = value
 
     @property

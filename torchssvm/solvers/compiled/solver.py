@@ -25,12 +25,11 @@ from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import HeadAdapter, find_adapter
 from torchssvm.kinds.examples import make_scratch
 from torchssvm.solvers.certificate import Certificate, conclude
-from torchssvm.solvers.compiled.blend import Kept, blend, keep_blocks
 from torchssvm.solvers.compiled.draws import ALL, LEAST, Draws, left_of_cycle, phase
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
 from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.packing import largest_rows, long_features, pack
-from torchssvm.solvers.compiled.rounds import Rounds
+from torchssvm.solvers.compiled.rounds import Kept, Rounds, blend, keep_blocks
 from torchssvm.solvers.compiled.state import Options, Scalars
 from torchssvm.solvers.compiled.validate import validate_blocks, validate_problem, validate_weights
 from torchssvm.solvers.exact_pass import ExactPass

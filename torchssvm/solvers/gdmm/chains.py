@@ -18,9 +18,8 @@ from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import find_adapter
 from torchssvm.solvers.compiled.packing import pack
 from torchssvm.solvers.gdmm.blocks import AWAY, PROJECT
-from torchssvm.solvers.gdmm.chain_exact import BEST, columns_of, exact_hinges, sum_features
+from torchssvm.solvers.gdmm.chain_exact import BEST, columns_of, exact_hinges, round_chains, sum_features
 from torchssvm.solvers.gdmm.chain_pass import update_multipliers, visit_chains
-from torchssvm.solvers.gdmm.chain_rounding import round_chains
 from torchssvm.solvers.gdmm.chain_state import Options, make_duals, make_scratch, make_tokens, with_room
 from torchssvm.solvers.gdmm.pair_weights import as_list, make_pairs
 from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, digest_features, entry_like
@@ -115,7 +114,7 @@ class ChainProblem(Problem):
         return drift
 
     def rounded(self) -> Rounded:
-        """A feasible dual point near the iterate, as both points; see ``chain_rounding``."""
+        """A feasible dual point near the iterate, as both points; see ``round_chains``."""
         scale = self.dual.lam * self.dual.num_examples
         total = np.zeros(self.weights.shape)
         loss = sum_features(self.tokens, self.duals.variables, scale, total)

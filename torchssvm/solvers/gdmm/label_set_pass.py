@@ -17,8 +17,8 @@ from torchssvm.core.jit import njit
 from torchssvm.solvers.gdmm.blocks import AWAY, away_direction, exact_step, project
 from torchssvm.solvers.gdmm.chain_pass import add_row
 from torchssvm.solvers.gdmm.entry_heaps import add, change, find, room
-from torchssvm.solvers.gdmm.maximisation import interaction_fmo
 from torchssvm.solvers.gdmm.ragged import place_of
+from torchssvm.solvers.gdmm.walks import interaction_fmo
 
 _TINY = 1e-12
 

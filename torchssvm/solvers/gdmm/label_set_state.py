@@ -53,23 +53,17 @@ class Room(NamedTuple):
 
 def make_room(num_labels: int, excluded: int) -> Room:
     """Scratch arrays for examples with at most ``excluded`` factors."""
-    return Room(
-        scores=np.zeros(num_labels),
-        change=np.zeros(num_labels),
-        force=np.zeros(num_labels),
-        count=np.zeros(num_labels, np.int64),
-        likely=np.zeros(num_labels, np.int64),
-        labels=np.zeros(num_labels, np.int64),
-        offset=np.zeros(num_labels),
-        excluded=np.zeros(excluded, np.int64),
-        marked=np.zeros(num_labels, np.int64),
-        point=np.zeros(4),
-        mass=np.zeros(4),
-        new=np.zeros(4),
-        order=np.zeros(4, np.int64),
-        totals=np.zeros(3),
-        stamp=np.zeros(1, np.int64),
+    scores, change, force, offset = np.zeros((4, num_labels))
+    count, likely, labels, marked = np.zeros((4, num_labels), np.int64)
+    point, mass, new = np.zeros((3, 4))
+    skipped, order, totals, stamp = (
+        np.zeros(excluded, np.int64),
+        np.zeros(4, np.int64),
+        np.zeros(3),
+        np.zeros(1, np.int64),
     )
+    vectors = scores, change, force, count, likely, labels, offset, skipped, marked
+    return Room(*vectors, point, mass, new, order, totals, stamp)
 
 
 def as_tensors(held: Interactions) -> dict[str, Tensor]:

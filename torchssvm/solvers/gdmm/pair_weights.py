@@ -8,8 +8,8 @@ import numpy as np
 
 from torchssvm.core.jit import njit
 from torchssvm.solvers.gdmm.entry_heaps import add, change, find, room, value_of
-from torchssvm.solvers.gdmm.maximisation import indicator_fmo
 from torchssvm.solvers.gdmm.sorted_entries import SortedEntries, make_entries
+from torchssvm.solvers.gdmm.walks import indicator_fmo
 
 
 class PairWeights(NamedTuple):

@@ -24,8 +24,7 @@ from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import write
 from torchssvm.solvers.kernel.data import TrainingSet
 from torchssvm.solvers.kernel.directions import KernelBatch, KernelDirection, Move
-from torchssvm.solvers.kernel.functions import name_of
-from torchssvm.solvers.kernel.gram import GramRows
+from torchssvm.solvers.kernel.functions import GramRows, name_of
 from torchssvm.solvers.kernel.head import KernelHead
 from torchssvm.solvers.kernel.support import SupportLabelings
 from torchssvm.steps.box_qp import gram, solve_box_qp

@@ -25,8 +25,7 @@ from torchssvm.solvers.certificate import Certificate, dual_exceeds_primal, make
 from torchssvm.solvers.kernel.blocks import KernelBlocks, KernelDual, TokenParts
 from torchssvm.solvers.kernel.data import TrainingSet
 from torchssvm.solvers.kernel.directions import MOVES, KernelDirection
-from torchssvm.solvers.kernel.functions import name_of
-from torchssvm.solvers.kernel.gram import GramRows
+from torchssvm.solvers.kernel.functions import GramRows, name_of
 from torchssvm.solvers.kernel.head import KernelHead
 from torchssvm.solvers.kernel.support import SupportCounts, SupportLabelings
 from torchssvm.solvers.trainer import DualTrainer
