@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -387,7 +387,7 @@ def recompute_weights(
     dual.ranks.run_on_all(add_up)
     weights = [dual.ranks.sum(total) for total in weights]
     before = squared_norm(dual.unclipped)
-    change = _squared_distance(dual.unclipped, weights)
+    change = squared_norm(v.detach().to(torch.float64) - w for v, w in zip(dual.unclipped, weights, strict=True))
     with undisturbed():
         dual.set_weights(weights)
         dual.restarts += 1
@@ -397,7 +397,3 @@ def recompute_weights(
         dual.certified_gap = torch.inf
     dual.sum_over_ranks()
     return (change / before) ** 0.5 if before > 0.0 else change**0.5
-
-
-def _squared_distance(held: Sequence[Tensor], weights: Sequence[Tensor]) -> float:
-    return squared_norm(p.detach().to(torch.float64) - w for p, w in zip(held, weights, strict=True))

@@ -207,14 +207,11 @@ def _owner(head: Any, weights: list[Tensor]) -> tuple[nn.Module | None, list[str
             places = {_place(weight): name for name, weight in held.items()}
             if all(_place(weight) in places for weight in weights):
                 return module, [places[_place(weight)] for weight in weights]
-            if all(map(_equal, held.values(), weights)):
+            pairs = zip(held.values(), weights, strict=True)
+            if all(a.shape == b.shape and torch.equal(a, b.to(a.device)) for a, b in pairs):
                 return module, list(held)
     return None, []
 
 
 def _place(weight: Tensor) -> tuple[int, torch.Size]:
     return weight.data_ptr(), weight.shape  # weights without numbers are all in one place
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a, b.to(a.device))

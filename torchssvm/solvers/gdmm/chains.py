@@ -62,22 +62,16 @@ class ChainProblem(Problem):
         scratch = make_scratch(self.duals, self.num_states)
         scale = self.dual.lam * self.dual.num_examples
         options = Options(scale, rho, AWAY if rule.away else PROJECT, rule.greedy)
-        done = 0
-        before = self._visited()
+        done, entries = 0, self.pairs.entries
+        before = int(entries.counters[2])
         while done < len(order):
             done = visit_chains(order, done, self.tokens, self.weights, self.pairs, self.duals, options, scratch)
             if done < len(order):
-                self._make_room(2 * self._longest * (blocks if rule.greedy else 1))
-        scratch.totals[1] += self._visited() - before
+                needed = blocks * (blocks if rule.greedy else 1)
+                entries = grown(entries, max(2 * len(entries.value), int(entries.counters[0]) + needed))
+                self.pairs = self.pairs._replace(entries=entries)
+        scratch.totals[1] += int(entries.counters[2]) - before
         return scratch.totals
-
-    def _visited(self) -> int:
-        return int(self.pairs.entries.counters[2])
-
-    def _make_room(self, needed: int) -> None:
-        entries = self.pairs.entries
-        wanted = max(2 * len(entries.value), int(entries.counters[0]) + needed)
-        self.pairs = self.pairs._replace(entries=grown(entries, wanted))
 
     def update_multipliers(self, step: float) -> np.ndarray:
         """Move multipliers; see :class:`Problem`."""

@@ -129,13 +129,10 @@ class LabelSetProblem(Problem):
             own = self.sets, self.weights, self.pairs, self.entries, self.q, self.factors
             done = visit_label_sets(order, done, *own, options, self.ordered, explore, scratch)
             if done < len(order):
-                self._make_room(largest)
+                wanted = max(2 * len(self.entries.value), int(self.entries.counters[0]) + largest)
+                self.entries = grown(self.entries, wanted)
         scratch.totals[1] += int(self.entries.counters[2]) - before
         return scratch.totals
-
-    def _make_room(self, needed: int) -> None:
-        entries = self.entries
-        self.entries = grown(entries, max(2 * len(entries.value), int(entries.counters[0]) + needed))
 
     def update_multipliers(self, step: float) -> np.ndarray:
         """Move multipliers; see :class:`Problem`.
@@ -177,14 +174,10 @@ class LabelSetProblem(Problem):
         drift = np.square(total - self.weights).sum() + np.square(pairs - self.pairs.value).sum() / 2
         self.weights[:], self.pairs.value[:] = total, pairs
         sum_gains(self.pairs)
-        if self.ordered:
-            self._renew_entries()
-        return float(drift) ** 0.5
-
-    def _renew_entries(self) -> None:
-        for number in range(int(self.entries.counters[0])):
+        for number in range(int(self.entries.counters[0])):  # of sorted pairs
             a, b = self.entries.row[number], self.entries.col[number]
             change(self.entries, number, self.pairs.value[a, b])
+        return float(drift) ** 0.5
 
     def rounded(self) -> Rounded:
         """Two points with the current labels: a mean of label sets, and the nearest consistent pairs."""

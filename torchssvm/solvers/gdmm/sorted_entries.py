@@ -145,7 +145,8 @@ def _filled(
     bits = max(2 * capacity - 1, 1).bit_length()
     # Capacities of lists are powers of two. So a list of s entries takes at most 4 s of the pool, its abandoned places
     # included, and the pool has room for every list as long as there is room for entries.
-    list_capacity = np.where(size > 0, np.maximum(_power_of_two(size), SMALLEST_LIST), 0).astype(np.int32)
+    powers = 1 << np.ceil(np.log2(np.maximum(size, 1))).astype(np.int64)
+    list_capacity = np.where(size > 0, np.maximum(powers, SMALLEST_LIST), 0).astype(np.int32)
     list_capacity[0] = capacity
     start = np.cumsum(list_capacity, dtype=np.int64) - list_capacity
     within = np.arange(len(heaps)) - np.repeat(np.cumsum(size, dtype=np.int64) - size, size)
@@ -189,8 +190,3 @@ def _contents(entries: SortedEntries) -> dict[str, Any]:
         "heaps": entries.pool[np.arange(entries.size.sum()) + np.repeat(entries.start - before, entries.size)],
         "size": entries.size,
     }
-
-
-def _power_of_two(numbers: np.ndarray) -> np.ndarray:
-    """The least power of two that is not smaller, for numbers below 2^31."""
-    return 1 << np.ceil(np.log2(np.maximum(numbers, 1))).astype(np.int64)
