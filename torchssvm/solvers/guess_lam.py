@@ -131,13 +131,10 @@ def warn_if_zero(
     if guess is None or certificate.lam <= FAR_ABOVE * guess:
         return
     zeros = {name: torch.zeros_like(parameter) for name, parameter in head.named_parameters()}
-
-    def without_weights(*inputs: Any) -> Any:
-        return functional_call(head, zeros, inputs)
-
     batches, lam = pass_over(dataset), certificate.lam
     try:
-        nothing = primal(without_weights, dual.structure, batches, lam, parameters=zeros.values()).value
+        structure, weights = dual.structure, zeros.values()
+        nothing = primal(lambda *x: functional_call(head, zeros, x), structure, batches, lam, parameters=weights).value
     except Exception:
         return
     if certificate.primal >= (1.0 - LITTLE) * nothing > 0.0:

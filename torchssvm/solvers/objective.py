@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -107,9 +108,7 @@ def primal(
     found = bounds = 0.0
     count, exact = 0, True
 
-    def check(index: Tensor, potentials: Potentials) -> Tensor:
-        return _check_batch(index, potentials, weights[0], num_examples)
-
+    check = partial(_check_batch, weight=weights[0], num_examples=num_examples)
     call = in_full_precision(head, weights)
     with Rounding(head, structure, weights, lam, num_examples) as fine:
         for batch, potentials, index in every_example(

@@ -54,24 +54,21 @@ class Draws(ByRank):
 
     def next(self, visits: int) -> tuple[Tensor, Tensor]:
         """Up to ``visits`` examples, or as many random points to draw examples by gap: one of the two is empty."""
-        none, n = torch.zeros(0, dtype=torch.int64), len(self.dual.own)
-        if len(self._waiting):
-            return self._waiting[:visits], none.double()
-        if isinstance(self.order, Uniform):
-            self._waiting = torch.randint(n, (visits,), generator=self.generator)
-            return self._waiting, none.double()
-        unknown = torch.isinf(self.dual.gap_estimates)
-        if isinstance(self.order, Permutation):
-            unknown.fill_(True)
-        if bool(unknown.any()):
-            order = unknown.nonzero().flatten()
-            self._waiting = order[torch.randperm(len(order), generator=self.generator)]
-            self._gap = math.inf
-            return self._waiting[:visits], none.double()
-        if self.sweeps:
-            self._waiting = self._sweep()
-            return self._waiting[:visits], none.double()
-        return none, torch.rand(visits, dtype=torch.float64, generator=self.generator)
+        if not len(self._waiting):
+            unknown = torch.isinf(self.dual.gap_estimates)
+            if isinstance(self.order, Permutation):
+                unknown.fill_(True)
+            if isinstance(self.order, Uniform):
+                self._waiting = torch.randint(len(self.dual.own), (visits,), generator=self.generator)
+            elif bool(unknown.any()):
+                order = unknown.nonzero().flatten()
+                self._waiting = order[torch.randperm(len(order), generator=self.generator)]
+                self._gap = math.inf
+            elif self.sweeps:
+                self._waiting = self._sweep()
+            else:
+                return self._waiting, torch.rand(visits, dtype=torch.float64, generator=self.generator)
+        return self._waiting[:visits], torch.zeros(0, dtype=torch.float64)
 
     @property
     def cut(self) -> float:

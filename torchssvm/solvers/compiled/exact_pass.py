@@ -26,11 +26,7 @@ _SHARE = 0.5  # of the largest rounding of each term of a sum: the roundings hav
 
 
 class HingeRounding:
-    """The typical rounding of a hinge, from a sample of tokens that is chosen once: the largest, and some others.
-
-    Args:
-        examples: The training set.
-    """
+    """The typical rounding of a hinge, from a sample of tokens that is chosen once: the largest, and some others."""
 
     def __init__(self, examples: Examples) -> None:
         kind, lengths = examples.kind, np.diff(examples.start)

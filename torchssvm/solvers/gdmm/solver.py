@@ -24,7 +24,7 @@ from torchssvm.dual.checks import check_visits
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Storage
-from torchssvm.solvers.certificate import dual_exceeds_primal
+from torchssvm.solvers.certificate import dual_exceeds_primal, write
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate, PassReport
 from torchssvm.solvers.gdmm.chains import ChainProblem
 from torchssvm.solvers.gdmm.label_sets import LabelSetProblem
@@ -398,9 +398,7 @@ class GDMM(StatefulOptimizer):
 
     def _publish(self) -> None:
         """Write the weights to the head."""
-        with torch.no_grad():
-            for parameter, weights in zip(self.head.parameters(), self.problem.held(), strict=True):
-                parameter.copy_(weights)
+        write(self.problem.held(), self.head.parameters())
         self._versions = [p._version for p in self.head.parameters()]
 
     def _as_written(self) -> bool:
