@@ -98,17 +98,14 @@ class Progress(Protocol):
     @property
     def num_examples(self) -> int:
         """n, the size of the training set."""
-        ...
 
     @property
     def passes(self) -> float:
         """Effective passes since the start."""
-        ...
 
     @property
     def gap_estimate(self) -> float:
         """An unproved estimate of the gap; infinite where nothing is known."""
-        ...
 
 
 class Schedule(Protocol):
@@ -121,11 +118,9 @@ class Schedule(Protocol):
             progress: The state after the step: the dual, where the trainer has one, with its ``oracle_calls``.
             tolerance: The gap that the run should reach.
         """
-        ...
 
     def after(self, certificate: Certificate) -> None:
         """Called after every exact pass."""
-        ...
 
 
 class EveryPasses:

@@ -53,11 +53,9 @@ class Trainer(Protocol):
 
     def step(self) -> Any:
         """Take one step of the trainer's own choice; the result describes the step."""
-        ...
 
     def certify(self) -> Certificate:
         """The certificate of the weights that the head holds; the weights move at most by their drift from the dual."""
-        ...
 
     def solve(
         self,
@@ -81,15 +79,12 @@ class Trainer(Protocol):
         Raises:
             ValueError: An argument is out of range.
         """
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the training set that later steps depend on, in tensors, numbers and strings."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
         """Continue bit for bit from a state; if the state does not fit, nothing changes."""
-        ...
 
 
 class Pacing:
@@ -242,14 +237,8 @@ class DualTrainer:
     """An exact pass is due after so many epochs of visits without an oracle call."""
     early = False
     """Whether the first exact pass is due by the estimated objective, where few passes are needed."""
-
-    def step(self) -> Any:
-        """Take one step; counts its visits in the dual."""
-        raise NotImplementedError
-
-    def certify(self) -> Certificate:
-        """An exact pass."""
-        raise NotImplementedError
+    step: Callable[..., Any]
+    certify: Callable[..., Certificate]
 
     def solve(
         self,

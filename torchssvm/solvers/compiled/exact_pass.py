@@ -85,6 +85,13 @@ _ARRAYS = Model._fields[:5]
 _EVERY = 64  # examples whose weights are summed in the dtype of the weights
 
 
+class _PerThread(threading.local):
+    """Scratch; copies make their own."""
+
+    def __reduce__(self) -> Any:
+        return _PerThread, ()
+
+
 class ExactPasses:
     """Decodes all examples of a packed training set, with digests ``targets``, ``[n]`` int64.
 
@@ -98,15 +105,7 @@ class ExactPasses:
         self._work = np.diff(examples.start)
         self._rounding: HingeRounding | None = None
         self._make_scratch, self._whole = make_scratch, whole
-        self._local = threading.local()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies make their own scratch."""
-        return {name: value for name, value in vars(self).items() if name != "_local"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._local = threading.local()
+        self._local = _PerThread()
 
     def __call__(
         self, model: Model, blocks: BlockArrays, dual: DualState, options: Options, memory: BlockMemory

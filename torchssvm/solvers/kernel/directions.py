@@ -56,7 +56,6 @@ class KernelDirection(Protocol):
 
     def __call__(self, blocks: KernelBatch) -> Move:
         """The directions, given what the max oracle found."""
-        ...
 
 
 def _frank_wolfe(blocks: KernelBatch) -> Move:
