@@ -111,10 +111,8 @@ def every_training_example(
 
 
 def of_dual(head: Callable[..., Any], dual: DualState) -> Callable[..., Any]:
-    """``head``, with the dual's parameters put in place of equal copies if it is a module.
-
-    Raises:
-        ValueError: ``head`` is a module with other weights.
+    """``head``, with the dual's parameters put in place of equal copies if it is a module; ValueError for
+    other weights.
     """
     if not isinstance(head, nn.Module):
         return head

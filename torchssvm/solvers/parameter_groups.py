@@ -19,11 +19,7 @@ NamedBounds = Mapping[str, tuple[Bound | None, Bound | None]]
 
 
 def check_bounds(head: nn.Module, bounds: NamedBounds | None) -> NamedBounds:
-    """``bounds``, or none for None.
-
-    Raises:
-        ValueError: An entry is not a pair, or names no parameter of the head.
-    """
+    """``bounds``, or none for None; ValueError for an entry that is no pair, or names no parameter of the head."""
     named = dict(head.named_parameters())
     for name, pair in (bounds or {}).items():
         if name not in named:

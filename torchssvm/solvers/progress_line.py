@@ -138,11 +138,7 @@ class ProgressLine:
 
 @contextmanager
 def shown(progress: bool | ProgressLine) -> Iterator[ProgressLine | None]:
-    """The line of a run: a new one for True, which is closed at the end; None for False; or that of the caller.
-
-    Raises:
-        TypeError: ``progress`` is of another kind.
-    """
+    """The line of a run: a new one for True, which is closed at the end; None for False; or that of the caller."""
     if isinstance(progress, ProgressLine):
         yield progress
         return

@@ -77,15 +77,11 @@ class GradientProducts(NamedTuple):
 
 
 def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[Tensor]) -> GradientProducts:
-    """Check that the gradients are those of the proposals, mainly by Euler's identity.
+    """Raise an error unless the gradients are those of the proposals, finite, and the weights as after the last step.
 
-    A linear head has ``<w, d> = sum_i gamma_i <Delta_i, theta_i>/n``. If per-example gradients are known or some weight
-    is zero, the gradient itself is compared. Of sparse gradients, which are coalesced, only the stored rows are read.
-
-    Raises:
-        TypeError: The weights have another dtype than when the dual was made.
-        RuntimeError: The gradients are not those of the proposals or not finite, or the weights have changed since the
-            last step.
+    A linear head has ``<w, d> = sum_i gamma_i <Delta_i, theta_i>/n`` (Euler's identity). If per-example gradients are
+    known or some weight is zero, the gradient itself is compared. Of sparse gradients, which are coalesced, only the
+    stored rows are read.
     """
     for proposal in proposals:
         if proposal.version != dual.version:
@@ -256,10 +252,8 @@ class Move(NamedTuple):
 def check_move(dual: DualState, proposals: list[Proposal]) -> Move:
     """The move that the batches propose together, once the gradient is known to be theirs; changes nothing.
 
-    Raises:
-        TypeError: See :func:`check_gradient`.
-        RuntimeError: See there; or the batches come from losses with different ``block_steps``.
-        ValueError: The storage cannot move the batches together.
+    Raises what :func:`check_gradient` does, RuntimeError for batches from losses with different ``block_steps``, and
+    ValueError where the storage cannot move the batches together.
     """
     if len(rules := {repr(proposal.block_steps) for proposal in proposals}) > 1:
         raise RuntimeError(

@@ -74,11 +74,8 @@ def expected(tolerance: Tolerance, last: Certificate | None) -> float:
 
 
 def check_tolerance(tolerance: Any, name: str = "tolerance", *, above: float = -math.inf) -> Tolerance:
-    """``tolerance``, if it is a number of at least 0, or ``above`` a bound, or a :class:`Relative`.
-
-    Raises:
-        ValueError: It is out of range or not finite.
-        TypeError: It is neither.
+    """``tolerance``, if it is a finite number of at least 0, or ``above`` a bound, or a :class:`Relative`;
+    else an error.
     """
     if isinstance(tolerance, Relative):
         return tolerance
@@ -186,10 +183,8 @@ class WhenEstimated(EveryPasses):
 
 
 def counting_from(progress: Progress, schedule: Schedule) -> Schedule:
-    """A copy of the schedule that counts passes from now on, not from the first step on.
-
-    Raises:
-        TypeError: ``schedule`` is not a Schedule.
+    """A copy of the schedule that counts passes from now on, not from the first step on; TypeError for
+    another object.
     """
     check_object(schedule, "schedule", "due", "EveryPasses()")
     schedule = copy.deepcopy(schedule)

@@ -117,10 +117,8 @@ class BlockMemory:
         self._used, self._finished = None, self.clock
 
     def make_rest(self) -> None:
-        """Give every example its rows in the rest, zero where it had none.
-
-        Raises:
-            MemoryError: The rows would not fit in the dual's ``memory_limit``.
+        """Give every example its rows in the rest, zero where it had none; MemoryError beyond the dual's
+        ``memory_limit``.
         """
         advice = (
             "a larger capacity of Labelings() avoids it"

@@ -40,11 +40,8 @@ class Piece(NamedTuple):
 def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tuple[Examples, Tensor, Tensor]:
     """Every example that this process holds, in order, as NumPy arrays; the head and the structure check them.
 
-    Returns:
-        The examples, the digests of their targets, ``[m]`` int64, and their lengths, ``[m]`` int64.
-
-    Raises:
-        ValueError: An example is missing or duplicated, or a batch is not valid.
+    Also returns digests of their targets and their lengths, ``[m]`` int64 both. Raises ValueError if one is missing or
+    duplicated, or a batch is not valid.
     """
     n, dtype = len(dual.own), dual.parameters[0].dtype
     sizes, lengths, lines, targets = torch.zeros(4, n, dtype=torch.int64)

@@ -67,11 +67,8 @@ class Sequential(BlockSteps):
         lam: float,
         n: int,
     ) -> Visited:
-        """See :meth:`BlockSteps.visit`.
-
-        Raises:
-            ValueError: The potentials do not record their head and features.
-            TypeError: The head has no compiled loop, or the dual has another structure than the head.
+        """See :meth:`BlockSteps.visit`; ValueError or TypeError where the potentials do not record a head
+        that it can visit.
         """
         if potentials.called_with is None:
             raise ValueError(

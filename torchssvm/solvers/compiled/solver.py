@@ -490,11 +490,7 @@ def usual_visits(num_examples: int, whole: int = 1000) -> int:
 
 
 def check_compiled(direction: Any, oracle: Any) -> None:
-    """Check that these rules have a compiled form.
-
-    Raises:
-        TypeError: A rule has none.
-    """
+    """Raise TypeError unless these rules have a compiled form."""
     if isinstance(direction, type) or isinstance(oracle, type):
         raise TypeError(f"direction={direction} and oracle={oracle} must be objects such as Pairwise() and MaxOracle()")
     if type(direction) not in DIRECTIONS:

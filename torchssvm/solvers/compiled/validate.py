@@ -35,15 +35,11 @@ def validate_problem(adapter: HeadAdapter, dual: DualState) -> None:
 def validate_weights(
     adapter: HeadAdapter, dual: DualState, layout: list[tuple[torch.Size, torch.dtype]], *, begun: bool = True
 ) -> None:
-    """Check that the head's parameters are those of the dual, unchanged since the last step.
+    """Raise an error unless the head's parameters are those of the dual, unchanged since the last step and without
+    bounds.
 
     ``layout`` has their shapes and dtypes when the loop was made; ``begun`` says that those of a new dual are zero
     already.
-
-    Raises:
-        ValueError: The parameters are not those of the dual, or have other shapes.
-        TypeError: The weights have bounds.
-        RuntimeError: The weights were changed since the last step.
     """
     head = adapter.head
     if [id(p) for p in head.parameters()] != [id(p) for p in dual.parameters]:
@@ -70,11 +66,9 @@ def validate_weights(
 
 
 def validate_blocks(adapter: HeadAdapter, dual: DualState, lengths: Tensor, targets: Tensor) -> None:
-    """Check that every block belongs to its example, of ``lengths`` and digests ``targets``, ``[n]`` int64 both.
+    """Raise RuntimeError for a block of another target, and ValueError for one of another length or of unknown labels.
 
-    Raises:
-        RuntimeError: A block was trained on another target.
-        ValueError: A block is of another length, or of labels that the head does not have.
+    ``lengths`` of the examples and digests ``targets`` are ``[n]`` int64.
     """
     storage = dual.storage
     if isinstance(storage, Labelings):

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchssvm.core.jit import njit
-from torchssvm.solvers.gdmm.chain_pass import fill_scores
-from torchssvm.solvers.gdmm.chain_state import Duals
+from torchssvm.solvers.gdmm.chain_pass import Duals, fill_scores
 from torchssvm.solvers.gdmm.ragged import Ragged, offsets
 from torchssvm.structures.maxplus import first_of_largest
 

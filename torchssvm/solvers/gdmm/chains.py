@@ -19,8 +19,15 @@ from torchssvm.kinds.adapter import find_adapter
 from torchssvm.solvers.compiled.packing import pack
 from torchssvm.solvers.gdmm.blocks import AWAY, PROJECT
 from torchssvm.solvers.gdmm.chain_exact import BEST, columns_of, exact_hinges, round_chains, sum_features
-from torchssvm.solvers.gdmm.chain_pass import update_multipliers, visit_chains
-from torchssvm.solvers.gdmm.chain_state import Options, make_duals, make_scratch, make_tokens, with_room
+from torchssvm.solvers.gdmm.chain_pass import (
+    Options,
+    make_duals,
+    make_scratch,
+    make_tokens,
+    update_multipliers,
+    visit_chains,
+    with_room,
+)
 from torchssvm.solvers.gdmm.pair_weights import as_list, make_pairs
 from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, digest_features, entry_like
 from torchssvm.solvers.gdmm.ragged import as_tensors, check_lists, check_masses, from_tensors, repacked

@@ -19,17 +19,17 @@ from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.gdmm.blocks import AWAY, PROJECT
-from torchssvm.solvers.gdmm.chain_state import Options
+from torchssvm.solvers.gdmm.chain_pass import Options
 from torchssvm.solvers.gdmm.entry_heaps import change
 from torchssvm.solvers.gdmm.label_set_means import choose_means
-from torchssvm.solvers.gdmm.label_set_pass import visit_label_sets
-from torchssvm.solvers.gdmm.label_set_state import (
+from torchssvm.solvers.gdmm.label_set_pass import (
     LabelSets,
     PairTable,
     as_tensors,
     check_factors,
     from_tensors,
     make_room,
+    visit_label_sets,
 )
 from torchssvm.solvers.gdmm.label_set_sums import (
     score_sets,

@@ -112,10 +112,8 @@ class Problem(Stateful):
         """
 
     def examples(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Potentials]]:
-        """Index and potentials of batches that hold every example once, with the targets of the duals.
-
-        Raises:
-            ValueError: An example is missing or duplicated, or targets have changed.
+        """Index and potentials of batches that hold every example once, with the targets of the duals, or
+        ValueError.
         """
         device = next(self.head.parameters()).device
         check, n = partial(check_batch, self.dual), self.dual.num_examples
@@ -132,10 +130,8 @@ class Problem(Stateful):
 
         Writes the dual's weights to the head, after everything that may fail. The weights are summed from the features
         of ``batches``, and a new ``storage`` gets the blocks; warns if the dual is below ``certified``, the best one.
-
-        Raises:
-            ValueError: The batches do not fit, or have features that are not finite.
-            MemoryError: The blocks would not fit.
+        Raises ValueError for batches that do not fit, or whose features are not finite, and MemoryError for blocks that
+        do not.
         """
         dual = DualState.for_head(self.head, self.dual.num_examples, self.dual.lam, storage=storage)
         weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
@@ -175,12 +171,7 @@ class Problem(Stateful):
 
 
 def with_fixed_features(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches, checked to have fixed features.
-
-    Raises:
-        TypeError: ``batches`` is a single Batch, or does not yield batches.
-        ValueError: Features require a gradient.
-    """
+    """The batches; TypeError for other things than batches, ValueError for features that require a gradient."""
     if isinstance(batches, Batch):
         raise TypeError("batches is a single Batch: give a list of them, [batch], or a DataLoader")
     try:

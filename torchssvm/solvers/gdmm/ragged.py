@@ -121,12 +121,7 @@ def from_tensors(state: dict[str, Tensor], kind: Any = Ragged, extra: np.ndarray
 def check_lists(state: Any, where: str, *, lists: int, num_keys: int, numbers: Schema | None = None) -> None:
     """Raise ValueError unless these are ``lists`` of :func:`as_tensors`, with keys below ``num_keys``.
 
-    Args:
-        state: The lists.
-        where: Name of the state in messages.
-        lists: The required number of lists.
-        num_keys: Keys are 0 to ``num_keys - 1``.
-        numbers: What keys have; None is that of a :class:`Ragged`.
+    ``numbers`` are what keys have; None is that of a :class:`Ragged`. Messages call the state ``where``.
     """
     schema = {
         "size": Entry(torch.int64, (lists,), low=0),

@@ -55,12 +55,9 @@ def make_entries(rows: int, cols: int, *, symmetric: bool = False, capacity: int
 
 
 def grown(entries: SortedEntries, entries_wanted: int) -> SortedEntries:
-    """A copy with the same order of all heaps, and with room for ``entries_wanted`` entries in all.
+    """A copy with the same order of all heaps, and with room for ``entries_wanted`` entries in all, or ValueError.
 
     Frees the unused parts of the pool. Shares no memory with ``entries``.
-
-    Raises:
-        ValueError: More are touched than wanted, or more are wanted than can be numbered.
     """
     return _filled(**{**_contents(entries), "capacity": entries_wanted})
 

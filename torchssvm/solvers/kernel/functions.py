@@ -88,12 +88,7 @@ class RBF:
 
 
 def evaluate(kernel: Kernel, a: Tensor, b: Tensor) -> Tensor:
-    """``kernel(a, b)``, checked.
-
-    Raises:
-        TypeError: The result is not a tensor of the features' dtype.
-        ValueError: The result is not of shape ``[M, N]``, or not finite.
-    """
+    """``kernel(a, b)``; TypeError or ValueError unless it is ``[M, N]``, of the features' dtype and finite."""
     with full_precision(a.device):
         values: Any = kernel(a, b)
     if not isinstance(values, Tensor) or values.dtype != a.dtype:
@@ -112,11 +107,8 @@ def evaluate(kernel: Kernel, a: Tensor, b: Tensor) -> Tensor:
 
 
 def check_kernel(kernel: Kernel, tokens: Tensor, sample: int = 64) -> None:
-    """Check shape, symmetry and positive semidefiniteness of the kernel on a sample of ``tokens`` ``[N, F]``.
-
-    Raises:
-        TypeError: The result is not a tensor of the features' dtype.
-        ValueError: The function is not a kernel on this sample.
+    """Raise ValueError unless the kernel is symmetric and positive semidefinite on a sample of ``tokens``
+    ``[N, F]``.
     """
     step = max(1, len(tokens) // sample)
     chosen = tokens[::step][:sample]
@@ -170,10 +162,8 @@ class GramRows:
         return self._held
 
     def rows(self, index: Tensor) -> Tensor:
-        """The rows of the examples' tokens, example after example: ``[U, N]``.
-
-        Raises:
-            MemoryError: The rows would not fit in ``memory_limit``.
+        """The rows of the examples' tokens, example after example: ``[U, N]``; MemoryError if they do not fit
+        in ``memory_limit``.
         """
         examples = index.tolist()
         count = sum(self.counts[i] for i in examples)
