@@ -85,10 +85,8 @@ def go_on(head: nn.Module, dual: DualState, start: Start, dataset: Any, potentia
     times the old ``lam n`` over the new one, where no example has gone and there are no more features; else one pass
     without decoding makes them. ``potentials`` are those of some examples.
 
-    Raises:
-        RuntimeError: An example has another target than its block was trained on. Or its features have changed, and the
-            storage keeps weights.
-        ValueError: An example has another length than its block.
+    Raises RuntimeError for an example whose target is another, or whose features are where the storage keeps weights,
+    and ValueError for one of another length.
     """
     old, kept = start.dual, start.kept
     if not old.steps:

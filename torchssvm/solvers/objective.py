@@ -145,13 +145,10 @@ def every_example(
     """Yield each batch with its potentials and checked index; raise ValueError unless every example comes once.
 
     Args:
-        head: ``(x)`` or ``(x, lengths)`` -> potentials, on ``device``.
-        batches: Every example exactly once.
-        device: The device of the head.
-        check: ``(index, potentials)`` -> the numbers of the examples among those of this pass, on the device; raises
-            if the index is not valid.
+        head: ``(x)`` or ``(x, lengths)`` -> potentials, differentiable with ``grad``.
+        batches: Every example exactly once; moved to ``device``.
+        check: ``(index, potentials)`` -> the numbers of the examples among those of this pass, or an error.
         num_examples: Examples of this pass; None is the largest number plus 1.
-        grad: Whether the potentials are differentiable.
         first: The index of the example with the number 0.
     """
     seen = torch.zeros(num_examples or 0, dtype=torch.bool)

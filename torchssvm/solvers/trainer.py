@@ -90,13 +90,9 @@ class Trainer(Protocol):
 class Pacing:
     """Says when a run makes its exact passes; every run has one of its own.
 
-    Args:
-        counters: The progress of the run: the dual, where the trainer has one.
-        tolerance: The gap to reach.
-        max_passes: Most effective passes.
-        schedule: When exact passes are made; a copy is used. None is ``WhenEstimated()``; TypeError for another object.
-        idle_epochs: An exact pass is due after so many epochs of visits that the cache answered.
-        value: The dual objective now, of which a share is taken before the first exact pass; None waits for that pass.
+    ``counters`` is the dual, where the trainer has one; a copy of ``schedule`` is used, None is ``WhenEstimated()``. An
+    exact pass is due, too, after ``idle_epochs`` of visits that the cache answered. Of ``value``, the dual objective
+    now, a share is taken before the first exact pass; None waits for that pass.
     """
 
     def __init__(
@@ -181,11 +177,9 @@ def run_until(
         counters: The progress of the steps.
         certify: Makes an exact pass.
         on_check: Called with every certificate.
-        reached: Whether a certificate ends the run; None ends it if the gap is within the tolerance, or if no example
-            has a gap.
+        reached: Whether a certificate ends the run; None: the gap is within the tolerance, or no example has a gap.
         progress: Whether a line on stderr follows the run, or the line of a caller's own run.
-        value: The dual objective now: for that line, which else shows that of the last certificate, and so that a share
-            of the primal may be reached without a step.
+        value: The dual objective now, for that line, and so that a share of the primal may be reached without a step.
         early: Whether the first exact pass, too, is due by a share of ``value``.
     """
     check_limits(tolerance, max_passes)

@@ -19,17 +19,10 @@ from torchssvm.solvers.compiled.state import BlockArrays, without_slots
 
 
 class BlockMemory:
-    """Views of the storage, and its growth.
+    """Views of the storage, and its growth; MemoryError where the blocks would not fit in the dual's ``memory_limit``.
 
-    Args:
-        adapter: The head.
-        dual: Its dual state.
-        lengths: ``[n]`` int64, the lengths of the examples.
-        labels: The largest number of labels of an example.
-        curvature: Whether inner products of labelings are kept.
-
-    Raises:
-        MemoryError: The blocks would not fit in the dual's ``memory_limit``.
+    ``lengths`` ``[n]`` int64 are those of the examples, ``labels`` is the largest number of labels of one, and
+    ``curvature`` says whether inner products of labelings are kept.
     """
 
     def __init__(self, adapter: HeadAdapter, dual: DualState, lengths: Tensor, labels: int, *, curvature: bool) -> None:

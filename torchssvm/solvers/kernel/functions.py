@@ -134,16 +134,11 @@ def name_of(kernel: Any) -> str:
 
 
 class GramRows:
-    """``K(x_t, x_u)`` for the tokens t of some examples and all N training tokens u.
+    """``K(x_t, x_u)`` for the tokens t of some examples and all N training tokens u, ``[N, F]``, example after example.
 
     The rows of an example are always computed together, and apart from other examples. So cached and recomputed rows
-    have the same bits, and a resumed run continues bit for bit.
-
-    Args:
-        kernel: The kernel function; TypeError or ValueError if it is none on a sample of the tokens.
-        tokens: ``[N, F]``, float32 or float64, example after example.
-        counts: ``[n]`` int64, tokens of each example, each at least 1.
-        memory_limit: Bytes for the rows, the current batch included; None is half of the available memory.
+    have the same bits, and a resumed run continues bit for bit. ``counts`` ``[n]`` int64 are the tokens of each
+    example; ``memory_limit`` is in bytes, the current batch included, and None half of the available memory.
     """
 
     def __init__(self, kernel: Kernel, tokens: Tensor, counts: Tensor, memory_limit: int | None = None) -> None:

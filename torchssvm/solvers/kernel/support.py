@@ -38,15 +38,10 @@ class SupportCounts:
 class SupportLabelings(Stateful):
     """Labelings y with ``alpha_i(y) > 0``, at most ``capacity`` of each example, and their task losses.
 
-    Slot 0 is the target, which has all mass at the start. Once an example has ``capacity`` labelings, a new one
-    replaces the labeling of smallest mass, whose mass is added to the *merged* mass. Merged mass is known by its mean
-    parts only (the block minus its listed labelings), and is one more atom that mass can move away from.
-
-    Args:
-        target: ``[n]`` or ``[n, N]`` int64, the targets, padded with -1.
-        num_states: K; labels are 0 to K - 1.
-        capacity: Most labelings of an example, the target included; at least 2.
-        memory_limit: Bytes for the labelings, or MemoryError; None is the device's available memory.
+    Slot 0 is the target, ``[n]`` or ``[n, N]`` int64, padded with -1, which has all mass at the start. Once an example
+    has ``capacity`` labelings, a new one replaces the labeling of smallest mass, whose mass is added to the *merged*
+    mass. Merged mass is known by its mean parts only (the block minus its listed labelings), and is one more atom that
+    mass can move away from. Labels are 0 to ``num_states - 1``.
     """
 
     state_name = "support"
