@@ -32,7 +32,7 @@ from torchssvm.datasets.padded import PaddedDataset  # noqa: E402
 from torchssvm.lightning import DualityGap, StructuredSVM, compiled_epochs  # noqa: E402
 from torchssvm.lightning.compiled_epochs import EpochPart  # noqa: E402
 from torchssvm.solvers import choice  # noqa: E402
-from torchssvm.solvers.compiled.proposal import ProposedVisits  # noqa: E402
+from torchssvm.solvers.compiled.solver import ProposedVisits  # noqa: E402
 from torchssvm.steps import CommonStep, ShortStep  # noqa: E402
 
 

@@ -16,9 +16,8 @@ from torchssvm.lightning.loaders import exact_pass_loader
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_trainer
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.gdmm.kinds import check_kind
 from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, Penalty, SortedOracle
-from torchssvm.solvers.gdmm.solver import GDMM
+from torchssvm.solvers.gdmm.solver import GDMM, check_kind
 
 
 class FactorwiseSVM(Predicting):

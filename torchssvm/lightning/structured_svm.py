@@ -41,8 +41,7 @@ from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, recompute_weights
 from torchssvm.solvers.choice import compiled_form
-from torchssvm.solvers.compiled.proposal import ProposedVisits
-from torchssvm.solvers.compiled.solver import CompiledBCFW
+from torchssvm.solvers.compiled.solver import CompiledBCFW, ProposedVisits
 from torchssvm.solvers.parameter_groups import check_bounds, groups
 from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.trainer import IDLE_EPOCHS, Pacing

@@ -100,7 +100,7 @@ class BCFW(StatefulOptimizer):
         if overwritten:
             warn(
                 "the head's weights were not zero, and BCFW starts from those of its dual: they are now "
-                + ("zero" if not dual.box.has_bounds else "those nearest to zero within their bounds"),
+                + ("zero" if not dual.box.has_bounds else "those nearest to zero within their bounds")
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -163,7 +163,7 @@ class BCFW(StatefulOptimizer):
                     move = check_move(dual, proposals)
                     gamma = self._move_weights(move.value, move.gradients, move.largest, move.seen)
                     move.take(dual, gamma)
-                    dual.count(move.calls, move.hits, move.moved)
+                    dual.count(*move.counts())
                     dual.visits += len(proposals)
                 else:
                     self._take_together(self._exchange, proposals)
@@ -194,17 +194,11 @@ class BCFW(StatefulOptimizer):
         seen: GradientProducts | None = None,
         squared_norm: float | None = None,
     ) -> float:
-        """``v -= (gamma/lam) d`` and ``w = clip(v)``, starting from ``dual.recomputed`` if that is not None.
+        """``v -= (gamma/lam) d`` and ``w = clip(v)``, from ``dual.recomputed`` if that is not None; returns gamma.
 
-        Args:
-            value: Derivative of the dual at the start of the step.
-            gradients: d, for each parameter.
-            largest: Largest feasible gamma.
-            seen: Products of weights and gradients, if they are still the same.
-            squared_norm: ``|d|^2``, if known.
-
-        Returns:
-            The gamma of the line search.
+        ``value`` is the derivative of the dual along ``gradients``, d, at the start; ``largest`` the largest feasible
+        gamma. ``seen`` has the products of weights and d, if they are still the same, and ``squared_norm`` is
+        ``|d|^2``, if known.
         """
         dual = self.dual
         start = dual.unclipped if dual.recomputed is None else dual.recomputed
@@ -237,14 +231,8 @@ class BCFW(StatefulOptimizer):
         super().add_param_group(param_group)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **super().__getstate__(),
-            "dual": self.dual,
-            "line_search": self.line_search,
-            "_exchange": self._exchange,
-            "_bounds": self._bounds,
-            "_rate": self._rate,
-        }
+        own = ("dual", "line_search", "_exchange", "_bounds", "_rate")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def _own_schema(self) -> Schema:
         return {"dual": self.dual}

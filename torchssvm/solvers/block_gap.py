@@ -135,7 +135,9 @@ class BlockGap(nn.Module):
             return self._visit(step, potentials, target)
         with torch.no_grad():
             if self._simple:
-                self._to_corner(step, target)
+                found = find_corner(dual.structure, detached, target)
+                _towards(step, found, dual.loss[index], dual.num_examples)
+                step.block_gaps = step.values
             else:
                 self._between_atoms(step, potentials, target, training)
             total = (step.block_gaps if whole else step.block_gaps[rows]).sum()
@@ -171,7 +173,9 @@ class BlockGap(nn.Module):
             share = step.gammas / n
             weighted = scale(step.parts, share)
             # Euler's identity does not check the gradient of weights that are zero.
-            if step.gradients is None and (dual.is_large or _some_are_zero(dual.parameters)):
+            if step.gradients is None and (
+                dual.is_large or not all(map(bool, read_together(*(p.detach().all() for p in dual.parameters))))
+            ):
                 step.reference = adjoint(potentials, weighted, dual.parameters, sparse=True)
             names = list(potentials.tensors)
             inputs, outputs = [potentials.tensors[name] for name in names], [weighted[name] for name in names]
@@ -184,12 +188,6 @@ class BlockGap(nn.Module):
         """Whether every block moves all its mass to a decoded corner."""
         known = type(self.direction) is FrankWolfe and type(self.oracle) is MaxOracle
         return known and not self.dual.storage.keeps_labelings
-
-    def _to_corner(self, step: Proposal, target: Any) -> None:
-        """As ``_between_atoms``, for blocks of one atom that moves to the corner."""
-        found = find_corner(self.dual.structure, step.potentials, target)
-        _towards(step, found, self.dual.loss[step.index], self.dual.num_examples)
-        step.block_gaps = step.values
 
     def _between_atoms(self, step: Proposal, potentials: Potentials, target: Any, training: bool) -> None:
         """The block gaps and, for training, the direction rule's change of the atoms' mass."""
@@ -290,11 +288,7 @@ def _towards(step: Proposal, found: OracleResult, losses: Tensor, n: int) -> Non
 
 
 def _atoms(
-    stored: Stored,
-    kept: tuple[Tensor, ...],
-    found: OracleResult,
-    dual: DualState,
-    respond: Callable[[Parts], Parts],
+    stored: Stored, kept: tuple[Tensor, ...], found: OracleResult, dual: DualState, respond: Callable[[Parts], Parts]
 ) -> Atoms:
     """The atoms of the blocks, and a last column for the corner, valid where it is not yet an atom."""
     assert found.column is not None
@@ -335,20 +329,12 @@ class _Propose(torch.autograd.Function):
             gradients = ctx.gradients if scale == 1.0 else [gradient * scale for gradient in ctx.gradients]
         else:
             step.factor = factor.detach()
-            gradients = _multiply(ctx.gradients, step.factor)
+            if any(gradient.is_sparse for gradient in ctx.gradients):
+                gradients = [gradient * step.factor for gradient in ctx.gradients]
+            else:  # in one kernel
+                gradients = torch._foreach_mul(ctx.gradients, step.factor.to(ctx.gradients[0].dtype))
         ctx.mailbox.put(step)
         return (None, None, None, None, *gradients)
-
-
-def _multiply(tensors: list[Tensor], factor: Tensor) -> list[Tensor]:
-    """``factor * tensor`` for each, in one kernel where all are dense."""
-    if any(tensor.is_sparse for tensor in tensors):
-        return [tensor * factor for tensor in tensors]
-    return list(torch._foreach_mul(tensors, factor.to(tensors[0].dtype)))
-
-
-def _some_are_zero(weights: Sequence[Tensor]) -> bool:
-    return not all(map(bool, read_together(*(tensor.detach().all() for tensor in weights))))
 
 
 def _same(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

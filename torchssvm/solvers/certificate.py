@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -103,11 +103,7 @@ class Certificate:
 
 
 def certify(
-    head: Callable[..., Any],
-    dual: DualState,
-    batches: Iterable[Batch],
-    *,
-    refresh: bool = True,
+    head: Callable[..., Any], dual: DualState, batches: Iterable[Batch], *, refresh: bool = True
 ) -> Certificate:
     """One exact pass over the training set: primal, dual and gap of the weights that the head holds.
 
@@ -145,11 +141,8 @@ def certify(
 def pass_of_all_ranks(dual: DualState, make_pass: Callable[[], ExactPass]) -> ExactPass:
     """The pass of all ranks: each makes its own, of its own examples, and hinges, losses and weights are added up.
 
-    Gaps, targets and ``remember`` are those of the own examples.
-
-    Raises:
-        Exception: That of ``make_pass``, or that the own blocks do not fit their examples.
-        RankError: Another rank has raised one; nothing has changed.
+    Gaps, targets and ``remember`` are those of the own examples. Raises what ``make_pass`` does, or that the own blocks
+    do not fit their examples, or RankError: another rank has raised, and nothing has changed.
     """
     ranks = dual.ranks
     if not ranks:
@@ -180,12 +173,8 @@ def pass_of_all_ranks(dual: DualState, make_pass: Callable[[], ExactPass]) -> Ex
 
 
 def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bool) -> Certificate:
-    """The certificate of an exact pass; updates the gaps of ``dual``. Arguments and errors as in :func:`certify`.
-
-    Args:
-        dual: The dual state.
-        make_pass: Makes the pass.
-        refresh: Whether the next step starts from the recomputed weights.
+    """The certificate of the exact pass that ``make_pass`` makes; updates the gaps of ``dual``. Errors as in
+    :func:`certify`.
     """
     start = clock()
     dual.to(dual.parameters[0].device)
@@ -220,7 +209,7 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
             "have moved, an index names several examples, or weights were edited: did another optimizer step them? "
             "Only BCFW may. The certificate holds all the same, and the next step starts from the dual's weights; the "
             "gap does not close while this goes on. Compare the features and indices of training with those of the "
-            "exact pass",
+            "exact pass"
         )
     if found.hinges == 0.0 and not any(bool(p.any()) for p in dual.parameters):
         warn(
@@ -246,19 +235,19 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
             if _far(dual, sizes):
                 dual.restarts += 1  # the next step starts elsewhere
                 dual.storage.forget_features()
-    return make_certificate(dual, found, primal, value, drift, start)
+    return make_certificate(dual, primal, value, drift, start, exact=found.exact, relaxed=found.relaxed)
 
 
 def make_certificate(
-    dual: DualState, found: ExactPass, primal: float, value: float, drift: float, start: float
+    dual: DualState, primal: float, value: float, drift: float, start: float, *, exact: bool, relaxed: bool
 ) -> Certificate:
     """The certificate of an exact pass that began at ``start`` and whose calls have been counted."""
-    relaxed = dual.relaxed or found.relaxed
+    relaxed |= dual.relaxed
     return Certificate(
         primal=primal,
         dual=value,
         gap=primal - value,
-        exact=found.exact and not relaxed,
+        exact=exact and not relaxed,
         drift=drift,
         oracle_calls=dual.oracle_calls,
         passes=dual.passes,
@@ -269,14 +258,19 @@ def make_certificate(
     )
 
 
+@undisturbed()
+@torch.no_grad()
+def write(values: Iterable[Tensor], parameters: Iterable[Tensor]) -> None:
+    """Copy weights to the parameters."""
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
+
+
 def dual_exceeds_primal(primal: float, dual: float, dtype: torch.dtype, size: float = 0.0) -> bool:
     """Whether the dual exceeds the primal by more than rounding, so that one of them is wrong; true for NaN.
 
-    Args:
-        primal: The primal, or an upper bound of it.
-        dual: The dual.
-        dtype: The dtype of the weights.
-        size: Size of the term that the dual subtracts. Rounding is relative to it, to the primal and to the dual.
+    Rounding is relative to primal, dual and ``size``, that of the term that the dual subtracts; ``dtype`` is the
+    weights'.
     """
     return not primal - dual >= -1e3 * torch.finfo(dtype).eps * (abs(primal) + abs(dual) + size) - 0.1 * _MASSES
 
@@ -302,35 +296,22 @@ def check_pass(dual: DualState, found: ExactPass) -> None:
 
 
 def features_moved(dual: DualState, weights: list[Tensor]) -> bool:
-    """Whether the recomputed w(alpha) differs from the held weights by more than the rounding of many steps.
-
-    Args:
-        dual: The dual state.
-        weights: w(alpha) for the current features; under bounds, v.
+    """Whether the recomputed w(alpha), or v under bounds, differs from the held weights by more than the rounding of
+    many steps.
     """
     return _far(dual, _Sizes.of(dual, weights))
 
 
 class _Sizes(NamedTuple):
-    """Squared lengths of held weights w, and of those that were recomputed, v and its clipped weights w'.
+    """Squared lengths of held weights w, and of those that were recomputed, v and its clipped weights w'."""
 
-    Attributes:
-        held: ``|w|^2``.
-        unclipped: ``|v|^2``.
-        clipped: ``|w'|^2``.
-        dual: ``<w', v - w'/2>``, which the dual subtracts ``lam`` times.
-        drifted: ``|u - v|^2``, with u the held v.
-        moved: ``|w - w'|^2``.
-        loss: ``sum_i l_i`` of this process.
-    """
-
-    held: float
-    unclipped: float
-    clipped: float
-    dual: float
-    drifted: float
-    moved: float
-    loss: float
+    held: float  # ``|w|^2``
+    unclipped: float  # ``|v|^2``
+    clipped: float  # ``|w'|^2``
+    dual: float  # ``<w', v - w'/2>``, which the dual subtracts ``lam`` times
+    drifted: float  # ``|u - v|^2``, with u the held v
+    moved: float  # ``|w - w'|^2``
+    loss: float  # ``sum_i l_i`` of this process
 
     @classmethod
     def of(cls, dual: DualState, weights: list[Tensor]) -> _Sizes:
@@ -406,7 +387,7 @@ def recompute_weights(
     dual.ranks.run_on_all(add_up)
     weights = [dual.ranks.sum(total) for total in weights]
     before = squared_norm(dual.unclipped)
-    change = _squared_distance(dual.unclipped, weights)
+    change = squared_norm(v.detach().to(torch.float64) - w for v, w in zip(dual.unclipped, weights, strict=True))
     with undisturbed():
         dual.set_weights(weights)
         dual.restarts += 1
@@ -416,7 +397,3 @@ def recompute_weights(
         dual.certified_gap = torch.inf
     dual.sum_over_ranks()
     return (change / before) ** 0.5 if before > 0.0 else change**0.5
-
-
-def _squared_distance(held: Sequence[Tensor], weights: Sequence[Tensor]) -> float:
-    return squared_norm(p.detach().to(torch.float64) - w for p, w in zip(held, weights, strict=True))

@@ -43,35 +43,21 @@ CPU = torch.device("cpu")
 
 
 class Sample(NamedTuple):
-    """The first examples of a training set, from which the memory of all is estimated.
+    """The first examples of a training set, from which the memory of all is estimated."""
 
-    Attributes:
-        x: What the head was given.
-        potentials: What it returned, without gradients.
-        size: Number of examples.
-        y: Their targets, where they are known.
-        share: The mean length of all examples, as a share of that of these: one long example is among short ones.
-    """
-
-    x: Any
-    potentials: Potentials
-    size: int
-    y: Any = None
-    share: float = 1.0
+    x: Any  # what the head was given
+    potentials: Potentials  # what it returned, without gradients
+    size: int  # number of examples
+    y: Any = None  # their targets, where they are known
+    share: float = 1.0  # the mean length of all examples, over that of these: one long one is among short ones
 
 
 class Choice(NamedTuple):
-    """The solver of a run.
+    """The solver of a run."""
 
-    Attributes:
-        solver: With every rule; ``compiled`` is True or False.
-        adapter: That of the head, where the compiled loop takes the steps; else None.
-        reason: Why, as a clause.
-    """
-
-    solver: Solver
-    adapter: HeadAdapter | None
-    reason: str
+    solver: Solver  # with every rule; ``compiled`` is True or False
+    adapter: HeadAdapter | None  # that of the head, where the compiled loop takes the steps; else None
+    reason: str  # why, as a clause
 
     def __str__(self) -> str:
         own = self.solver
@@ -153,12 +139,8 @@ def choose(
 
 
 def compiled_form(head: nn.Module, structure: Structure, solver: Solver) -> tuple[HeadAdapter | None, str | None]:
-    """The adapter of a head, or None and why the compiled loop cannot train it, as a clause.
-
-    Args:
-        head: The head; if it is on a device, the loop trains it on the CPU.
-        structure: What an output is.
-        solver: The ``Solver``, with all of its rules.
+    """The adapter of a head on any device, or None and why the loop cannot train it by ``solver``, all rules given, as
+    a clause.
     """
     if solver.bounds:
         return None, "the weights have bounds"
@@ -179,11 +161,7 @@ def compiled_form(head: nn.Module, structure: Structure, solver: Solver) -> tupl
 def of_all_ranks(choice: Choice, solver: Solver, choose: Callable[[Solver], Choice], ranks: Ranks) -> Choice:
     """The choice of the first process, which all follow: their memory and their first examples differ.
 
-    Args:
-        choice: That of this process.
-        solver: What was given.
-        choose: Chooses from the solver that it is given.
-        ranks: The processes.
+    ``choice`` is that of this process, from ``solver``; ``choose`` chooses from the solver that it is given.
     """
     kinds = list(STORAGES.values())
     own = [int(bool(choice.solver.compiled)), *(type(choice.solver.storage) is kind for kind in kinds)]
@@ -201,13 +179,9 @@ def _solves_whole(head: nn.Module) -> bool:
 
 
 def _complete(solver: Solver, fits: _Fits, *, compiled: bool, whole: bool = False) -> Solver:
-    """The rules that are given, and the quickest that work with them.
+    """The rules that are given, and the quickest that work with them, for the compiled loop or for the torch loop.
 
-    Args:
-        solver: What is given.
-        fits: Whether a storage fits.
-        compiled: For the compiled loop, or for the torch loop.
-        whole: Whether blocks of mean parts can be solved whole.
+    ``whole`` says that blocks of mean parts can be solved whole.
     """
     storage, direction, oracle = solver.storage, solver.direction, solver.oracle
     whole &= direction is None and not getattr(oracle, "needs_labelings", False)

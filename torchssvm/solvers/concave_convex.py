@@ -21,7 +21,7 @@ from torchssvm.core.schema import Each, Entry, Field, Schema, Stateful
 from torchssvm.core.structure import Structure, fit
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.mean_parts import MeanParts
-from torchssvm.solvers.certificate import Certificate, recompute_weights
+from torchssvm.solvers.certificate import Certificate, recompute_weights, write
 from torchssvm.solvers.objective import primal
 from torchssvm.solvers.schedules import Relative, Tolerance
 from torchssvm.solvers.solver import Solver
@@ -171,7 +171,7 @@ class LatentTrainer(Stateful):
         try:
             self.objectives = [primal(head, self.structure, pass_over(self.data), self.loop.dual.lam).bound]
         except BaseException:
-            self._write(held)
+            write(held, head.parameters())
             raise
         self.settled = False
         self._before: list[Tensor] | None = None  # the weights before the round under way
@@ -192,7 +192,7 @@ class LatentTrainer(Stateful):
         if certificate.primal > self.objectives[-1]:
             assert self._before is not None
             with undisturbed():
-                self._write(self._before)
+                write(self._before, self.head.parameters())
                 self._before, self.settled = None, True
             return self._of_held_weights(certificate)
         completed, gain = self._complete()
@@ -287,11 +287,6 @@ class LatentTrainer(Stateful):
         for batch in pass_over(self.data.dataset):
             batch = batch.to(next(self.head.parameters()).device)
             yield batch, apply_head(self.head, batch)
-
-    @torch.no_grad()
-    def _write(self, weights: Sequence[Tensor]) -> None:
-        for parameter, held in zip(self.head.parameters(), weights, strict=True):
-            parameter.copy_(held)
 
     def _schema(self) -> Schema:
         rows = [[Entry(t.dtype, (None,) * t.ndim) for t in row] for row in self.data.rows]

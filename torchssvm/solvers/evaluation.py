@@ -64,10 +64,8 @@ class Evaluation:
 def count_errors(labeling: Any, target: Any) -> tuple[Tensor, Tensor] | None:
     """Wrong tokens and tokens of every example, ``[B]`` int64 each; None where labelings are not integers by position.
 
-    Args:
-        labeling: Decoded outputs: int64 ``[B]`` or ``[B, N]``, or an object with such a tensor as ``.labels``.
-        target: The result of the structure's ``check_target``: a tensor like ``labeling``, or an object with one as
-            ``.labels``. Negative entries are padding.
+    ``labeling`` and ``target``, from ``check_target``, are int64 ``[B]`` or ``[B, N]``, or objects with such a tensor
+    as ``.labels``; negative entries of the target are padding.
     """
     labeling, labels = (getattr(output, "labels", output) for output in (labeling, target))
     if not (isinstance(labeling, Tensor) and isinstance(labels, Tensor)):
@@ -81,10 +79,7 @@ def count_errors(labeling: Any, target: Any) -> tuple[Tensor, Tensor] | None:
 
 @torch.no_grad()
 def evaluate(
-    forward: Callable[..., Any],
-    structure: Structure,
-    batches: Any,
-    device: torch.device | str | None = None,
+    forward: Callable[..., Any], structure: Structure, batches: Any, device: torch.device | str | None = None
 ) -> Evaluation:
     """Decode every example without the loss and compare it with its target.
 

@@ -25,31 +25,17 @@ from torchssvm.solvers.rounding import Rounding
 
 
 class ExactPass(NamedTuple):
-    """The results of one pass over all examples at the weights that the head holds; the pass changes nothing.
+    """The results of one pass over all examples at the weights that the head holds; the pass changes nothing."""
 
-    Attributes:
-        hinges: ``sum_i H_i``; with an approximate oracle, an upper bound of it.
-        exact: Whether the oracle was exact for every example.
-        relaxed: Whether labelings may lie outside of the hull of outputs.
-        gaps: ``[m]`` float64, the block gaps at the held weights, of the examples that this process holds.
-        weights: w(alpha), the dual's weights for the current features, float64, one tensor for each parameter; under
-            bounds, v.
-        targets: ``[m]`` int64, a digest of every example's target.
-        losses: ``[2, m]`` float64: ``n l_i`` computed from each block, NaN where that is impossible, and the sum of the
-            absolute values of its terms.
-        remember: Stores the labelings found, if the storage keeps labelings and was asked to.
-        gap_estimate: Of several processes, the sum of the gaps of all examples.
-    """
-
-    hinges: float
-    exact: bool
-    relaxed: bool
-    gaps: Tensor
-    weights: list[Tensor]
-    targets: Tensor
-    losses: Tensor
-    remember: Callable[[], None]
-    gap_estimate: float = 0.0
+    hinges: float  # ``sum_i H_i``; with an approximate oracle, an upper bound of it
+    exact: bool  # whether the oracle was exact for every example
+    relaxed: bool  # whether labelings may lie outside of the hull of outputs
+    gaps: Tensor  # [m] float64, the block gaps at the held weights, of the examples of this process
+    weights: list[Tensor]  # w(alpha) for the current features, float64, one for each parameter; under bounds, v
+    targets: Tensor  # [m] int64, digests
+    losses: Tensor  # [2, m] float64: n l_i from each block, NaN where unknown, and the size of its terms
+    remember: Callable[[], None]  # stores the labelings found, if the storage keeps labelings and was asked to
+    gap_estimate: float = 0.0  # of several processes, the sum of the gaps of all examples
 
 
 def exact_pass(
@@ -125,10 +111,8 @@ def every_training_example(
 
 
 def of_dual(head: Callable[..., Any], dual: DualState) -> Callable[..., Any]:
-    """``head``, with the dual's parameters put in place of equal copies if it is a module.
-
-    Raises:
-        ValueError: ``head`` is a module with other weights.
+    """``head``, with the dual's parameters put in place of equal copies if it is a module; ValueError for
+    other weights.
     """
     if not isinstance(head, nn.Module):
         return head

@@ -51,11 +51,7 @@ class StructuredHinge(nn.Module):
         potentials = as_potentials(potentials)
         target = self.structure.check_target(target, potentials)
         corner = find_corner(self.structure, potentials, target)
-        size = potentials.batch_size
-        value = corner.loss.mean()
-        for name, tensor in potentials.tensors.items():
-            value = value + (corner.parts[name] * tensor).sum() / size
-        return value.to(potentials.dtype)
+        return _linear(corner.loss.mean(), corner.parts, potentials)
 
 
 class SoftmaxMargin(nn.Module):
@@ -106,11 +102,7 @@ class SoftmaxMargin(nn.Module):
         potentials = as_potentials(potentials)
         target = self.structure.check_target(target, potentials)
         rest, parts = self._at(potentials.examining(), target)
-        size = potentials.batch_size
-        value = rest.mean()
-        for name, tensor in potentials.tensors.items():
-            value = value + (parts[name] * tensor).sum() / size
-        return value.to(potentials.dtype)
+        return _linear(rest.mean(), parts, potentials)
 
     @torch.no_grad()
     def _at(self, potentials: Potentials, target: Labeling) -> tuple[Tensor, Parts]:
@@ -139,6 +131,13 @@ class SoftmaxMargin(nn.Module):
                 true = conform(structure.parts(target), potentials, "parts(target)")
         reject_rows(~torch.isfinite(rest), "the potentials of {rows} are not finite: check features and weights")
         return rest, {name: tensor - true[name] for name, tensor in mean.items()}
+
+
+def _linear(value: Tensor, parts: Parts, potentials: Potentials) -> Tensor:
+    """``value + (1/B) <parts, theta>``, in the dtype of the potentials."""
+    for name, tensor in potentials.tensors.items():
+        value = value + (parts[name] * tensor).sum() / potentials.batch_size
+    return value.to(potentials.dtype)
 
 
 def has_marginals(structure: Structure) -> bool:

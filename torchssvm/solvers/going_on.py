@@ -22,17 +22,11 @@ from torchssvm.solvers.solver import Solver
 
 
 class Start(NamedTuple):
-    """What a run goes on from.
+    """What a run goes on from."""
 
-    Attributes:
-        dual: An earlier run's.
-        kept: ``[n]`` int64, the place that each example had there, -1 for a new one.
-        weights: v of that dual; None where others than it have written to its head.
-    """
-
-    dual: DualState
-    kept: Tensor
-    weights: list[Tensor] | None
+    dual: DualState  # an earlier run's
+    kept: Tensor  # [n] int64, the place that each example had there, -1 for a new one
+    weights: list[Tensor] | None  # v of that dual; None where others than it have written to its head
 
 
 def check_start(
@@ -40,10 +34,8 @@ def check_start(
 ) -> tuple[Start, Solver]:
     """The start of a run, which nothing changes that happens to the head, and the solver with the storage of ``dual``.
 
-    Raises:
-        TypeError: ``dual`` is not a DualState.
-        ValueError: ``kept`` is no such tensor, or the dual is of another problem, or of another storage than that of
-            the solver.
+    Raises TypeError if ``dual`` is no DualState, and ValueError if ``kept`` is no such tensor, or the dual is of
+    another problem, or of another storage than that of the solver.
     """
     old = check_dual(dual).num_examples
     if Ranks.here() or dual.ranks:
@@ -86,24 +78,15 @@ def check_start(
 
 
 def go_on(head: nn.Module, dual: DualState, start: Start, dataset: Any, potentials: Potentials) -> None:
-    """Give a new dual the blocks of ``start``; new examples start at their targets.
+    """Give a new dual of the same storage the blocks of ``start``; new examples start at their targets.
 
     The mean parts of a block are those of before; its loss, (1/n) times their mean loss, and its gap are multiplied by
     the old n over the new one. The weights, ``w = (1/(lam n)) sum_i Phi_i^T (p(y_i) - mu_i)``, are those of before
     times the old ``lam n`` over the new one, where no example has gone and there are no more features; else one pass
-    without decoding makes them.
+    without decoding makes them. ``potentials`` are those of some examples.
 
-    Args:
-        head: The head of the new dual.
-        dual: A dual without steps, of the same storage as ``start``.
-        start: What to go on from.
-        dataset: All examples, old and new.
-        potentials: Of some of them.
-
-    Raises:
-        RuntimeError: An example has another target than its block was trained on. Or its features have changed, and the
-            storage keeps weights.
-        ValueError: An example has another length than its block.
+    Raises RuntimeError for an example whose target is another, or whose features are where the storage keeps weights,
+    and ValueError for one of another length.
     """
     old, kept = start.dual, start.kept
     if not old.steps:

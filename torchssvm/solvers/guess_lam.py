@@ -118,23 +118,12 @@ def _to_try(lam: float, guess: float, C: float | None) -> str:
 
 
 def warn_if_zero(
-    certificate: Certificate,
-    dual: DualState,
-    head: nn.Module,
-    dataset: Any,
-    C: float | None = None,
+    certificate: Certificate, dual: DualState, head: nn.Module, dataset: Any, C: float | None = None
 ) -> None:
     """Warn of a run whose weights are practically zero, since lambda is far too large.
 
     The weights that are learnt take ``lam/2 |w|^2`` off the primal, or more. Where that is little, the guess and a pass
-    at zero weights decide.
-
-    Args:
-        certificate: Of the run's end.
-        dual: The dual.
-        head: The head.
-        dataset: The training set.
-        C: What lambda was given by, ``1 / (lam n)``; None if it was not.
+    at zero weights decide. ``C`` is what lambda was given by, ``1 / (lam n)``; None if it was not.
     """
     if 0.5 * certificate.lam * dual.held_norm**2 > LITTLE * certificate.primal or dual.ranks:
         return
@@ -142,13 +131,10 @@ def warn_if_zero(
     if guess is None or certificate.lam <= FAR_ABOVE * guess:
         return
     zeros = {name: torch.zeros_like(parameter) for name, parameter in head.named_parameters()}
-
-    def without_weights(*inputs: Any) -> Any:
-        return functional_call(head, zeros, inputs)
-
     batches, lam = pass_over(dataset), certificate.lam
     try:
-        nothing = primal(without_weights, dual.structure, batches, lam, parameters=zeros.values()).value
+        structure, weights = dual.structure, zeros.values()
+        nothing = primal(lambda *x: functional_call(head, zeros, x), structure, batches, lam, parameters=weights).value
     except Exception:
         return
     if certificate.primal >= (1.0 - LITTLE) * nothing > 0.0:

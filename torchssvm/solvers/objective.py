@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -107,9 +108,7 @@ def primal(
     found = bounds = 0.0
     count, exact = 0, True
 
-    def check(index: Tensor, potentials: Potentials) -> Tensor:
-        return _check_batch(index, potentials, weights[0], num_examples)
-
+    check = partial(_check_batch, weight=weights[0], num_examples=num_examples)
     call = in_full_precision(head, weights)
     with Rounding(head, structure, weights, lam, num_examples) as fine:
         for batch, potentials, index in every_example(
@@ -146,13 +145,10 @@ def every_example(
     """Yield each batch with its potentials and checked index; raise ValueError unless every example comes once.
 
     Args:
-        head: ``(x)`` or ``(x, lengths)`` -> potentials.
-        batches: Every example exactly once.
-        device: The device of the head.
-        check: ``(index, potentials)`` -> the numbers of the examples among those of this pass, on the device; raises
-            if the index is not valid.
+        head: ``(x)`` or ``(x, lengths)`` -> potentials, differentiable with ``grad``.
+        batches: Every example exactly once; moved to ``device``.
+        check: ``(index, potentials)`` -> the numbers of the examples among those of this pass, or an error.
         num_examples: Examples of this pass; None is the largest number plus 1.
-        grad: Whether the potentials are differentiable.
         first: The index of the example with the number 0.
     """
     seen = torch.zeros(num_examples or 0, dtype=torch.bool)

@@ -19,11 +19,7 @@ NamedBounds = Mapping[str, tuple[Bound | None, Bound | None]]
 
 
 def check_bounds(head: nn.Module, bounds: NamedBounds | None) -> NamedBounds:
-    """``bounds``, or none for None.
-
-    Raises:
-        ValueError: An entry is not a pair, or names no parameter of the head.
-    """
+    """``bounds``, or none for None; ValueError for an entry that is no pair, or names no parameter of the head."""
     named = dict(head.named_parameters())
     for name, pair in (bounds or {}).items():
         if name not in named:
@@ -54,12 +50,8 @@ def make_box(groups: list[dict[str, Any]], dual: DualState) -> Box:
 
 
 def check_unchanged(groups: list[dict[str, Any]], bounds: list[tuple[Any, Any]], rate: float) -> None:
-    """Raise RuntimeError if options of groups were changed since BCFW was made.
-
-    Args:
-        groups: The parameter groups.
-        bounds: Their bounds at the start.
-        rate: The ``lr`` that BCFW published.
+    """Raise RuntimeError if options of groups were changed since BCFW was made; it published ``rate`` as
+    their ``lr``.
     """
     for group, (lower, upper) in zip(groups, bounds, strict=True):
         if not group.keys() <= ALLOWED:

@@ -55,10 +55,8 @@ class ProgressLine:
     def update(self, passes: float, gap_estimate: float, value: Callable[[], float] | None = None) -> None:
         """Show estimates, or a certificate that a log has not got yet, if the last update is long enough ago.
 
-        Args:
-            passes: Effective passes.
-            gap_estimate: Estimate of the gap; infinite where nothing is known.
-            value: Computes the dual objective, only where it is shown; None shows that of the last certificate.
+        ``gap_estimate`` is infinite where nothing is known; ``value`` computes the dual objective, only where it is
+        shown: None shows that of the last certificate.
         """
         if time.monotonic() - self._shown_at < self._every:
             return
@@ -140,11 +138,7 @@ class ProgressLine:
 
 @contextmanager
 def shown(progress: bool | ProgressLine) -> Iterator[ProgressLine | None]:
-    """The line of a run: a new one for True, which is closed at the end; None for False; or that of the caller.
-
-    Raises:
-        TypeError: ``progress`` is of another kind.
-    """
+    """The line of a run: a new one for True, which is closed at the end; None for False; or that of the caller."""
     if isinstance(progress, ProgressLine):
         yield progress
         return

@@ -39,97 +39,49 @@ class Proposal:
 
     The gradient of the weights is ``scale * sum_i gamma_i d_i``, with ``d_i = (1/n) Phi_i^T Delta_i`` and the step
     gamma_i of block i. The forward pass fills in the fields: first the batch, then directions, then steps.
-
-    Attributes:
-        version: ``DualState.version`` when the directions were computed.
-        index: ``[B]`` int64, the examples.
-        rows: ``[R]`` int64, the rows of the batch that count: the first of every example.
-        targets: ``[B]`` int64, digests of the examples' targets.
-        potentials: theta_i, detached.
-        stored: The blocks.
-        block_steps: The rule that chooses the steps, of accumulated batches together.
-        scale: The upstream gradient of the loss.
-        factor: The same on a device, until the step reads it with all other numbers that it needs; None on the CPU.
-        found: The corners.
-        block_gaps: ``[B]`` float64, g_i at the weights of the forward pass.
-        change: The change of the atoms' masses, ``[B, A + 1]``; None if all mass moves to the corner.
-        slopes: ``[B]`` float64, ``<Delta_i, theta_i> / n``. Their sum weighted by the gammas must equal
-            ``<w, gradient>``.
-        slope_terms: ``[B]`` float64 each, the terms of the slopes, which determine their rounding.
-        loss_changes: ``[B]`` float64, the change of l_i for a step of 1.
-        values: ``[B]`` float64, ``slopes + loss_changes``: derivative of the dual along each direction, at the weights
-            of the forward pass.
-        parts: The direction in parts space, from ``Stored.combine``.
-        gammas: ``[B]`` float64 in [0, 1]; 0 in rows that do not count.
-        gradients: n d_i for each parameter, ``[B, *parameter.shape]``; None if they are not available.
-        reference: ``sum_i gamma_i d_i`` for each parameter, to compare the gradient with; None if that would take an
-            extra backward pass and is not needed.
-        squared_norm: ``|sum_i gamma_i d_i|^2`` if computed from ``gradients``; else None.
     """
 
-    version: int
-    index: Tensor
-    rows: Tensor
-    targets: Tensor
-    potentials: Potentials
-    stored: Stored
-    block_steps: BlockSteps
-    scale: float = 1.0
-    factor: Tensor | None = None
-    found: OracleResult = field(init=False)
-    block_gaps: Tensor = field(init=False)
-    change: Tensor | None = field(init=False, default=None)
-    slopes: Tensor = field(init=False)
-    slope_terms: tuple[Tensor, ...] = field(init=False)
-    loss_changes: Tensor = field(init=False)
-    values: Tensor = field(init=False)
-    parts: Parts = field(init=False)
-    gammas: Tensor = field(init=False)
-    gradients: list[Tensor] | None = field(init=False, default=None)
-    reference: list[Tensor] | None = field(init=False, default=None)
-    squared_norm: float | None = field(init=False, default=None)
+    version: int  # ``DualState.version`` when the directions were computed
+    index: Tensor  # [B] int64, the examples
+    rows: Tensor  # [R] int64, the rows of the batch that count: the first of every example
+    targets: Tensor  # [B] int64, digests of the examples' targets
+    potentials: Potentials  # theta_i, detached
+    stored: Stored  # the blocks
+    block_steps: BlockSteps  # chooses the steps, of accumulated batches together
+    scale: float = 1.0  # the upstream gradient of the loss
+    factor: Tensor | None = None  # the same on a device, until the step reads it with all other numbers
+    found: OracleResult = field(init=False)  # the corners
+    block_gaps: Tensor = field(init=False)  # [B] float64, g_i at the weights of the forward pass
+    change: Tensor | None = field(init=False, default=None)  # [B, A + 1], of the masses; None: all goes to the corner
+    slopes: Tensor = field(init=False)  # [B] float64, <Delta_i, theta_i> / n: by the gammas they sum to <w, gradient>
+    slope_terms: tuple[Tensor, ...] = field(init=False)  # [B] float64 each; the rounding of slopes is that of these
+    loss_changes: Tensor = field(init=False)  # [B] float64, the change of l_i for a step of 1
+    values: Tensor = field(init=False)  # [B] float64, slopes + loss_changes: the dual's derivative along each
+    parts: Parts = field(init=False)  # the direction in parts space, from ``Stored.combine``
+    gammas: Tensor = field(init=False)  # [B] float64 in [0, 1]; 0 in rows that do not count
+    gradients: list[Tensor] | None = field(init=False, default=None)  # n d_i, [B, *shape] each, if available
+    reference: list[Tensor] | None = field(init=False, default=None)  # sum_i gamma_i d_i, if it is to be compared
+    squared_norm: float | None = field(init=False, default=None)  # |sum_i gamma_i d_i|^2 if computed from ``gradients``
 
 
 class GradientProducts(NamedTuple):
-    """Products of weights w and gradient d.
+    """Products of weights w and gradient d."""
 
-    Attributes:
-        size: ``|w|``.
-        inner: ``<w, d>``.
-        squared_norm: ``|d|^2``.
-        some_are_zero: Whether some weight is zero, so that Euler's identity does not check its gradient.
-        expected: What ``<w, d>`` should be, if already computed.
-        value: Derivative of the dual along d at the weights of the forward pass, if already computed.
-        same: Whether d has been compared with the gradient that the backward pass gave, and is the same.
-    """
-
-    size: float
-    inner: float
-    squared_norm: float
-    some_are_zero: bool
-    expected: float | None = None
-    value: float | None = None
-    same: bool = False
+    size: float  # ``|w|``
+    inner: float  # ``<w, d>``
+    squared_norm: float  # ``|d|^2``
+    some_are_zero: bool  # whether some weight is zero, so that Euler's identity does not check its gradient
+    expected: float | None = None  # what <w, d> should be, if already computed
+    value: float | None = None  # derivative of the dual along d at the weights of the forward pass, if already computed
+    same: bool = False  # whether d has been compared with the gradient that the backward pass gave, and is the same
 
 
 def check_gradient(dual: DualState, proposals: list[Proposal], gradients: list[Tensor]) -> GradientProducts:
-    """Check that the gradients are those of the proposals, mainly by Euler's identity.
+    """Raise an error unless the gradients are those of the proposals, finite, and the weights as after the last step.
 
-    A linear head has ``<w, d> = sum_i gamma_i <Delta_i, theta_i>/n``. If per-example gradients are known or some weight
-    is zero, the gradient itself is compared. Of sparse gradients only the stored rows are read.
-
-    Args:
-        dual: The dual state.
-        proposals: The steps that the backward passes proposed.
-        gradients: For each parameter; sparse ones coalesced.
-
-    Returns:
-        The products that were computed.
-
-    Raises:
-        TypeError: The weights have another dtype than when the dual was made.
-        RuntimeError: The gradients are not those of the proposals or not finite, or the weights have changed since the
-            last step.
+    A linear head has ``<w, d> = sum_i gamma_i <Delta_i, theta_i>/n`` (Euler's identity). If per-example gradients are
+    known or some weight is zero, the gradient itself is compared. Of sparse gradients, which are coalesced, only the
+    stored rows are read.
     """
     for proposal in proposals:
         if proposal.version != dual.version:
@@ -266,41 +218,21 @@ def _length_of_terms(proposal: Proposal, num_examples: int) -> float:
 
 
 class Move(NamedTuple):
-    """A direction of the weights, and how the blocks move along it.
+    """A direction of the weights, and how the blocks move along it."""
 
-    Attributes:
-        proposals: The batches.
-        gradients: d, for each parameter; sparse ones coalesced.
-        value: Derivative of the dual along d, at the start of the step.
-        largest: Largest feasible step.
-        seen: Products of weights and d, if they are known.
-        coefficients: The moves of each batch's blocks at step 1, ``[B]``.
-        rows: The rows of each batch whose blocks move.
-    """
+    proposals: list[Proposal]  # the batches
+    gradients: list[Tensor]  # d, for each parameter; sparse ones coalesced
+    value: float  # derivative of the dual along d, at the start of the step
+    largest: float  # largest feasible step
+    seen: GradientProducts | None  # products of weights and d, if they are known
+    coefficients: list[Tensor]  # the moves of each batch's blocks at step 1, ``[B]``
+    rows: list[Tensor]  # the rows of each batch whose blocks move
 
-    proposals: list[Proposal]
-    gradients: list[Tensor]
-    value: float
-    largest: float
-    seen: GradientProducts | None
-    coefficients: list[Tensor]
-    rows: list[Tensor]
-
-    @property
-    def calls(self) -> int:
-        """Examples decoded."""
+    def counts(self) -> tuple[int, int, int]:
+        """Examples decoded, labelings taken from the cache, and blocks that move."""
         decoded = [(len(p.index), p.found.decoded) for p in self.proposals]
-        return sum(size if some is None else int(on_host(some).sum()) for size, some in decoded)
-
-    @property
-    def hits(self) -> int:
-        """Labelings taken from the cache."""
-        return sum(len(p.index) for p in self.proposals) - self.calls
-
-    @property
-    def moved(self) -> int:
-        """Blocks that move."""
-        return sum(len(rows) for rows in self.rows)
+        calls = sum(size if some is None else int(on_host(some).sum()) for size, some in decoded)
+        return calls, sum(size for size, _ in decoded) - calls, sum(map(len, self.rows))
 
     def figures(self, dual: DualState) -> Figures:
         """What other ranks need to know."""
@@ -309,7 +241,7 @@ class Move(NamedTuple):
             change += float((coefficient * proposal.loss_changes)[rows].sum())
             gaps[proposal.index[rows]] = proposal.block_gaps.clamp(min=0.0)[rows]
         loss, gap = float(dual.loss.sum()), float(gaps.sum())
-        return Figures(self.value, self.largest, loss, change, gap, self.calls, self.hits, self.moved)
+        return Figures(self.value, self.largest, loss, change, gap, *self.counts())
 
     def take(self, dual: DualState, step: float) -> None:
         """Move the blocks, and set their gaps."""
@@ -320,10 +252,8 @@ class Move(NamedTuple):
 def check_move(dual: DualState, proposals: list[Proposal]) -> Move:
     """The move that the batches propose together, once the gradient is known to be theirs; changes nothing.
 
-    Raises:
-        TypeError: See :func:`check_gradient`.
-        RuntimeError: See there; or the batches come from losses with different ``block_steps``.
-        ValueError: The storage cannot move the batches together.
+    Raises what :func:`check_gradient` does, RuntimeError for batches from losses with different ``block_steps``, and
+    ValueError where the storage cannot move the batches together.
     """
     if len(rules := {repr(proposal.block_steps) for proposal in proposals}) > 1:
         raise RuntimeError(
@@ -358,8 +288,7 @@ def check_move(dual: DualState, proposals: list[Proposal]) -> Move:
 def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Choose the steps of all batches together, as for one batch; an example counts at its first occurrence.
 
-    Returns:
-        The coefficients of the rows of each batch, the gradient, and the rows of each batch that count.
+    Returns the coefficients of the rows of each batch, the gradient, and the rows of each batch that count.
     """
     seen: set[int] = set()
     keep: list[Tensor] = []
@@ -386,10 +315,9 @@ def _merge(proposals: list[Proposal], dual: DualState) -> tuple[list[Tensor], li
 
 
 def _largest_step(proposals: list[Proposal]) -> float:
-    """The largest feasible step if each batch has chosen its own gammas.
+    """The largest feasible step if each batch has chosen its own gammas; moves of an example in several batches add up.
 
-    A batch whose loss was scaled by c moves by c of its direction at step 1. Moves of an example in several batches add
-    up.
+    A batch whose loss was scaled by c moves by c of its direction at step 1.
     """
     if len(proposals) == 1:
         return 1.0 / proposals[0].scale

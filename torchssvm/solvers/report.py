@@ -27,12 +27,7 @@ DrawExamples: TypeAlias = Callable[[Any], None]
 
 
 class Entry(NamedTuple):
-    """One certificate of a run.
-
-    Attributes:
-        certificate: What the exact pass proved.
-        seconds: Wall-clock seconds from the start of the run to the end of that pass.
-    """
+    """One certificate of a run, and wall-clock seconds from the start of the run to the end of that pass."""
 
     certificate: Certificate
     seconds: float
@@ -214,14 +209,11 @@ class RunReport:
     __str__ = table
 
     def write(self, folder: Path | str, draw_examples: DrawExamples | None = None) -> None:
-        """Write ``report.json``, and the picture of the convergence as ``convergence.png``.
+        """Write ``report.json``, and the picture of the convergence as ``convergence.png``, to a folder, made if
+        missing.
 
-        Args:
-            folder: The folder to write to; made if it does not exist.
-            draw_examples: Draws a few predictions below the curves.
-
-        Raises:
-            ImportError: matplotlib is missing; ``report.json`` is already written then.
+        ``draw_examples`` draws a few predictions below the curves. Raises ImportError without matplotlib, after
+        ``report.json`` is written.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -232,14 +224,8 @@ class RunReport:
     def figure(self, draw_examples: DrawExamples | None = None) -> Any:
         """Primal and dual (above) and the gap (below, logarithmic) by effective passes and by seconds; then examples.
 
-        Args:
-            draw_examples: As in :meth:`write`.
-
-        Returns:
-            A ``matplotlib.figure.Figure``; opens no window and leaves matplotlib's global state alone.
-
-        Raises:
-            ImportError: matplotlib is missing.
+        Returns a ``matplotlib.figure.Figure``, or raises ImportError without matplotlib; opens no window and leaves
+        matplotlib's global state alone. ``draw_examples`` is that of :meth:`write`.
         """
         ratios = [2.0] if draw_examples is None else [2.0, 1.0]
         figure = new_figure((10, 3.2 * sum(ratios)))

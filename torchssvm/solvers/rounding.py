@@ -35,41 +35,25 @@ _AGAIN = 64  # a sample is taken again when this many times as many examples hav
 def negligible(rounding: float, primal: float, num_examples: int) -> bool:
     """Whether errors of hinges leave the primal right to a few 1e-7 of itself.
 
-    Args:
-        rounding: The typical error of a hinge. Errors of many examples have either sign and average out; no more than
-            64 are trusted to, as examples may be alike.
-        primal: The primal.
-        num_examples: n.
+    ``rounding`` is the typical error of a hinge. Errors of many examples have either sign and average out; no more than
+    64 are trusted to, as examples may be alike.
     """
     return rounding <= 5e-7 * primal * math.sqrt(min(num_examples, 64))
 
 
 class Finer(NamedTuple):
-    """What a batch of a pass is computed from.
+    """What a batch of a pass is computed from."""
 
-    Attributes:
-        corner: The labelings found.
-        potentials: Those that were decoded, with their graph if the head's have one.
-        weights: The leaves of that graph, in the order of the weights: these, or their doubles.
-    """
-
-    corner: OracleResult
-    potentials: Potentials
-    weights: list[Tensor]
+    corner: OracleResult  # the labelings found
+    potentials: Potentials  # those that were decoded, with their graph if the head's have one
+    weights: list[Tensor]  # the leaves of that graph, in the order of the weights: these, or their doubles
 
 
 class Rounding:
     """Makes the hinges of one pass; a context, within which it sees how the head is called.
 
     Hinges stay as they are where no module makes the potentials from these weights alone, and where it, or the
-    structure, does not run in float64.
-
-    Args:
-        head: What makes the potentials.
-        structure: What an output is.
-        weights: The regularised weights, at the values of the pass.
-        lam: Regularisation.
-        num_examples: n; None is many.
+    structure, does not run in float64. ``weights`` are the regularised ones; ``num_examples`` is n, None for many.
     """
 
     def __init__(
@@ -99,12 +83,8 @@ class Rounding:
         self._call = (args, kwargs), output
 
     def __call__(self, potentials: Potentials, target: Labeling, corner: OracleResult) -> Finer:
-        """``corner`` and ``potentials``, or float64 in their place.
-
-        Args:
-            potentials: What the head has just returned.
-            target: From ``check_target``.
-            corner: From ``find_corner``.
+        """``corner``, from ``find_corner``, and ``potentials``, which the head has just returned, or float64
+        in their place.
         """
         call, self._call = self._call, None
         if self._owner is None or call is None or not _made(potentials, call[1]):
@@ -227,14 +207,11 @@ def _owner(head: Any, weights: list[Tensor]) -> tuple[nn.Module | None, list[str
             places = {_place(weight): name for name, weight in held.items()}
             if all(_place(weight) in places for weight in weights):
                 return module, [places[_place(weight)] for weight in weights]
-            if all(map(_equal, held.values(), weights)):
+            pairs = zip(held.values(), weights, strict=True)
+            if all(a.shape == b.shape and torch.equal(a, b.to(a.device)) for a, b in pairs):
                 return module, list(held)
     return None, []
 
 
 def _place(weight: Tensor) -> tuple[int, torch.Size]:
     return weight.data_ptr(), weight.shape  # weights without numbers are all in one place
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a, b.to(a.device))

@@ -24,6 +24,7 @@ from torchssvm.solvers.certificate import (
     features_moved,
     make_certificate,
     pass_of_all_ranks,
+    write,
 )
 from torchssvm.solvers.exact_pass import exact_pass
 
@@ -192,11 +193,11 @@ class Average(Stateful):
 
         def restore() -> None:
             if _stamp(dual) == before:
-                _copy(held, self.parameters)
+                write(held, self.parameters)
 
         try:
             try:
-                _copy(means, self.parameters)
+                write(means, self.parameters)
                 yield
             finally:
                 restore()
@@ -214,7 +215,7 @@ class Average(Stateful):
         Raises:
             RuntimeError: Nothing has been averaged.
         """
-        _copy(self.weights, self.parameters)
+        write(self.weights, self.parameters)
 
     def certify(self, head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]) -> Certificate:
         """Primal, dual and gap of the average by one exact pass; training is not affected.
@@ -260,7 +261,7 @@ class Average(Stateful):
         value = min(value, primal)  # a dual above the primal is rounding
         dual.oracle_calls += dual.num_examples
         drift = (rounding / length) ** 0.5 if length > 0.0 else rounding**0.5
-        return make_certificate(dual, found, primal, value, drift, start)
+        return make_certificate(dual, primal, value, drift, start, exact=found.exact, relaxed=found.relaxed)
 
     def _remember(self) -> None:
         """Note the step and restart counters of the dual."""
@@ -316,13 +317,6 @@ class Average(Stateful):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(count={self.count})"
-
-
-@undisturbed()
-@torch.no_grad()
-def _copy(values: list[Tensor], parameters: list[Tensor]) -> None:
-    for parameter, value in zip(parameters, values, strict=True):
-        parameter.copy_(value)
 
 
 def _name(dual: DualState | None) -> int | None:

@@ -74,16 +74,8 @@ def expected(tolerance: Tolerance, last: Certificate | None) -> float:
 
 
 def check_tolerance(tolerance: Any, name: str = "tolerance", *, above: float = -math.inf) -> Tolerance:
-    """``tolerance``, if it is a number of at least 0 or a :class:`Relative`.
-
-    Args:
-        tolerance: The argument.
-        name: Its name in error messages.
-        above: An exclusive lower bound of numbers.
-
-    Raises:
-        ValueError: It is out of range or not finite.
-        TypeError: It is neither.
+    """``tolerance``, if it is a finite number of at least 0, or ``above`` a bound, or a :class:`Relative`;
+    else an error.
     """
     if isinstance(tolerance, Relative):
         return tolerance
@@ -103,17 +95,14 @@ class Progress(Protocol):
     @property
     def num_examples(self) -> int:
         """n, the size of the training set."""
-        ...
 
     @property
     def passes(self) -> float:
         """Effective passes since the start."""
-        ...
 
     @property
     def gap_estimate(self) -> float:
         """An unproved estimate of the gap; infinite where nothing is known."""
-        ...
 
 
 class Schedule(Protocol):
@@ -126,11 +115,9 @@ class Schedule(Protocol):
             progress: The state after the step: the dual, where the trainer has one, with its ``oracle_calls``.
             tolerance: The gap that the run should reach.
         """
-        ...
 
     def after(self, certificate: Certificate) -> None:
         """Called after every exact pass."""
-        ...
 
 
 class EveryPasses:
@@ -196,10 +183,8 @@ class WhenEstimated(EveryPasses):
 
 
 def counting_from(progress: Progress, schedule: Schedule) -> Schedule:
-    """A copy of the schedule that counts passes from now on, not from the first step on.
-
-    Raises:
-        TypeError: ``schedule`` is not a Schedule.
+    """A copy of the schedule that counts passes from now on, not from the first step on; TypeError for
+    another object.
     """
     check_object(schedule, "schedule", "due", "EveryPasses()")
     schedule = copy.deepcopy(schedule)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -52,11 +53,9 @@ class Trainer(Protocol):
 
     def step(self) -> Any:
         """Take one step of the trainer's own choice; the result describes the step."""
-        ...
 
     def certify(self) -> Certificate:
         """The certificate of the weights that the head holds; the weights move at most by their drift from the dual."""
-        ...
 
     def solve(
         self,
@@ -80,30 +79,20 @@ class Trainer(Protocol):
         Raises:
             ValueError: An argument is out of range.
         """
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the training set that later steps depend on, in tensors, numbers and strings."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
         """Continue bit for bit from a state; if the state does not fit, nothing changes."""
-        ...
 
 
 class Pacing:
     """Says when a run makes its exact passes; every run has one of its own.
 
-    Args:
-        counters: The progress of the run: the dual, where the trainer has one.
-        tolerance: The gap to reach.
-        max_passes: Most effective passes.
-        schedule: When exact passes are made; a copy is used. None is ``WhenEstimated()``.
-        idle_epochs: An exact pass is due after so many epochs of visits that the cache answered.
-        value: The dual objective now, of which a share is taken before the first exact pass; None waits for that pass.
-
-    Raises:
-        TypeError: ``schedule`` is not a Schedule.
+    ``counters`` is the dual, where the trainer has one; a copy of ``schedule`` is used, None is ``WhenEstimated()``. An
+    exact pass is due, too, after ``idle_epochs`` of visits that the cache answered. Of ``value``, the dual objective
+    now, a share is taken before the first exact pass; None waits for that pass.
     """
 
     def __init__(
@@ -157,19 +146,11 @@ class Pacing:
         """Continue a run from its :meth:`state_dict` and its certificates so far."""
         if (asked := state.get("asked")) is not None:
             self._asked = asked
-            self._schedule.due(_Beginning(asked), -math.inf)
+            beginning: Any = SimpleNamespace(num_examples=1, gap_estimate=math.inf, passes=asked)
+            self._schedule.due(beginning, -math.inf)
         for certificate in certificates:
             self.after(certificate)
         self._hits = state.get("cache_hits", 0)
-
-
-class _Beginning:
-    """The progress of a run after its first steps."""
-
-    num_examples, gap_estimate = 1, math.inf
-
-    def __init__(self, passes: float) -> None:
-        self.passes = passes
 
 
 def run_until(
@@ -189,25 +170,17 @@ def run_until(
 ) -> Proof:
     """Take steps until an exact pass proves that the gap is within ``tolerance``.
 
+    Limits, ``schedule`` and ``idle_epochs`` are those of :class:`Pacing`, which refuses others.
+
     Args:
         steps: Endless iterator that takes the steps; yields the number of examples that each visited.
         counters: The progress of the steps.
         certify: Makes an exact pass.
-        tolerance: As in :class:`Trainer`, like ``max_passes`` and ``on_check``.
-        max_passes: Most effective passes.
-        schedule: See :class:`Pacing`, like ``idle_epochs``.
         on_check: Called with every certificate.
-        reached: Whether a certificate ends the run; None ends it if the gap is within the tolerance, or if no example
-            has a gap.
+        reached: Whether a certificate ends the run; None: the gap is within the tolerance, or no example has a gap.
         progress: Whether a line on stderr follows the run, or the line of a caller's own run.
-        value: The dual objective now: for that line, which else shows that of the last certificate, and so that a share
-            of the primal may be reached without a step.
-        idle_epochs: See :class:`Pacing`.
+        value: The dual objective now, for that line, and so that a share of the primal may be reached without a step.
         early: Whether the first exact pass, too, is due by a share of ``value``.
-
-    Raises:
-        ValueError: An argument is out of range.
-        TypeError: ``schedule`` is not a Schedule, or ``progress`` neither True nor False.
     """
     check_limits(tolerance, max_passes)
     grad = torch.set_grad_enabled(torch.is_grad_enabled())  # an interrupt of no_grad's own code leaves gradients off
@@ -258,14 +231,8 @@ class DualTrainer:
     """An exact pass is due after so many epochs of visits without an oracle call."""
     early = False
     """Whether the first exact pass is due by the estimated objective, where few passes are needed."""
-
-    def step(self) -> Any:
-        """Take one step; counts its visits in the dual."""
-        raise NotImplementedError
-
-    def certify(self) -> Certificate:
-        """An exact pass."""
-        raise NotImplementedError
+    step: Callable[..., Any]
+    certify: Callable[..., Certificate]
 
     def solve(
         self,
@@ -279,12 +246,10 @@ class DualTrainer:
         """Take steps until an exact pass proves that the gap is within ``tolerance``; as :meth:`Trainer.solve`.
 
         Args:
-            tolerance: The gap to reach, a number or ``Relative(0.01)``, a share of the primal.
+            tolerance, on_check, progress: As there.
             max_passes: The run stops after the step that reaches it; the certificate takes one more pass.
             schedule: When exact passes are made, asked after every step; None is that of the solver given
                 to :func:`torchssvm.make_trainer`, else ``WhenEstimated()``.
-            on_check: Called with the certificate of every exact pass.
-            progress: Whether one line on stderr follows the run.
 
         Raises:
             ValueError: An argument is out of range.

@@ -23,7 +23,7 @@ from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
-from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.certificate import Certificate, write
 from torchssvm.solvers.choice import BATCH, CPU, Choice, Sample, choose, of_all_ranks
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
@@ -187,12 +187,7 @@ def make_trainer(
         if choice.adapter is not None:
             move(head, CPU)
         dual = DualState.for_head(
-            head,
-            n,
-            lam,
-            structure=structure,
-            storage=copy.deepcopy(rules.storage),
-            memory_limit=rules.memory_limit,
+            head, n, lam, structure=structure, storage=copy.deepcopy(rules.storage), memory_limit=rules.memory_limit
         )
         if begun is not None:
             go_on(head, dual, begun, dataset, sample.potentials)
@@ -234,9 +229,7 @@ def _zero_weights(head: nn.Module) -> Iterator[None]:
         yield
     except BaseException:
         move(head, device)
-        with torch.no_grad():
-            for parameter, weights in zip(head.parameters(), held, strict=True):
-                parameter.copy_(weights)
+        write(held, head.parameters())
         raise
 
 

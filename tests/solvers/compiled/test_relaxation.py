@@ -8,7 +8,7 @@ import torch
 from torchssvm import CacheOracle, CompiledBCFW, Corrective, DualState, Labelings, LinearChain
 from torchssvm.core.batch import in_order
 from torchssvm.datasets import OCR
-from torchssvm.solvers.compiled.relaxation import left_of_cycle, phase
+from torchssvm.solvers.compiled.draws import left_of_cycle, phase
 from torchssvm.steps.numba import left_of, relaxed_step
 
 N = 60

@@ -23,8 +23,8 @@ from random_entries import (
 )
 
 from torchssvm.solvers.gdmm.entry_heaps import COUNT, VISITED, add
-from torchssvm.solvers.gdmm.maximisation import indicator_fmo, interaction_fmo
 from torchssvm.solvers.gdmm.sorted_entries import make_entries
+from torchssvm.solvers.gdmm.walks import indicator_fmo, interaction_fmo
 
 
 @settings(max_examples=120, deadline=None)

@@ -23,10 +23,9 @@ from torchssvm.solvers.compiled.atoms import fill_direction, find_slot, insert, 
 def exact_ranges(
     begin, end, ranges, examples, model, blocks, scalars, scratch, part, totals, every, hinges, losses, corners
 ):
-    """Decode the examples of some ranges at the weights of ``model``; no block is touched.
+    """Decode the examples of ranges ``begin`` to ``end - 1`` at the weights of ``model``; no block is touched.
 
     Args:
-        begin, end: Which ranges.
         ranges: Where each range of examples begins, and the end of the last one.
         examples, model, blocks, scalars, scratch: See :mod:`.state`; ``scalars.gaps`` gets the gaps.
         part: Scratch for the weights of a few examples, zero before and after; in the dtype of the weights.
@@ -84,17 +83,10 @@ def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, 
 
 @njit
 def remember_range(begin, end, examples, blocks, options, scratch, counters, corners):
-    """Keep the outputs found for examples ``begin`` to ``end - 1``, in free slots and in slots without mass.
+    """Keep the outputs ``corners`` of examples ``begin`` to ``end - 1``, in free slots and in slots without mass.
 
-    Args:
-        begin, end: Which examples.
-        examples, blocks, scratch: See ``torchssvm.solvers.compiled.state``.
-        options: Options of a Frank-Wolfe step, so that inner products are left to the visits.
-        counters: ``[3]`` int64; the last one is the clock, whose initial value every example sees.
-        corners: ``[tokens]``, the outputs.
-
-    Returns:
-        How many labelings were kept.
+    ``options`` are those of a Frank-Wolfe step, so that inner products are left to the visits; every example sees the
+    initial clock of ``counters``, ``[3]`` int64. Returns how many labelings were kept.
     """
     clock, kept = counters[2], 0
     for i in range(begin, end):

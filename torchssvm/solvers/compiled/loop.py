@@ -69,13 +69,10 @@ def visit_blocks(order, points, tree, examples, model, blocks, scalars, options,
 
 @njit
 def visit_batch(examples, model, gradient, blocks, scalars, options, scratch, counters, labels, steps):
-    """Visit the blocks of a batch of mean parts in their order.
+    """Visit the blocks of a batch of mean parts in their order; arguments as in :func:`visit_blocks`.
 
-    Args:
-        examples, model, blocks, scalars, options, scratch, counters: See :func:`visit_blocks`.
-        gradient: Zero, with the shapes of ``model``; gets ``(1/n) sum_i gamma_i Phi_i^T Delta_i``.
-        labels: ``[B, N]``, gets the corners, within the lengths.
-        steps: ``[B]`` float64, gets gamma_i.
+    ``gradient``, zero and with the shapes of ``model``, gets ``(1/n) sum_i gamma_i Phi_i^T Delta_i``; ``labels`` ``[B,
+    N]`` the corners, within the lengths; ``steps`` ``[B]`` float64 gamma_i.
     """
     kind, delta, pairs = examples.kind, scratch.delta, scratch.delta_pairs
     for b in range(len(steps)):
@@ -160,19 +157,8 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
     if curved:
         fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, scratch)
     change, scale = scratch.change, options.lam * n
-    choose(
-        options.direction,
-        atoms,
-        corner,
-        mass,
-        hinge,
-        scratch.gram,
-        scale,
-        options.steps,
-        options.tolerance,
-        change,
-        scratch.work,
-    )
+    rule, limits = options.direction, (options.steps, options.tolerance)
+    choose(rule, atoms, corner, mass, hinge, scratch.gram, scale, *limits, change, scratch.work)
 
     # The direction in parts space, and the exact step: value/n is the slope, curvature/(lam n^2) the curvature.
     delta, pairs = scratch.delta, scratch.delta_pairs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,21 +15,14 @@ from torchssvm.dual.rows import RowBuffer
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import check_memory
 from torchssvm.kinds.adapter import HeadAdapter
-from torchssvm.solvers.compiled.state import BlockArrays
+from torchssvm.solvers.compiled.state import BlockArrays, without_slots
 
 
 class BlockMemory:
-    """Views of the storage, and its growth.
+    """Views of the storage, and its growth; MemoryError where the blocks would not fit in the dual's ``memory_limit``.
 
-    Args:
-        adapter: The head.
-        dual: Its dual state.
-        lengths: ``[n]`` int64, the lengths of the examples.
-        labels: The largest number of labels of an example.
-        curvature: Whether inner products of labelings are kept.
-
-    Raises:
-        MemoryError: The blocks would not fit in the dual's ``memory_limit``.
+    ``lengths`` ``[n]`` int64 are those of the examples, ``labels`` is the largest number of labels of one, and
+    ``curvature`` says whether inner products of labelings are kept.
     """
 
     def __init__(self, adapter: HeadAdapter, dual: DualState, lengths: Tensor, labels: int, *, curvature: bool) -> None:
@@ -41,42 +35,30 @@ class BlockMemory:
         self.curvature = curvature
         self._used: Tensor | None = None  # of ``BlockArrays.rest_used``, while only compiled loops change blocks
         self._finished = 0  # labelings that were used later lack all but their labels
-        self._clock = 0  # the clock of mean parts, which nothing depends on
         if self.labelings is not None:
             if curvature:
                 self.labelings.keep_curvature()
             self._check(self._labelings_bytes(), "Labelings(capacity=...) with a smaller capacity takes less")
         elif not self.has_rest:
             self._check(self._rest_bytes(), "storage=Weights() or Labelings() may take less")
-        n, dtype = len(dual.own), dual.parameters[0].dtype
+        n, dtype = len(dual.own), torch.zeros(0, dtype=dual.parameters[0].dtype).numpy().dtype
         self._nothing = BlockArrays(
-            count=torch.zeros(n, dtype=torch.int64).numpy(),
-            mass=torch.zeros(n, 0, dtype=torch.float64).numpy(),
-            loss=torch.zeros(n, 0, dtype=torch.float64).numpy(),
-            used=torch.zeros(n, 0, dtype=torch.int64).numpy(),
-            labelings=torch.zeros(n, 0, self.longest, dtype=torch.int8).numpy(),
-            gram=torch.zeros(1, 1, 1, dtype=dtype).numpy(),
-            known=torch.zeros(n, 0, dtype=torch.bool).numpy(),
-            rest_mass=torch.ones(n, dtype=torch.float64).numpy(),
-            rest_loss=torch.zeros(n, dtype=torch.float64).numpy(),
-            mixed=torch.ones(n, dtype=torch.bool).numpy(),
-            rest_emission=torch.zeros(1, adapter.row_width, dtype=dtype).numpy(),
-            rest_emission_start=torch.zeros(n, dtype=torch.int64).numpy(),
-            rest_transition=torch.zeros(0, adapter.pair_width, dtype=dtype).numpy(),
-            rest_transition_start=torch.zeros(n, dtype=torch.int64).numpy(),
-            rest_used=torch.zeros(0, dtype=torch.bool).numpy(),
+            **without_slots(n, self.longest, dtype),
+            rest_emission=np.zeros((1, adapter.row_width), dtype),
+            rest_emission_start=np.zeros(n, np.int64),
+            rest_transition=np.zeros((0, adapter.pair_width), dtype),
+            rest_transition_start=np.zeros(n, np.int64),
+            rest_used=np.zeros(0, np.bool_),
         )
 
     @property
     def clock(self) -> int:
         """The time that is noted when a labeling is used."""
-        return self._clock if self.labelings is None else self.labelings.sets.clock
+        return 0 if self.labelings is None else self.labelings.sets.clock
 
     @clock.setter
     def clock(self, value: int) -> None:
-        if self.labelings is None:
-            self._clock = value
-        else:
+        if self.labelings is not None:  # nothing depends on that of mean parts
             self.labelings.sets.clock = value
 
     @property
@@ -119,9 +101,7 @@ class BlockMemory:
                 if self._used is None:
                     self._used = rows.any(1)
                 blocks = blocks._replace(
-                    rest_transition=rows.numpy(),
-                    rest_transition_start=start.numpy(),
-                    rest_used=self._used.numpy(),
+                    rest_transition=rows.numpy(), rest_transition_start=start.numpy(), rest_used=self._used.numpy()
                 )
         return blocks
 
@@ -130,10 +110,8 @@ class BlockMemory:
         self._used, self._finished = None, self.clock
 
     def make_rest(self) -> None:
-        """Give every example its rows in the rest, zero where it had none.
-
-        Raises:
-            MemoryError: The rows would not fit in the dual's ``memory_limit``.
+        """Give every example its rows in the rest, zero where it had none; MemoryError beyond the dual's
+        ``memory_limit``.
         """
         advice = (
             "a larger capacity of Labelings() avoids it"

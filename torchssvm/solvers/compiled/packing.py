@@ -25,37 +25,23 @@ _DENSE = 0.5  # a feature in a list takes twice the memory and slightly more tim
 
 
 class Piece(NamedTuple):
-    """The examples of one batch, without padding.
+    """The examples of one batch, without padding."""
 
-    Attributes:
-        index: ``[B]`` int64.
-        sizes: ``[B]`` int64, numbers of labels.
-        lengths: ``[B]`` int64.
-        x: ``[rows, F]``, or lists; lists without values are of ones.
-        labels: ``[labels]`` int64.
-        cost: ``[labels]`` float64.
-        targets: ``[B]`` int64, their digests.
-        own: What the kind needs beside them.
-    """
-
-    index: Tensor  # type: ignore[assignment]  # it hides tuple.index
-    sizes: Tensor
-    lengths: Tensor
-    x: Tensor | Lists
-    labels: Tensor
-    cost: Tensor
-    targets: Tensor
-    own: dict[str, Ragged]
+    index: Tensor  # type: ignore[assignment]  # it hides tuple.index; [B] int64
+    sizes: Tensor  # [B] int64, numbers of labels
+    lengths: Tensor  # [B] int64
+    x: Tensor | Lists  # [rows, F], or lists; lists without values are of ones
+    labels: Tensor  # [labels] int64
+    cost: Tensor  # [labels] float64
+    targets: Tensor  # [B] int64, their digests
+    own: dict[str, Ragged]  # what the kind needs beside them
 
 
 def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tuple[Examples, Tensor, Tensor]:
     """Every example that this process holds, in order, as NumPy arrays; the head and the structure check them.
 
-    Returns:
-        The examples, the digests of their targets, ``[m]`` int64, and their lengths, ``[m]`` int64.
-
-    Raises:
-        ValueError: An example is missing or duplicated, or a batch is not valid.
+    Also returns digests of their targets and their lengths, ``[m]`` int64 both. Raises ValueError if one is missing or
+    duplicated, or a batch is not valid.
     """
     n, dtype = len(dual.own), dual.parameters[0].dtype
     sizes, lengths, lines, targets = torch.zeros(4, n, dtype=torch.int64)

@@ -1,51 +1,104 @@
-"""The compiled loop in several processes: rounds of own visits, each followed by a joint step."""
+"""The compiled loop in several processes: rounds of own visits, each followed by a joint step.
+
+Blocks are kept as they were at the start of a round, and move back towards that by the joint step.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.core.jit import njit
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import inner_product, rows_of
 from torchssvm.core.undisturbed import undisturbed
+from torchssvm.core.vectors import set_row
 from torchssvm.distributed.exchange import Exchange, Figures
-from torchssvm.dual.state import DualState
+from torchssvm.kinds.block import count_rows, length_of, pair_rows_of, size_of
 from torchssvm.kinds.examples import Examples
-from torchssvm.solvers.compiled.blend import Kept
-from torchssvm.solvers.compiled.draws import Draws
+from torchssvm.solvers.compiled.atoms import add_to_rest, rest_views
+from torchssvm.solvers.compiled.state import BlockArrays
 from torchssvm.solvers.proposal import record
 from torchssvm.steps.line_search import exact_step
 
 
-class Loop(Protocol):
-    """What a round needs of a compiled loop."""
+class Kept(NamedTuple):
+    """Copies of the blocks ``own``, as in ``BlockArrays``, and of their losses."""
 
-    dual: DualState
-    draws: Draws
-    examples: Examples
+    own: Any  # [U] int64, distinct blocks
+    mass: Any  # [U, C]
+    loss: Any  # [U, C]
+    labelings: Any  # [U, C, N]
+    rest_mass: Any  # [U]
+    rest_loss: Any  # [U]
+    emission: Any  # [rows, K], psi of the rests; zero where there are none
+    pairs: Any  # [rows, K], psi of their pairs
+    losses: Any  # [U], l_i
 
-    @property
-    def emission(self) -> Tensor:
-        """The emissions of the head."""
 
-    def begin(self) -> None:
-        """Check that visits can be made, in all processes."""
+def keep_blocks(own: np.ndarray, examples: Examples, blocks: BlockArrays, losses: np.ndarray) -> Kept:
+    """Copies of the blocks ``own``, ``[U]`` int64, distinct; ``losses`` ``[n]`` are l_i."""
+    copies = [getattr(blocks, name)[own] for name in ("mass", "loss", "labelings", "rest_mass", "rest_loss")]
+    rows = count_rows(examples, own, np.zeros((2, 2), np.int64))[0]
+    held = blocks.rest_emission, blocks.rest_transition
+    emission, pairs = (np.zeros((count, a.shape[1]), a.dtype) for count, a in zip(rows, held, strict=True))
+    _copy_rests(own, examples, blocks, emission, pairs)
+    return Kept(own, *copies, emission, pairs, losses[own])  # type: ignore[call-arg]
 
-    def end(self, index: Tensor | None = None) -> None:
-        """Accept the weights."""
 
-    def keep(self, order: Tensor) -> Kept:
-        """Copies of the blocks that a round visits."""
+@njit
+def _copy_rests(own: Any, examples: Any, blocks: Any, emission: Any, pairs: Any) -> None:
+    row, pair = 0, 0
+    for i in own:
+        length, height = length_of(examples.kind, examples, i), pair_rows_of(examples.kind, examples, i)
+        psi, held, _ = rest_views(examples, blocks, i, length)
+        if blocks.rest_emission_start[i] > 0:
+            set_row(emission[row : row + length], psi, None, None)
+            set_row(pairs[pair : pair + height], held, None, None)
+        row, pair = row + length, pair + height
 
-    def visit_all(self, order: Tensor) -> None:
-        """Visit these blocks, one after another."""
 
-    def blend(self, kept: Kept, share: float) -> None:
-        """Move blocks back towards those that were kept."""
+@njit
+def blend(kept: Any, share: float, examples: Any, blocks: Any, losses: Any, n: int, counts: Any) -> None:
+    """Give every block ``share``, 0 to 1, of its dual variables of now, and the rest of those that it had.
+
+    A labeling that has lost its slot since then goes into the rest, which the block must have. ``n`` is that of all
+    processes; ``counts`` ``[K, K]`` float64 is zero, or empty without pairs.
+    """
+    before, row, pair = 1.0 - share, 0, 0
+    for u in range(len(kept.own)):
+        i = kept.own[u]
+        length = length_of(examples.kind, examples, i)
+        losses[i] = before * kept.losses[u] + share * losses[i]
+        psi, pairs, _ = rest_views(examples, blocks, i, length)  # not read where there is no rest
+        if blocks.rest_emission_start[i] > 0:
+            for t in range(length):
+                for k in range(psi.shape[1]):
+                    psi[t, k] = before * kept.emission[row + t, k] + share * psi[t, k]
+            for k in range(len(pairs)):
+                for m in range(pairs.shape[1]):
+                    pairs[k, m] = before * kept.pairs[pair + k, m] + share * pairs[k, m]
+        blocks.rest_mass[i] = before * kept.rest_mass[u] + share * blocks.rest_mass[i]
+        blocks.rest_loss[i] = before * kept.rest_loss[u] + share * blocks.rest_loss[i]
+        for c in range(blocks.mass.shape[1]):
+            blocks.mass[i, c] *= share
+            old = before * kept.mass[u, c]
+            if old > 0.0:
+                stays = True
+                for t in range(size_of(examples, i)):
+                    stays &= blocks.labelings[i, c, t] == kept.labelings[u, c, t]
+                if stays:
+                    blocks.mass[i, c] += old
+                else:
+                    add_to_rest(examples, i, length, kept.labelings[u, c], old, blocks, counts)
+                    blocks.rest_mass[i] += old
+                    blocks.rest_loss[i] += old * kept.loss[u, c] / n
+                    blocks.mixed[i] = True
+        row, pair = row + length, pair + pair_rows_of(examples.kind, examples, i)
 
 
 _LATENCY, _PER_WEIGHT, _PER_PRODUCT = 1e-3, 1e-8, 1e-9
@@ -57,15 +110,12 @@ _PART = 20  # a round is at most this part of a process's examples
 class Rounds:
     """Visits in rounds: each process visits some of its blocks, and the box QP over the ranks combines their moves.
 
-    Short rounds need fewer passes, long ones fewer exchanges. Where no size is given, a round takes as many visits as
-    would take the time of an exchange, by the sizes of weights and examples alone.
-
-    Args:
-        loop: The compiled loop.
-        visits: Visits of a process in a round; None chooses it.
+    Short rounds need fewer passes, long ones fewer exchanges. ``visits`` are those of a process in a round; None is as
+    many as would take the time of an exchange, by the sizes of weights and examples alone. ``loop`` is a
+    ``CompiledBCFW``.
     """
 
-    def __init__(self, loop: Loop, visits: int | None) -> None:
+    def __init__(self, loop: Any, visits: int | None) -> None:
         self._loop = loop
         self._exchange = Exchange(loop.dual.ranks, loop.dual.parameters)
         self.visits = self._usual() if visits is None else visits
@@ -143,14 +193,9 @@ class Rounds:
 
 
 class _Before:
-    """Weights and gaps before a round; of many weights, the rows that its examples read.
+    """Weights and gaps before a round of the blocks ``order``; of many weights, the rows that its examples read."""
 
-    Args:
-        loop: The compiled loop.
-        order: The blocks of the round.
-    """
-
-    def __init__(self, loop: Loop, order: Tensor) -> None:
+    def __init__(self, loop: Any, order: Tensor) -> None:
         self._loop = loop
         rows: Tensor | None = None
         if loop.dual.is_large and (found := columns_of(loop.examples, np.unique(order.numpy()))) is not None:

@@ -20,7 +20,7 @@ from torchssvm.kinds.adapter import find_adapter
 from torchssvm.kinds.examples import Examples, make_scratch
 from torchssvm.kinds.inner import fill_inner, list_tokens
 from torchssvm.solvers.compiled.packing import long_features, num_products, offsets
-from torchssvm.solvers.compiled.state import BlockArrays, Options, Scalars
+from torchssvm.solvers.compiled.state import BlockArrays, Options, Scalars, without_slots
 from torchssvm.steps.block_steps import BatchSteps, BlockSteps, Visited
 from torchssvm.steps.box_qp import BoxQP
 from torchssvm.steps.cache import MaxOracle
@@ -67,11 +67,8 @@ class Sequential(BlockSteps):
         lam: float,
         n: int,
     ) -> Visited:
-        """See :meth:`BlockSteps.visit`.
-
-        Raises:
-            ValueError: The potentials do not record their head and features.
-            TypeError: The head has no compiled loop, or the dual has another structure than the head.
+        """See :meth:`BlockSteps.visit`; ValueError or TypeError where the potentials do not record a head
+        that it can visit.
         """
         if potentials.called_with is None:
             raise ValueError(
@@ -133,16 +130,7 @@ def _blocks(adapter: SequenceAdapter, psi: Parts) -> BlockArrays:
     held[1:] = emission.reshape(-1, states)
     pairs = emission.new_zeros(0, states) if adapter.pairs is None else psi[adapter.pairs].clone().view(-1, states)
     return BlockArrays(
-        count=np.zeros(batch, np.int64),
-        mass=np.zeros((batch, 0)),
-        loss=np.zeros((batch, 0)),
-        used=np.zeros((batch, 0), np.int64),
-        labelings=np.zeros((batch, 0, longest), np.int8),
-        gram=np.zeros((1, 1, 1), held.numpy().dtype),
-        known=np.zeros((batch, 0), np.bool_),
-        rest_mass=np.ones(batch),
-        rest_loss=np.zeros(batch),
-        mixed=np.ones(batch, np.bool_),
+        **without_slots(batch, longest, held.numpy().dtype),
         rest_emission=held.numpy(),
         rest_emission_start=np.arange(batch) * longest + 1,
         rest_transition=pairs.contiguous().numpy(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -24,13 +25,11 @@ from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import HeadAdapter, find_adapter
 from torchssvm.kinds.examples import make_scratch
 from torchssvm.solvers.certificate import Certificate, conclude
-from torchssvm.solvers.compiled.blend import Kept, blend, keep_blocks
-from torchssvm.solvers.compiled.draws import ALL, LEAST, Draws
+from torchssvm.solvers.compiled.draws import ALL, LEAST, Draws, left_of_cycle, phase
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
 from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.packing import largest_rows, long_features, pack
-from torchssvm.solvers.compiled.relaxation import left_of_cycle, phase
-from torchssvm.solvers.compiled.rounds import Rounds
+from torchssvm.solvers.compiled.rounds import Kept, Rounds, blend, keep_blocks
 from torchssvm.solvers.compiled.state import Options, Scalars
 from torchssvm.solvers.compiled.validate import validate_blocks, validate_problem, validate_weights
 from torchssvm.solvers.exact_pass import ExactPass
@@ -148,7 +147,7 @@ class CompiledBCFW(DualTrainer, Stateful):
 
         From the fortieth epoch of the dual's visits on, where one process draws the blocks and the steps are
         corrective, they are drawn by the roots of their gaps, and three steps of four are over-relaxed: see
-        :mod:`.relaxation`. Those of :meth:`visit` are exact.
+        :func:`.draws.phase`. Those of :meth:`visit` are exact.
 
         Args:
             visits: Number of visits, of all processes together; None is a quarter of an epoch, or a whole epoch for
@@ -373,17 +372,10 @@ class CompiledBCFW(DualTrainer, Stateful):
         self.dual.mailbox.notify()
 
     def _visit(self, order: Tensor, points: Tensor, *, drawn: bool, relaxation: float = 1.0, power: float = 1.0) -> int:
-        """Visit blocks by ``order``, or draw them by ``points``: one of the two is empty.
+        """Visit blocks by ``order``, or draw them by the random ``points``: one of the two is empty; returns the visits
+        made.
 
-        Args:
-            order: Examples.
-            points: Random numbers.
-            drawn: Whether ``order`` came from ``Draws``.
-            relaxation: Of the steps.
-            power: Of the gaps by which blocks are drawn.
-
-        Returns:
-            Visits made.
+        ``drawn`` says that ``order`` came from ``Draws``; ``power`` is that of the gaps by which blocks are drawn.
         """
         if self._whole:  # they import Numba, which takes half a second
             from torchssvm.solvers.compiled.whole import solve_blocks as visit_blocks
@@ -467,17 +459,38 @@ class CompiledBCFW(DualTrainer, Stateful):
         )
 
 
+class ProposedVisits:
+    """A proposal for ``dual.mailbox``: ``BCFW.step`` then lets the loop visit the blocks and move the weights.
+
+    ``visits`` are examples ``[V]`` int64, visited one after another; or the number of visits, of blocks that are drawn.
+    """
+
+    def __init__(self, loop: CompiledBCFW, visits: Tensor | int) -> None:
+        self.loop, self.visits = loop, visits
+
+    def take(self, optimizer: Any, together: list[Any]) -> None:
+        """Visit the blocks, and publish the mean step as the optimizer's ``lr``."""
+        dual = self.loop.dual
+        for proposal in together:
+            # An exchange with other processes may wait for long, and can be interrupted.
+            with nullcontext() if dual.ranks else undisturbed():
+                dual.visits += 1  # before the dual notifies its observers
+                try:
+                    visits = proposal.visits
+                    (proposal.loop.visit if isinstance(visits, Tensor) else proposal.loop.step)(visits)
+                except BaseException:
+                    dual.visits -= 1
+                    raise
+                optimizer.show_rate(proposal.loop.mean_step / dual.lam)
+
+
 def usual_visits(num_examples: int, whole: int = 1000) -> int:
     """Visits of one step: a quarter of an epoch, or ``whole`` where that is more, and never more than an epoch."""
     return max(num_examples // 4, min(num_examples, whole))
 
 
 def check_compiled(direction: Any, oracle: Any) -> None:
-    """Check that these rules have a compiled form.
-
-    Raises:
-        TypeError: A rule has none.
-    """
+    """Raise TypeError unless these rules have a compiled form."""
     if isinstance(direction, type) or isinstance(oracle, type):
         raise TypeError(f"direction={direction} and oracle={oracle} must be objects such as Pairwise() and MaxOracle()")
     if type(direction) not in DIRECTIONS:

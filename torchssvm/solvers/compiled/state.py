@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 
 class BlockArrays(NamedTuple):
     """The active sets and the rest, as in ``Labelings``; ``MeanParts`` are a rest without slots.
@@ -29,6 +31,22 @@ class BlockArrays(NamedTuple):
     rest_used: Any
 
 
+def without_slots(n: int, longest: int, dtype: Any) -> dict[str, Any]:
+    """All arrays of mean parts but those of their rest: n blocks, of ``longest`` labels at most."""
+    return {
+        "count": np.zeros(n, np.int64),
+        "mass": np.zeros((n, 0)),
+        "loss": np.zeros((n, 0)),
+        "used": np.zeros((n, 0), np.int64),
+        "labelings": np.zeros((n, 0, longest), np.int8),
+        "gram": np.zeros((1, 1, 1), dtype),
+        "known": np.zeros((n, 0), np.bool_),
+        "rest_mass": np.ones(n),
+        "rest_loss": np.zeros(n),
+        "mixed": np.ones(n, np.bool_),
+    }
+
+
 class Scalars(NamedTuple):
     """Numbers of each example: l_i, the last gap, and the gap at the last oracle call."""
 
@@ -38,30 +56,16 @@ class Scalars(NamedTuple):
 
 
 class Options(NamedTuple):
-    """The parameters of the direction and of the oracle rule.
+    """The parameters of the direction and of the oracle rule."""
 
-    Attributes:
-        direction: The ``rule`` of the direction.
-        steps: Steps of the corrective direction.
-        tolerance: Tolerance of the corrective direction.
-        cache: Whether the cache may answer.
-        factor: F of the cache rule.
-        threshold: nu g / n of the cache rule.
-        lam: Regularisation.
-        num_examples: n.
-        by_gap: Whether blocks are drawn by their gaps, else in the given order.
-        power: Blocks are drawn in proportion to this power of the gap.
-        relaxation: How many times an exact step is taken; 1 is the exact step, 2 would leave the dual as it is.
-    """
-
-    direction: int
-    steps: int
-    tolerance: float
-    cache: bool
-    factor: float
-    threshold: float
-    lam: float
-    num_examples: int
-    by_gap: bool
-    power: float = 1.0
-    relaxation: float = 1.0
+    direction: int  # the ``rule`` of the direction
+    steps: int  # steps of the corrective direction
+    tolerance: float  # tolerance of the corrective direction
+    cache: bool  # whether the cache may answer
+    factor: float  # F of the cache rule
+    threshold: float  # nu g / n of the cache rule
+    lam: float  # regularisation
+    num_examples: int  # n
+    by_gap: bool  # whether blocks are drawn by their gaps, else in the given order
+    power: float = 1.0  # blocks are drawn in proportion to this power of the gap
+    relaxation: float = 1.0  # how many times an exact step is taken; 2 would leave the dual as it is

@@ -19,16 +19,7 @@ from torchssvm.kinds.adapter import HeadAdapter
 
 
 def validate_problem(adapter: HeadAdapter, dual: DualState) -> None:
-    """Check that the dual fits this head and has a compiled form.
-
-    Args:
-        adapter: The head.
-        dual: Its dual state.
-
-    Raises:
-        TypeError: The storage has no compiled form.
-        ValueError: The dual belongs to another structure.
-    """
+    """Raise TypeError for a storage without a compiled form, and ValueError for a dual of another structure."""
     if type(dual.storage) not in (Labelings, MeanParts):
         raise TypeError(
             f"the dual's storage is {type(dual.storage).__name__}(): make it with storage=MeanParts() or "
@@ -44,18 +35,11 @@ def validate_problem(adapter: HeadAdapter, dual: DualState) -> None:
 def validate_weights(
     adapter: HeadAdapter, dual: DualState, layout: list[tuple[torch.Size, torch.dtype]], *, begun: bool = True
 ) -> None:
-    """Check that the head's parameters are those of the dual, unchanged since the last step.
+    """Raise an error unless the head's parameters are those of the dual, unchanged since the last step and without
+    bounds.
 
-    Args:
-        adapter: The head.
-        dual: Its dual state.
-        layout: Shapes and dtypes of its parameters when the loop was made.
-        begun: Whether the weights of a new dual have been set to zero already.
-
-    Raises:
-        ValueError: The parameters are not those of the dual, or have other shapes.
-        TypeError: The weights have bounds.
-        RuntimeError: The weights were changed since the last step.
+    ``layout`` has their shapes and dtypes when the loop was made; ``begun`` says that those of a new dual are zero
+    already.
     """
     head = adapter.head
     if [id(p) for p in head.parameters()] != [id(p) for p in dual.parameters]:
@@ -82,17 +66,9 @@ def validate_weights(
 
 
 def validate_blocks(adapter: HeadAdapter, dual: DualState, lengths: Tensor, targets: Tensor) -> None:
-    """Check that every block belongs to its example.
+    """Raise RuntimeError for a block of another target, and ValueError for one of another length or of unknown labels.
 
-    Args:
-        adapter: The head.
-        dual: Its dual state.
-        lengths: ``[n]`` int64, the lengths of the examples.
-        targets: ``[n]`` int64, digests of their targets.
-
-    Raises:
-        RuntimeError: A block was trained on another target.
-        ValueError: A block is of another length, or of labels that the head does not have.
+    ``lengths`` of the examples and digests ``targets`` are ``[n]`` int64.
     """
     storage = dual.storage
     if isinstance(storage, Labelings):

@@ -36,12 +36,10 @@ def project(point, size, order, out):
 
 @njit
 def away_direction(mass, gradient, size, out):
-    """Away-step Frank-Wolfe ([Y16] Algorithm 2) in one block: the direction, its slope and its maximal step.
+    """Away-step Frank-Wolfe ([Y16] Algorithm 2) in one block, whose active set has ``mass`` and ``gradient``,
+    ``[size]``.
 
-    Args:
-        mass, gradient: ``[size]``, of the active set.
-        size: Size of the active set.
-        out: Gets the direction ``v - pi``, or ``pi - v'`` for the corner v' that should lose mass.
+    ``out`` gets the direction ``v - pi``, or ``pi - v'`` for the corner v' that should lose mass.
 
     Returns:
         ``-<gradient, out>`` and the largest step that stays in the simplex.

@@ -1,7 +1,8 @@
-"""Weights of consistent duals and exact hinges at them, for chains.
+"""Consistent duals near the iterate, their weights, and exact hinges at them, for chains.
 
 Transitions are zero except for pairs that some dual contains. Viterbi looks at these pairs, and at the best previous
-label without such a pair: O(pairs + K) for each token instead of K^2.
+label without such a pair: O(pairs + K) for each token instead of K^2. Pair distributions with common marginals are the
+marginals of a distribution over labelings, so that rounding gives a feasible dual point of the structural SVM.
 """
 
 from __future__ import annotations
@@ -11,34 +12,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchssvm.core.jit import njit
-from torchssvm.solvers.gdmm.chain_pass import fill_scores
+from torchssvm.solvers.gdmm.chain_pass import Duals, fill_scores
+from torchssvm.solvers.gdmm.ragged import Ragged, offsets
 from torchssvm.structures.maxplus import first_of_largest
 
-_BEST = 32  # number of best previous labels that are kept sorted
+BEST = 32  # number of best previous labels that are kept sorted
 
 
 class Columns(NamedTuple):
-    """A sparse matrix of transitions by its columns, the next labels.
+    """A sparse matrix of transitions by its columns, the next labels."""
 
-    Attributes:
-        start: ``[K + 1]`` int64.
-        row: ``[pairs]`` int32, ascending in every column.
-        value: ``[pairs]`` float64.
-    """
-
-    start: Any
-    row: Any
-    value: Any
+    start: Any  # [K + 1] int64
+    row: Any  # [pairs] int32, ascending in every column
+    value: Any  # [pairs] float64
 
 
 def columns_of(key: np.ndarray, value: np.ndarray, num_states: int) -> Columns:
-    """Sums of values by pair.
-
-    Args:
-        key: ``[M]`` int64, ``a K + b``; pairs may repeat.
-        value: ``[M]`` float64.
-        num_states: K, the number of states.
-    """
+    """Sums of values ``[M]`` float64 by their keys ``a K + b``, ``[M]`` int64, which may repeat."""
     by_column = (key % num_states) * num_states + key // num_states
     pairs, place = np.unique(by_column, return_inverse=True)
     sums = np.bincount(place, weights=value, minlength=len(pairs))
@@ -67,17 +57,9 @@ def sum_features(tokens, variables, scale, total):
 
 @njit
 def exact_hinges(begin, end, tokens, weights, columns, tables, best, stamps, hinges):
-    """Structured hinges of the chains ``begin`` to ``end - 1``.
+    """Structured hinges of the chains ``begin`` to ``end - 1``, at ``weights`` ``[F, K]``, into ``hinges`` ``[n]``.
 
-    Args:
-        begin, end: Which chains.
-        tokens: The training set.
-        weights: ``[F, K]``.
-        columns: Transitions.
-        tables: ``[3, K]`` float64, scratch.
-        best: ``[_BEST]`` int64, scratch.
-        stamps: ``[K]`` int64, zero.
-        hinges: ``[n]`` float64, gets H_i.
+    Scratch: ``tables`` ``[3, K]``; ``best`` ``[BEST]`` int64; ``stamps`` ``[K]`` int64, zero.
     """
     states = len(columns.start) - 1
     scores, previous, following = tables[0], tables[1], tables[2]
@@ -146,3 +128,75 @@ def _value(columns, a, b):
         if columns.row[q] == a:
             return columns.value[q]
     return 0.0
+
+
+def round_chains(duals: Duals, num_states: int) -> Ragged:
+    """Pairs with their mass for every factor; marginals are those of ``duals.variables``.
+
+    Rows and columns with too much mass are scaled down, and the missing mass is added as a product (Altschuler, Weed,
+    Rigollet 2017, Algorithm 2). This moves at most twice the total variation between the marginals.
+    """
+    variables, factors, _ = duals
+    room = np.where(factors.size > 0, factors.size + variables.size * np.append(variables.size[1:], 0), 0)
+    start = offsets(room)
+    total, widest = int(start[-1]), int(variables.size.max())
+    rounded = Ragged(start, np.zeros(len(room), np.int64), np.zeros(total, np.int64), np.zeros(total), np.zeros(0))
+    _round(variables, factors, num_states, np.zeros((2, widest)), np.zeros((2, widest)), rounded)
+    return rounded
+
+
+@njit
+def _round(variables, factors, states, sums, scale, rounded):
+    for t in range(len(factors.size)):
+        if factors.size[t] == 0:
+            continue
+        begin, size = rounded.start[t], 0
+        for p in range(factors.start[t], factors.start[t] + factors.size[t]):
+            key = factors.key[p]
+            if _place(variables, t, key // states) >= 0 and _place(variables, t + 1, key % states) >= 0:
+                rounded.key[begin + size], rounded.x[begin + size] = key, factors.x[p]
+                size += 1
+        for s in range(2):
+            _sum_side(variables, t + s, s, states, rounded, begin, size, sums[s])
+            for c in range(variables.size[t + s]):
+                own, wanted = sums[s, c], variables.x[variables.start[t + s] + c]
+                scale[s, c] = wanted / own if own > wanted else 1.0
+            for p in range(begin, begin + size):
+                label = rounded.key[p] // states if s == 0 else rounded.key[p] % states
+                rounded.x[p] *= scale[s, _place(variables, t + s, label)]
+        missing = 0.0
+        for s in range(2):
+            _sum_side(variables, t + s, s, states, rounded, begin, size, sums[s])
+            for c in range(variables.size[t + s]):
+                short = variables.x[variables.start[t + s] + c] - sums[s, c]
+                sums[s, c] = short if short > 0.0 else 0.0
+                if s == 1:
+                    missing += sums[s, c]
+        if missing > 0.0:
+            for c in range(variables.size[t]):
+                for d in range(variables.size[t + 1]):
+                    mass = sums[0, c] * sums[1, d] / missing
+                    if mass > 0.0:
+                        key = variables.key[variables.start[t] + c] * states
+                        rounded.key[begin + size] = key + variables.key[variables.start[t + 1] + d]
+                        rounded.x[begin + size] = mass
+                        size += 1
+        rounded.size[t] = size
+
+
+@njit
+def _place(lists, i, key):
+    """The column of the key in list ``i``; -1 if it has none."""
+    for c in range(lists.size[i]):
+        if lists.key[lists.start[i] + c] == key:
+            return c
+    return -1
+
+
+@njit
+def _sum_side(variables, t, s, states, rounded, begin, size, sums):
+    """Mass of the pairs by the label of one side."""
+    sums[: variables.size[t]] = 0.0
+    for p in range(begin, begin + size):
+        label = rounded.key[p] // states if s == 0 else rounded.key[p] % states
+        sums[_place(variables, t, label)] += rounded.x[p]

@@ -18,27 +18,27 @@ from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import find_adapter
 from torchssvm.solvers.compiled.packing import pack
 from torchssvm.solvers.gdmm.blocks import AWAY, PROJECT
-from torchssvm.solvers.gdmm.chain_exact import columns_of, exact_hinges, sum_features
-from torchssvm.solvers.gdmm.chain_pass import update_multipliers, visit_chains
-from torchssvm.solvers.gdmm.chain_rounding import round_chains
-from torchssvm.solvers.gdmm.chain_state import Options, make_duals, make_scratch, make_tokens, with_room
+from torchssvm.solvers.gdmm.chain_exact import BEST, columns_of, exact_hinges, round_chains, sum_features
+from torchssvm.solvers.gdmm.chain_pass import (
+    Options,
+    make_duals,
+    make_scratch,
+    make_tokens,
+    update_multipliers,
+    visit_chains,
+    with_room,
+)
 from torchssvm.solvers.gdmm.pair_weights import as_list, make_pairs
 from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, digest_features, entry_like
-from torchssvm.solvers.gdmm.ragged import as_tensors, check_lists, check_masses, from_tensors
+from torchssvm.solvers.gdmm.ragged import as_tensors, check_lists, check_masses, from_tensors, repacked
 from torchssvm.solvers.gdmm.rules import BlockRule
 from torchssvm.solvers.gdmm.sorted_entries import entries_field, grown
-
-_BEST = 32  # number of best previous labels that an exact pass keeps sorted
 
 
 class ChainProblem(Problem):
     """GDMM's state for a :class:`LinearChain` or :class:`SparseLinearChain` with fixed features.
 
-    Args:
-        head: The head.
-        dual: The problem: n, lam, structure and parameters. Its blocks are not used.
-        batches: Every training example exactly once.
-        ordered: Whether label pairs are kept sorted by weight, for the sublinear oracle.
+    ``ordered`` keeps label pairs sorted by weight, for the sublinear oracle.
     """
 
     has_relaxation = False
@@ -69,22 +69,16 @@ class ChainProblem(Problem):
         scratch = make_scratch(self.duals, self.num_states)
         scale = self.dual.lam * self.dual.num_examples
         options = Options(scale, rho, AWAY if rule.away else PROJECT, rule.greedy)
-        done = 0
-        before = self._visited()
+        done, entries = 0, self.pairs.entries
+        before = int(entries.counters[2])
         while done < len(order):
             done = visit_chains(order, done, self.tokens, self.weights, self.pairs, self.duals, options, scratch)
             if done < len(order):
-                self._make_room(2 * self._longest * (blocks if rule.greedy else 1))
-        scratch.totals[1] += self._visited() - before
+                needed = blocks * (blocks if rule.greedy else 1)
+                entries = grown(entries, max(2 * len(entries.value), int(entries.counters[0]) + needed))
+                self.pairs = self.pairs._replace(entries=entries)
+        scratch.totals[1] += int(entries.counters[2]) - before
         return scratch.totals
-
-    def _visited(self) -> int:
-        return int(self.pairs.entries.counters[2])
-
-    def _make_room(self, needed: int) -> None:
-        entries = self.pairs.entries
-        wanted = max(2 * len(entries.value), int(entries.counters[0]) + needed)
-        self.pairs = self.pairs._replace(entries=grown(entries, wanted))
 
     def update_multipliers(self, step: float) -> np.ndarray:
         """Move multipliers; see :class:`Problem`."""
@@ -95,7 +89,7 @@ class ChainProblem(Problem):
 
     def held(self) -> list[Tensor]:
         """w(pi), one tensor for each parameter."""
-        key, value = as_list_of(self.pairs)
+        key, value = as_list(self.pairs)
         transition = np.zeros((self.num_states, self.num_states))
         transition.reshape(-1)[key] = value
         return self._as_parameters(self.weights, torch.from_numpy(transition))
@@ -121,7 +115,7 @@ class ChainProblem(Problem):
         return drift
 
     def rounded(self) -> Rounded:
-        """A feasible dual point near the iterate, as both points; see ``chain_rounding``."""
+        """A feasible dual point near the iterate, as both points; see ``round_chains``."""
         scale = self.dual.lam * self.dual.num_examples
         total = np.zeros(self.weights.shape)
         loss = sum_features(self.tokens, self.duals.variables, scale, total)
@@ -143,9 +137,8 @@ class ChainProblem(Problem):
 
     def _rounded_pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Keys and masses of consistent pairs, and the token that each begins at."""
-        pairs = round_chains(self.duals, self.num_states)
-        places = _places(pairs.start[:-1], pairs.size)
-        return pairs.key[places], pairs.x[places], np.repeat(np.arange(len(pairs.size)), pairs.size)
+        pairs = repacked(round_chains(self.duals, self.num_states), 0)
+        return pairs.key, pairs.x, np.repeat(np.arange(len(pairs.size)), pairs.size)
 
     def hinges(self, parameters: list[Tensor]) -> Hinges:
         """Exact hinges by Viterbi over the pairs with nonzero weights."""
@@ -158,12 +151,11 @@ class ChainProblem(Problem):
         transition = named["transition"].detach()
         key = transition.flatten().nonzero().flatten()
         columns = columns_of(key.numpy(), transition.flatten()[key].double().numpy(), self.num_states)
-        n = self.dual.num_examples
-        found, states = np.zeros(n), self.num_states
+        found = np.zeros(self.dual.num_examples)
 
         def decode(begin: int, end: int, thread: int) -> None:
-            best, stamps = np.zeros(_BEST, np.int64), np.zeros(states, np.int64)
-            exact_hinges(begin, end, self.tokens, weights, columns, np.zeros((3, states)), best, stamps, found)
+            scratch = np.zeros((3, self.num_states)), np.zeros(BEST, np.int64), np.zeros(self.num_states, np.int64)
+            exact_hinges(begin, end, self.tokens, weights, columns, *scratch, found)
 
         run_in_chunks(decode, np.diff(self.tokens.start))
         return Hinges(value=found, relaxed=found, exact=True)
@@ -218,14 +210,3 @@ class ChainProblem(Problem):
         sides = state["sides"]
         if len(sides["y"]) != len(sides["x"]) or sides["size"].numpy().reshape(-1, 2)[~tied].any():
             raise damaged(f"{where}['sides'] holds messages of a factor that does not exist")
-
-
-def as_list_of(pairs: Any) -> tuple[np.ndarray, np.ndarray]:
-    """See ``pair_weights.as_list``."""
-    return as_list(pairs)
-
-
-def _places(start: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """``start_i, start_i + 1, ...`` of every run, one after another."""
-    ends = np.cumsum(sizes)
-    return np.repeat(start - ends + sizes, sizes) + np.arange(int(ends[-1]) if len(ends) else 0)

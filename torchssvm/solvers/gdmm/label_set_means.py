@@ -18,16 +18,11 @@ class Means(NamedTuple):
     A point of the local polytope need not be a mean of label sets; these always are. A number u, uniform on a circle of
     length 1, decides all labels of an example: label k is on where u lies in an arc of length ``q_k``. Two labels are
     on together where their arcs overlap.
-
-    Attributes:
-        q: ``[n, K]``, 0 to 1.
-        begin: ``[n, K]``, where each arc begins.
-        rest: ``[K, K]``, ``sum_i (y_i y_i^T - pairs_i)`` above the diagonal: the weights of pairs times ``lam n``.
     """
 
-    q: np.ndarray
-    begin: np.ndarray
-    rest: np.ndarray
+    q: np.ndarray  # [n, K], 0 to 1
+    begin: np.ndarray  # [n, K], where each arc begins
+    rest: np.ndarray  # [K, K], ``sum_i (y_i y_i^T - pairs_i)`` above the diagonal: the weights of pairs times ``lam n``
 
     def pairs(self, rows: np.ndarray) -> np.ndarray:
         """Probabilities that two labels are on together, ``[B, P]`` for the pairs i < j of the examples ``rows``."""
@@ -43,10 +38,6 @@ def choose_means(q: np.ndarray, y: np.ndarray) -> Means:
     Losses and feature weights depend on ``q`` only, not on the arcs. Initially labels are wrong together as far as
     possible. Then one arc after another moves to the least sum of squared pair weights among the candidates: the ends
     of the other arcs, and the minimum along the circle from the best of them.
-
-    Args:
-        q: ``[n, K]``, 0 to 1.
-        y: ``[n, K]`` bool, the targets.
     """
     labels = q.shape[1]
     begin, rest = np.where(y, 0.0, 1.0 - q), np.zeros((labels, labels))
@@ -97,11 +88,8 @@ def _sum_rest(q, y, begin, rest):
 def _move_arcs(q, begin, rest, others, near):
     """Move every arc once, except empty and full ones, whose overlaps do not depend on their place.
 
-    Args:
-        q, begin, rest: As in :class:`Means`.
-        others: ``[K]`` int64, scratch.
-        near: ``[3, K]`` float64, scratch: where the arcs of ``others`` begin, their lengths, and the overlaps with the
-            moving arc at which the pair weights are 0.
+    Scratch: ``others`` ``[K]`` int64; ``near`` ``[3, K]`` gets where their arcs begin, their lengths, and the overlaps
+    with the moving arc at which the pair weights are 0.
     """
     for i in range(len(q)):
         for k in range(q.shape[1]):

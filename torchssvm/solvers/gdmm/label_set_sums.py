@@ -66,15 +66,8 @@ def sum_consistent(i, sets, q, factors, labels, both, share, total):
     """``total += share (y y^T - both)`` for one example, with ``both`` the nearest mass consistent with q.
 
     The nearest mass to that of a made factor, else to the target's, within the Frechet bounds ``max(0, q_i + q_j - 1)``
-    and ``min(q_i, q_j)``, the only constraints of the local polytope.
-
-    Args:
-        i: The example.
-        sets, q, factors: All of them.
-        labels: ``[K]`` int64, scratch.
-        both: ``[K, K]`` float64, scratch, -1 before and after.
-        share: ``1 / (lam n)``.
-        total: ``[K, K]``, of pairs i < j.
+    and ``min(q_i, q_j)``, the only constraints of the local polytope. ``labels`` ``[K]`` int64 and ``both`` ``[K, K]``,
+    -1 before and after, are scratch; ``share`` is ``1 / (lam n)``.
     """
     states, many = q.shape[1], 0
     for k in range(states):

@@ -19,19 +19,17 @@ from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.gdmm.blocks import AWAY, PROJECT
-from torchssvm.solvers.gdmm.chain_state import Options
+from torchssvm.solvers.gdmm.chain_pass import Options
 from torchssvm.solvers.gdmm.entry_heaps import change
 from torchssvm.solvers.gdmm.label_set_means import choose_means
-from torchssvm.solvers.gdmm.label_set_pass import visit_label_sets
-from torchssvm.solvers.gdmm.label_set_state import (
+from torchssvm.solvers.gdmm.label_set_pass import (
     LabelSets,
     PairTable,
     as_tensors,
     check_factors,
     from_tensors,
     make_room,
-    no_interactions,
-    with_room,
+    visit_label_sets,
 )
 from torchssvm.solvers.gdmm.label_set_sums import (
     score_sets,
@@ -41,15 +39,8 @@ from torchssvm.solvers.gdmm.label_set_sums import (
     sum_gains,
     update_multipliers,
 )
-from torchssvm.solvers.gdmm.problem import (
-    DualPoint,
-    Hinges,
-    Problem,
-    Rounded,
-    digest_features,
-    entry_like,
-    squares_of,
-)
+from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, digest_features, entry_like, squares_of
+from torchssvm.solvers.gdmm.ragged import Interactions, empty, repacked
 from torchssvm.solvers.gdmm.rules import BlockRule, ResidualBalancing
 from torchssvm.solvers.gdmm.sorted_entries import entries_field, grown, make_entries
 from torchssvm.solvers.objective import every_example
@@ -63,12 +54,8 @@ _EXTRA = 32  # new factors of an example in a pass, beyond half of its current o
 class LabelSetProblem(Problem):
     """GDMM's state for a :class:`LinearMultilabel` or :class:`SparseLinearMultilabel` with pairs and fixed features.
 
-    Args:
-        head: The head.
-        dual: The problem: n, lam, structure and parameters. Its blocks are not used.
-        batches: Every training example exactly once.
-        ordered: Whether the factorwise oracle walks the pairs in descending order of weights.
-        max_rounds: Most rounds of message passing for the bounds of the relaxation in certificates.
+    With ``ordered`` the factorwise oracle walks the pairs in descending order of weights; ``max_rounds`` are those of
+    message passing, for the bounds of the relaxation in certificates.
     """
 
     has_relaxation = True
@@ -90,7 +77,7 @@ class LabelSetProblem(Problem):
         self.pairs = PairTable(np.zeros((self.num_labels, self.num_labels)), np.zeros(self.num_labels))
         self.entries = make_entries(self.num_labels, self.num_labels, symmetric=True)
         self.q = y.astype(np.float64)
-        self.factors = no_interactions(dual.num_examples)
+        self.factors = empty(dual.num_examples, Interactions)
         self.default_penalty = float(cost.mean()) / 3.0
         self.passes = 0
         self._make_room_for_factors()
@@ -139,28 +126,13 @@ class LabelSetProblem(Problem):
         explore = (self.passes + 1) % _EXPLORE == 0
         done, before = 0, int(self.entries.counters[2])
         while done < len(order):
-            done = visit_label_sets(
-                order,
-                done,
-                self.sets,
-                self.weights,
-                self.pairs,
-                self.entries,
-                self.q,
-                self.factors,
-                options,
-                self.ordered,
-                explore,
-                scratch,
-            )
+            own = self.sets, self.weights, self.pairs, self.entries, self.q, self.factors
+            done = visit_label_sets(order, done, *own, options, self.ordered, explore, scratch)
             if done < len(order):
-                self._make_room(largest)
+                wanted = max(2 * len(self.entries.value), int(self.entries.counters[0]) + largest)
+                self.entries = grown(self.entries, wanted)
         scratch.totals[1] += int(self.entries.counters[2]) - before
         return scratch.totals
-
-    def _make_room(self, needed: int) -> None:
-        entries = self.entries
-        self.entries = grown(entries, max(2 * len(entries.value), int(entries.counters[0]) + needed))
 
     def update_multipliers(self, step: float) -> np.ndarray:
         """Move multipliers; see :class:`Problem`.
@@ -176,7 +148,7 @@ class LabelSetProblem(Problem):
 
     def _make_room_for_factors(self) -> None:
         """Make room for the factors that a pass may add."""
-        self.factors = with_room(self.factors, _EXTRA + self.factors.size // 2)
+        self.factors = repacked(self.factors, _EXTRA + self.factors.size // 2)
 
     def held(self) -> list[Tensor]:
         """w(pi), one tensor for each parameter."""
@@ -202,14 +174,10 @@ class LabelSetProblem(Problem):
         drift = np.square(total - self.weights).sum() + np.square(pairs - self.pairs.value).sum() / 2
         self.weights[:], self.pairs.value[:] = total, pairs
         sum_gains(self.pairs)
-        if self.ordered:
-            self._renew_entries()
-        return float(drift) ** 0.5
-
-    def _renew_entries(self) -> None:
-        for number in range(int(self.entries.counters[0])):
+        for number in range(int(self.entries.counters[0])):  # of sorted pairs
             a, b = self.entries.row[number], self.entries.col[number]
             change(self.entries, number, self.pairs.value[a, b])
+        return float(drift) ** 0.5
 
     def rounded(self) -> Rounded:
         """Two points with the current labels: a mean of label sets, and the nearest consistent pairs."""

@@ -8,29 +8,19 @@ import numpy as np
 
 from torchssvm.core.jit import njit
 from torchssvm.solvers.gdmm.entry_heaps import add, change, find, room, value_of
-from torchssvm.solvers.gdmm.maximisation import indicator_fmo
 from torchssvm.solvers.gdmm.sorted_entries import SortedEntries, make_entries
+from torchssvm.solvers.gdmm.walks import indicator_fmo
 
 
 class PairWeights(NamedTuple):
-    """Weights of label pairs: sorted entries, or a dense table where the domain is small.
+    """Weights of label pairs: sorted entries, or a dense table where the domain is small."""
 
-    Attributes:
-        entries: The touched entries; empty if ``dense`` is used.
-        dense: ``[K, K]`` float64, or ``[0, 0]``.
-    """
-
-    entries: SortedEntries
-    dense: Any
+    entries: SortedEntries  # the touched entries; empty if ``dense`` is used
+    dense: Any  # [K, K] float64, or ``[0, 0]``
 
 
 def make_pairs(num_states: int, *, ordered: bool) -> PairWeights:
-    """All zero.
-
-    Args:
-        num_states: K, the number of states.
-        ordered: Whether to keep the weights sorted.
-    """
+    """All zero; ``ordered`` keeps the weights sorted."""
     dense = np.zeros((0, 0) if ordered else (num_states, num_states))
     return PairWeights(make_entries(num_states, num_states), dense)
 
@@ -71,30 +61,16 @@ def add_to_pair(pairs, a, b, difference):
 
 @njit
 def best_pair(pairs, scratch, left, right):
-    """Factorwise oracle: the pair with the largest ``v[a, b] - F_left(a) - F_right(b)``.
-
-    Args:
-        pairs: v.
-        scratch: Has ``labels`` and ``forces`` of both sides.
-        left: Number of labels on the left.
-        right: Number of labels on the right.
+    """Factorwise oracle: the pair with the largest ``v[a, b] - F_left(a) - F_right(b)``, of ``left`` and ``right``
+    labels.
     """
     scratch.totals[2] += 1
     if len(pairs.dense):
         return _scan(pairs.dense, scratch, left, right)
     scratch.stamp[0] += 1
-    _, a, b = indicator_fmo(
-        pairs.entries,
-        scratch.labels[0],
-        scratch.forces[0],
-        left,
-        scratch.labels[1],
-        scratch.forces[1],
-        right,
-        scratch.marked_left,
-        scratch.marked_right,
-        scratch.stamp[0],
-    )
+    labels, forces, marks = scratch.labels, scratch.forces, (scratch.marked_left, scratch.marked_right)
+    sides = labels[0], forces[0], left, labels[1], forces[1], right
+    _, a, b = indicator_fmo(pairs.entries, *sides, *marks, scratch.stamp[0])
     return a, b
 
 

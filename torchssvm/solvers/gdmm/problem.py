@@ -13,25 +13,23 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import Batch, tree_tensors
+from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_examples
 from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Entry, Stateful
-from torchssvm.dual.checks import check_batch
+from torchssvm.dual.checks import check_batch, check_targets
+from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.gdmm.rules import Penalty
 from torchssvm.solvers.objective import every_example
 
 
 class DualPoint(NamedTuple):
-    """The terms of the dual objective of a consistent point mu.
+    """The terms of the dual objective of a consistent point mu."""
 
-    Attributes:
-        loss: ``(1/n) sum <delta, mu>``.
-        squared: ``|w(mu)|^2``.
-    """
-
-    loss: float
-    squared: float
+    loss: float  # ``(1/n) sum <delta, mu>``
+    squared: float  # ``|w(mu)|^2``
 
     def shrinking(self, lam: float) -> float:
         """The share of this point in its best mixture with the point of zero weights, 0 to 1."""
@@ -44,55 +42,33 @@ class DualPoint(NamedTuple):
 
 
 class Rounded(NamedTuple):
-    """Two consistent dual points near the iterate; the same where the local polytope is the hull of outputs.
+    """Two consistent dual points near the iterate; the same where the local polytope is the hull of outputs."""
 
-    Attributes:
-        mean: A mean of outputs: its dual value bounds the problem.
-        relaxed: A point of the local polytope: its dual value bounds the relaxation.
-    """
-
-    mean: DualPoint
-    relaxed: DualPoint
+    mean: DualPoint  # a mean of outputs: its dual value bounds the problem
+    relaxed: DualPoint  # a point of the local polytope: its dual value bounds the relaxation
 
 
 class Hinges(NamedTuple):
-    """Structured hinges of all examples.
+    """Structured hinges of all examples."""
 
-    Attributes:
-        value: ``[n]`` float64, over outputs; an upper bound where decoding was not exact.
-        relaxed: ``[n]`` float64, upper bounds of the hinges over the local polytope.
-        exact: Whether every ``value`` is the hinge itself.
-    """
-
-    value: np.ndarray
-    relaxed: np.ndarray
-    exact: bool
+    value: np.ndarray  # [n] float64, over outputs; an upper bound where decoding was not exact
+    relaxed: np.ndarray  # [n] float64, upper bounds of the hinges over the local polytope
+    exact: bool  # whether every ``value`` is the hinge itself
 
 
 class Problem(Stateful):
-    """Duals of all factors, the weights that follow from them, and the training data.
-
-    Attributes:
-        head: The head.
-        dual: The training problem: n, lam, structure, parameters.
-        targets: ``[n]`` int64, digests of the targets.
-        features: A digest of the features.
-        default_penalty: The default initial penalty.
-        default_rule: The default rule of the penalty.
-        num_sides: Number of pairs of a variable and a factor.
-        has_relaxation: Whether the local polytope is larger than the hull of the outputs.
-    """
+    """Duals of all factors, the weights that follow from them, and the training data."""
 
     state_name = "problem"
 
     head: Any
-    dual: DualState
-    targets: Tensor
-    features: int
-    default_penalty: float
-    default_rule: ClassVar[type[Penalty]] = Penalty
-    num_sides: int
-    has_relaxation: bool
+    dual: DualState  # the training problem: n, lam, structure, parameters; its blocks are not used
+    targets: Tensor  # [n] int64, digests of the targets
+    features: int  # a digest of the features
+    default_penalty: float  # the default initial penalty
+    default_rule: ClassVar[type[Penalty]] = Penalty  # of the penalty
+    num_sides: int  # number of pairs of a variable and a factor
+    has_relaxation: bool  # whether the local polytope is larger than the hull of the outputs
 
     @abstractmethod
     def visit(self, order: np.ndarray, rule: Any, rho: float) -> np.ndarray:
@@ -136,10 +112,8 @@ class Problem(Stateful):
         """
 
     def examples(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Potentials]]:
-        """Index and potentials of batches that hold every example once, with the targets of the duals.
-
-        Raises:
-            ValueError: An example is missing or duplicated, or targets have changed.
+        """Index and potentials of batches that hold every example once, with the targets of the duals, or
+        ValueError.
         """
         device = next(self.head.parameters()).device
         check, n = partial(check_batch, self.dual), self.dual.num_examples
@@ -151,6 +125,43 @@ class Problem(Stateful):
                 )
             yield index, potentials
 
+    def hand_over(self, batches: Iterable[Batch], storage: MeanParts, *, certified: float) -> DualState:
+        """A dual at a mean of outputs near the iterate, shrunk towards zero weights where that is better.
+
+        Writes the dual's weights to the head, after everything that may fail. The weights are summed from the features
+        of ``batches``, and a new ``storage`` gets the blocks; warns if the dual is below ``certified``, the best one.
+        Raises ValueError for batches that do not fit, or whose features are not finite, and MemoryError for blocks that
+        do not.
+        """
+        dual = DualState.for_head(self.head, self.dual.num_examples, self.dual.lam, storage=storage)
+        weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
+        for index, potentials, psi, losses in self.blocks(batches):
+            storage.gather(index, potentials)  # checks the memory before blocks are made
+            storage.add(index, potentials, psi)
+            dual.loss[index] = losses
+            parts = storage.contribution(storage.gather(index, potentials), potentials)
+            for total, part in zip(weights, parts, strict=True):
+                total += part
+        if not all(bool(torch.isfinite(total).all()) for total in weights):
+            raise ValueError("batches gave features that are not finite, or too large: GDMM needs finite features")
+        check_targets(dual, self.targets)
+        point = DualPoint(float(dual.loss.sum()), squared_norm(weights))
+        factor, value = point.shrinking(dual.lam), point.value(dual.lam)
+        rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
+        if value < certified - rounding * (1.0 + certified):
+            warn(
+                f"the dual handed over is {value:.6g}, below the best that GDMM certified for the features it was made "
+                f"with, {certified:.6g}: BCFW needs some passes to come back. To go on with GDMM instead, load a "
+                "state_dict() that was saved before"
+            )
+        storage.rescale(factor)
+        dual.loss *= factor
+        for total in weights:
+            total *= factor
+        dual.steps = dual.moved = 1  # marks the dual as not new, so that its weights are kept
+        dual.set_weights(weights)
+        return dual
+
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
         """Raise ValueError if the state belongs to other targets."""
         if not torch.equal(state["targets"], self.targets):
@@ -160,12 +171,7 @@ class Problem(Stateful):
 
 
 def with_fixed_features(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches, checked to have fixed features.
-
-    Raises:
-        TypeError: ``batches`` is a single Batch, or does not yield batches.
-        ValueError: Features require a gradient.
-    """
+    """The batches; TypeError for other things than batches, ValueError for features that require a gradient."""
     if isinstance(batches, Batch):
         raise TypeError("batches is a single Batch: give a list of them, [batch], or a DataLoader")
     try:

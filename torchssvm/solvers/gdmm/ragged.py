@@ -12,73 +12,65 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.jit import njit
-from torchssvm.core.schema import Entry, check, damaged
+from torchssvm.core.schema import Entry, Schema, check, damaged
 
 
 class Ragged(NamedTuple):
-    """Lists of keys with two numbers each.
+    """Lists of keys with two numbers each."""
 
-    Attributes:
-        start: ``[lists + 1]`` int64, where the room of each list begins.
-        size: ``[lists]`` int64, length of each list.
-        key: ``[total]`` int64.
-        x: ``[total]`` float64.
-        y: ``[total]`` float64; empty where the lists have one number a key.
+    start: Any  # [lists + 1] int64, where the room of each list begins
+    size: Any  # [lists] int64, length of each list
+    key: Any  # [total] int64
+    x: Any  # [total] float64
+    y: Any  # [total] float64; empty where the lists have one number a key
+
+
+class Interactions(NamedTuple):
+    """The factors of label pairs that were made, a list for each example.
+
+    All other factors have the mass of their target and agree with their labels: see ``label_set_pass``.
     """
 
-    start: Any
-    size: Any
-    key: Any
-    x: Any
-    y: Any
+    start: Any  # [n + 1] int64, where the room of each list begins
+    size: Any  # [n] int64, length of each list
+    key: Any  # [total] int64, i K + j for i < j
+    mass: Any  # [total, 3] float64: both on, the first alone, the second alone
+    multiplier: Any  # [total, 2] float64, of the first and the second being on
 
 
-def make_ragged(keys: np.ndarray, values: np.ndarray, *, second: bool = False) -> Ragged:
-    """Lists of one key and value each.
+def offsets(sizes: np.ndarray) -> np.ndarray:
+    """Where runs of these sizes begin, and the end of the last one, int64."""
+    return np.append(0, np.cumsum(sizes))
 
-    Args:
-        keys: ``[lists]`` int64.
-        values: ``[lists]`` float64.
-        second: Whether keys have a second number.
-    """
+
+def single(keys: np.ndarray) -> Ragged:
+    """A list for each key, which has the mass 1."""
     lists = len(keys)
-    y = np.zeros(lists if second else 0)
-    start = np.arange(lists + 1, dtype=np.int64)
-    return Ragged(start, np.ones(lists, np.int64), keys.astype(np.int64), values.astype(np.float64), y)
+    return Ragged(np.arange(lists + 1), np.ones(lists, np.int64), keys.astype(np.int64), np.ones(lists), np.zeros(0))
 
 
-def empty_ragged(lists: int) -> Ragged:
-    """Empty lists with two numbers a key."""
-    start = np.zeros(lists + 1, np.int64)
-    return Ragged(start, np.zeros(lists, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+def empty(lists: int, kind: Any = Ragged) -> Any:
+    """Empty lists with all numbers of their kind."""
+    numbers = [np.zeros(0), np.zeros(0)] if kind is Ragged else [np.zeros((0, 3)), np.zeros((0, 2))]
+    return kind(np.zeros(lists + 1, np.int64), np.zeros(lists, np.int64), np.zeros(0, np.int64), *numbers)
 
 
-def repacked(lists: Ragged, extra: np.ndarray | int) -> Ragged:
-    """The same lists, each with room for ``extra`` more.
-
-    Args:
-        lists: What to copy.
-        extra: ``[lists]``, or one number for all.
-    """
-    start = np.zeros(len(lists.size) + 1, np.int64)
-    np.cumsum(lists.size + extra, out=start[1:])
-    total = int(start[-1])
-    second = np.zeros(total if len(lists.y) or not len(lists.x) else 0)
-    wide = Ragged(start, lists.size.copy(), np.zeros(total, np.int64), np.zeros(total), second)
-    _copy(lists, wide)
-    return wide
+def repacked(lists: Any, extra: np.ndarray | int) -> Any:
+    """The same lists, each with room for ``extra`` more: ``[lists]``, or one number for all."""
+    start, wide = offsets(lists.size + extra), []
+    for held in lists[2:]:
+        wide.append(np.zeros((start[-1] if len(held) == len(lists.key) else 0, *held.shape[1:]), held.dtype))
+        if len(held) and start[-1]:
+            _copy(lists.start, lists.size, start, held.reshape(len(held), -1), wide[-1].reshape(len(wide[-1]), -1))
+    return type(lists)(start, lists.size.copy(), *wide)
 
 
 @njit
-def _copy(lists, wide):
-    both = len(lists.y) > 0
-    for i in range(len(lists.size)):
-        p, q = lists.start[i], wide.start[i]
-        for c in range(lists.size[i]):
-            wide.key[q + c] = lists.key[p + c]
-            wide.x[q + c] = lists.x[p + c]
-            if both:
-                wide.y[q + c] = lists.y[p + c]
+def _copy(start, size, begin, held, wide):
+    for i in range(len(size)):
+        for c in range(size[i]):
+            for s in range(held.shape[1]):
+                wide[begin[i] + c, s] = held[start[i] + c, s]
 
 
 @njit
@@ -115,45 +107,34 @@ def drop(lists, i, p):
     lists.size[i] -= 1
 
 
-def as_tensors(lists: Ragged) -> dict[str, Tensor]:
+def as_tensors(lists: Ragged | Interactions) -> dict[str, Tensor]:
     """The lists without the room between them, for a checkpoint."""
-    tight = repacked(lists, 0)
-    return {name: torch.from_numpy(getattr(tight, name)) for name in ("size", "key", "x", "y")}
+    return {name: torch.from_numpy(held) for name, held in repacked(lists, 0)._asdict().items() if name != "start"}
 
 
-def check_lists(state: Any, where: str, *, lists: int, num_keys: int) -> None:
-    """Check lists of :func:`as_tensors`.
+def from_tensors(state: dict[str, Tensor], kind: Any = Ragged, extra: np.ndarray | int = 0) -> Any:
+    """Lists of a state that :func:`check_lists` accepted, each with room for ``extra`` more."""
+    held = [state[name].numpy() for name in kind._fields[1:]]
+    return repacked(kind(offsets(held[0]), *held), extra)
 
-    Args:
-        state: The lists.
-        where: Name of the state in messages.
-        lists: The required number of lists.
-        num_keys: Keys are 0 to ``num_keys - 1``.
 
-    Raises:
-        ValueError: The state does not fit, or is damaged.
+def check_lists(state: Any, where: str, *, lists: int, num_keys: int, numbers: Schema | None = None) -> None:
+    """Raise ValueError unless these are ``lists`` of :func:`as_tensors`, with keys below ``num_keys``.
+
+    ``numbers`` are what keys have; None is that of a :class:`Ragged`. Messages call the state ``where``.
     """
     schema = {
         "size": Entry(torch.int64, (lists,), low=0),
         "key": Entry(torch.int64, ("total",), low=0, high=num_keys - 1),
-        "x": Entry(torch.float64, ("total",)),
-        "y": Entry(torch.float64, (None,)),
+        **(numbers or {"x": Entry(torch.float64, ("total",)), "y": Entry(torch.float64, (None,))}),
     }
     check(state, schema, where)
     size, key = (state[name].numpy() for name in ("size", "key"))
     total = int(size.sum())
-    if len(key) != total or len(state["y"]) not in (0, total):
+    if len(key) != total or ("y" in state and len(state["y"]) not in (0, total)):
         raise damaged(f"{where} holds {len(key)} keys, and its sizes add up to {total}")
     if len(np.unique(np.repeat(np.arange(lists), size) * num_keys + key)) < total:
         raise damaged(f"{where} holds a key twice in one list")
-
-
-def from_tensors(state: dict[str, Tensor]) -> Ragged:
-    """Lists of a state that :func:`check_lists` accepted."""
-    size, key, x, y = (state[name].numpy().copy() for name in ("size", "key", "x", "y"))
-    start = np.zeros(len(size) + 1, np.int64)
-    np.cumsum(size, out=start[1:])
-    return Ragged(start, size, key, x, y)
 
 
 def check_masses(state: dict[str, Tensor], wanted: np.ndarray, where: str) -> None:

@@ -67,22 +67,14 @@ class Residuals:
     """The disagreement of factors and variables after a pass, the variables' move in the pass, and their scales.
 
     Sums are over all pairs of a factor and its variable.
-
-    Attributes:
-        apart: ``sqrt(sum |M pi_f - pi_j|^2)``.
-        moved: ``sqrt(sum |change of pi_j|^2)``.
-        size: ``sqrt(sum |pi_j|^2)``.
-        force: ``sqrt(sum |multiplier|^2)``, times n.
-        passes: Passes made so far.
-        first: rho of the first pass.
     """
 
-    apart: float
-    moved: float
-    size: float
-    force: float
-    passes: int
-    first: float
+    apart: float  # ``sqrt(sum |M pi_f - pi_j|^2)``
+    moved: float  # ``sqrt(sum |change of pi_j|^2)``
+    size: float  # ``sqrt(sum |pi_j|^2)``
+    force: float  # ``sqrt(sum |multiplier|^2)``, times n
+    passes: int  # passes made so far
+    first: float  # rho of the first pass
 
 
 class Penalty:

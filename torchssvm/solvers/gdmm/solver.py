@@ -1,4 +1,4 @@
-"""The greedy direction method of multipliers, as a torch optimizer."""
+"""The greedy direction method of multipliers, as a torch optimizer, and the heads that it trains."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torchssvm.core.arguments import check_number, check_seed
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.core.jit import clock
+from torchssvm.core.linearity import is_check
 from torchssvm.core.random_state import check_random_state
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
@@ -23,22 +24,21 @@ from torchssvm.dual.checks import check_visits
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Storage
-from torchssvm.solvers.certificate import dual_exceeds_primal
+from torchssvm.solvers.certificate import dual_exceeds_primal, write
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate, PassReport
-from torchssvm.solvers.gdmm.handover import hand_over
-from torchssvm.solvers.gdmm.kinds import check_head, make_problem
-from torchssvm.solvers.gdmm.problem import with_fixed_features
-from torchssvm.solvers.gdmm.rules import (
-    BlockRule,
-    BruteForce,
-    FullyCorrective,
-    Penalty,
-    Residuals,
-    SortedOracle,
-)
+from torchssvm.solvers.gdmm.chains import ChainProblem
+from torchssvm.solvers.gdmm.label_sets import LabelSetProblem
+from torchssvm.solvers.gdmm.problem import Problem, with_fixed_features
+from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, FullyCorrective, Penalty, Residuals, SortedOracle
 from torchssvm.solvers.progress_line import ProgressLine
 from torchssvm.solvers.schedules import EveryPasses, Schedule, Tolerance, counting_from, is_within
 from torchssvm.solvers.trainer import run_until
+from torchssvm.structures.chain.head import LinearChain
+from torchssvm.structures.chain.sparse_head import SparseLinearChain
+from torchssvm.structures.chain.structure import Chain
+from torchssvm.structures.multilabel.head import LinearMultilabel
+from torchssvm.structures.multilabel.sparse_head import SparseLinearMultilabel
+from torchssvm.structures.multilabel.structure import Multilabel
 
 _FORMAT = 2
 
@@ -346,7 +346,7 @@ class GDMM(StatefulOptimizer):
             raise ValueError(f"storage={type(storage).__name__}() cannot hold what GDMM found: use MeanParts()")
         self._check_weights()
         with undisturbed():
-            dual = hand_over(self.problem, with_fixed_features(batches), storage, certified=self.best_dual)
+            dual = self.problem.hand_over(with_fixed_features(batches), storage, certified=self.best_dual)
             self._handed_over = True
         return dual
 
@@ -377,7 +377,7 @@ class GDMM(StatefulOptimizer):
         if not same_features:
             warn(
                 "the state was trained on other features than this GDMM was made with: its duals are kept, the weights "
-                "are summed anew from these features, and bounds certified for the others are dropped",
+                "are summed anew from these features, and bounds certified for the others are dropped"
             )
         super().restore(state)
         if not same_features:
@@ -398,9 +398,7 @@ class GDMM(StatefulOptimizer):
 
     def _publish(self) -> None:
         """Write the weights to the head."""
-        with torch.no_grad():
-            for parameter, weights in zip(self.head.parameters(), self.problem.held(), strict=True):
-                parameter.copy_(weights)
+        write(self.problem.held(), self.head.parameters())
         self._versions = [p._version for p in self.head.parameters()]
 
     def _as_written(self) -> bool:
@@ -419,3 +417,58 @@ class GDMM(StatefulOptimizer):
                 "optim.load_state_dict(optim.state_dict()) sets the weights back, and nothing is lost; or make a new "
                 "GDMM to start again"
             )
+
+
+_SMALL = 4096  # brute force is the default up to this many configurations of a factor
+
+
+def check_head(head: Any) -> None:
+    """Raise TypeError unless GDMM supports the head, and it is on the CPU."""
+    check_kind(head)
+    device = next(head.parameters()).device
+    if device.type != "cpu":
+        raise TypeError(
+            f"head is on {device}, and GDMM runs on the CPU: call head.to('cpu'), for batches on any device; or train "
+            "on the device by solve(...) or BlockGap and BCFW"
+        )
+
+
+def check_kind(head: Any) -> None:
+    """Raise TypeError unless GDMM supports the head, on any device."""
+    if not isinstance(head, nn.Module):
+        raise TypeError(f"head is a {type(head).__name__}, and must be a module, such as LinearChain(...)")
+    kinds = (LinearMultilabel, SparseLinearMultilabel, LinearChain, SparseLinearChain)
+    kind, structure = type(head), getattr(head, "structure", None)
+    if kind in kinds and isinstance(head, LinearMultilabel) and head.pairwise is None:
+        raise TypeError(
+            f"head={head} has no interactions: train it with BCFW, whose oracle is immediate; or make a head with "
+            "pairwise=True"
+        )
+    if kind not in kinds or (
+        type(structure) is not Multilabel
+        if isinstance(head, LinearMultilabel)
+        else (type(structure) is not Chain or getattr(head, "positions", None) is not None)
+    ):
+        raise TypeError(
+            f"head={head} must be a LinearChain with shared transitions or a SparseLinearChain, and its structure a "
+            "Chain; or a LinearMultilabel or SparseLinearMultilabel, and its structure a Multilabel. Heads "
+            "of your own train with BlockGap and BCFW"
+        )
+    if getattr(structure, "transitions", None) is not None:
+        raise TypeError(
+            f"head.structure={structure} forbids transitions, and GDMM's messages do not know of them: use BlockGap "
+            "and BCFW, or CompiledBCFW"
+        )
+    if head._forward_pre_hooks or not all(is_check(hook) for hook in head._forward_hooks.values()):
+        raise TypeError("head has forward hooks, which GDMM does not run; use BlockGap and BCFW")
+
+
+def make_problem(
+    head: Any, dual: DualState, batches: Iterable[Batch], oracle: SortedOracle | BruteForce | None
+) -> Problem:
+    """The problem of a head that :func:`check_head` accepted."""
+    if isinstance(head, LinearMultilabel):
+        return LabelSetProblem(head, dual, batches, ordered=isinstance(oracle, SortedOracle))
+    states = head.structure.num_states
+    ordered = states**2 > _SMALL if oracle is None else isinstance(oracle, SortedOracle)
+    return ChainProblem(head, dual, batches, ordered=ordered)

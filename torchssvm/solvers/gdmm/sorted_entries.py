@@ -28,98 +28,44 @@ class SortedEntries(NamedTuple):
     pair {a, b} is one entry with a < b, in the lists 1 + a and 1 + b: rows and columns share their lists.
 
     Walks write to ``frontier``, so only one thread may walk at a time.
-
-    Attributes:
-        rows: Number of rows.
-        cols: Number of columns.
-        symmetric: Whether entries are unordered pairs of two different labels.
-        shift: Number of bits of a 64-bit hash to drop for ``table``.
-        row: ``[capacity]`` int32.
-        col: ``[capacity]`` int32.
-        value: ``[capacity]`` float64.
-        place: ``[3 capacity]`` int32, position of entry e in its heaps: item 3e in the heap of all entries, 3e + 1 in
-            that of its row, 3e + 2 in that of its column.
-        table: ``[2^q]`` int32, at least half of it free: the entry of (row, column) by open addressing, -1 where none.
-        pool: ``[9 capacity]`` int32, the heaps, list after list, of the numbers 3e, 3e + 1 and 3e + 2, each once; a
-            full list moves to the end.
-        start: ``[lists]`` int64, where each begins in ``pool``.
-        size: ``[lists]`` int32.
-        list_capacity: ``[lists]`` int32.
-        frontier: ``[capacity]`` int32, positions in a list that a walk may visit next, as a heap.
-        frontier_value: ``[capacity]`` float64, the values at these positions.
-        counters: ``[3]`` int64: touched entries, the end of the lists in the pool, what walks and oracles visited.
     """
 
     rows: int
     cols: int
-    symmetric: bool
-    shift: int
-    row: Any
-    col: Any
-    value: Any
-    place: Any
-    table: Any
-    pool: Any
-    start: Any
-    size: Any
-    list_capacity: Any
-    frontier: Any
-    frontier_value: Any
-    counters: Any
+    symmetric: bool  # whether entries are unordered pairs of two different labels
+    shift: int  # bits of a 64-bit hash to drop for ``table``
+    row: Any  # [capacity] int32
+    col: Any  # [capacity] int32
+    value: Any  # [capacity] float64
+    place: Any  # [3 capacity] int32: where entry e is in the heap of all (3e), its row (3e + 1), its column (3e + 2)
+    table: Any  # [2^q] int32, at least half free: the entry of (row, column) by open addressing, -1 where none
+    pool: Any  # [9 capacity] int32, heap after heap of the numbers 3e, 3e + 1 and 3e + 2; a full list moves to the end
+    start: Any  # [lists] int64, where each begins in ``pool``
+    size: Any  # [lists] int32
+    list_capacity: Any  # [lists] int32
+    frontier: Any  # [capacity] int32, positions in a list that a walk may visit next, as a heap
+    frontier_value: Any  # [capacity] float64, the values at these positions
+    counters: Any  # [3] int64: touched entries, end of the lists in the pool, what walks and oracles visited
 
 
 def make_entries(rows: int, cols: int, *, symmetric: bool = False, capacity: int = 1024) -> SortedEntries:
-    """A matrix of zeros.
-
-    Args:
-        rows: At least 1.
-        cols: At least 1; equal to ``rows`` where symmetric.
-        symmetric: Whether entries are unordered pairs of two different labels.
-        capacity: Number of entries that fit before :func:`grown` is needed.
-    """
-    lists, nothing = _lists(rows, cols, symmetric), np.zeros(0, np.int32)
-    return _filled(rows, cols, symmetric, capacity, nothing, nothing, np.zeros(0), nothing, np.zeros(lists, np.int32))
+    """A matrix of zeros; ``capacity`` entries fit before :func:`grown` is needed."""
+    none, size = np.zeros(0, np.int32), np.zeros(_lists(rows, cols, symmetric), np.int32)
+    return _filled(rows, cols, symmetric, capacity, 0, none, none, np.zeros(0), none, size)
 
 
 def grown(entries: SortedEntries, entries_wanted: int) -> SortedEntries:
-    """A copy with the same order of all heaps, and with room for ``entries_wanted`` entries in all.
+    """A copy with the same order of all heaps, and with room for ``entries_wanted`` entries in all, or ValueError.
 
     Frees the unused parts of the pool. Shares no memory with ``entries``.
-
-    Raises:
-        ValueError: More are touched than wanted, or more are wanted than can be numbered.
     """
-    count = int(entries.counters[COUNT])
-    grown = _filled(
-        entries.rows,
-        entries.cols,
-        entries.symmetric,
-        entries_wanted,
-        entries.row[:count],
-        entries.col[:count],
-        entries.value[:count],
-        _heaps(entries),
-        entries.size,
-    )
-    grown.counters[VISITED] = entries.counters[VISITED]
-    return grown
+    return _filled(**{**_contents(entries), "capacity": entries_wanted})
 
 
 def state(entries: SortedEntries) -> dict[str, Tensor | int | bool]:
     """Everything that later results depend on: the entries, their order in all heaps, the capacity."""
-    count = int(entries.counters[COUNT])
-    return {
-        "rows": entries.rows,
-        "cols": entries.cols,
-        "symmetric": entries.symmetric,
-        "capacity": len(entries.value),
-        "visited": int(entries.counters[VISITED]),
-        "row": torch.from_numpy(entries.row[:count].copy()),
-        "col": torch.from_numpy(entries.col[:count].copy()),
-        "value": torch.from_numpy(entries.value[:count].copy()),
-        "heaps": torch.from_numpy(_heaps(entries)),
-        "size": torch.from_numpy(entries.size.copy()),
-    }
+    held = _contents(entries).items()
+    return {name: torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value for name, value in held}
 
 
 def check_entries(state: Any, where: str, *, rows: int, cols: int, symmetric: bool) -> None:
@@ -162,10 +108,10 @@ def check_entries(state: Any, where: str, *, rows: int, cols: int, symmetric: bo
 
 def from_state(state: dict[str, Any]) -> SortedEntries:
     """Entries that continue bit for bit from a state that :func:`check_entries` accepted."""
-    arrays = (state[name].numpy() for name in ("row", "col", "value", "heaps", "size"))
-    entries = _filled(state["rows"], state["cols"], state["symmetric"], state["capacity"], *arrays)
-    entries.counters[VISITED] = state["visited"]
-    return entries
+    held: dict[str, Any] = {
+        name: value.numpy() if isinstance(value, Tensor) else value for name, value in state.items()
+    }
+    return _filled(**held)
 
 
 def entries_field(at: str, rows: int, cols: int, *, symmetric: bool) -> Field:
@@ -182,6 +128,7 @@ def _filled(
     cols: int,
     symmetric: bool,
     capacity: int,
+    visited: int,
     row: np.ndarray,
     col: np.ndarray,
     value: np.ndarray,
@@ -195,7 +142,8 @@ def _filled(
     bits = max(2 * capacity - 1, 1).bit_length()
     # Capacities of lists are powers of two. So a list of s entries takes at most 4 s of the pool, its abandoned places
     # included, and the pool has room for every list as long as there is room for entries.
-    list_capacity = np.where(size > 0, np.maximum(_power_of_two(size), SMALLEST_LIST), 0).astype(np.int32)
+    powers = 1 << np.ceil(np.log2(np.maximum(size, 1))).astype(np.int64)
+    list_capacity = np.where(size > 0, np.maximum(powers, SMALLEST_LIST), 0).astype(np.int32)
     list_capacity[0] = capacity
     start = np.cumsum(list_capacity, dtype=np.int64) - list_capacity
     within = np.arange(len(heaps)) - np.repeat(np.cumsum(size, dtype=np.int64) - size, size)
@@ -215,7 +163,7 @@ def _filled(
         list_capacity=list_capacity,
         frontier=np.zeros(capacity, np.int32),
         frontier_value=np.zeros(capacity),
-        counters=np.array([count, start[-1] + list_capacity[-1], 0]),
+        counters=np.array([count, start[-1] + list_capacity[-1], visited]),
     )
     entries.row[:count], entries.col[:count], entries.value[:count] = row, col, value
     entries.pool[np.repeat(start, size) + within] = heaps
@@ -224,12 +172,18 @@ def _filled(
     return entries
 
 
-def _heaps(entries: SortedEntries) -> np.ndarray:
-    """All lists, one after the other."""
-    before = np.cumsum(entries.size, dtype=np.int64) - entries.size
-    return entries.pool[np.arange(entries.size.sum()) + np.repeat(entries.start - before, entries.size)]
-
-
-def _power_of_two(numbers: np.ndarray) -> np.ndarray:
-    """The least power of two that is not smaller, for numbers below 2^31."""
-    return 1 << np.ceil(np.log2(np.maximum(numbers, 1))).astype(np.int64)
+def _contents(entries: SortedEntries) -> dict[str, Any]:
+    """The arguments of :func:`_filled` for these entries."""
+    count, before = int(entries.counters[COUNT]), np.cumsum(entries.size, dtype=np.int64) - entries.size
+    return {
+        "rows": entries.rows,
+        "cols": entries.cols,
+        "symmetric": entries.symmetric,
+        "capacity": len(entries.value),
+        "visited": int(entries.counters[VISITED]),
+        "row": entries.row[:count],
+        "col": entries.col[:count],
+        "value": entries.value[:count],
+        "heaps": entries.pool[np.arange(entries.size.sum()) + np.repeat(entries.start - before, entries.size)],
+        "size": entries.size,
+    }

@@ -17,22 +17,14 @@ from torchssvm.structures.arguments import WeightedLabels
 
 
 class TrainingSet:
-    """All training examples.
+    """All training examples: ``x`` ``[n, N, F]`` or ``[n, F]``, with targets and ``lengths`` ``[n]`` int64 or None.
 
-    Args:
-        head: The head to train.
-        x: ``[n, N, F]`` or ``[n, F]``.
-        y: Targets of all examples, as the head's structure takes them.
-        lengths: ``[n]`` int64, or None.
+    Refuses features that are not finite, and shapes, lengths or targets that do not fit.
 
     Attributes:
         tokens: ``[M, F]``, the features of all tokens, example after example, in the head's dtype.
         counts: ``[n]`` int64, tokens of each example.
         target: All targets in the structure's form.
-
-    Raises:
-        ValueError: There are no examples, features are not finite, or shapes, lengths or targets do not fit.
-        TypeError: ``y`` is neither a tensor nor ``WeightedLabels``.
     """
 
     def __init__(self, head: KernelHead, x: Tensor, y: Any, lengths: Tensor | None) -> None:
@@ -82,11 +74,7 @@ class TrainingSet:
         return self.target.labels if isinstance(self.target, WeightedLabels) else self.target
 
     def check_index(self, index: Sequence[int] | Tensor) -> Tensor:
-        """The distinct examples of a batch, in order.
-
-        Raises:
-            ValueError: ``index`` is empty, or does not hold numbers of examples.
-        """
+        """The distinct examples of a batch, in order; ValueError unless ``index`` holds numbers of examples."""
         try:
             found = check_tensor(index, "index") if isinstance(index, Tensor) else torch.tensor(list(index))
         except (TypeError, ValueError, RuntimeError):  # not numbers, or not a list

@@ -1,8 +1,9 @@
-"""Kernel functions, which replace inner products of token features."""
+"""Kernel functions, which replace inner products of token features, and rows of their Gram matrix, cached."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_number, check_whole
 from torchssvm.core.precision import full_precision
+from torchssvm.dual.storage import available_memory
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
 """``(a [M, F], b [N, F]) -> [M, N]``, symmetric and positive semidefinite, in the dtype of its arguments."""
@@ -86,12 +88,7 @@ class RBF:
 
 
 def evaluate(kernel: Kernel, a: Tensor, b: Tensor) -> Tensor:
-    """``kernel(a, b)``, checked.
-
-    Raises:
-        TypeError: The result is not a tensor of the features' dtype.
-        ValueError: The result is not of shape ``[M, N]``, or not finite.
-    """
+    """``kernel(a, b)``; TypeError or ValueError unless it is ``[M, N]``, of the features' dtype and finite."""
     with full_precision(a.device):
         values: Any = kernel(a, b)
     if not isinstance(values, Tensor) or values.dtype != a.dtype:
@@ -110,11 +107,8 @@ def evaluate(kernel: Kernel, a: Tensor, b: Tensor) -> Tensor:
 
 
 def check_kernel(kernel: Kernel, tokens: Tensor, sample: int = 64) -> None:
-    """Check shape, symmetry and positive semidefiniteness of the kernel on a sample of ``tokens`` ``[N, F]``.
-
-    Raises:
-        TypeError: The result is not a tensor of the features' dtype.
-        ValueError: The function is not a kernel on this sample.
+    """Raise ValueError unless the kernel is symmetric and positive semidefinite on a sample of ``tokens``
+    ``[N, F]``.
     """
     step = max(1, len(tokens) // sample)
     chosen = tokens[::step][:sample]
@@ -137,3 +131,81 @@ def name_of(kernel: Any) -> str:
     if " at 0x" not in shown:
         return shown
     return str(getattr(kernel, "__qualname__", type(kernel).__qualname__))
+
+
+class GramRows:
+    """``K(x_t, x_u)`` for the tokens t of some examples and all N training tokens u, ``[N, F]``, example after example.
+
+    The rows of an example are always computed together, and apart from other examples. So cached and recomputed rows
+    have the same bits, and a resumed run continues bit for bit. ``counts`` ``[n]`` int64 are the tokens of each
+    example; ``memory_limit`` is in bytes, the current batch included, and None half of the available memory.
+    """
+
+    def __init__(self, kernel: Kernel, tokens: Tensor, counts: Tensor, memory_limit: int | None = None) -> None:
+        check_kernel(kernel, tokens)
+        self.kernel = kernel
+        self.tokens = tokens
+        self.counts: list[int] = counts.tolist()
+        self.starts: list[int] = (counts.cumsum(0) - counts).tolist()
+        self.memory_limit = available_memory(tokens.device) // 2 if memory_limit is None else memory_limit
+        self.computed = 0  # rows so far
+        self._cache: OrderedDict[int, Tensor] = OrderedDict()  # least recently used first
+        self._held = 0
+
+    def nbytes(self) -> int:
+        """Bytes of the cached rows."""
+        return self._held
+
+    def rows(self, index: Tensor) -> Tensor:
+        """The rows of the examples' tokens, example after example: ``[U, N]``; MemoryError if they do not fit
+        in ``memory_limit``.
+        """
+        examples = index.tolist()
+        count = sum(self.counts[i] for i in examples)
+        needed = count * self._row_bytes
+        if needed > self.memory_limit:
+            raise MemoryError(
+                f"the kernel rows of {len(examples)} examples with {count} tokens, {needed / 2**20:,.1f} MiB, are more "
+                f"than memory_limit={self.memory_limit / 2**20:,.1f} MiB on {self.tokens.device}: take smaller "
+                "batches, float32 features, or a larger memory_limit"
+            )
+        while self._cache and self._held + needed > self.memory_limit:
+            _, oldest = self._cache.popitem(last=False)
+            self._held -= oldest.numel() * oldest.element_size()
+        return torch.cat([self._of(i, needed) for i in examples])
+
+    def chunks(self, largest: int = 2**26) -> Iterator[Tensor]:
+        """All examples in order, in runs whose rows take at most ``largest`` bytes or the limit, if they can."""
+        allowed = min(largest, self.memory_limit // 2) // self._row_bytes
+        chunk: list[int] = []
+        held = 0
+        for example, count in enumerate(self.counts):
+            if chunk and held + count > allowed:
+                yield torch.tensor(chunk, device=self.tokens.device)
+                chunk, held = [], 0
+            chunk.append(example)
+            held += count
+        yield torch.tensor(chunk, device=self.tokens.device)
+
+    def places(self, index: Tensor) -> Tensor:
+        """The positions of the examples' tokens among all tokens, example after example: ``[U]`` int64."""
+        runs = [torch.arange(self.starts[i], self.starts[i] + self.counts[i]) for i in index.tolist()]
+        return torch.cat(runs).to(self.tokens.device)
+
+    @property
+    def _row_bytes(self) -> int:
+        return len(self.tokens) * self.tokens.element_size()
+
+    @torch.no_grad()
+    def _of(self, example: int, needed: int) -> Tensor:
+        if (held := self._cache.get(example)) is not None:
+            self._cache.move_to_end(example)
+            return held
+        start, count = self.starts[example], self.counts[example]
+        found = evaluate(self.kernel, self.tokens[start : start + count], self.tokens)
+        self.computed += count
+        size = count * self._row_bytes
+        if self._held + needed + size <= self.memory_limit:  # the joined rows need room beside the cache
+            self._cache[example] = found
+            self._held += size
+        return found

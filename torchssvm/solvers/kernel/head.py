@@ -36,24 +36,13 @@ class KernelHead(nn.Module):
             ``[B, K]``.
         num_states: K, the number of states.
         structure: How outputs are decoded and what they cost.
-
-    Attributes:
-        support: ``[S, F]``, the support tokens.
-        coefficients: ``[S, K]``, ``psi / (lam n)`` of each.
     """
 
-    support: Tensor
-    coefficients: Tensor
+    support: Tensor  # [S, F], the support tokens
+    coefficients: Tensor  # [S, K], psi / (lam n) of each
 
     def __init__(
-        self,
-        kernel: Kernel,
-        in_features: int,
-        linear: nn.Module,
-        *,
-        unary: str,
-        num_states: int,
-        structure: Structure,
+        self, kernel: Kernel, in_features: int, linear: nn.Module, *, unary: str, num_states: int, structure: Structure
     ) -> None:
         super().__init__()
         in_features, num_states = check_whole(in_features, "in_features"), check_whole(num_states, "num_states")

@@ -18,21 +18,12 @@ MERGED = -1
 
 @dataclass(frozen=True)
 class SupportCounts:
-    """How large the support is.
+    """How large the support is."""
 
-    Attributes:
-        examples: Examples whose block is not at its target.
-        labelings: Labelings other than targets with positive mass: the support vectors of [B13].
-        merged: Examples with mass that is kept as mean parts only, because they had more labelings than the capacity.
-        tokens: Tokens with nonzero coefficients, at which prediction evaluates the kernel.
-        num_examples: n.
-        num_tokens: N, the number of tokens.
-    """
-
-    examples: int
-    labelings: int
-    merged: int
-    tokens: int
+    examples: int  # whose block is not at its target
+    labelings: int  # other than targets, with positive mass: the support vectors of [B13]
+    merged: int  # examples with mass kept as mean parts only: they had more labelings than the capacity
+    tokens: int  # with nonzero coefficients, at which prediction evaluates the kernel
     num_examples: int
     num_tokens: int
 
@@ -47,19 +38,10 @@ class SupportCounts:
 class SupportLabelings(Stateful):
     """Labelings y with ``alpha_i(y) > 0``, at most ``capacity`` of each example, and their task losses.
 
-    Slot 0 is the target, which has all mass at the start. Once an example has ``capacity`` labelings, a new one
-    replaces the labeling of smallest mass, whose mass is added to the *merged* mass. Merged mass is known by its mean
-    parts only (the block minus its listed labelings), and is one more atom that mass can move away from.
-
-    Args:
-        target: ``[n]`` or ``[n, N]`` int64, the targets, padded with -1.
-        num_states: K; labels are 0 to K - 1.
-        capacity: Most labelings of an example, the target included; at least 2.
-        memory_limit: Bytes for the labelings; None is the device's available memory.
-
-    Raises:
-        ValueError: ``capacity`` is less than 2, or labelings are neither ``[B]`` nor ``[B, N]``.
-        MemoryError: ``capacity`` labelings of every example would not fit.
+    Slot 0 is the target, ``[n]`` or ``[n, N]`` int64, padded with -1, which has all mass at the start. Once an example
+    has ``capacity`` labelings, a new one replaces the labeling of smallest mass, whose mass is added to the *merged*
+    mass. Merged mass is known by its mean parts only (the block minus its listed labelings), and is one more atom that
+    mass can move away from. Labels are 0 to ``num_states - 1``.
     """
 
     state_name = "support"
@@ -92,15 +74,10 @@ class SupportLabelings(Stateful):
     def move(
         self, index: Tensor, labeling: Tensor, loss: Tensor, kept: Tensor, away: Tensor | None, taken: Tensor
     ) -> None:
-        """Scale the masses of distinct examples and move mass to the labelings that the oracle found.
+        """Scale the masses of distinct examples ``index`` by ``kept``, and move ``taken`` to the labelings that the
+        oracle found.
 
-        Args:
-            index: ``[R]`` int64.
-            labeling: ``[R]`` or ``[R, N]`` int64.
-            loss: ``[R]`` float64, its task loss.
-            kept: ``[R]`` float64, factor on all masses.
-            away: ``[R]`` int64, the slot (or ``MERGED``) that ``taken`` comes from; None if all gave by ``kept``.
-            taken: ``[R]`` float64, mass for the new labeling.
+        ``away`` ``[R]`` int64 is the slot (or ``MERGED``) that ``taken`` comes from; None if all gave by ``kept``.
         """
         if not len(index):
             return
