@@ -28,7 +28,7 @@ from torchssvm.steps.numba import ascend_gram
 from torchssvm.structures import EdgePotentials, Matching
 from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
 from torchssvm.structures.arborescence.chu_liu_edmonds_triton import max_arborescence_triton
-from torchssvm.structures.arborescence.eisner import eisner, eisner_torch
+from torchssvm.structures.arborescence.eisner import eisner
 from torchssvm.structures.arborescence.triton import eisner_triton
 from torchssvm.structures.chain import labels_triton as label_kernels
 from torchssvm.structures.chain import numba as kernels
@@ -41,7 +41,7 @@ from torchssvm.structures.matching.oracle import best_matching
 from torchssvm.structures.matching.triton import best_matching_triton
 from torchssvm.structures.multilabel.oracle import _branch, best_label_sets, symmetric
 from torchssvm.structures.multilabel.triton import label_sets_triton
-from torchssvm.structures.pose.distance_transform import best_along_last
+from torchssvm.structures.pose.oracle import best_along_last
 from torchssvm.structures.pose.triton import best_along_last_triton
 from torchssvm.structures.tree.oracle import max_sum_tree_torch, node_depths
 from torchssvm.structures.tree.triton import max_sum_tree_triton
@@ -240,7 +240,7 @@ def test_arborescences_are_those_of_the_cpu(seed, longest, ragged, single_root, 
         max_arborescence_triton(strided(scores), lengths, single_root), max_arborescence(scores, lengths, single_root)
     )
     found = eisner_triton(strided(scores), lengths, single_root)
-    assert_same(found, eisner_torch(scores, lengths, single_root))
+    assert_same(found, eisner(scores, lengths, single_root))
     assert_same(found, eisner(scores, lengths, single_root))
 
 

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.jit import triton_available
-from torchssvm.core.launch import launch
-from torchssvm.core.on_host import apart
 from torchssvm.core.operators import define
-from torchssvm.structures.arborescence.eisner import check_arcs, check_sizes, empty_arborescence
+from torchssvm.structures.arborescence.eisner import check_arcs, check_sizes, empty_arborescence, on_host
 from torchssvm.structures.arborescence.numba import decode_nonprojective
 
 
@@ -34,23 +32,10 @@ def max_arborescence(
     return _operator(scores, lengths, single_root)
 
 
-@torch.no_grad()
 def _decode(scores: Tensor, lengths: Tensor | None, single_root: bool) -> tuple[Tensor, Tensor]:
-    check_arcs(scores, lengths)
-    lengths = apart(lengths)
-    check_sizes(scores, lengths)
-    batch, longest, size = scores.shape
-    heads, value = torch.empty(batch, longest, dtype=torch.int64), torch.empty(batch, dtype=torch.float64)
-    known = np.full(batch, longest) if lengths is None else lengths.cpu().contiguous().numpy()
-    launch(
-        decode_nonprojective,
-        (scores.detach().to("cpu", torch.float64), known, single_root),
-        (heads, value),
-        known.astype(np.float64) ** 2,
-        [(size * size, torch.float64), (3 * size * size + 14 * size, torch.int64)],
-        each=4,
-    )
-    return heads.to(scores.device), value.to(scores.device, scores.dtype)
+    size = scores.shape[-1]
+    memory = [(size * size, torch.float64), (3 * size * size + 14 * size, torch.int64)]
+    return on_host(scores, lengths, single_root, torch.float64, decode_nonprojective, np.square, memory, each=4)
 
 
 def _on_cuda(scores: Tensor, lengths: Tensor | None, single_root: bool) -> tuple[Tensor, Tensor]:

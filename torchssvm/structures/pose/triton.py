@@ -1,4 +1,4 @@
-"""Max-convolution of many lines on a CUDA device: the kernel of distance transforms and of max-sum on grids.
+"""Max-convolution of many lines on a CUDA device: the kernel of max-sum on grids.
 
 A thread compares all places of a line for some targets. That is O(n) for each target, where an envelope takes O(1); but
 lower envelopes need quadratic costs and a stack for each line, whose branches part the threads of a warp. Lines of
