@@ -13,6 +13,11 @@ from torchssvm.core.potentials import Parts, own_weights
 class Head(nn.Module):
     """A head whose weights, all its parameters, are zero at the start."""
 
+    @staticmethod
+    def by_feature(weight: Any) -> Any:
+        """Weights of features, transposed to ``[F, K]``, a row for each feature, or back: a tensor or an array."""
+        return weight.T
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Set all weights to zero, as after ``to_empty`` of a head that was made on the meta device."""

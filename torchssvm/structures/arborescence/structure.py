@@ -14,10 +14,11 @@ from torchssvm.core.arguments import check_flags, check_int64, check_object
 from torchssvm.core.naming import row_name
 from torchssvm.core.ordered_sums import add_at
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding, Structure
+from torchssvm.core.structure import Decoding
 from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
 from torchssvm.structures.arborescence.eisner import eisner
 from torchssvm.structures.arguments import check_lengths
+from torchssvm.structures.labelled import Labelled
 
 
 class Arborescences(Protocol):
@@ -95,7 +96,7 @@ class NonProjective:
         return "one token has head 0" if self.single_root else "they are connected"
 
 
-class Arborescence(Structure):
+class Arborescence(Labelled):
     """A head for each token of a sentence: a tree below an artificial root.
 
     Potentials: one tensor ``[B, N, N+1]``; at ``[b, t-1, h]`` the score of the arc from head h to token t. Tokens are
@@ -163,11 +164,7 @@ class Arborescence(Structure):
         arcs = scores.new_zeros(scores.shape)
         return {name: add_at(arcs, heads.clamp(min=0), mass.unsqueeze(1) * (heads >= 0), any_order=any_order)}
 
-    def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
-        """Share (or number) of wrong heads, ``[B]`` float64."""
-        return (self.costs(target) * (labeling != target)).sum(1)
-
-    def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:
+    def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """The cost of each arc, ``[B, N, N+1]`` float64, 0 at the target's and in the padding; the constant is zero."""
         delta = self.costs(target).unsqueeze(2).repeat(1, 1, target.shape[1] + 1)
         return delta.scatter_(2, target.clamp(min=0).unsqueeze(2), 0.0), delta.new_zeros(len(delta))

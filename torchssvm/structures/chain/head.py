@@ -89,11 +89,6 @@ class LinearChain(LinearHead):
             "boundary": self.start_transitions is not None,
         }
 
-    @staticmethod
-    def by_feature(weight: Any) -> Any:
-        """Transpose ``emission`` to ``[F, K]``, a row for each feature, or back: a view of a tensor or an array."""
-        return weight.T
-
     def extra_repr(self) -> str:
         """The constructor's arguments."""
         states, bias = self.structure.num_states, self.bias is not None

@@ -74,11 +74,6 @@ class LinearMultilabel(LinearHead):
             "pairwise": self.pairwise is not None,
         }
 
-    @staticmethod
-    def by_feature(weight: Any) -> Any:
-        """``unary`` transposed to ``[F, K]``, one row for each feature, or back: a view of a tensor or an array."""
-        return weight.T
-
     def compiled_form(self) -> Any:
         """What the compiled loop needs of the head; None where it has none."""
         from torchssvm.structures.multilabel.kind import LabelSetAdapter

@@ -12,6 +12,7 @@ from torchssvm.core.on_host import apart
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.structure import Decoding, Structure, fit
 from torchssvm.structures.arguments import check_labels, check_lengths, check_structure
+from torchssvm.structures.labelled import Labelled, real_rows
 from torchssvm.structures.linear_head import Head, weight
 from torchssvm.structures.max_marginals import tree_margins
 from torchssvm.structures.tree.oracle import max_sum_tree, node_depths
@@ -72,7 +73,7 @@ class ForestLabeling(NamedTuple):
     pairs: Tensor
 
 
-class Forest(Structure):
+class Forest(Labelled):
     """A state for every node of an example's own trees, decoded exactly; the loss is the number of wrong states.
 
     Args:
@@ -87,7 +88,7 @@ class Forest(Structure):
 
     settings = Structure.__repr__  # no attribute counts or caches
 
-    unit = "node"
+    unit = single = "node"
 
     def __init__(self, num_states: int, class_weight: Tensor | None = None) -> None:
         self.num_states = check_whole(num_states, "num_states")
@@ -113,15 +114,6 @@ class Forest(Structure):
         node = _indicators(labeling.labels, states)
         return {"node": node, "edge": _indicators(labeling.pairs, states**2).unflatten(2, (states, states))}
 
-    def loss(self, labeling: ForestLabeling, target: ForestLabeling) -> Tensor:
-        """Hamming loss, ``[B]`` float64."""
-        return (self.costs(target) * (labeling.labels != target.labels)).sum(1)
-
-    def loss_potentials(self, target: ForestLabeling) -> tuple[dict[str, Tensor], Tensor]:
-        """The cost of each state, 0 at the target; edges cost nothing, and the constant is zero."""
-        delta = self.costs(target).unsqueeze(2).repeat(1, 1, self.num_states)
-        return {"node": delta.scatter_(2, target.labels.clamp(min=0).unsqueeze(2), 0.0)}, delta.new_zeros(len(delta))
-
     def check_target(self, target: Tensor, potentials: Potentials) -> ForestLabeling:
         """Check the states, ``[B, N]`` int64, and the parents; add the pairs."""
         node, parent, lengths = potentials["node"], potentials.parent, potentials.lengths  # type: ignore[attr-defined]
@@ -135,10 +127,7 @@ class Forest(Structure):
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         """The nodes of each example, as ``ragged`` says, and the edges of those that have a parent."""
         parent = potentials.parent  # type: ignore[attr-defined]
-        longest = parent.shape[1]
-        limit = longest if potentials.lengths is None else potentials.lengths.unsqueeze(1)
-        there = (parent >= 0) & (torch.arange(longest, device=parent.device) < limit)
-        return {"edge": there[..., None, None]}
+        return {"edge": ((parent >= 0) & real_rows(potentials, "node"))[..., None, None]}
 
     def resize(self, labelings: ForestLabeling, target: ForestLabeling) -> ForestLabeling:
         """Stored labelings ``[B, C, N]``, cropped or padded to the nodes of this batch."""
@@ -190,7 +179,7 @@ class LinearForest(Head):
 
     def compiled_form(self) -> Any:
         """What the compiled loop needs of the head; None where it has none."""
-        from torchssvm.structures.tree.forest_kind import ForestAdapter
+        from torchssvm.structures.tree.kind import ForestAdapter
 
         return ForestAdapter(self, ForestLabeling) if type(self.structure) is Forest else None
 
