@@ -21,18 +21,12 @@ class Arcs(NamedTuple):
     """What arborescences have beside ``Examples``, whose lists are those of arcs: by the token, then by the head.
 
     ``column`` is then a feature's number within its sentence, and ``value`` may be empty: all features are 1.
-
-    Attributes:
-        known: ``[*]`` int32, the columns of the features of each sentence.
-        known_start: ``[n + 1]`` int64, where each sentence's columns begin.
-        projective: Whether arcs may not cross.
-        single_root: Whether the root has one child.
     """
 
-    known: Any
-    known_start: Any
-    projective: bool
-    single_root: bool
+    known: Any  # ``[*]`` int32, the columns of the features of each sentence
+    known_start: Any  # ``[n + 1]`` int64, where each sentence's columns begin
+    projective: bool  # whether arcs may not cross
+    single_root: bool  # whether the root has one child
 
 
 class ArcScratch(NamedTuple):

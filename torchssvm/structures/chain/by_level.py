@@ -11,21 +11,14 @@ from torchssvm.core.launch import once
 
 
 class ByLevel(NamedTuple):
-    """The best sequences of a batch of chains, by level.
+    """The best sequences of a batch of chains, by level."""
 
-    Attributes:
-        scores: ``[B, M + 1]``, the best score at each level; ``-inf`` if no sequence has that level.
-        prefixes: For each position, the best scores of prefixes by level and last state: ``[B, levels so far, K]``.
-        transition: The transitions.
-        levels: ``[B, N, K]``, 0 in the padding.
-        real: ``[B, N]`` bool, False in the padding.
-    """
-
-    scores: Tensor
+    scores: Tensor  # ``[B, M + 1]``, the best score at each level; ``-inf`` if no sequence has that level
+    # for each position, the best scores of prefixes by level and last state: ``[B, levels so far, K]``
     prefixes: list[Tensor]
-    transition: Tensor
-    levels: Tensor
-    real: Tensor
+    transition: Tensor  # the transitions
+    levels: Tensor  # ``[B, N, K]``, 0 in the padding
+    real: Tensor  # ``[B, N]`` bool, False in the padding
 
     def labels(self, level: Tensor) -> Tensor:
         """The best sequence of each chain at ``level`` (``[B]`` int64): ``[B, N]`` int64, -1 in the padding."""

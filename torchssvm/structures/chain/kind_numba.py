@@ -21,16 +21,12 @@ _FAR = 256  # tokens of a sequence whose scores are summed without rounding that
 
 
 class Sequences(NamedTuple):
-    """What chains have beside ``Examples``.
+    """What chains have beside ``Examples``."""
 
-    Attributes:
-        cost_matrix: ``[K, K]`` by target and label, a factor of ``Examples.cost``; or ``[0, 0]`` where all wrong labels
-            cost the same.
-        allowed: ``[K + 2, K]`` bool: whether a state may follow another, be the first, and be the last; or ``[0, K]``
-            where all may.
-    """
-
+    # ``[K, K]`` by target and label, a factor of ``Examples.cost``; or ``[0, 0]`` where all wrong labels cost the same
     cost_matrix: Any
+    # ``[K + 2, K]`` bool: whether a state may follow another, be the first, and be the last; or ``[0, K]`` where all
+    # may
     allowed: Any
 
 

@@ -67,17 +67,11 @@ class Segmentation(NamedTuple):
 
 
 class GraphTarget(NamedTuple):
-    """The target that :meth:`GraphCut.check_target` returns.
+    """The target that :meth:`GraphCut.check_target` returns."""
 
-    Attributes:
-        labels: As in :class:`Segmentation`.
-        cut: As in :class:`Segmentation`.
-        costs: ``[B, N]`` float64, the cost of a wrong label at each node; 0 beyond an example's nodes.
-    """
-
-    labels: Tensor
-    cut: Tensor
-    costs: Tensor
+    labels: Tensor  # as in :class:`Segmentation`
+    cut: Tensor  # as in :class:`Segmentation`
+    costs: Tensor  # ``[B, N]`` float64, the cost of a wrong label at each node; 0 beyond an example's nodes
 
 
 class CutOracle(Protocol):

@@ -25,48 +25,28 @@ class Workspace(NamedTuple):
     """Working memory to decode one example of up to K labels, with P = K (K - 1) / 2 pairs: see :func:`workspace`.
 
     The undecided labels form a problem of U labels, numbered from 0, and their E pairs with non-zero weight.
-
-    Attributes:
-        sizes: ``[2]``, U and E.
-        scale: ``[1]``, the sum of the absolute values of all scores.
-        free: ``[K]``, the U undecided labels.
-        place: ``[K]``, the number of each label among the undecided ones, or -1; first used for the labels that are on.
-        unary: ``[K]``, scores of the undecided labels, including their pairs with labels that are on.
-        belief: ``[K]``, the beliefs b.
-        fixed: ``[K]``, 0 or 1 where branching has decided, else -1.
-        labels: ``[K]``, the current labels.
-        gain: ``[K]``, what flipping a label gains.
-        best: ``[K]``, the best labels so far.
-        first: ``[P]``, one end of each of the E pairs.
-        second: ``[P]``, the other end.
-        weight: ``[P]``, w.
-        split: ``[P]``, c: the share of the weight that the first end gets, between 0 and the weight.
-        active: ``[P]``, the pairs with no fixed end.
-        trail: ``[K]``, labels in the order in which they were fixed.
-        mark: ``[K]``, the length of the trail at each depth.
-        tried: ``[K]``, whether the second value is being searched at each depth.
-        above: ``[K]``, the bound at each depth.
     """
 
-    sizes: np.ndarray
-    scale: np.ndarray
-    free: np.ndarray
+    sizes: np.ndarray  # ``[2]``, U and E
+    scale: np.ndarray  # ``[1]``, the sum of the absolute values of all scores
+    free: np.ndarray  # ``[K]``, the U undecided labels
+    # ``[K]``, the number of each label among the undecided ones, or -1; first used for the labels that are on
     place: np.ndarray
-    unary: np.ndarray
-    belief: np.ndarray
-    fixed: np.ndarray
-    labels: np.ndarray
-    gain: np.ndarray
-    best: np.ndarray
-    first: np.ndarray
-    second: np.ndarray
-    weight: np.ndarray
-    split: np.ndarray
-    active: np.ndarray
-    trail: np.ndarray
-    mark: np.ndarray
-    tried: np.ndarray
-    above: np.ndarray
+    unary: np.ndarray  # ``[K]``, scores of the undecided labels, including their pairs with labels that are on
+    belief: np.ndarray  # ``[K]``, the beliefs b
+    fixed: np.ndarray  # ``[K]``, 0 or 1 where branching has decided, else -1
+    labels: np.ndarray  # ``[K]``, the current labels
+    gain: np.ndarray  # ``[K]``, what flipping a label gains
+    best: np.ndarray  # ``[K]``, the best labels so far
+    first: np.ndarray  # ``[P]``, one end of each of the E pairs
+    second: np.ndarray  # ``[P]``, the other end
+    weight: np.ndarray  # ``[P]``, w
+    split: np.ndarray  # ``[P]``, c: the share of the weight that the first end gets, between 0 and the weight
+    active: np.ndarray  # ``[P]``, the pairs with no fixed end
+    trail: np.ndarray  # ``[K]``, labels in the order in which they were fixed
+    mark: np.ndarray  # ``[K]``, the length of the trail at each depth
+    tried: np.ndarray  # ``[K]``, whether the second value is being searched at each depth
+    above: np.ndarray  # ``[K]``, the bound at each depth
 
 
 def workspace(num_labels: int) -> Workspace:

@@ -65,17 +65,11 @@ class GraphLabels(NamedTuple):
 
 
 class PairwiseTarget(NamedTuple):
-    """The target that :meth:`PairwiseGraph.check_target` returns.
+    """The target that :meth:`PairwiseGraph.check_target` returns."""
 
-    Attributes:
-        labels: As in :class:`GraphLabels`.
-        pairs: As in :class:`GraphLabels`.
-        costs: ``[B, N]`` float64, the cost of a wrong label at each node; 0 beyond an example's nodes.
-    """
-
-    labels: Tensor
-    pairs: Tensor
-    costs: Tensor
+    labels: Tensor  # as in :class:`GraphLabels`
+    pairs: Tensor  # as in :class:`GraphLabels`
+    costs: Tensor  # ``[B, N]`` float64, the cost of a wrong label at each node; 0 beyond an example's nodes
 
 
 class PairwiseGraph(LabelledGraphs, Indexed):

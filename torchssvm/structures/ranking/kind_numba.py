@@ -18,31 +18,19 @@ _ROUNDING = 1e-12
 
 
 class Places(NamedTuple):
-    """Lists whose measure adds up what documents gain at their places; a label is a place.
+    """Lists whose measure adds up what documents gain at their places; a label is a place."""
 
-    Attributes:
-        ideal: ``[documents]``, the target's weights of the scores.
-        gain: ``[documents]``, what a document gains, relative to the most that the list's documents can.
-        discount: ``[longest]``, what a document at each place counts.
-    """
-
-    ideal: Any
-    gain: Any
-    discount: Any
+    ideal: Any  # ``[documents]``, the target's weights of the scores
+    gain: Any  # ``[documents]``, what a document gains, relative to the most that the list's documents can
+    discount: Any  # ``[longest]``, what a document at each place counts
 
 
 class Swaps(NamedTuple):
-    """Lists whose measure counts swapped pairs; labels are a document's places as the better and as the worse one.
+    """Lists whose measure counts swapped pairs; labels are a document's places as the better and as the worse one."""
 
-    Attributes:
-        level: ``[documents]`` int64, grades, numbered from 0 within each list.
-        share: ``[n]``, what a swap counts.
-        room: int32, for each example its own, so that threads do not meet; zero before and after.
-    """
-
-    level: Any
-    share: Any
-    room: Any
+    level: Any  # ``[documents]`` int64, grades, numbered from 0 within each list
+    share: Any  # ``[n]``, what a swap counts
+    room: Any  # int32, for each example its own, so that threads do not meet; zero before and after
 
 
 class Precisions(NamedTuple):

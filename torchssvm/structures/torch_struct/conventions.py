@@ -7,23 +7,14 @@ from typing import Any, NamedTuple
 
 
 class Convention(NamedTuple):
-    """How a distribution pads its events.
+    """How a distribution pads its events."""
 
-    Attributes:
-        axes: The axes of ``[B, *event]`` that are padded.
-        offset: Size of these axes minus the length, e.g. -1 for an axis of pairs of neighbours.
-        name: The name of the class in torch-struct; empty for other classes.
-        layout: The potentials' shape in words; empty if it is not checked.
-        ndims: The numbers of axes that potentials may have.
-        square: Whether the last two axes are the next and the previous state.
-    """
-
-    axes: tuple[int, ...]
-    offset: int
-    name: str = ""
-    layout: str = ""
-    ndims: tuple[int, ...] = ()
-    square: bool = False
+    axes: tuple[int, ...]  # the axes of ``[B, *event]`` that are padded
+    offset: int  # size of these axes minus the length, e.g. -1 for an axis of pairs of neighbours
+    name: str = ""  # the name of the class in torch-struct; empty for other classes
+    layout: str = ""  # the potentials' shape in words; empty if it is not checked
+    ndims: tuple[int, ...] = ()  # the numbers of axes that potentials may have
+    square: bool = False  # whether the last two axes are the next and the previous state
 
 
 _KNOWN = {

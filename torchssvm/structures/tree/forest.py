@@ -62,14 +62,10 @@ class ForestPotentials(Potentials):
 
 
 class ForestLabeling(NamedTuple):
-    """States, and the pairs that they make.
+    """States, and the pairs that they make."""
 
-    Attributes:
-        labels: ``[B, N]`` int64, -1 in the padding.
-        pairs: ``[B, N]`` int64, K times the state of the parent plus that of the node; -1 at roots and in the padding.
-    """
-
-    labels: Tensor
+    labels: Tensor  # ``[B, N]`` int64, -1 in the padding
+    # ``[B, N]`` int64, K times the state of the parent plus that of the node; -1 at roots and in the padding
     pairs: Tensor
 
 

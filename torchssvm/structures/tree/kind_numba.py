@@ -17,18 +17,13 @@ _ALL = np.zeros(0, np.int64)
 
 
 class Trees(NamedTuple):
-    """The tree of all examples, of which each has the first nodes.
+    """The tree of all examples, of which each has the first nodes."""
 
-    Attributes:
-        parent: ``[N]`` int64, -1 at roots.
-        shared: Whether one matrix serves all edges; else rows ``v K`` to ``v K + K - 1`` of the pairs are those of node
-            v and its parent, by the state of the parent.
-        states: K.
-    """
-
-    parent: Any
+    parent: Any  # ``[N]`` int64, -1 at roots
+    # whether one matrix serves all edges; else rows ``v K`` to ``v K + K - 1`` of the pairs are those of node v and its
+    # parent, by the state of the parent
     shared: bool
-    states: int
+    states: int  # K
 
 
 class Room(NamedTuple):
