@@ -215,7 +215,7 @@ class HeadAdapter:
         held = {name: p for name, p in self.head._parameters.items() if p is not None}
         rows = [array[..., : self.num_states] for array in (model.emission, model.bias, model.first, model.last)]
         found = {self.matrix: self.head.by_feature(rows[0]), **dict(zip(self.biases, rows[1:], strict=False))}
-        if self.table in held:
+        if self.table is not None and self.table in held:
             found[self.table] = model.transition.reshape(held[self.table].shape)
         return [found[name] for name in held if name in found]
 
@@ -232,8 +232,8 @@ class HeadAdapter:
         return labelings
 
     def longest_labeling(self, longest: int) -> Labeling:
-        """A batch of one labeling of the largest length and label: a sequence of states by default."""
-        return torch.full((1, longest), self.num_states - 1)
+        """A batch of one labeling of the largest length and label: a sequence by default."""
+        return torch.full((1, longest), int(self.label_limits(torch.tensor([longest]))[1]))
 
     ragged = True
     """Whether potentials have lengths."""

@@ -226,10 +226,6 @@ class Form(HeadAdapter):
                 view.copy_(array)
         return [tensor.numpy() for tensor in made]
 
-    def longest_labeling(self, longest: int) -> Tensor:
-        """``[1, longest]``."""
-        return torch.full((1, longest), self._labels - 1)
-
 
 def _view_of(head: Any, tensor: Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...], int]:
     """The parameter that a tensor is a view of: its name, and the size, stride and offset of the view."""

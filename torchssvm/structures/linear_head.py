@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -17,6 +18,18 @@ class Head(nn.Module):
     def by_feature(weight: Any) -> Any:
         """Weights of features, transposed to ``[F, K]``, a row for each feature, or back: a tensor or an array."""
         return weight.T
+
+    def constructor_arguments(self) -> dict[str, Any]:
+        """Constructor arguments, to rebuild an equal head: attributes of the head, or of its structure.
+
+        A flag for weights, such as ``bias``, is whether there are any.
+        """
+        found = {}
+        for name, parameter in inspect.signature(type(self)).parameters.items():
+            value = getattr(self if hasattr(self, name) else self.structure, name)
+            flag = isinstance(parameter.default, bool) and not isinstance(value, bool)
+            found[name] = value is not None if flag else value
+        return found
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

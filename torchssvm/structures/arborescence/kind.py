@@ -72,10 +72,6 @@ class ArcsAdapter(VectorAdapter):
         columns = int(np.diff(examples.kind.known_start).max())
         return partial(make_arc_scratch, self.longest, columns, examples.added.dtype)
 
-    def longest_labeling(self, longest: int) -> Tensor:
-        """``[1, longest]``."""
-        return torch.full((1, longest), longest)
-
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
         """The largest head."""
         return 0, lengths

@@ -73,21 +73,13 @@ class LinearChain(LinearHead):
         )
         if self.structure.num_states != num_states or self.structure.shared != (positions is None):
             raise ValueError(f"structure={self.structure} does not fit num_states={num_states}, positions={positions}")
-        self.in_features, self.positions = in_features, positions
+        self.in_features, self.boundary, self.positions = in_features, boundary, positions
         self.emission = weight(self.by_feature(torch.zeros(in_features, num_states)).contiguous())
         pairs = (num_states, num_states) if positions is None else (positions - 1, num_states, num_states)
         self.transition = weight(torch.zeros(pairs))
         self.bias = weight(torch.zeros(num_states)) if bias else None
         self.start_transitions = weight(torch.zeros(num_states)) if boundary else None
         self.end_transitions = weight(torch.zeros(num_states)) if boundary else None
-
-    def constructor_arguments(self) -> dict[str, Any]:
-        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
-        return {
-            "num_states": self.structure.num_states,
-            "bias": self.bias is not None,
-            "boundary": self.start_transitions is not None,
-        }
 
     def extra_repr(self) -> str:
         """The constructor's arguments."""

@@ -99,7 +99,3 @@ class DecisionAdapter(HeadAdapter):
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
         """Chosen or not."""
         return 0, torch.ones_like(lengths)
-
-    def longest_labeling(self, longest: int) -> Tensor:
-        """``[1, D]``."""
-        return torch.ones(1, self.head.structure.num_costs, dtype=torch.int64)

@@ -5,6 +5,7 @@ Each oracle is a kind. Ties are those of the oracles' ``solve``.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,63 +18,14 @@ from torchssvm.structures.decisions.numba import knapsacks, shortest_paths, span
 from torchssvm.structures.matching.numba import make_room as make_matching_room
 from torchssvm.structures.matching.numba import match
 
-
-class Paths(NamedTuple):
-    """Shortest paths.
-
-    Attributes:
-        shared: Whether each variable has a row of features.
-        negative: Whether losses may be negative, as known costs are counted with them.
-        factor: 2 where costs are maximised, -2 otherwise.
-        order, tails, heads, source, sink: See :func:`.numba.shortest_paths`.
-    """
-
-    shared: bool
-    negative: bool
-    factor: float
-    order: Any
-    tails: Any
-    heads: Any
-    source: int
-    sink: int
-
-
-class Selections(NamedTuple):
-    """Selections; ``given`` ``[n]`` is how many items are chosen, and the first fields are those of :class:`Paths`."""
-
-    shared: bool
-    negative: bool
-    factor: float
-    at_most: bool
-    given: Any
-
-
-class Knapsacks(NamedTuple):
-    """Knapsacks; ``given`` ``[n]`` are the capacities, and the first fields are those of :class:`Paths`."""
-
-    shared: bool
-    negative: bool
-    factor: float
-    weights: Any
-    given: Any
-
-
-class Trees(NamedTuple):
-    """Spanning trees of the ``edges``; the first fields are those of :class:`Paths`."""
-
-    shared: bool
-    negative: bool
-    factor: float
-    edges: Any
-
-
-class Assignments(NamedTuple):
-    """Assignments to so many ``tasks``; the first fields are those of :class:`Paths`."""
-
-    shared: bool
-    negative: bool
-    factor: float
-    tasks: int
+# The kinds begin with whether each variable has a row of features; whether losses may be negative, as known costs are
+# counted with them; and 2 where costs are maximised, -2 otherwise.
+_FIRST = "shared negative factor "
+Paths = namedtuple("Paths", _FIRST + "order tails heads source sink")  # see :func:`.numba.shortest_paths`
+Selections = namedtuple("Selections", _FIRST + "at_most given")  # ``given`` ``[n]`` is how many items are chosen
+Knapsacks = namedtuple("Knapsacks", _FIRST + "weights given")  # ``given`` ``[n]`` are the capacities
+Trees = namedtuple("Trees", _FIRST + "edges")
+Assignments = namedtuple("Assignments", _FIRST + "tasks")
 
 
 class Room(NamedTuple):

@@ -51,10 +51,6 @@ class LinearMulticlass(LinearHead):
         self.weight = weight(torch.zeros(num_classes, in_features))
         self.bias = weight(torch.zeros(num_classes)) if bias else None
 
-    def constructor_arguments(self) -> dict[str, Any]:
-        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
-        return {"num_classes": self.structure.num_classes, "bias": self.bias is not None}
-
     def compiled_form(self) -> Any:
         """What the compiled loop needs of the head; None where it has none."""
         from torchssvm.structures.multiclass.kind import MulticlassAdapter

@@ -66,14 +66,6 @@ class LinearMultilabel(LinearHead):
         self.bias = weight(torch.zeros(num_labels)) if bias else None
         self.pairwise = weight(torch.zeros(self.structure.num_pairs)) if pairwise else None
 
-    def constructor_arguments(self) -> dict[str, Any]:
-        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
-        return {
-            "num_labels": self.structure.num_labels,
-            "bias": self.bias is not None,
-            "pairwise": self.pairwise is not None,
-        }
-
     def compiled_form(self) -> Any:
         """What the compiled loop needs of the head; None where it has none."""
         from torchssvm.structures.multilabel.kind import LabelSetAdapter

@@ -79,10 +79,6 @@ class LabelSetAdapter(HeadAdapter):
         """Off and on."""
         return 0, torch.ones_like(lengths)
 
-    def longest_labeling(self, longest: int) -> Tensor:
-        """``[1, K]``."""
-        return torch.ones(1, self.num_states, dtype=torch.int64)
-
 
 class SingleLabelsAdapter(LabelSetAdapter):
     """Sets of labels without pairs, whose blocks are solved whole."""

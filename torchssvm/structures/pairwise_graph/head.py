@@ -51,7 +51,7 @@ class LinearPairwiseGraph(Head):
         structure: PairwiseGraph | None = None,
     ) -> None:
         super().__init__()
-        node_features = check_whole(node_features, "node_features")
+        self.node_features = check_whole(node_features, "node_features")
         self.edge_features = check_whole(edge_features, "edge_features", 0)
         num_labels = check_whole(num_labels, "num_labels")
         check_flags(directed=directed)
@@ -60,12 +60,8 @@ class LinearPairwiseGraph(Head):
         if self.structure.num_labels != num_labels:
             raise ValueError(f"structure={self.structure} does not have num_labels={num_labels}")
         self.directed = directed
-        self.node = weight(torch.zeros(num_labels, node_features))
+        self.node = weight(torch.zeros(num_labels, self.node_features))
         self.edge = weight(torch.zeros(max(self.edge_features, 1), num_labels, num_labels))
-
-    def constructor_arguments(self) -> dict[str, Any]:
-        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
-        return {"node_features": self.node.shape[1], "num_labels": len(self.node)}
 
     def compiled_form(self) -> Any:
         """What the compiled loop needs of the head; None where it has none."""

@@ -71,10 +71,6 @@ class LinearSegments(LinearHead):
         """``[D, K]``, the scores of durations 1 to D by label."""
         return self.segment[self.structure.num_labels :]
 
-    def constructor_arguments(self) -> dict[str, Any]:
-        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
-        return {"num_labels": self.structure.num_labels, "max_duration": self.structure.max_duration}
-
     def extra_repr(self) -> str:
         """The constructor's arguments."""
         return f"in_features={self.in_features}, structure={self.structure}"

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.structure import Labeling
 from torchssvm.kinds.adapter import HeadAdapter
 from torchssvm.kinds.examples import Examples
 from torchssvm.structures.segments.kind_numba import Segmentations, make_room
@@ -50,7 +49,3 @@ class SegmentsAdapter(HeadAdapter):
         """Makes the room of the decoder."""
         longest = max((examples.start[1:] - examples.start[:-1]).tolist(), default=0)
         return partial(make_room, longest, self.pair_rows, self.pair_width)
-
-    def longest_labeling(self, longest: int) -> Labeling:
-        """``[1, longest]``."""
-        return torch.full((1, longest), 2 * self.pair_width - 1)

@@ -159,19 +159,14 @@ class LinearForest(Head):
         self, node_features: int, edge_features: int, num_states: int, *, structure: Forest | None = None
     ) -> None:
         super().__init__()
-        node_features = check_whole(node_features, "node_features")
-        edge_features = check_whole(edge_features, "edge_features")
+        self.node_features = node_features = check_whole(node_features, "node_features")
+        self.edge_features = edge_features = check_whole(edge_features, "edge_features")
         self.structure = check_structure(structure, "Forest(num_states)", "num_states") or Forest(num_states)
         if self.structure.num_states != num_states:
             raise ValueError(f"structure={self.structure} does not have num_states={num_states}")
         self.node = weight(torch.zeros(num_states, node_features))
         self.edge = weight(torch.zeros(edge_features, num_states, num_states))
         self.bias = weight(torch.zeros(num_states))
-
-    def constructor_arguments(self) -> dict[str, Any]:
-        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
-        states, features = self.node.shape
-        return {"node_features": features, "edge_features": len(self.edge), "num_states": states}
 
     def compiled_form(self) -> Any:
         """What the compiled loop needs of the head; None where it has none."""

@@ -72,15 +72,6 @@ class LinearTree(LinearHead):
         self.edge = weight(torch.zeros(pairs))
         self.bias = weight(torch.zeros(num_states)) if bias else None
 
-    def constructor_arguments(self) -> dict[str, Any]:
-        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
-        return {
-            "num_states": self.structure.num_states,
-            "parent": self.structure.parent,
-            "shared": self.structure.shared,
-            "bias": self.bias is not None,
-        }
-
     def compiled_form(self) -> Any:
         """What the compiled loop needs of the head; None where it has none."""
         from torchssvm.structures.tree.kind import TreeAdapter
