@@ -20,12 +20,11 @@ from torchssvm.structures.matching.numba import match
 
 # The kinds begin with whether each variable has a row of features; whether losses may be negative, as known costs are
 # counted with them; and 2 where costs are maximised, -2 otherwise.
-_FIRST = "shared negative factor "
-Paths = namedtuple("Paths", _FIRST + "order tails heads source sink")  # see :func:`.numba.shortest_paths`
-Selections = namedtuple("Selections", _FIRST + "at_most given")  # ``given`` ``[n]`` is how many items are chosen
-Knapsacks = namedtuple("Knapsacks", _FIRST + "weights given")  # ``given`` ``[n]`` are the capacities
-Trees = namedtuple("Trees", _FIRST + "edges")
-Assignments = namedtuple("Assignments", _FIRST + "tasks")
+Paths = namedtuple("Paths", "shared negative factor order tails heads source sink")  # see :func:`.numba.shortest_paths`
+Selections = namedtuple("Selections", "shared negative factor at_most given")  # ``given`` ``[n]`` is how many
+Knapsacks = namedtuple("Knapsacks", "shared negative factor weights given")  # ``given`` ``[n]`` are the capacities
+Trees = namedtuple("Trees", "shared negative factor edges")
+Assignments = namedtuple("Assignments", "shared negative factor tasks")
 
 
 class Room(NamedTuple):
