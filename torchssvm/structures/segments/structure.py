@@ -18,9 +18,7 @@ from torchssvm.core.structure import Decoding, as_decoding
 from torchssvm.structures.arguments import check_lengths
 from torchssvm.structures.labelled import Indexed, Places, real_rows
 from torchssvm.structures.segments.oracle import semi_markov, semi_markov_marginals
-from torchssvm.structures.segments.spans import Span, as_frames, as_spans, durations_of, every_segmentation
-from torchssvm.structures.segments.spans import from_frames as codes_of_frames
-from torchssvm.structures.segments.spans import from_spans as codes_of_spans
+from torchssvm.structures.segments.spans import Span, durations_of, every_segmentation
 
 
 class Segments(Indexed):
@@ -127,7 +125,13 @@ class Segments(Indexed):
 
     def spans(self, labeling: Tensor) -> list[list[Span]]:
         """The spans (first frame, frame after the last, label) of every example."""
-        return as_spans(labeling, self.num_labels)
+        found = []
+        for row in labeling.tolist():
+            row = row[: row.index(-1)] if -1 in row else row
+            starts = [t for t, code in enumerate(row) if code >= self.num_labels]
+            ends = [*starts[1:], len(row)]
+            found.append([(s, e, row[s] - self.num_labels) for s, e in zip(starts, ends, strict=True)])
+        return found
 
     def from_spans(self, spans: Sequence[Sequence[Span]]) -> Tensor:
         """The labeling of spans, which follow one another from frame 0 on, ``[B, N]`` int64.
@@ -135,11 +139,26 @@ class Segments(Indexed):
         Raises:
             ValueError: They do not, or a label is not one.
         """
-        return codes_of_spans(spans, self.num_labels)
+        num_labels = self.num_labels
+        rows = []
+        for place, several in enumerate(spans):
+            row: list[int] = []
+            for start, end, label in several:
+                if start != len(row) or end <= start or not 0 <= label < num_labels:
+                    raise ValueError(
+                        f"spans has {(start, end, label)} in {row_name(place)}: it must be (start, end, label) with "
+                        f"start {len(row)}, where the span before it ends, a larger end, and a label 0 to "
+                        f"{num_labels - 1}"
+                    )
+                row += [label + num_labels] + [label] * (end - start - 1)
+            if not row:
+                raise ValueError(f"spans has no span in {row_name(place)}: a sequence has at least one")
+            rows.append(torch.tensor(row))
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
 
     def frames(self, labeling: Tensor) -> Tensor:
         """The label of every frame, ``[B, N]`` int64, -1 beyond each length."""
-        return as_frames(labeling, self.num_labels)
+        return torch.where(labeling >= 0, labeling.remainder(self.num_labels), -1)
 
     def from_frames(self, labels: Tensor) -> Tensor:
         """The labeling whose segments are the runs of labels ``[B, N]`` int64, negative beyond each length.
@@ -147,7 +166,13 @@ class Segments(Indexed):
         Raises:
             ValueError: ``labels`` are not such a tensor.
         """
-        return codes_of_frames(labels, self.num_labels)
+        num_labels = self.num_labels
+        check_int64(labels, "labels", tuple(labels.shape[:2]) or (0, 0), ", a label for each frame")
+        if bool((labels >= num_labels).any()):
+            raise ValueError(f"labels has {int(labels.max())}; labels are 0 to {num_labels - 1}")
+        begins = torch.ones_like(labels, dtype=torch.bool)
+        begins[:, 1:] = labels[:, 1:] != labels[:, :-1]
+        return torch.where(labels >= 0, labels + num_labels * begins, -1)
 
     def _shapes(self, labeling: Tensor) -> dict[str, tuple[int, ...]]:
         table = self.num_labels + self.max_duration, self.num_labels
