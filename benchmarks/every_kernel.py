@@ -21,8 +21,7 @@ import torch
 
 from torchssvm import BCFW, BlockGap, Chain, DualState, LinearChain, Potentials
 from torchssvm.steps.box_qp import solve_box_qp
-from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
-from torchssvm.structures.arborescence.eisner import eisner
+from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.matching.oracle import best_matching
 from torchssvm.structures.multilabel.oracle import best_label_sets

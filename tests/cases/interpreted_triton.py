@@ -26,9 +26,8 @@ from torchssvm.dual.rows_triton import add_triton, read_triton
 from torchssvm.steps.box_qp_triton import ascend_triton
 from torchssvm.steps.numba import ascend_gram
 from torchssvm.structures import EdgePotentials, Matching
-from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
 from torchssvm.structures.arborescence.chu_liu_edmonds_triton import max_arborescence_triton
-from torchssvm.structures.arborescence.eisner import eisner
+from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.arborescence.triton import eisner_triton
 from torchssvm.structures.chain import labels_triton as label_kernels
 from torchssvm.structures.chain import numba as kernels

@@ -67,8 +67,7 @@ from torchssvm.structures import (
     semi_markov,
     viterbi,
 )
-from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
-from torchssvm.structures.arborescence.eisner import eisner
+from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.multilabel.structure import MessagePassing
 
 Call = tuple[str, Callable[..., Any], list[Tensor]]

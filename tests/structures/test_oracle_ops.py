@@ -12,8 +12,7 @@ from random_potentials import assert_same, chains, strided
 from tables import each_row
 
 from torchssvm.core import launch
-from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
-from torchssvm.structures.arborescence.eisner import eisner
+from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.chain.oracle import viterbi, viterbi_torch
 from torchssvm.structures.chain.sum_product import sum_product
 from torchssvm.structures.pose.oracle import max_sum_grid

@@ -124,7 +124,7 @@ class HeadAdapter:
         """
         shapes: dict[str, tuple[Tensor, tuple[int, ...]]] = {self.emission: (lengths, (self.num_states,))}
         if self.pairs is not None:
-            shapes[self.pairs] = torch.ones_like(lengths), (self.num_states, self.num_states)
+            shapes[self.pairs] = torch.ones_like(lengths), tuple(getattr(self.head, str(self.table)).shape)
         return shapes
 
     def whole(self) -> HeadAdapter | None:
@@ -142,7 +142,8 @@ class HeadAdapter:
     @property
     def pair_width(self) -> int:
         """Numbers of a row of pairs."""
-        return self.num_states
+        table = None if self.table is None else getattr(self.head, self.table)
+        return self.num_states if table is None else table.shape[-1]
 
     @property
     def pair_rows(self) -> int:

@@ -12,8 +12,7 @@ from problems import examples, rng
 
 from torchssvm import Potentials, TorchStruct
 from torchssvm.core.structure import as_decoding
-from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
-from torchssvm.structures.arborescence.eisner import eisner
+from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.arborescence.structure import has_root, is_projective
 
 SEEDS = st.integers(0, 2**31 - 1)

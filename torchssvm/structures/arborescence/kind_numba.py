@@ -6,6 +6,7 @@ that a sentence needs are gathered once, and sums over its columns take a small 
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,14 +30,8 @@ class Arcs(NamedTuple):
     single_root: bool  # whether the root has one child
 
 
-class ArcScratch(NamedTuple):
-    """Scratch arrays for one sentence: its weights, sums over its columns, and the room of the decoders."""
-
-    held: Any
-    sums: Any
-    charts: Any
-    memory: Any
-    places: Any
+# Scratch arrays for one sentence: its weights, sums over its columns, and the room of the decoders
+ArcScratch = namedtuple("ArcScratch", "held sums charts memory places")
 
 
 def make_arc_scratch(longest: int, columns: int, dtype: np.dtype) -> ArcScratch:

@@ -15,8 +15,7 @@ from torchssvm.core.naming import row_name
 from torchssvm.core.ordered_sums import add_at
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding
-from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
-from torchssvm.structures.arborescence.eisner import eisner
+from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.arguments import check_lengths
 from torchssvm.structures.labelled import Labelled
 
@@ -52,7 +51,7 @@ class Projective:
     single_root: bool = False
 
     def argmax(self, scores: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Eisner's algorithm; see :func:`torchssvm.structures.arborescence.eisner`."""
+        """Eisner's algorithm; see :func:`torchssvm.structures.arborescence.oracle`."""
         return eisner(scores, lengths, self.single_root)
 
     def allow(self, heads: Tensor) -> Tensor:
@@ -83,7 +82,7 @@ class NonProjective:
     single_root: bool = False
 
     def argmax(self, scores: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Chu-Liu-Edmonds; see :func:`torchssvm.structures.arborescence.chu_liu_edmonds`."""
+        """Chu-Liu-Edmonds; see :func:`torchssvm.structures.arborescence.oracle`."""
         return max_arborescence(scores, lengths, self.single_root)
 
     def allow(self, heads: Tensor) -> Tensor:

@@ -115,11 +115,7 @@ class LinearChain(LinearHead):
             raise ValueError(f"x must have at least one position, got {list(x.shape)}")
         if self.positions is not None and longest > self.positions:
             raise ValueError(f"x has {longest} positions, and the head was made for positions={self.positions}")
-        if lengths is None:
-            lengths, span = upload(torch.full((batch,), longest), x.device), (longest, longest)
-        else:
-            lengths = apart(lengths)
-            span = check_range(lengths, batch, longest)
+        lengths, span = read_span(lengths, batch, longest, x.device)
         last = lengths - 1
         extra = [self.bias, self.start_transitions, self.end_transitions]
         with full_precision(x.device):
@@ -206,6 +202,13 @@ class LinearChain(LinearHead):
         padded = pairs.new_zeros(pairs.shape[0], *self.transition.shape)
         padded[:, : pairs.shape[1]] = pairs
         return padded
+
+
+def read_span(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> tuple[Tensor, tuple[int, int]]:
+    """The lengths in memory of their own, and the smallest and the largest; errors as in :func:`check_range`."""
+    if lengths is None:
+        return upload(torch.full((batch,), longest), device), (longest, longest)
+    return (lengths := apart(lengths)), check_range(lengths, batch, longest)
 
 
 def everywhere(

@@ -6,7 +6,7 @@ Each oracle is a kind. Ties are those of the oracles' ``solve``.
 from __future__ import annotations
 
 from collections import namedtuple
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,17 +27,8 @@ Trees = namedtuple("Trees", "shared negative factor edges")
 Assignments = namedtuple("Assignments", "shared negative factor tasks")
 
 
-class Room(NamedTuple):
-    """Room to decode one example: costs and decisions, ``[1, D]``; numbers, integers and flags of the oracle."""
-
-    costs: Any
-    y: Any
-    order: Any
-    value: Any
-    numbers: Any
-    places: Any
-    partner: Any
-    taken: Any
+# Room to decode one example: costs and decisions, ``[1, D]``; numbers, integers and flags of the oracle
+Room = namedtuple("Room", "costs y order value numbers places partner taken")
 
 
 def make_room(oracle: Any, kind: Any) -> Room:

@@ -33,11 +33,6 @@ class LabelSetAdapter(HeadAdapter):
         self.pairs = None if head.pairwise is None else "pairwise"
 
     @property
-    def pair_width(self) -> int:
-        """P."""
-        return self.structure.num_pairs  # type: ignore[attr-defined]
-
-    @property
     def pair_rows(self) -> int:
         """One row holds all pairs."""
         return int(self.pairs is not None)

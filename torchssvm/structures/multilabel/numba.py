@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit
-from torchssvm.structures.multilabel.branch_and_bound import branch
-from torchssvm.structures.multilabel.message_passing import TINY, pass_messages, reduce
+from torchssvm.structures.multilabel.message_passing import TINY, branch, pass_messages, reduce
 
 
 @njit

@@ -5,6 +5,7 @@ The target's labels are -1: its parts are a mean of orders, and no order. Ties a
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,13 +42,8 @@ class Precisions(NamedTuple):
     room: Any
 
 
-class Room(NamedTuple):
-    """Room to decode one list: keys, float64, and integers."""
-
-    keys: Any
-    order: Any
-    other: Any
-    count: Any
+# Room to decode one list: keys, float64, and integers
+Room = namedtuple("Room", "keys order other count")
 
 
 def make_room(labels: int) -> Room:

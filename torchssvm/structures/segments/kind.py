@@ -21,19 +21,9 @@ class SegmentsAdapter(HeadAdapter):
     emission, pairs = "emission", "segment"
 
     @property
-    def pair_width(self) -> int:
-        """K."""
-        return self.structure.num_labels  # type: ignore[attr-defined]
-
-    @property
     def pair_rows(self) -> int:
         """Neighbours and durations."""
         return len(self.head.segment)
-
-    def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
-        """Rows of frames, and one table."""
-        table = torch.ones_like(lengths), tuple(self.head.segment.shape)
-        return {"emission": (lengths, (self.num_states,)), "segment": table}
 
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
         """Codes, 0 to 2 K - 1."""

@@ -15,10 +15,10 @@ from torchssvm.core.marginals import Marginals
 from torchssvm.core.naming import row_name
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Decoding, Structure
-from torchssvm.structures.torch_struct.conventions import convention_of
 from torchssvm.structures.torch_struct.distribution import (
     SCORE_LIMIT,
     bridge_padding,
+    convention_of,
     multiroot_put_back,
     per_row,
     silent,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,13 +27,8 @@ class Trees(NamedTuple):
     states: int  # K
 
 
-class Room(NamedTuple):
-    """Room of the decoder; ``every`` is empty: no lengths."""
-
-    memory: Any
-    places: Any
-    value: Any
-    every: Any
+# Room of the decoder; ``every`` is empty: no lengths
+Room = namedtuple("Room", "memory places value every")
 
 
 def make_room(longest: int, states: int, dtype: np.dtype) -> Room:
