@@ -67,12 +67,7 @@ def check_lengths(lengths: Tensor | None, batch: int, longest: int, device: torc
 
 
 def own_lengths(lengths: Tensor | None, batch: int, longest: int) -> Tensor | None:
-    """The lengths in memory of their own, so that no other thread changes them after the check of :func:`check_range`.
-
-    Raises:
-        TypeError: See there.
-        ValueError: See there.
-    """
+    """The lengths, checked by :func:`check_range`, in memory of their own, so that no other thread changes them."""
     if lengths is not None:
         check_range(lengths := apart(lengths), batch, longest)
     return lengths

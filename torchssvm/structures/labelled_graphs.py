@@ -95,10 +95,6 @@ class LabelledGraphs(Labelled):
 def node_costs(weights: Tensor | None, real: Tensor) -> Tensor:
     """The cost of a wrong label at each node, ``[B, N]`` float64: its weight, or 1; 0 beyond an example's nodes.
 
-    Args:
-        weights: Those of :class:`~torchssvm.WeightedLabels`, or None.
-        real: ``[B, N]`` bool, the nodes of each example.
-
     Raises:
         ValueError: The shape is another, or a weight is negative or not finite.
     """
@@ -113,13 +109,7 @@ def node_costs(weights: Tensor | None, real: Tensor) -> Tensor:
 
 
 def at_least(found: Decoding, target: Any, own: Tensor) -> Decoding:
-    """``found``, with the target for the examples where it scores more.
-
-    Args:
-        found: Approximate labelings, a named tuple of two tensors, with their values.
-        target: Begins with the same two tensors.
-        own: ``[B]`` float64, the scores of the target.
-    """
+    """``found``, with the target for the examples where it scores more, ``own`` ``[B]`` float64; two tensors each."""
     assert found.value is not None
     worse = (found.value < own).unsqueeze(1)
     pairs = zip(found.labeling, target[:2], strict=True)

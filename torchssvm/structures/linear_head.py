@@ -39,11 +39,7 @@ class Head(nn.Module):
                 weights.zero_()
 
     def _products(self, features: Parts) -> dict[str, Any]:
-        """What :class:`~torchssvm.Potentials` takes, where each are features times a vector of weights of their own.
-
-        Args:
-            features: ``[B, ..., F]`` for each name, in the order of the weights.
-        """
+        """What :class:`~torchssvm.Potentials` takes, where each are features times a vector of weights of their own."""
         known = {name: tensor.detach().flatten(1, -2) for name, tensor in features.items()}
 
         def adjoint(parts: Parts) -> list[Tensor]:

@@ -75,15 +75,9 @@ def add_arc_labeling(arcs, examples, i, length, labels, mass, delta, pairs, coun
 
 @njit
 def number_columns(line_start, row, column, stamp, place, known, known_start):
-    """Replace the columns by their numbers in the sentence, in order of occurrence.
+    """Replace the columns by their numbers in the sentence, in order of occurrence; only count if ``known`` is empty.
 
-    Args:
-        line_start: ``[n + 1]``, where each sentence's lists begin in ``row``.
-        row, column: As in ``Examples``; ``column`` is changed unless ``known`` is empty.
-        stamp: ``[F]``, -1.
-        place: ``[F]``, scratch.
-        known: ``[*]``, gets the columns of each sentence; may be empty, to count.
-        known_start: ``[n + 1]``, gets where each sentence's columns begin.
+    ``stamp`` ``[F]`` is -1, and ``place`` ``[F]`` scratch; ``known`` and ``known_start`` are filled.
     """
     total = 0
     for i in range(len(line_start) - 1):

@@ -244,11 +244,7 @@ class Arborescence(Labelled):
 
 
 def has_root(heads: Tensor) -> Tensor:
-    """Whether the heads lead from each token to the root: ``[B, N]`` bool, True in the padding.
-
-    Args:
-        heads: ``[B, N]`` int64, 0 to N; -1 in the padding.
-    """
+    """Whether heads ``[B, N]``, -1 in the padding, lead from each token to the root: bool, True in the padding."""
     above = torch.nn.functional.pad(heads.clamp(min=0), (1, 0))  # the root is its own head; [B, N+1]
     for _ in range(heads.shape[1].bit_length()):  # after r rounds: the head 2^r arcs up
         above = above.gather(1, above)
@@ -256,11 +252,7 @@ def has_root(heads: Tensor) -> Tensor:
 
 
 def is_projective(heads: Tensor) -> Tensor:
-    """Whether no arcs cross, including those of the root, left of all tokens: ``[B]`` bool.
-
-    Args:
-        heads: ``[B, N]`` int64, 0 to N; -1 in the padding.
-    """
+    """Whether no arcs of heads ``[B, N]`` cross, including those of the root, left of all tokens: ``[B]`` bool."""
     token = torch.arange(1, heads.shape[1] + 1, device=heads.device).expand_as(heads)
     head = torch.where(heads >= 0, heads, token)  # an arc to itself crosses nothing
     first, last = torch.minimum(head, token), torch.maximum(head, token)

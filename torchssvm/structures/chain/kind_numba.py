@@ -111,12 +111,7 @@ def loss_of(kind, examples, i, labels):
 @block.mean_loss.of(Sequences)
 @njit
 def mean_loss(kind, examples, i, t, psi, total, absolute):
-    """``-<psi, delta>``, the mean loss of a row, and the sum of the absolute values of its terms; NaN if unknown.
-
-    Args:
-        kind, examples, i, t: Which row.
-        psi: The row; ``total`` and ``absolute`` are the sums of its numbers and of their absolute values.
-    """
+    """``-<psi, delta>`` of a row; see :func:`.block.mean_loss`."""
     token = examples.start[i] + t
     target, cost = examples.y[token], examples.cost[token]
     if not len(kind.cost_matrix):

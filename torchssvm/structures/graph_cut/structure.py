@@ -245,12 +245,7 @@ class GraphCut(LabelledGraphs):
 
 
 def cut_edges(labels: Tensor, edges: Tensor) -> Tensor:
-    """Whether each edge joins nodes with different labels: ``[B, E]`` int64, -1 in the padding.
-
-    Args:
-        labels: ``[B, N]`` int64.
-        edges: ``[B, E, 2]`` int64, as :class:`GraphPotentials` carries them.
-    """
+    """Whether each edge joins nodes with different labels: ``[B, E]`` int64, -1 in the padding."""
     ends = labels.gather(1, edges.clamp(min=0).flatten(1)).view(edges.shape)
     return (ends[..., 0] != ends[..., 1]).to(torch.int64).masked_fill_(edges[..., 0] < 0, -1)
 

@@ -17,13 +17,7 @@ from torchssvm.structures.multilabel.kind_numba import LabelSets, SingleLabels, 
 
 
 class LabelSetAdapter(HeadAdapter):
-    """:class:`LinearMultilabel` and :class:`SparseLinearMultilabel`.
-
-    Args:
-        head: The head.
-        max_rounds: Of messages.
-        effort: Of branch and bound; 0 is none.
-    """
+    """:class:`LinearMultilabel` and :class:`SparseLinearMultilabel`; limits of messages, and of branch and bound."""
 
     matrix, table = "unary", "pairwise"
     emission, ragged = "unary", False

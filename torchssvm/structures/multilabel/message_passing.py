@@ -69,13 +69,9 @@ def workspace(num_labels: int) -> Workspace:
 def reduce(unary, weights, labels, memory):
     """Build the problem of the undecided labels, with the decided labels held fixed.
 
-    Pairs are ordered by ``(i + j) mod K``: pairs with the same remainder have no label in common.
-
-    Args:
-        unary: ``[K]``.
-        weights: ``[K, K]``.
-        labels: ``[K]``, 0, 1, or -1 for an undecided label.
-        memory: ``free`` holds the undecided labels in ascending order, ``sizes[0]`` their number.
+    Pairs are ordered by ``(i + j) mod K``: pairs with the same remainder have no label in common. ``labels`` ``[K]``
+    are 0, 1, or -1 for an undecided label; ``memory.free`` holds these in ascending order, ``memory.sizes[0]`` their
+    number.
     """
     size, count, edges, total = len(unary), memory.sizes[0], 0, 0.0
     place = memory.place

@@ -352,12 +352,7 @@ def search(g, tree, rounds, cycle_rounds, branches, small):
 def solve(plan, room, edge, rounds, cycle_rounds, branches, labels):
     """The labels of one graph, from the scores of its nodes in ``room.node_scores``, which are in the plan's order.
 
-    Args:
-        plan: A :class:`~torchssvm.structures.pairwise_graph.plan.Plan`.
-        room: What :func:`make_room` makes, at least as large as the graph.
-        edge: ``[E', K, K]`` scores of the edges as they are given.
-        rounds, cycle_rounds, branches: See :func:`search`.
-        labels: ``[N]`` int64, to be filled.
+    ``edge`` ``[E', K, K]`` are the scores of the edges as they are given; ``labels`` ``[N]`` are filled.
 
     Returns:
         The score of the labels, and an upper bound of all scores, equal to it where only rounding may be between them.

@@ -23,13 +23,10 @@ def decode(node, kinds, cost_x, cost_y, parent, order, wide, begin, end, memory,
         parent: ``[P]``, -1 at roots.
         order: ``[P]``, the nodes in descending order of depth.
         wide: The width of a row of working memory, at least W.
-        begin: The first tree.
-        end: The last tree plus 1.
         memory: Room for ``(P + 3) * H * wide + T * H * W + W - 1 + wide + 2 * H`` numbers.
         chosen: Room for ``E * H * W`` integers.
         place: ``[B, P]``, to be filled with ``y * W + x``.
-        kind: ``[B, E, 2]``, to be filled.
-        value: ``[B]``, to be filled.
+        kind, value: ``[B, E, 2]`` and ``[B]``, to be filled.
     """
     parts, height, width = node.shape[1], node.shape[2], node.shape[3]
     area, types = height * wide, kinds.shape[3]

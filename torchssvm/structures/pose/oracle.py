@@ -161,12 +161,7 @@ def _to_parent(cost: Tensor) -> Tensor:
 
 
 def best_along_last(scores: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
-    """``max_q scores[..., q] - costs[..., p, q]`` and the first maximiser q, both shaped like ``scores``.
-
-    Args:
-        scores: ``[*batch, n]``.
-        costs: ``[*batch, n, n]``, or broadcastable to it.
-    """
+    """``max_q scores[..., q] - costs[..., p, q]`` and the first maximiser q, both shaped like ``scores``."""
     if scores.is_cuda and triton_available() and compiles(scores, costs):
         from torchssvm.structures.pose.triton import best_along_last_triton
 

@@ -129,11 +129,7 @@ def precision_loss(kind, above, rank):
 def walk(kind, examples, i, labels, emission, mass, delta):
     """Go through a list from the top down and count the swaps.
 
-    Args:
-        kind, examples, i, labels: The list, and its places.
-        emission: ``[N, 1]`` scores, or None.
-        mass: Number.
-        delta: ``[N, 1]``, gets ``mass`` times the weights of the scores; or None.
+    ``delta``, if any, gets ``mass`` times the weights of the scores; ``emission`` may be None, too.
 
     Returns:
         The score, and the loss without the factor that all swaps of the list have.

@@ -115,9 +115,7 @@ def per_row(values: Tensor, like: Tensor) -> Tensor:
 def bridge_padding(scores: Tensor, extents: Tensor) -> Tensor:
     """Semi-Markov potentials in which every path ends a segment where the example ends, and then scores 0.
 
-    Args:
-        scores: ``[B, N-1, K, C, C]``, zero in the padding.
-        extents: ``[B]``, where each example ends.
+    ``scores`` ``[B, N-1, K, C, C]`` are zero in the padding; ``extents`` ``[B]`` is where each example ends.
     """
     _, longest, durations, states, _ = scores.shape
     start = torch.arange(longest, device=scores.device).view(1, -1, 1)

@@ -46,12 +46,7 @@ class TreeAdapter(HeadAdapter):
 
 
 class ForestAdapter(LinkAdapter):
-    """:class:`LinearForest`.
-
-    Args:
-        head: The head.
-        labeling: Makes a labeling of labels and pairs.
-    """
+    """:class:`LinearForest`; ``labeling`` makes a labeling of labels and pairs."""
 
     def __init__(self, head: Any, labeling: Callable[[Tensor, Tensor], Labeling]) -> None:
         super().__init__(head, symmetric=False)
