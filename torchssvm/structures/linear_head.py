@@ -59,6 +59,15 @@ def weight(start: Tensor) -> nn.Parameter:
     return _ZeroInMemory(start) if start.is_meta else nn.Parameter(start)
 
 
+def padded(pairs: Tensor, like: Tensor) -> Tensor:
+    """The gradient of weights from a batch's pairs: zero at positions or nodes that the batch does not have."""
+    if pairs.shape[1:] == like.shape:
+        return pairs
+    found = pairs.new_zeros(len(pairs), *like.shape)
+    found[:, : pairs.shape[1]] = pairs
+    return found
+
+
 class _ZeroInMemory(nn.Parameter):
     """A parameter on the meta device: whoever makes an empty one like it, on a real device, gets zeros.
 

@@ -19,7 +19,7 @@ from torchssvm.core.token_products import STORED, respond
 from torchssvm.structures.arguments import check_range, check_structure
 from torchssvm.structures.chain import numba as kernels
 from torchssvm.structures.chain.structure import Chain
-from torchssvm.structures.linear_head import LinearHead, weight
+from torchssvm.structures.linear_head import LinearHead, padded, weight
 
 
 class LinearChain(LinearHead):
@@ -168,7 +168,7 @@ class LinearChain(LinearHead):
             own = zip((self.bias, self.start_transitions, self.end_transitions), sums_of(v, last), strict=True)
             return [
                 per_example(v),
-                self._pad(parts["transition"]),
+                padded(parts["transition"], self.transition),
                 *(found for weights, found in own if weights is not None),
             ]
 
@@ -194,14 +194,6 @@ class LinearChain(LinearHead):
             min_length=span[0],
             max_length=span[1],
         )
-
-    def _pad(self, pairs: Tensor) -> Tensor:
-        """The gradient of ``transition`` from a batch's pairs: zero at positions that the batch does not have."""
-        if self.positions is None or pairs.shape[1] == self.positions - 1:
-            return pairs
-        padded = pairs.new_zeros(pairs.shape[0], *self.transition.shape)
-        padded[:, : pairs.shape[1]] = pairs
-        return padded
 
 
 def read_span(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> tuple[Tensor, tuple[int, int]]:

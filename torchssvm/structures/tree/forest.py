@@ -11,7 +11,7 @@ from torchssvm.core.arguments import check_int64, check_tensor, check_whole
 from torchssvm.core.on_host import apart
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.structure import Decoding, Structure, fit
-from torchssvm.structures.arguments import check_labels, check_lengths, check_structure
+from torchssvm.structures.arguments import check_labels, check_lengths, fitting
 from torchssvm.structures.labelled import Labelled, real_rows
 from torchssvm.structures.linear_head import Head, weight
 from torchssvm.structures.max_marginals import tree_margins
@@ -161,9 +161,7 @@ class LinearForest(Head):
         super().__init__()
         self.node_features = node_features = check_whole(node_features, "node_features")
         self.edge_features = edge_features = check_whole(edge_features, "edge_features")
-        self.structure = check_structure(structure, "Forest(num_states)", "num_states") or Forest(num_states)
-        if self.structure.num_states != num_states:
-            raise ValueError(f"structure={self.structure} does not have num_states={num_states}")
+        self.structure = fitting(structure, lambda: Forest(num_states), "Forest(num_states)", num_states=num_states)
         self.node = weight(torch.zeros(num_states, node_features))
         self.edge = weight(torch.zeros(edge_features, num_states, num_states))
         self.bias = weight(torch.zeros(num_states))
