@@ -21,12 +21,11 @@ import torch
 
 from torchssvm import BCFW, BlockGap, Chain, DualState, LinearChain, Potentials
 from torchssvm.steps.box_qp import solve_box_qp
-from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
-from torchssvm.structures.arborescence.eisner import eisner
+from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.matching.oracle import best_matching
 from torchssvm.structures.multilabel.oracle import best_label_sets
-from torchssvm.structures.pose.distance_transform import distance_transform
+from torchssvm.structures.pose.oracle import best_along_last
 from torchssvm.structures.segments.oracle import semi_markov
 from torchssvm.structures.tree.oracle import max_sum_tree
 
@@ -51,12 +50,12 @@ def launches(
     parents = torch.tensor([-1, *(k // 2 for k in range(size - 1))]).to(device)
     arcs, edges, images = draw(4, size, size + 1), draw(4, size, size - 1), draw(4, size, 2 * size)
     unary, pairs = draw(4, size), draw(size * (size - 1) // 2)
-    springs = torch.tensor([1.0, 0.5, 0.25, -1.0], dtype=torch.float64).to(device)
+    costs = draw(4, 1, 2 * size, 2 * size)
     found: dict[str, Callable[[], Any]] = {
         "Eisner": lambda: eisner(arcs, lengths, True),
         "Chu, Liu and Edmonds": lambda: max_arborescence(arcs, lengths, True),
         "assignments": lambda: best_matching(edges, lengths, lengths.clamp(max=size - 1)),
-        "max-convolutions": lambda: distance_transform(images, springs),
+        "max-convolutions": lambda: best_along_last(images, costs),
         "label sets": lambda: best_label_sets(unary, pairs, effort=100),
         "two steps": lambda: train(device, size, states[0]),
     }

@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 
 from torchssvm.core.arguments import check_number, check_seed, check_whole
-from torchssvm.structures.segments.spans import Span, from_spans
+from torchssvm.structures.segments.spans import Span
+from torchssvm.structures.segments.structure import Segments
 
 from ..padded import PaddedDataset
 
@@ -75,6 +76,6 @@ class EventSequences(PaddedDataset):
                 # Of ten events seven are followed by one of the next two labels, others by any other.
                 label = (label + (draw(1, 2) if draw(0, 9) < 7 else draw(1, labels - 1))) % labels
             sequences.append(spans)
-        codes = from_spans(sequences, labels)
+        codes = Segments(labels, 1).from_spans(sequences)
         x = means[codes % labels] + noise * torch.randn(n, length, features, generator=random)
         super().__init__(x, codes)

@@ -26,9 +26,8 @@ from torchssvm.dual.rows_triton import add_triton, read_triton
 from torchssvm.steps.box_qp_triton import ascend_triton
 from torchssvm.steps.numba import ascend_gram
 from torchssvm.structures import EdgePotentials, Matching
-from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
 from torchssvm.structures.arborescence.chu_liu_edmonds_triton import max_arborescence_triton
-from torchssvm.structures.arborescence.eisner import eisner, eisner_torch
+from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.arborescence.triton import eisner_triton
 from torchssvm.structures.chain import labels_triton as label_kernels
 from torchssvm.structures.chain import numba as kernels
@@ -41,7 +40,7 @@ from torchssvm.structures.matching.oracle import best_matching
 from torchssvm.structures.matching.triton import best_matching_triton
 from torchssvm.structures.multilabel.oracle import _branch, best_label_sets, symmetric
 from torchssvm.structures.multilabel.triton import label_sets_triton
-from torchssvm.structures.pose.distance_transform import best_along_last
+from torchssvm.structures.pose.oracle import best_along_last
 from torchssvm.structures.pose.triton import best_along_last_triton
 from torchssvm.structures.segments.oracle import semi_markov, semi_markov_torch
 from torchssvm.structures.segments.triton import semi_markov_triton
@@ -271,7 +270,7 @@ def test_arborescences_are_those_of_the_cpu(seed, longest, ragged, single_root, 
         max_arborescence_triton(strided(scores), lengths, single_root), max_arborescence(scores, lengths, single_root)
     )
     found = eisner_triton(strided(scores), lengths, single_root)
-    assert_same(found, eisner_torch(scores, lengths, single_root))
+    assert_same(found, eisner(scores, lengths, single_root))
     assert_same(found, eisner(scores, lengths, single_root))
 
 

@@ -67,10 +67,8 @@ from torchssvm.structures import (
     semi_markov,
     viterbi,
 )
-from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
-from torchssvm.structures.arborescence.eisner import eisner
+from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.multilabel.structure import MessagePassing
-from torchssvm.structures.pose.distance_transform import distance_transform
 
 Call = tuple[str, Callable[..., Any], list[Tensor]]
 """A name, a function, and tensors that fit it."""
@@ -277,7 +275,6 @@ def oracles() -> Iterator[Call]:
     yield "best_matching", best_matching, [rand(2, 3, 4)]
     maps = [rand(2, 3, 4, 5), rand(2, 2, 2, 2, 4, 5), rand(2, 2, 2, 2, 9), rand(2, 2, 2, 2, 7)]
     yield "max_sum_grid", max_sum_grid, [*maps, torch.tensor([-1, 0, 1])]
-    yield "distance_transform", distance_transform, [rand(2, 4, 5), rand(2, 4)]
     yield "solve_box_qp", lambda g, v: solve_box_qp(g, v, 3), [torch.eye(3).double(), rand(3).double()]
 
 

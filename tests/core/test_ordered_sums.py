@@ -1,7 +1,5 @@
 """Sums into shared places have one order on every device."""
 
-from functools import partial
-
 import pytest
 import torch
 from any_order import on_a_device
@@ -11,7 +9,6 @@ from problems import PROBLEMS, rng
 from torchssvm import SparseFeatures
 from torchssvm.core.ordered_sums import add_at, add_rows
 from torchssvm.solvers.kernel import RBF, FrankWolfe, Pairwise
-from torchssvm.structures.multilabel.reference import best_label_sets_torch
 
 
 @pytest.mark.parametrize("axes", [(), (4,)])
@@ -68,14 +65,3 @@ def test_kernel_models(kind, direction):
     assert not seen.depend
     here = run()
     assert max(here.dual, there.dual) <= min(here.primal, there.primal) + 1e-5
-
-
-def test_messages_between_labels():
-    unary = torch.randn(3, 6, generator=rng(0))
-    pairs = torch.randn(1, 6, 6, generator=rng(1))
-    weights = pairs + pairs.mT
-    weights.diagonal(dim1=1, dim2=2).zero_()
-    run = partial(best_label_sets_torch, unary.double(), weights.double(), 20, 5)
-    with on_a_device() as seen:
-        run()
-    assert not seen.depend

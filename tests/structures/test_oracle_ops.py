@@ -12,11 +12,9 @@ from random_potentials import assert_same, chains, strided
 from tables import each_row
 
 from torchssvm.core import launch
-from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
-from torchssvm.structures.arborescence.eisner import eisner
+from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.chain.oracle import viterbi, viterbi_torch
 from torchssvm.structures.chain.sum_product import sum_product
-from torchssvm.structures.pose.distance_transform import distance_transform
 from torchssvm.structures.pose.oracle import max_sum_grid
 from torchssvm.structures.tree.oracle import max_sum_tree
 
@@ -130,7 +128,6 @@ OPERATORS = {  # shapes of the scores of nine examples, and what else is needed
         [(9, 2, 3, 4), (9, 1, 2, 2, 3, 4), (9, 1, 2, 2, 7), (9, 1, 2, 2, 5)],
         [torch.tensor([-1, 0])],
     ),
-    "distance_transform": (distance_transform, [(9, 3, 4), (4,)], []),
     "eisner": (eisner, [(9, 4, 5)], [None, True]),
     "max_arborescence": (max_arborescence, [(9, 4, 5)], [None, True]),
 }

@@ -6,8 +6,7 @@ import torch
 from torchssvm import Chain, Potentials
 from torchssvm.core import launch
 from torchssvm.structures import max_sum_tree, viterbi
-from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
-from torchssvm.structures.arborescence.eisner import eisner
+from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 
 SCORES, PAIRS, ARCS = torch.rand(2, 4, 3), torch.rand(2, 3, 3), torch.rand(2, 4, 5)
 ORACLES = {

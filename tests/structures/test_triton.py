@@ -12,12 +12,11 @@ from random_potentials import chains, draw, segments, trees
 
 from torchssvm.core.jit import triton_available
 from torchssvm.steps import box_qp
-from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
-from torchssvm.structures.arborescence.eisner import eisner
+from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.matching.oracle import best_matching
 from torchssvm.structures.multilabel.oracle import best_label_sets
-from torchssvm.structures.pose.distance_transform import distance_transform
+from torchssvm.structures.pose.oracle import best_along_last
 from torchssvm.structures.segments.oracle import semi_markov
 from torchssvm.structures.tree.oracle import max_sum_tree
 
@@ -103,12 +102,12 @@ def test_decoders_on_cuda_have_the_labels_of_the_cpu(integers, cuda):
     arcs = draw(random, (3, 7, 8), integers, torch.float64)
     edges, images = draw(random, (3, 9, 7), integers, torch.float64), draw(random, (2, 5, 8), integers, torch.float64)
     unary, pairwise = draw(random, (3, 6), integers, torch.float64), draw(random, (15,), integers, torch.float64)
-    springs = torch.tensor([1.0, 0.5, 0.25, -1.0])
+    costs = draw(random, (2, 1, 8, 8), integers, torch.float64)
     for decode, arguments in [
         (eisner, (arcs, sizes, True)),
         (max_arborescence, (arcs, sizes, True)),
         (best_matching, (edges, sizes, sizes)),
-        (distance_transform, (images, springs)),
+        (best_along_last, (images, costs)),
         (semi_markov, segments(1, 3, 9, boundary=True, spans=True, integers=integers)),
         (lambda *scores: best_label_sets(*scores, effort=10**4)[:2], (unary, pairwise)),
     ]:

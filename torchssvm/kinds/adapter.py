@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,27 +9,32 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.batch import Batch, apply_head
+from torchssvm.core.batch import Batch, apply_head, tree_tensors
 from torchssvm.core.linearity import is_check
 from torchssvm.core.lists import Lists
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Labeling, Structure
 from torchssvm.kinds.examples import Examples, Model
+from torchssvm.kinds.inner import fill_inner
 
 _LANES = 8  # rows of the weights are padded to a multiple of this
 _COPIED = 1 << 16  # most numbers copied for the padding: 256 KB in float32
 
 
+Weights = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 Ragged = tuple[Tensor, Tensor]
 """Numbers of entries of each example of a batch, ``[B]``, and the entries of all, one example after another."""
 
 
-class HeadAdapter(ABC):
+class HeadAdapter:
     """One head with its structure.
 
     Attributes:
         head: The head.
         structure: Its structure.
+        matrix: Name of the head's weights of features.
+        table: Name of its weights of pairs; None where there are none.
+        biases: Names of its biases of all rows, of the first and of the last one.
         emission: Name of the potentials that features make.
         pairs: Name of the potentials of neighbouring labels; None where there are none.
         has_bias: Whether every token has a feature that is always 1.
@@ -40,8 +44,11 @@ class HeadAdapter(ABC):
         exact_labelings: Whether stored labelings are cut to the sizes of :meth:`longest_labeling`.
     """
 
+    matrix: str = "weight"
+    table: str | None = None
+    biases: tuple[str, ...] = ("bias",)
     emission: str
-    pairs: str | None
+    pairs: str | None = None
     structure: Structure
     has_bias: bool
     limits: np.ndarray = np.zeros(0, np.int64)
@@ -65,21 +72,23 @@ class HeadAdapter(ABC):
             self.limits[:] = find_adapter(self.head).limits
 
     @property
-    @abstractmethod
     def num_states(self) -> int:
         """K."""
+        return self._emission().shape[1]
 
-    @abstractmethod
     def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
-        """Labels and their costs, and how many labels every example has, ``[B]``."""
+        """Labels and their costs, and how many labels every example has, ``[B]``; the default is for rows of labels."""
+        labels = tree_tensors(target)[0]
+        real = labels >= 0
+        return labels[real], self.structure.costs(target)[real], real.sum(1)  # type: ignore[attr-defined]
 
     def inputs(self, x: Any) -> Any:
         """The features among what a batch brings."""
         return x
 
-    @abstractmethod
     def features(self, x: Any, target: Labeling) -> Tensor | Lists:
-        """Features of all tokens, ``[tokens, F]`` or as lists."""
+        """Features of all tokens, ``[tokens, F]`` or as lists; the default is for a row for each label."""
+        return self.inputs(x)[tree_tensors(target)[0] >= 0]
 
     def own(self, x: Any, target: Labeling, potentials: Potentials) -> dict[str, Ragged]:
         """What the kind needs of a batch beside labels and features."""
@@ -96,10 +105,13 @@ class HeadAdapter(ABC):
             examples: The training set, without a kind.
             own: What :meth:`own` gave, of all examples, and where each example's begins.
         """
-        from torchssvm.kinds.inner import fill_inner
+        if self.products:
+            fill_inner(examples, self.has_bias)
+        return examples._replace(kind=self.kind(examples, own))
 
-        fill_inner(examples, self.has_bias)
-        return examples
+    def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Any:
+        """The named tuple of the kind, from what :meth:`complete` gets: required where that is inherited."""
+        raise NotImplementedError
 
     def room_of(self, examples: Examples) -> Any:
         """Makes ``Scratch.room``; None if it is None."""
@@ -112,7 +124,7 @@ class HeadAdapter(ABC):
         """
         shapes: dict[str, tuple[Tensor, tuple[int, ...]]] = {self.emission: (lengths, (self.num_states,))}
         if self.pairs is not None:
-            shapes[self.pairs] = torch.ones_like(lengths), (self.num_states, self.num_states)
+            shapes[self.pairs] = torch.ones_like(lengths), tuple(getattr(self.head, str(self.table)).shape)
         return shapes
 
     def whole(self) -> HeadAdapter | None:
@@ -130,7 +142,8 @@ class HeadAdapter(ABC):
     @property
     def pair_width(self) -> int:
         """Numbers of a row of pairs."""
-        return self.num_states
+        table = None if self.table is None else getattr(self.head, self.table)
+        return self.num_states if table is None else table.shape[-1]
 
     @property
     def pair_rows(self) -> int:
@@ -145,17 +158,21 @@ class HeadAdapter(ABC):
         """The smallest label, and the largest of examples of these lengths."""
         return 0, torch.full_like(lengths, self.num_states - 1)
 
-    def finish(  # noqa: B027  # most labelings are labels alone
-        self, labelings: list[Tensor], examples: Tensor, slots: Tensor
-    ) -> None:
+    def finish(self, labelings: list[Tensor], examples: Tensor, slots: Tensor) -> None:
         """Fill in what stored labelings have beside their labels, in these slots, ``[*]`` int64 each."""
 
-    @abstractmethod
-    def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    def _emission(self) -> Tensor:
+        return self.head.by_feature(getattr(self.head, self.matrix))
+
+    def weights(self) -> Weights:
         """Emissions ``[F, K]``, pairs, bias, and biases of the first and of the last token; None where there is none.
 
         The tensors share their memory with the head.
         """
+        table = None if self.table is None else getattr(self.head, self.table)
+        pairs = None if table is None else table.reshape(-1, self.pair_width)
+        biases = [getattr(self.head, name, None) for name in self.biases] + [None, None]
+        return self._emission(), pairs, biases[0], biases[1], biases[2]
 
     @property
     def width(self) -> int:
@@ -163,7 +180,7 @@ class HeadAdapter(ABC):
 
         Rows that fill vector registers make the loop an eighth faster, as long as the weights fit in the cache.
         """
-        return self.width_of(self.head.in_features)
+        return self.width_of(len(self._emission()))
 
     def width_of(self, rows: int) -> int:
         """W for ``rows`` features."""
@@ -194,9 +211,14 @@ class HeadAdapter(ABC):
             if weights is not None and not np.may_share_memory(held := weights.detach().numpy(), array):
                 held[...] = array[..., : self.num_states]
 
-    @abstractmethod
     def trained(self, model: Model) -> list[Any]:
-        """The arrays of ``model`` that are the head's parameters, in their order."""
+        """The arrays of ``model`` that are the head's parameters, in their order, without what pads their rows."""
+        held = {name: p for name, p in self.head._parameters.items() if p is not None}
+        rows = [array[..., : self.num_states] for array in (model.emission, model.bias, model.first, model.last)]
+        found = {self.matrix: self.head.by_feature(rows[0]), **dict(zip(self.biases, rows[1:], strict=False))}
+        if self.table is not None and self.table in held:
+            found[self.table] = model.transition.reshape(held[self.table].shape)
+        return [found[name] for name in held if name in found]
 
     def apply(self, batch: Batch) -> Any:
         """Potentials of a batch."""
@@ -211,12 +233,8 @@ class HeadAdapter(ABC):
         return labelings
 
     def longest_labeling(self, longest: int) -> Labeling:
-        """A batch of one labeling of the largest length and label: a sequence of states by default."""
-        return torch.full((1, longest), self.num_states - 1)
-
-    def unpadded(self, model: Model) -> list[Any]:
-        """Emissions, and the bias if there is one, without what pads their rows."""
-        return [array[..., : self.num_states] for array in [model.emission] + [model.bias] * model.has_bias]
+        """A batch of one labeling of the largest length and label: a sequence by default."""
+        return torch.full((1, longest), int(self.label_limits(torch.tensor([longest]))[1]))
 
     ragged = True
     """Whether potentials have lengths."""

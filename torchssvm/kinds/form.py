@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchssvm.core.potentials import SINGLE, Potentials, as_potentials
 from torchssvm.core.structure import Labeling, reject_rows
-from torchssvm.kinds.adapter import HeadAdapter
+from torchssvm.kinds.adapter import HeadAdapter, Weights
 from torchssvm.kinds.examples import Examples, Model
 
 
@@ -183,9 +183,9 @@ class Form(HeadAdapter):
         """One row for each label, or for each example."""
         return sizes if self._by_row else torch.ones_like(sizes)
 
-    def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
-        """Inner products, and the kind."""
-        return super().complete(examples, own)._replace(kind=self._kind)
+    def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Any:
+        """As it was given."""
+        return self._kind
 
     def room_of(self, examples: Examples) -> Any:
         """As it was given."""
@@ -206,7 +206,7 @@ class Form(HeadAdapter):
         made = {name: like(p) for name, p in head.named_parameters()}
         return [None if view is None else made[view[0]].as_strided(*view[1:]) for view in self._views]
 
-    def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    def weights(self) -> Weights:
         """As they were given."""
         weight, pairs, bias = self._held(self.head)
         assert weight is not None
@@ -225,10 +225,6 @@ class Form(HeadAdapter):
             if view is not None:
                 view.copy_(array)
         return [tensor.numpy() for tensor in made]
-
-    def longest_labeling(self, longest: int) -> Tensor:
-        """``[1, longest]``."""
-        return torch.full((1, longest), self._labels - 1)
 
 
 def _view_of(head: Any, tensor: Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...], int]:

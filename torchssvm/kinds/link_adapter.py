@@ -13,13 +13,15 @@ from torch import Tensor
 
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Labeling, reject_rows
-from torchssvm.kinds.adapter import HeadAdapter, Ragged
-from torchssvm.kinds.examples import Examples, Model
+from torchssvm.kinds.adapter import HeadAdapter, Ragged, Weights
+from torchssvm.kinds.examples import Examples
+from torchssvm.kinds.links import LinkRoom, Links
 
 
 class LinkAdapter(HeadAdapter):
     """A head with weights ``node`` ``[K, F]`` and ``edge`` ``[G, K, K]``, and perhaps a bias of the nodes."""
 
+    matrix, table = "node", "edge"
     emission, pairs, ragged_labels, carries = "node", "edge", True, True
 
     def __init__(self, head: Any, symmetric: bool, limits: Sequence[int] = ()) -> None:
@@ -27,23 +29,9 @@ class LinkAdapter(HeadAdapter):
         self._symmetric = symmetric
         self.ragged, self._shapes = False, {"node": (0, 0), "edge": (0, 0, 0)}
 
-    @property
-    def num_states(self) -> int:
-        """K."""
-        return len(self.head.node)
-
-    @property
-    def width(self) -> int:
-        """W."""
-        return self.width_of(self.head.node.shape[1])
-
     def inputs(self, x: Any) -> Any:
         """Those of the nodes."""
         return x[0]
-
-    def features(self, x: Any, target: Labeling) -> Tensor:
-        """Nodes within the lengths."""
-        return x[0][target[0] >= 0]
 
     @abstractmethod
     def edges_of(self, x: Any, potentials: Potentials) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -53,7 +41,7 @@ class LinkAdapter(HeadAdapter):
         """
 
     @abstractmethod
-    def kind(self, links: Any, examples: Examples) -> Any:
+    def linked(self, links: Links, examples: Examples) -> Any:
         """The kind of examples with these edges."""
 
     @abstractmethod
@@ -72,10 +60,8 @@ class LinkAdapter(HeadAdapter):
         reject_rows((~torch.isfinite(z).all(2) & real).any(1), "x has features of edges that are not finite in {rows}")
         return {"ends": (counts, ends[real]), "z": (counts, z[real]), "turned": (counts, turned[real])}
 
-    def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
-        """Inner products of the nodes, and the kind."""
-        from torchssvm.kinds.links import Links
-
+    def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Any:
+        """From the edges."""
         start, ends = own["ends"]
         counts = start.diff()
         place = torch.arange(int(counts.max()) if len(counts) else 0)
@@ -83,9 +69,7 @@ class LinkAdapter(HeadAdapter):
         self._ends = torch.full((*inside.shape, 2), -1)  # [n, E, 2]
         self._ends[inside] = ends
         arrays: Any = (tensor.contiguous().numpy() for tensor in (start, ends, own["z"][1], own["turned"][1]))
-        links = Links(*arrays, self._symmetric, self.num_states)  # type: ignore[call-arg]
-        examples = super().complete(examples, own)
-        return examples._replace(kind=self.kind(links, examples))
+        return self.linked(Links(*arrays, self._symmetric, self.num_states), examples)  # type: ignore[call-arg]
 
     def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
         """Rows of nodes, if they are padded, and matrices of edges."""
@@ -101,15 +85,10 @@ class LinkAdapter(HeadAdapter):
     def decoder_room(self, examples: Examples) -> Callable[[], Any]:
         """Makes the room of the decoder."""
 
-    def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """Nodes, edges and bias."""
-        bias = self.head.bias if self.has_bias else None
-        return self.head.node.t(), self.head.edge.flatten(1), bias, None, None
-
-    def trained(self, model: Model) -> list[Any]:
-        """Nodes, edges and bias."""
-        emission, *bias = self.unpadded(model)
-        return [emission.T, model.transition.reshape(self.head.edge.shape), *bias]
+    def weights(self) -> Weights:
+        """A row of pairs for each feature of edges."""
+        emission, _, *biases = super().weights()
+        return emission, self.head.edge.flatten(1), *biases
 
     def longest_labeling(self, longest: int) -> Labeling:
         """Labels ``[1, longest]``, and the pairs that they make."""
@@ -126,7 +105,5 @@ class LinkAdapter(HeadAdapter):
         labelings[1][examples, slots, : pairs.shape[1]] = pairs.to(labelings[1].dtype)
 
 
-def _make_room(size: tuple[int, int], decoder: Callable[[], Any]) -> Any:
-    from torchssvm.kinds.links import LinkRoom
-
+def _make_room(size: tuple[int, int], decoder: Callable[[], Any]) -> LinkRoom:
     return LinkRoom(np.zeros(size), decoder())

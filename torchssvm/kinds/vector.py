@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from torchssvm.core.potentials import Potentials
-from torchssvm.kinds.adapter import HeadAdapter
+from torchssvm.kinds.adapter import HeadAdapter, Weights
 from torchssvm.kinds.examples import Model
 
 
@@ -17,7 +18,7 @@ class VectorAdapter(HeadAdapter):
     Inner products of an example's rows would be as many as pairs of scores: sums over the features take less.
     """
 
-    pairs, products = None, False
+    products = False
     _known = False
 
     def __init__(self, head: Any) -> None:
@@ -33,9 +34,21 @@ class VectorAdapter(HeadAdapter):
         """That of a row of scores, which is not combined with rows of the weights."""
         return self.num_states
 
-    def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    def weights(self) -> Weights:
         """One column."""
-        return self.head.weight.unsqueeze(1), None, None, None, None
+        return self._emission(), None, None, None, None
+
+    def _emission(self) -> Tensor:
+        return self.head.weight.unsqueeze(1)
+
+    def model(self, rows: Tensor | None = None) -> Model:
+        """The weights, sharing the memory of the head."""
+        weight = self.head.weight.detach().numpy()
+        none = np.zeros(1, weight.dtype)
+        return Model(weight[:, None], np.zeros((0, self.num_states), weight.dtype), none, none, none, False, False)
+
+    def take_back(self, model: Model) -> None:
+        """The memory is shared."""
 
     def trained(self, model: Model) -> list[Any]:
         """The weights."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,27 @@ def check_structure(structure: Kind | None, such: str, *settings: str) -> Kind |
             why = f": it has no {' and no '.join(missing)}" if isinstance(structure, Structure) else ""
             raise TypeError(f"structure={structure!r} must be one such as {such}{why}")
     return structure
+
+
+def fitting(
+    structure: Kind | None, make: Callable[[], Kind], such: str, also: Sequence[str] = (), **settings: Any
+) -> Kind:
+    """The ``structure`` argument of a head, which must have these settings, or what ``make`` makes where it is None.
+
+    Raises:
+        TypeError: See :func:`check_structure`; it must have the attributes ``also``, too.
+        ValueError: A setting is another.
+    """
+    if check_structure(structure, such, *settings, *also) is None:
+        return make()
+    wanted = {name: _plain(value) for name, value in settings.items()}
+    if {name: _plain(getattr(structure, name)) for name in settings} != wanted:
+        raise ValueError(f"structure={structure} does not fit {', '.join(f'{n}={v}' for n, v in wanted.items())}")
+    return structure  # type: ignore[return-value]
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else value
 
 
 class WeightedLabels(NamedTuple):
@@ -67,12 +88,7 @@ def check_lengths(lengths: Tensor | None, batch: int, longest: int, device: torc
 
 
 def own_lengths(lengths: Tensor | None, batch: int, longest: int) -> Tensor | None:
-    """The lengths in memory of their own, so that no other thread changes them after the check of :func:`check_range`.
-
-    Raises:
-        TypeError: See there.
-        ValueError: See there.
-    """
+    """The lengths, checked by :func:`check_range`, in memory of their own, so that no other thread changes them."""
     if lengths is not None:
         check_range(lengths := apart(lengths), batch, longest)
     return lengths

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,8 +11,9 @@ from torch import Tensor
 from torchssvm.core.arguments import check_int64, check_tensor
 from torchssvm.core.batch import tree_replace
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.structure import Decoding, Structure, fit
+from torchssvm.core.structure import Decoding, fit
 from torchssvm.structures.arguments import WeightedLabels, check_edges, check_labels, check_lengths
+from torchssvm.structures.labelled import Labelled, every_labeling
 
 _MOST_LISTED = 4096
 
@@ -30,17 +30,16 @@ class EdgePotentials(Potentials):
         self.edges = check_edges(edges, edge.shape[1], node.shape, self.lengths)
 
 
-class LabelledGraphs(Structure):
+class LabelledGraphs(Labelled):
     """One of several labels for each node of a graph; subclasses say what an edge gets from the labels of its ends.
 
     Labelings and targets begin with the labels ``[B, N]`` and with a number of each edge ``[B, E]``; both are int64,
     and -1 in the padding. A target also has the cost of a wrong label at each node.
     """
 
-    unit = "node"
+    unit = single = "node"
     balanced = False
     normalize: bool
-    _states: int
     _target: Callable[..., Any]
 
     def _fitting(self, potentials: Potentials) -> Any:
@@ -56,9 +55,9 @@ class LabelledGraphs(Structure):
         pairs = zip(labelings, target[:2], strict=True)
         return tree_replace(labelings, [fit(held, like.shape[1:], self.padding) for held, like in pairs])
 
-    def loss(self, labeling: Any, target: Any) -> Tensor:
-        """The cost of the nodes with a wrong label, ``[B]`` float64."""
-        return (target.costs * (labeling.labels != target.labels)).sum(1)
+    def costs(self, target: Any) -> Tensor:
+        """The cost of a wrong label at each node, ``[B, N]`` float64."""
+        return target.costs
 
     def check_target(self, target: Tensor | WeightedLabels, potentials: Potentials) -> Any:
         """Check shapes and numbers; add what the target has at the edges and the cost of a wrong label at each node."""
@@ -75,17 +74,12 @@ class LabelledGraphs(Structure):
     def enumerate(self, potentials: Potentials) -> Iterator[Any] | None:
         """All labelings of small graphs, of up to 4096 labelings; None for larger ones."""
         graphs = self._fitting(potentials)
-        batch, longest = graphs["node"].shape[:2]
+        longest = graphs["node"].shape[1]
         if self._states**longest > _MOST_LISTED:
             return None
         real = real_nodes(graphs)
 
-        def each() -> Iterator[Any]:
-            for numbers in itertools.product(range(self._states), repeat=longest):
-                labels = torch.tensor([numbers], device=graphs.device).expand(batch, -1).masked_fill(~real, -1)
-                yield self._labeling(labels, graphs.edges)
-
-        return each()
+        return (self._labeling(labels, graphs.edges) for labels in every_labeling(self._states, real))
 
     def _costs(self, labels: Tensor, weights: Tensor) -> Tensor:
         # Running sums: padding does not change their bits, and so not the digest of the target.
@@ -101,10 +95,6 @@ class LabelledGraphs(Structure):
 def node_costs(weights: Tensor | None, real: Tensor) -> Tensor:
     """The cost of a wrong label at each node, ``[B, N]`` float64: its weight, or 1; 0 beyond an example's nodes.
 
-    Args:
-        weights: Those of :class:`~torchssvm.WeightedLabels`, or None.
-        real: ``[B, N]`` bool, the nodes of each example.
-
     Raises:
         ValueError: The shape is another, or a weight is negative or not finite.
     """
@@ -119,13 +109,7 @@ def node_costs(weights: Tensor | None, real: Tensor) -> Tensor:
 
 
 def at_least(found: Decoding, target: Any, own: Tensor) -> Decoding:
-    """``found``, with the target for the examples where it scores more.
-
-    Args:
-        found: Approximate labelings, a named tuple of two tensors, with their values.
-        target: Begins with the same two tensors.
-        own: ``[B]`` float64, the scores of the target.
-    """
+    """``found``, with the target for the examples where it scores more, ``own`` ``[B]`` float64; two tensors each."""
     assert found.value is not None
     worse = (found.value < own).unsqueeze(1)
     pairs = zip(found.labeling, target[:2], strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -13,6 +14,23 @@ from torchssvm.core.potentials import Parts, own_weights
 class Head(nn.Module):
     """A head whose weights, all its parameters, are zero at the start."""
 
+    @staticmethod
+    def by_feature(weight: Any) -> Any:
+        """Weights of features, transposed to ``[F, K]``, a row for each feature, or back: a tensor or an array."""
+        return weight.T
+
+    def constructor_arguments(self) -> dict[str, Any]:
+        """Constructor arguments, to rebuild an equal head: attributes of the head, or of its structure.
+
+        A flag for weights, such as ``bias``, is whether there are any.
+        """
+        found = {}
+        for name, parameter in inspect.signature(type(self)).parameters.items():
+            value = getattr(self if hasattr(self, name) else self.structure, name)
+            flag = isinstance(parameter.default, bool) and not isinstance(value, bool)
+            found[name] = value is not None if flag else value
+        return found
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Set all weights to zero, as after ``to_empty`` of a head that was made on the meta device."""
@@ -21,11 +39,7 @@ class Head(nn.Module):
                 weights.zero_()
 
     def _products(self, features: Parts) -> dict[str, Any]:
-        """What :class:`~torchssvm.Potentials` takes, where each are features times a vector of weights of their own.
-
-        Args:
-            features: ``[B, ..., F]`` for each name, in the order of the weights.
-        """
+        """What :class:`~torchssvm.Potentials` takes, where each are features times a vector of weights of their own."""
         known = {name: tensor.detach().flatten(1, -2) for name, tensor in features.items()}
 
         def adjoint(parts: Parts) -> list[Tensor]:
@@ -43,6 +57,15 @@ class Head(nn.Module):
 def weight(start: Tensor) -> nn.Parameter:
     """``start``, zeros, as a parameter; one on the meta device is zero again where it gets memory."""
     return _ZeroInMemory(start) if start.is_meta else nn.Parameter(start)
+
+
+def padded(pairs: Tensor, like: Tensor) -> Tensor:
+    """The gradient of weights from a batch's pairs: zero at positions or nodes that the batch does not have."""
+    if pairs.shape[1:] == like.shape:
+        return pairs
+    found = pairs.new_zeros(len(pairs), *like.shape)
+    found[:, : pairs.shape[1]] = pairs
+    return found
 
 
 class _ZeroInMemory(nn.Parameter):

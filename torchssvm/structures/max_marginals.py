@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import arrays, fits_numba, njit
+from torchssvm.core.jit import arrays, njit
 
 
 @torch.no_grad()
 def tree_margins(node: Tensor, edge: Tensor, parent: Tensor, depth: Tensor, labels: Tensor) -> Tensor:
     """For every state of every node, the best score of a labeling with it less that of the best without it.
 
-    Max-sum from the leaves to the roots and back, in float64; ``-inf`` forbids a state or a pair.
+    Max-sum from the leaves to the roots and back, in float64 on the CPU; ``-inf`` forbids a state or a pair.
 
     Args:
         node: ``[B, N, K]``.
@@ -28,25 +28,23 @@ def tree_margins(node: Tensor, edge: Tensor, parent: Tensor, depth: Tensor, labe
     Returns:
         ``[B, N, K]`` float64, 0 beyond the length.
     """
+    device, states = node.device, node.shape[2]
+    depth, parent, labels = depth.cpu().contiguous(), parent.cpu(), labels.cpu()
     order = depth.argsort(dim=1, stable=True)
     parent = parent.expand(depth.shape).contiguous()
-    edge = (edge if edge.ndim == 4 else edge.unsqueeze(1)).double().contiguous()
-    best = node.double().clone(memory_format=torch.contiguous_format)
+    edge = (edge if edge.ndim == 4 else edge.unsqueeze(1)).cpu().double().contiguous()
+    best = node.cpu().double().clone(memory_format=torch.contiguous_format)
     low = (best == -math.inf).double()  # what is forbidden is counted, so that it can be taken away again
     best.masked_fill_(low > 0, 0.0)
-    upwards = torch.zeros_like(best)
-    if fits_numba(best, edge, parent, depth, order):
-        _sweep(*arrays(best, low, upwards, edge, parent, depth, order, best.new_empty(best.shape[2])))
-    else:
-        _sweep_by_level(best, low, upwards, edge, parent, depth)
+    _sweep(*arrays(best, low, torch.zeros_like(best), edge, parent, depth, order, best.new_empty(states)))
     best.masked_fill_(low > 0, -math.inf)
     first, place = best.max(2, keepdim=True)
     rest = best.scatter(2, place, -math.inf)
-    others = torch.where(torch.arange(best.shape[2], device=best.device) == place, rest.amax(2, keepdim=True), first)
+    others = torch.where(torch.arange(states) == place, rest.amax(2, keepdim=True), first)
     margins = torch.where(best == others, 0.0, best - others)  # also where both are infinite
     chosen = torch.zeros_like(best, dtype=torch.bool).scatter_(2, labels.clamp(min=0).unsqueeze(2), True)
     margins = torch.where(chosen, margins.clamp(min=0.0), margins.clamp(max=0.0))
-    return margins.masked_fill((depth < 0).unsqueeze(2), 0.0)
+    return margins.masked_fill((depth < 0).unsqueeze(2), 0.0).to(device)
 
 
 @njit
@@ -85,26 +83,3 @@ def _sweep(best: Any, low: Any, upwards: Any, edge: Any, parent: Any, depth: Any
                         low[b, v, k] += 1
                     else:
                         best[b, v, k] += largest
-
-
-def _sweep_by_level(
-    best: Tensor, low: Tensor, upwards: Tensor, edge: Tensor, parent: Tensor, depth: Tensor
-) -> None:  # fmt: skip
-    """:func:`_sweep` in torch operations, for all trees at once."""
-
-    def add(rows: Tensor, nodes: Tensor, message: Tensor) -> None:
-        never = message == -math.inf
-        low.index_put_((rows, nodes), never.double(), accumulate=True)
-        best.index_put_((rows, nodes), message.masked_fill(never, 0.0), accumulate=True)
-
-    levels = [(depth == level).nonzero(as_tuple=True) for level in range(1, int(depth.max()) + 1)]
-    pairs = [edge[rows, nodes if edge.shape[1] > 1 else 0] for rows, nodes in levels]
-    for (rows, nodes), pair in zip(reversed(levels), reversed(pairs), strict=True):
-        known = best[rows, nodes].masked_fill(low[rows, nodes] > 0, -math.inf)
-        upwards[rows, nodes] = (pair + known.unsqueeze(1)).amax(2)
-        add(rows, parent[rows, nodes], upwards[rows, nodes])
-    for (rows, nodes), pair in zip(levels, pairs, strict=True):
-        own, above = upwards[rows, nodes], (rows, parent[rows, nodes])
-        never = own == -math.inf
-        taken = (best[above] - own.masked_fill(never, 0.0)).masked_fill(low[above] - never.double() > 0, -math.inf)
-        add(rows, nodes, (taken.unsqueeze(2) + pair).amax(1))

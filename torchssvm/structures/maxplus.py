@@ -74,15 +74,10 @@ def first_maximiser(message, scores, matrix, state, states):
 
 @njit
 def send_forward(scores, messages, matrices, length, states):
-    """Viterbi's forward pass along a chain.
+    """Viterbi's forward pass along a chain of ``length`` positions and ``states`` states.
 
-    Args:
-        scores: ``[N, width]``, the emissions at first; then the best prefix that ends in each state.
-        messages: ``[N, width]``, to be filled: row t has the best score of the positions up to t and of the
-            transition to each state at t + 1.
-        matrices: ``[N-1 or 1, at least K, width or K]``.
-        length: T.
-        states: K.
+    ``scores`` ``[N, width]`` are the emissions at first, then the best prefix that ends in each state. Row t of
+    ``messages`` gets the best score of the positions up to t and of the transition to each state at t + 1.
     """
     for t in range(1, length):
         matrix = matrices[t - 1 if matrices.shape[0] > 1 else 0]

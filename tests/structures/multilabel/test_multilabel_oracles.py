@@ -7,14 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from label_sets import plain_label_sets
 from problems import examples, rng
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 from tables import each_row
 
 from torchssvm.structures.multilabel.oracle import best_label_sets, symmetric
-from torchssvm.structures.multilabel.reference import _screen, best_label_sets_torch
 
 SEEDS = st.integers(0, 2**31 - 1)
 
@@ -124,7 +122,6 @@ def test_screening_removes_no_maximiser(seed, size, integers, strength):
     unary, pairwise = problem(seed, size, integers=integers, strength=strength)
     weights = symmetric(pairwise, size)
     fixed, sets = screened(unary, weights), every_set(size)
-    assert torch.equal(fixed, _screen(unary, weights.unsqueeze(0)))
     for row, found in enumerate(scores(unary, pairwise, sets)):
         known = fixed[row] >= 0
         best = sets[found >= found.max() - 1e-9]
@@ -146,38 +143,6 @@ def screened(unary, weights):
         assert undecided == int((fixed[row] < 0).sum())
         assert memory.free[:undecided].tolist() == (fixed[row] < 0).nonzero().flatten().tolist()
     return fixed
-
-
-@examples(25)
-@given(seed=SEEDS, size=st.integers(1, 14), max_rounds=st.sampled_from([1, 7, 60]), by_example=st.booleans())
-def test_torch_operations_send_the_same_messages(seed, size, max_rounds, by_example):
-    unary, pairwise = problem(seed, size)
-    if by_example:
-        pairwise = pairwise + torch.randn(4, len(pairwise), generator=rng(seed), dtype=torch.float64)
-    compiled = best_label_sets(unary, pairwise, max_rounds=max_rounds)
-    plain = best_label_sets_torch(unary, symmetric(pairwise, size), max_rounds, 0)
-    for mine, other in zip(compiled, plain, strict=True):
-        torch.testing.assert_close(mine, other)
-
-
-@examples(10)
-@given(seed=SEEDS, size=st.integers(1, 12))
-def test_branching_in_torch_operations_is_exact(seed, size):
-    unary, pairwise = problem(seed, size, strength=2.0)
-    _, value, bound = best_label_sets_torch(unary, symmetric(pairwise, size), 5, 10_000_000)
-    assert torch.equal(value, bound)
-    torch.testing.assert_close(value, best_label_sets(unary, pairwise, effort=10_000_000)[1])
-
-
-def test_branching_in_torch_operations_stops(monkeypatch):
-    monkeypatch.setattr("torchssvm.structures.multilabel.reference._OPEN", 2)
-    unary, pairwise = problem(1, 14, strength=3.0)
-    best = best_label_sets(unary, pairwise, effort=10_000_000)[1]
-    loose = best_label_sets_torch(unary, symmetric(pairwise, 14), 5, 0)[2]
-    bound = best_label_sets_torch(unary, symmetric(pairwise, 14), 5, 1000)[2]
-    assert bool((best <= bound + 1e-9).all())
-    assert bool((bound <= loose).all())
-    assert bool((bound < loose).any())
 
 
 def test_weights_are_shared_or_each_examples_own():
@@ -210,35 +175,32 @@ def test_large_batches_are_shared_by_threads(threads):
     torch.testing.assert_close(together[1], scores(unary, pairwise, every_set(12)).amax(1))
 
 
-@pytest.mark.parametrize("decode", [best_label_sets, plain_label_sets])
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
-def test_numbers_that_are_not_finite_spoil_their_own_example_alone(number, decode):
+def test_numbers_that_are_not_finite_spoil_their_own_example_alone(number):
     unary, pairwise = problem(5, 6)
-    clean = decode(unary, pairwise, effort=10**6)
+    clean = best_label_sets(unary, pairwise, effort=10**6)
     spoiled = unary.clone()
     spoiled[2, 3] = number
-    labels, value, _ = decode(spoiled, pairwise, effort=10**6)
+    labels, value, _ = best_label_sets(spoiled, pairwise, effort=10**6)
     assert not bool(torch.isfinite(value[2]))
     for row in (0, 1, 3):
         assert torch.equal(labels[row], clean[0][row])
         torch.testing.assert_close(value[row], clean[1][row])
     pairwise = pairwise.clone()
     pairwise[0] = number
-    assert decode(unary, pairwise, effort=10**6)[0].shape == unary.shape
+    assert best_label_sets(unary, pairwise, effort=10**6)[0].shape == unary.shape
 
 
-@pytest.mark.parametrize("decode", [best_label_sets, plain_label_sets])
-def test_a_batch_without_examples(decode):
-    labels, value, bound = decode(torch.zeros(0, 3), torch.zeros(3))
+def test_a_batch_without_examples():
+    labels, value, bound = best_label_sets(torch.zeros(0, 3), torch.zeros(3))
     assert labels.shape == (0, 3)
     assert value.shape == bound.shape == (0,)
 
 
-@pytest.mark.parametrize("decode", [best_label_sets, plain_label_sets])
-def test_devices(decode, device):
+def test_devices(device):
     unary, pairwise = problem(6, 8)
-    here = decode(unary, pairwise, effort=10**6)
-    there = decode(unary.to(device), pairwise.to(device), effort=10**6)
+    here = best_label_sets(unary, pairwise, effort=10**6)
+    there = best_label_sets(unary.to(device), pairwise.to(device), effort=10**6)
     for mine, other in zip(here, there, strict=True):
         assert other.device.type == device.type
         torch.testing.assert_close(other.cpu(), mine)

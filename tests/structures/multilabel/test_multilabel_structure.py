@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from label_sets import plain_label_sets
 from problems import examples, rng
 from structure_cases import BATCHES, SEEDS, StructureTestCase
 from tables import each_row
@@ -114,13 +113,6 @@ class TestAttractiveByMessages(MultilabelCase):
 
     attractive = True
     options = {"decoder": MessagePassing(10_000)}  # noqa: RUF012
-
-
-@pytest.mark.variant
-class TestInTorchOperations(TestMultilabel):
-    @pytest.fixture(autouse=True)
-    def plain(self, monkeypatch):
-        monkeypatch.setattr("torchssvm.structures.multilabel.structure.best_label_sets", plain_label_sets)
 
 
 @examples(40)

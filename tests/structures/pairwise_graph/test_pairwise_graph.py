@@ -35,7 +35,6 @@ from torchssvm import (
 from torchssvm.core.batch import tree_map
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.structures.pairwise_graph import PairwisePotentials, TreeReweighted
-from torchssvm.structures.pairwise_graph.oracle import best_labels
 from torchssvm.structures.pairwise_graph.plan import make_plan
 from torchssvm.structures.pairwise_graph.structure import PairwiseTarget
 from torchssvm.structures.tree.oracle import max_sum_tree
@@ -190,9 +189,10 @@ def test_bounds_enclose_the_best_score(seed, integers, place):
 def test_the_size_of_potentials_changes_neither_labels_nor_proofs(seed, exponent):
     potentials = random_potentials(rng(seed), 3, most=6, share=0.9)
     parts = potentials["node"], potentials["edge"]
-    labels, value, bound = best_labels(*parts, potentials.edges, potentials.lengths, rounds=3, cycle_rounds=2)
+    oracle = TreeReweighted(3, 2, 0)
+    labels, value, bound = oracle.solve(*parts, potentials.edges, potentials.lengths)
     factor = 2.0**exponent  # exact
-    scaled = best_labels(*(factor * t for t in parts), potentials.edges, potentials.lengths, rounds=3, cycle_rounds=2)
+    scaled = oracle.solve(*(factor * t for t in parts), potentials.edges, potentials.lengths)
     assert torch.equal(scaled[0], labels)
     assert torch.equal(scaled[1], factor * value)
     assert torch.equal(scaled[2], factor * bound)

@@ -13,38 +13,33 @@ from torch import Tensor
 from torchssvm.core.lists import Lists
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.structure import Labeling
-from torchssvm.kinds.adapter import HeadAdapter, Ragged
-from torchssvm.kinds.examples import Examples, Model
+from torchssvm.kinds.adapter import Ragged
+from torchssvm.kinds.examples import Examples
+from torchssvm.kinds.vector import VectorAdapter
+from torchssvm.structures.arborescence.kind_numba import Arcs, make_arc_scratch, number_columns
 
 
-class ArcsAdapter(HeadAdapter):
+class ArcsAdapter(VectorAdapter):
     """:class:`LinearArcs`: a token's label is its head, and its emissions are the scores of its arcs.
 
     K is the length of the longest sentence that :meth:`features` has seen, plus 1.
     """
 
-    emission, pairs = "arcs", None
-    longest = 0
-    ragged_labels, products = True, False
+    emission, ragged_labels, longest = "arcs", True, 0
 
     def __init__(self, head: Any, projective: bool) -> None:
-        self.head, self.structure, self.has_bias, self.projective = head, head.structure, False, projective
+        super().__init__(head)
+        self.projective = projective
 
     @property
     def num_states(self) -> int:
         """Heads of the longest sentence."""
         return self.longest + 1
 
-    @property
-    def width(self) -> int:
-        """K: the weights are one column, and rows of scores are not combined with them."""
-        return self.num_states
-
     def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens within the lengths."""
-        real = target >= 0
-        self.longest = max(self.longest, int(real.sum(1).max()))
-        return target[real], self.structure.costs(target)[real], real.sum(1)  # type: ignore[attr-defined]
+        self.longest = max(self.longest, int((target >= 0).sum(1).max()))
+        return super().targets(target)
 
     def lists(self, sizes: Tensor, own: dict[str, Ragged]) -> Tensor:
         """A list for each arc."""
@@ -61,10 +56,8 @@ class ArcsAdapter(HeadAdapter):
         held = torch.empty(0, dtype=dtype) if values is None else values[arcs][real].to(dtype)
         return Lists(real.sum(1), columns[real].to(torch.int32), held)
 
-    def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
+    def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Arcs:
         """Number the columns of each sentence."""
-        from torchssvm.structures.arborescence.kind_numba import Arcs, number_columns
-
         n, among = len(examples.line) - 1, self.structure.among  # type: ignore[attr-defined]
         known_start = np.zeros(n + 1, np.int64)
         known = np.zeros(0, np.int32)
@@ -72,40 +65,12 @@ class ArcsAdapter(HeadAdapter):
             stamp, place = np.full(len(self.head.weight), -1, np.int32), np.empty(len(self.head.weight), np.int32)
             number_columns(examples.line, examples.row, examples.column, stamp, place, known, known_start)
             known = known if len(known) else np.empty(known_start[-1], np.int32)
-        arcs = Arcs(known, known_start, self.projective, among.single_root)
-        return examples._replace(kind=arcs)
+        return Arcs(known, known_start, self.projective, among.single_root)
 
     def room_of(self, examples: Examples) -> Callable[[], Any]:
         """Makes the scratch arrays of one thread."""
-        from torchssvm.structures.arborescence.kind_numba import make_arc_scratch
-
         columns = int(np.diff(examples.kind.known_start).max())
         return partial(make_arc_scratch, self.longest, columns, examples.added.dtype)
-
-    def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """One column."""
-        return self.head.weight.unsqueeze(1), None, None, None, None
-
-    def model(self, rows: Tensor | None = None) -> Model:
-        """The weights, sharing the memory of the head."""
-        weight = self.head.weight.detach().numpy()
-        none = np.zeros(1, weight.dtype)
-        return Model(weight[:, None], np.zeros((0, self.num_states), weight.dtype), none, none, none, False, False)
-
-    def take_back(self, model: Model) -> None:
-        """The memory is shared."""
-
-    def trained(self, model: Model) -> list[Any]:
-        """The weights."""
-        return [model.emission[:, 0]]
-
-    def as_sequences(self, labelings: Tensor) -> Tensor:
-        """The heads, which are sequences."""
-        return labelings
-
-    def longest_labeling(self, longest: int) -> Tensor:
-        """``[1, longest]``."""
-        return torch.full((1, longest), longest)
 
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
         """The largest head."""

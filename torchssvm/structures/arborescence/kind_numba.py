@@ -6,6 +6,7 @@ that a sentence needs are gathered once, and sums over its columns take a small 
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,28 +22,16 @@ class Arcs(NamedTuple):
     """What arborescences have beside ``Examples``, whose lists are those of arcs: by the token, then by the head.
 
     ``column`` is then a feature's number within its sentence, and ``value`` may be empty: all features are 1.
-
-    Attributes:
-        known: ``[*]`` int32, the columns of the features of each sentence.
-        known_start: ``[n + 1]`` int64, where each sentence's columns begin.
-        projective: Whether arcs may not cross.
-        single_root: Whether the root has one child.
     """
 
-    known: Any
-    known_start: Any
-    projective: bool
-    single_root: bool
+    known: Any  # ``[*]`` int32, the columns of the features of each sentence
+    known_start: Any  # ``[n + 1]`` int64, where each sentence's columns begin
+    projective: bool  # whether arcs may not cross
+    single_root: bool  # whether the root has one child
 
 
-class ArcScratch(NamedTuple):
-    """Scratch arrays for one sentence: its weights, sums over its columns, and the room of the decoders."""
-
-    held: Any
-    sums: Any
-    charts: Any
-    memory: Any
-    places: Any
+# Scratch arrays for one sentence: its weights, sums over its columns, and the room of the decoders
+ArcScratch = namedtuple("ArcScratch", "held sums charts memory places")
 
 
 def make_arc_scratch(longest: int, columns: int, dtype: np.dtype) -> ArcScratch:
@@ -86,15 +75,9 @@ def add_arc_labeling(arcs, examples, i, length, labels, mass, delta, pairs, coun
 
 @njit
 def number_columns(line_start, row, column, stamp, place, known, known_start):
-    """Replace the columns by their numbers in the sentence, in order of occurrence.
+    """Replace the columns by their numbers in the sentence, in order of occurrence; only count if ``known`` is empty.
 
-    Args:
-        line_start: ``[n + 1]``, where each sentence's lists begin in ``row``.
-        row, column: As in ``Examples``; ``column`` is changed unless ``known`` is empty.
-        stamp: ``[F]``, -1.
-        place: ``[F]``, scratch.
-        known: ``[*]``, gets the columns of each sentence; may be empty, to count.
-        known_start: ``[n + 1]``, gets where each sentence's columns begin.
+    ``stamp`` ``[F]`` is -1, and ``place`` ``[F]`` scratch; ``known`` and ``known_start`` are filled.
     """
     total = 0
     for i in range(len(line_start) - 1):

@@ -15,12 +15,9 @@ def decode(scores, lengths, single_root, begin, end, charts, stack, heads, value
         scores: ``[B, N, N+1]``.
         lengths: ``[B]``, 1 to N.
         single_root: Whether the root has exactly one child.
-        begin: The first sentence.
-        end: The last sentence plus 1.
         charts: Room for ``6 * (N+1)^2`` numbers: see ``_fill``.
         stack: Room for ``3 * (2 N + 3)`` integers.
-        heads: ``[B, N]``, to be filled.
-        value: ``[B]``, to be filled.
+        heads, value: ``[B, N]`` and ``[B]``, to be filled.
     """
     size = scores.shape[2]
     charts = charts[: 6 * size * size].reshape(6, size, size)
@@ -132,17 +129,10 @@ def best_nonprojective(scores, length, single_root, memory, places, heads):
 
 @njit
 def _contract_cycles(scores, length, single_root, best, roots, origin, notes, heads):
-    """The algorithm of Chu, Liu and Edmonds on one sentence.
+    """The algorithm of Chu, Liu and Edmonds on one sentence; ``heads`` are filled up to T.
 
-    Args:
-        scores: ``[N, N+1]`` float64.
-        length: T.
-        single_root: Whether the root has exactly one child.
-        best: ``[N+1, N+1]`` float64, uninitialised.
-        roots: ``[N+1, N+1]`` int64, uninitialised.
-        origin: ``[2, N+1, N+1]`` int64, uninitialised.
-        notes: ``[7, 2 * (N+1)]`` int64, uninitialised.
-        heads: ``[N]``; the first T are filled.
+    ``best``, ``roots`` ``[N+1, N+1]``, ``origin`` ``[2, N+1, N+1]`` and ``notes`` ``[7, 2 * (N+1)]`` are of any
+    content.
 
     Returns:
         The score.

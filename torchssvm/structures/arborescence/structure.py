@@ -14,10 +14,10 @@ from torchssvm.core.arguments import check_flags, check_int64, check_object
 from torchssvm.core.naming import row_name
 from torchssvm.core.ordered_sums import add_at
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding, Structure
-from torchssvm.structures.arborescence.chu_liu_edmonds import max_arborescence
-from torchssvm.structures.arborescence.eisner import eisner
+from torchssvm.core.structure import Decoding
+from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.arguments import check_lengths
+from torchssvm.structures.labelled import Labelled
 
 
 class Arborescences(Protocol):
@@ -51,7 +51,7 @@ class Projective:
     single_root: bool = False
 
     def argmax(self, scores: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Eisner's algorithm; see :func:`torchssvm.structures.arborescence.eisner`."""
+        """Eisner's algorithm; see :func:`torchssvm.structures.arborescence.oracle`."""
         return eisner(scores, lengths, self.single_root)
 
     def allow(self, heads: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class NonProjective:
     single_root: bool = False
 
     def argmax(self, scores: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Chu-Liu-Edmonds; see :func:`torchssvm.structures.arborescence.chu_liu_edmonds`."""
+        """Chu-Liu-Edmonds; see :func:`torchssvm.structures.arborescence.oracle`."""
         return max_arborescence(scores, lengths, self.single_root)
 
     def allow(self, heads: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class NonProjective:
         return "one token has head 0" if self.single_root else "they are connected"
 
 
-class Arborescence(Structure):
+class Arborescence(Labelled):
     """A head for each token of a sentence: a tree below an artificial root.
 
     Potentials: one tensor ``[B, N, N+1]``; at ``[b, t-1, h]`` the score of the arc from head h to token t. Tokens are
@@ -163,11 +163,7 @@ class Arborescence(Structure):
         arcs = scores.new_zeros(scores.shape)
         return {name: add_at(arcs, heads.clamp(min=0), mass.unsqueeze(1) * (heads >= 0), any_order=any_order)}
 
-    def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
-        """Share (or number) of wrong heads, ``[B]`` float64."""
-        return (self.costs(target) * (labeling != target)).sum(1)
-
-    def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:
+    def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """The cost of each arc, ``[B, N, N+1]`` float64, 0 at the target's and in the padding; the constant is zero."""
         delta = self.costs(target).unsqueeze(2).repeat(1, 1, target.shape[1] + 1)
         return delta.scatter_(2, target.clamp(min=0).unsqueeze(2), 0.0), delta.new_zeros(len(delta))
@@ -248,11 +244,7 @@ class Arborescence(Structure):
 
 
 def has_root(heads: Tensor) -> Tensor:
-    """Whether the heads lead from each token to the root: ``[B, N]`` bool, True in the padding.
-
-    Args:
-        heads: ``[B, N]`` int64, 0 to N; -1 in the padding.
-    """
+    """Whether heads ``[B, N]``, -1 in the padding, lead from each token to the root: bool, True in the padding."""
     above = torch.nn.functional.pad(heads.clamp(min=0), (1, 0))  # the root is its own head; [B, N+1]
     for _ in range(heads.shape[1].bit_length()):  # after r rounds: the head 2^r arcs up
         above = above.gather(1, above)
@@ -260,11 +252,7 @@ def has_root(heads: Tensor) -> Tensor:
 
 
 def is_projective(heads: Tensor) -> Tensor:
-    """Whether no arcs cross, including those of the root, left of all tokens: ``[B]`` bool.
-
-    Args:
-        heads: ``[B, N]`` int64, 0 to N; -1 in the padding.
-    """
+    """Whether no arcs of heads ``[B, N]`` cross, including those of the root, left of all tokens: ``[B]`` bool."""
     token = torch.arange(1, heads.shape[1] + 1, device=heads.device).expand_as(heads)
     head = torch.where(heads >= 0, heads, token)  # an arc to itself crosses nothing
     first, last = torch.minimum(head, token), torch.maximum(head, token)

@@ -21,7 +21,7 @@ _TILE = 128  # most spans of a width at once
 
 
 def eisner_triton(scores: Tensor, lengths: Tensor | None, single_root: bool) -> tuple[Tensor, Tensor]:
-    """As :func:`torchssvm.structures.arborescence.eisner.eisner`, for float32 or float64."""
+    """As :func:`torchssvm.structures.arborescence.oracle.eisner`, for float32 or float64."""
     batch, longest, size = scores.shape
     heads, value = scores.new_full((batch, longest), -1, dtype=torch.int64), scores.new_empty(batch)
     if not batch:

@@ -11,21 +11,14 @@ from torchssvm.core.launch import once
 
 
 class ByLevel(NamedTuple):
-    """The best sequences of a batch of chains, by level.
+    """The best sequences of a batch of chains, by level."""
 
-    Attributes:
-        scores: ``[B, M + 1]``, the best score at each level; ``-inf`` if no sequence has that level.
-        prefixes: For each position, the best scores of prefixes by level and last state: ``[B, levels so far, K]``.
-        transition: The transitions.
-        levels: ``[B, N, K]``, 0 in the padding.
-        real: ``[B, N]`` bool, False in the padding.
-    """
-
-    scores: Tensor
+    scores: Tensor  # ``[B, M + 1]``, the best score at each level; ``-inf`` if no sequence has that level
+    # for each position, the best scores of prefixes by level and last state: ``[B, levels so far, K]``
     prefixes: list[Tensor]
-    transition: Tensor
-    levels: Tensor
-    real: Tensor
+    transition: Tensor  # the transitions
+    levels: Tensor  # ``[B, N, K]``, 0 in the padding
+    real: Tensor  # ``[B, N]`` bool, False in the padding
 
     def labels(self, level: Tensor) -> Tensor:
         """The best sequence of each chain at ``level`` (``[B]`` int64): ``[B, N]`` int64, -1 in the padding."""
@@ -49,13 +42,8 @@ def viterbi_by_level(emission: Tensor, transition: Tensor, levels: Tensor, real:
     """``max_y sum_t emission[t, y_t] + sum_t transition[t, y_t, y_{t+1}]`` for each value of ``sum_t levels[t, y_t]``.
 
     The level reached so far is part of the state: time O(N M K^2) for each chain and memory O(N M K), with M the
-    largest level. Ties go to the smallest state, chosen from the last position to the first.
-
-    Args:
-        emission: ``[B, N, K]``, float32 or float64.
-        transition: ``[B, K, K]`` (previous, next), or ``[B, N-1, K, K]``.
-        levels: ``[B, N, K]`` int64, non-negative: the level that each state adds at each position.
-        real: ``[B, N]`` bool, False in the padding, which comes last.
+    largest level. Ties go to the smallest state, chosen from the last position to the first. ``transition`` is ``[B, K,
+    K]`` or ``[B, N-1, K, K]``, ``levels`` are ``[B, N, K]`` int64, and ``real`` ``[B, N]`` marks all but the padding.
     """
     batch, longest, states = emission.shape
     levels = levels.masked_fill(~real.unsqueeze(2), 0)

@@ -19,7 +19,7 @@ from torchssvm.core.token_products import STORED, respond
 from torchssvm.structures.arguments import check_range, check_structure
 from torchssvm.structures.chain import numba as kernels
 from torchssvm.structures.chain.structure import Chain
-from torchssvm.structures.linear_head import LinearHead, weight
+from torchssvm.structures.linear_head import LinearHead, padded, weight
 
 
 class LinearChain(LinearHead):
@@ -73,26 +73,13 @@ class LinearChain(LinearHead):
         )
         if self.structure.num_states != num_states or self.structure.shared != (positions is None):
             raise ValueError(f"structure={self.structure} does not fit num_states={num_states}, positions={positions}")
-        self.in_features, self.positions = in_features, positions
+        self.in_features, self.boundary, self.positions = in_features, boundary, positions
         self.emission = weight(self.by_feature(torch.zeros(in_features, num_states)).contiguous())
         pairs = (num_states, num_states) if positions is None else (positions - 1, num_states, num_states)
         self.transition = weight(torch.zeros(pairs))
         self.bias = weight(torch.zeros(num_states)) if bias else None
         self.start_transitions = weight(torch.zeros(num_states)) if boundary else None
         self.end_transitions = weight(torch.zeros(num_states)) if boundary else None
-
-    def constructor_arguments(self) -> dict[str, Any]:
-        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
-        return {
-            "num_states": self.structure.num_states,
-            "bias": self.bias is not None,
-            "boundary": self.start_transitions is not None,
-        }
-
-    @staticmethod
-    def by_feature(weight: Any) -> Any:
-        """Transpose ``emission`` to ``[F, K]``, a row for each feature, or back: a view of a tensor or an array."""
-        return weight.T
 
     def extra_repr(self) -> str:
         """The constructor's arguments."""
@@ -128,11 +115,7 @@ class LinearChain(LinearHead):
             raise ValueError(f"x must have at least one position, got {list(x.shape)}")
         if self.positions is not None and longest > self.positions:
             raise ValueError(f"x has {longest} positions, and the head was made for positions={self.positions}")
-        if lengths is None:
-            lengths, span = upload(torch.full((batch,), longest), x.device), (longest, longest)
-        else:
-            lengths = apart(lengths)
-            span = check_range(lengths, batch, longest)
+        lengths, span = read_span(lengths, batch, longest, x.device)
         last = lengths - 1
         extra = [self.bias, self.start_transitions, self.end_transitions]
         with full_precision(x.device):
@@ -185,7 +168,7 @@ class LinearChain(LinearHead):
             own = zip((self.bias, self.start_transitions, self.end_transitions), sums_of(v, last), strict=True)
             return [
                 per_example(v),
-                self._pad(parts["transition"]),
+                padded(parts["transition"], self.transition),
                 *(found for weights, found in own if weights is not None),
             ]
 
@@ -212,13 +195,12 @@ class LinearChain(LinearHead):
             max_length=span[1],
         )
 
-    def _pad(self, pairs: Tensor) -> Tensor:
-        """The gradient of ``transition`` from a batch's pairs: zero at positions that the batch does not have."""
-        if self.positions is None or pairs.shape[1] == self.positions - 1:
-            return pairs
-        padded = pairs.new_zeros(pairs.shape[0], *self.transition.shape)
-        padded[:, : pairs.shape[1]] = pairs
-        return padded
+
+def read_span(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> tuple[Tensor, tuple[int, int]]:
+    """The lengths in memory of their own, and the smallest and the largest; errors as in :func:`check_range`."""
+    if lengths is None:
+        return upload(torch.full((batch,), longest), device), (longest, longest)
+    return (lengths := apart(lengths)), check_range(lengths, batch, longest)
 
 
 def everywhere(

@@ -21,16 +21,12 @@ _FAR = 256  # tokens of a sequence whose scores are summed without rounding that
 
 
 class Sequences(NamedTuple):
-    """What chains have beside ``Examples``.
+    """What chains have beside ``Examples``."""
 
-    Attributes:
-        cost_matrix: ``[K, K]`` by target and label, a factor of ``Examples.cost``; or ``[0, 0]`` where all wrong labels
-            cost the same.
-        allowed: ``[K + 2, K]`` bool: whether a state may follow another, be the first, and be the last; or ``[0, K]``
-            where all may.
-    """
-
+    # ``[K, K]`` by target and label, a factor of ``Examples.cost``; or ``[0, 0]`` where all wrong labels cost the same
     cost_matrix: Any
+    # ``[K + 2, K]`` bool: whether a state may follow another, be the first, and be the last; or ``[0, K]`` where all
+    # may
     allowed: Any
 
 
@@ -115,12 +111,7 @@ def loss_of(kind, examples, i, labels):
 @block.mean_loss.of(Sequences)
 @njit
 def mean_loss(kind, examples, i, t, psi, total, absolute):
-    """``-<psi, delta>``, the mean loss of a row, and the sum of the absolute values of its terms; NaN if unknown.
-
-    Args:
-        kind, examples, i, t: Which row.
-        psi: The row; ``total`` and ``absolute`` are the sums of its numbers and of their absolute values.
-    """
+    """``-<psi, delta>`` of a row; see :func:`.block.mean_loss`."""
     token = examples.start[i] + t
     target, cost = examples.y[token], examples.cost[token]
     if not len(kind.cost_matrix):

@@ -42,13 +42,9 @@ def chain_scores(labels: Tensor, emission: Tensor, transition: Tensor) -> Tensor
 
 
 def chain_parts(labels: Tensor, mass: Tensor, emission: Tensor, transition: Tensor) -> tuple[Tensor, Tensor]:
-    """The parts of C sequences for every example, weighted by their mass and summed.
+    """The parts of C sequences for every example, weighted by their mass ``[B, C]`` and summed.
 
-    Args:
-        labels: ``[B, C, N]`` int64, -1 beyond the length.
-        mass: ``[B, C]``.
-        emission: ``[B, N, K]``, for its shape and dtype.
-        transition: ``[B, K, K]`` or ``[B, N-1, K, K]``, for its shape.
+    Labels and tensors are those of :func:`chain_scores`, of which only shapes and dtype count here.
 
     Returns:
         Parts in the shapes and the dtype of ``emission`` and ``transition``.

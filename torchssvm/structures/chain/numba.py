@@ -21,12 +21,9 @@ def decode(emission, pairs, lengths, group, height, begin, end, memory, places, 
         lengths: ``[B]``; empty if all are N.
         group: Number of chains that read the transitions together.
         height: Rows of a block of the transitions, which stays in the cache meanwhile.
-        begin: The first chain.
-        end: The last chain plus 1.
         memory: Room for ``2 * group * N`` rows of scores.
         places: Room for ``B + N + 1 + group`` integers.
-        labels: ``[B, N]``, to be filled.
-        value: ``[B]``, to be filled.
+        labels, value: ``[B, N]`` and ``[B]``, to be filled.
 
     Returns:
         -1, or the first chain found whose length is not in 1 to N.

@@ -10,14 +10,12 @@ from torch.nn import functional
 
 from torchssvm.core.arguments import check_flags
 from torchssvm.core.lists import TokenLists, as_lists, check_lists, padded_product
-from torchssvm.core.on_host import apart, upload
 from torchssvm.core.operators import plain
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import full_precision, transformed
 from torchssvm.core.row_sparse import rows_of
 from torchssvm.core.sparse_features import SparseFeatures
-from torchssvm.structures.arguments import check_range
-from torchssvm.structures.chain.head import LinearChain, add_biases, everywhere, sums_of
+from torchssvm.structures.chain.head import LinearChain, add_biases, everywhere, read_span, sums_of
 from torchssvm.structures.chain.structure import Chain
 
 
@@ -87,34 +85,17 @@ class SparseLinearChain(LinearChain):
         batch, longest = check_lists(x).columns.shape[:2]
         if longest < 1:
             raise ValueError(f"x.columns must have at least one position, got {list(x.columns.shape)}")
-        if lengths is None:
-            lengths, span = upload(torch.full((batch,), longest), x.columns.device), (longest, longest)
-        else:
-            lengths = apart(lengths)
-            span = check_range(lengths, batch, longest)
-        last = lengths - 1
+        lengths, span = read_span(lengths, batch, longest, x.columns.device)
+        last, extra = lengths - 1, (self.bias, self.start_transitions, self.end_transitions)
         if lists is None:  # their number differs from batch to batch, which a graph does not take
-            emission = padded_product(x, self.emission) + everywhere(
-                longest, last, self.bias, self.start_transitions, self.end_transitions
-            )
+            emission = padded_product(x, self.emission) + everywhere(longest, last, *extra)
             pairs = self.transition.expand(batch, *self.transition.shape)
             return Potentials({"emission": emission, "transition": pairs}, lengths)
         with full_precision(self.emission.device):
             if transformed():
-                emission = lists.emission(self.emission) + everywhere(
-                    longest, last, self.bias, self.start_transitions, self.end_transitions
-                )
+                emission = lists.emission(self.emission) + everywhere(longest, last, *extra)
             else:
-                emission = SparseEmission.apply(
-                    lists.values,
-                    self.emission,
-                    self.bias,
-                    self.start_transitions,
-                    self.end_transitions,
-                    lists,
-                    last,
-                    self.sparse_gradient,
-                )
+                emission = SparseEmission.apply(lists.values, self.emission, *extra, lists, last, self.sparse_gradient)
         return self._potentials(
             emission,
             lengths,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import torch
@@ -22,12 +21,13 @@ from torchssvm.structures.chain.nbest import NBest, nbest
 from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.chain.sum_product import sum_product
 from torchssvm.structures.chain.transitions import Transitions
+from torchssvm.structures.labelled import Labelled, every_labeling, real_rows, zeros_like
 from torchssvm.structures.max_marginals import tree_margins
 
 _NONE = torch.empty(0, 0, dtype=torch.float64)
 
 
-class Chain(Structure):
+class Chain(Labelled):
     """Label sequences with scores for single states and for neighbouring pairs.
 
     Potentials: ``emission`` ``[B, N, K]``; ``transition`` ``[B, K, K]`` (previous, next), the same at every position,
@@ -56,6 +56,7 @@ class Chain(Structure):
         tensor([[0, 0]])
     """
 
+    single = "emission"
     quick_to_decode = True
 
     def __init__(
@@ -93,23 +94,22 @@ class Chain(Structure):
 
     def augmented_argmax(self, potentials: Potentials, target: Tensor | WeightedLabels) -> Decoding:
         """Viterbi with the Hamming loss added to the emissions."""
-        emission, transition, labels = potentials.tensors["emission"], potentials.tensors["transition"], _labels(target)
-        costs = self._token_costs(target)
-        if fits_numba(emission, labels) and labels.shape == emission.shape[:2]:
-            augmented = torch.empty_like(emission)
-            emission_in, costs_in, labels_in, out = arrays(emission, costs, labels, augmented)
-            if kernels.augment(emission_in, costs_in, 1.0, self.normalize, labels_in, out):
-                return self.argmax(potentials.replace({"emission": augmented, "transition": transition}))
-        if not len(costs) and fits_triton(emission, labels) and labels.shape == emission.shape[:2]:
+        emission, labels, costs = potentials.tensors["emission"], _labels(target), self._token_costs(target)
+        fits = labels.shape == emission.shape[:2]
+        augmented = torch.empty_like(emission) if fits and fits_numba(emission, labels) else None
+        if augmented is not None:
+            tables = arrays(emission, costs, labels, augmented)
+            if not kernels.augment(*tables[:2], 1.0, self.normalize, *tables[2:]):
+                augmented = None
+        elif fits and not len(costs) and fits_triton(emission, labels):
             from torchssvm.structures.chain.labels_triton import augment_triton
 
             augmented = augment_triton(emission, labels, self.normalize)
-            return self.argmax(potentials.replace({"emission": augmented, "transition": transition}))
-        costs, _ = self.costs(target)
-        costs = costs.to(emission.dtype).unsqueeze(2)
-        # The cost at the target is set to 0: adding it and subtracting it again would leave a rounding error.
-        augmented = emission + costs.expand_as(emission).scatter(2, labels.clamp(min=0).unsqueeze(2), 0.0)
-        return self.argmax(potentials.replace({"emission": augmented, "transition": transition}))
+        if augmented is None:
+            costs = self.costs(target).to(emission.dtype).unsqueeze(2)
+            # The cost at the target is set to 0: adding it and subtracting it again would leave a rounding error.
+            augmented = emission + costs.expand_as(emission).scatter(2, labels.clamp(min=0).unsqueeze(2), 0.0)
+        return self.argmax(potentials.replace({**potentials.tensors, "emission": augmented}))
 
     def marginals(self, potentials: Potentials) -> Marginals:
         """Sum-product (forward-backward)."""
@@ -182,8 +182,7 @@ class Chain(Structure):
         self, labeling: Tensor | WeightedLabels, target: Tensor | WeightedLabels, potentials: Potentials
     ) -> Parts:
         """Parts of the labeling less parts of the target."""
-        parts = {name: tensor.new_zeros(tensor.shape) for name, tensor in potentials.tensors.items()}
-        return self._scatter(parts, _labels(labeling), _labels(target))
+        return self._scatter(zeros_like(potentials), _labels(labeling), _labels(target))
 
     def add_difference(
         self,
@@ -285,17 +284,6 @@ class Chain(Structure):
         """Cropped or padded to the length of this batch."""
         return super().resize(labelings, _labels(target))
 
-    def loss(self, labeling: Tensor, target: Tensor | WeightedLabels) -> Tensor:
-        """Hamming loss, ``[B]`` float64."""
-        costs, labels = self.costs(target)
-        return (costs * (_labels(labeling) != labels)).sum(1)
-
-    def loss_potentials(self, target: Tensor | WeightedLabels) -> tuple[dict[str, Tensor], Tensor]:
-        """The cost of each wrong state, ``[B, N, K]``; transitions cost nothing; the constant is zero."""
-        costs, labels = self.costs(target)
-        delta = costs.unsqueeze(2).repeat(1, 1, self.num_states).scatter_(2, labels.clamp(min=0).unsqueeze(2), 0.0)
-        return {"emission": delta}, delta.new_zeros(len(delta))
-
     def check_target(self, target: Tensor | WeightedLabels, potentials: Potentials) -> Tensor | WeightedLabels:
         """Check shapes, lengths, labels and weights; write -1 beyond each length."""
         emission, transition = _chain_potentials(potentials)
@@ -323,8 +311,7 @@ class Chain(Structure):
         """The positions and pairs of each example, where ``ragged`` does not say it."""
         if potentials.lengths is None or potentials.ragged:
             return {}
-        longest = potentials["emission"].shape[1]
-        real = torch.arange(longest, device=potentials.device) < potentials.lengths.unsqueeze(1)
+        real = real_rows(potentials, "emission")
         own = {"emission": real.unsqueeze(2)}
         return own if self.shared else {**own, "transition": real[:, 1:, None, None]}
 
@@ -338,7 +325,7 @@ class Chain(Structure):
     def _token_costs(self, target: Tensor | WeightedLabels) -> Tensor:
         """``costs(target)`` for the kernels; empty if all tokens of an example cost the same."""
         uniform = self.class_weight is None and not isinstance(target, WeightedLabels)
-        return _NONE if uniform else self.costs(target)[0]
+        return _NONE if uniform else self.costs(target)
 
     def _check_labels(self, labels: Tensor, potentials: Potentials) -> Tensor:
         """The labels with -1 beyond each length."""
@@ -373,8 +360,7 @@ class Chain(Structure):
         batch, longest, states = potentials.tensors["emission"].shape
         real = check_lengths(potentials.lengths, batch, longest, potentials.device)
         some: Tensor = self.argmax(potentials).labeling if self.transitions is not None else real
-        for states_of in itertools.product(range(states), repeat=longest):
-            labels = torch.tensor(states_of, device=potentials.device).expand(batch, longest).masked_fill(~real, -1)
+        for labels in every_labeling(states, real):
             if self.transitions is not None:
                 allowed = self.transitions.allows(labels)
                 if not bool(allowed.any()):
@@ -382,8 +368,8 @@ class Chain(Structure):
                 labels = torch.where(allowed.unsqueeze(1), labels, some)  # it may be an output of some examples only
             yield labels
 
-    def costs(self, target: Tensor | WeightedLabels) -> tuple[Tensor, Tensor]:
-        """The cost of a wrong label at each token (``[B, N]`` float64, zero in the padding), and the true labels."""
+    def costs(self, target: Tensor | WeightedLabels) -> Tensor:
+        """The cost of a wrong label at each token: ``[B, N]`` float64, zero in the padding."""
         labels = _labels(target)
         real = labels >= 0
         costs = real.to(torch.float64)
@@ -395,7 +381,7 @@ class Chain(Structure):
             costs = costs * self.class_weight[labels.clamp(min=0)]
         if self.normalize:
             costs = costs / real.sum(1, keepdim=True).clamp(min=1)
-        return costs, labels
+        return costs
 
     def __repr__(self) -> str:
         weighted = "" if self.class_weight is None else f", class_weight={digest(self.class_weight)}"

@@ -19,39 +19,23 @@ Limits = tuple[Array, Array]
 
 @dataclass(frozen=True)
 class Program:
-    """Minimise ``costs'y`` with ``limits[0] <= A y <= limits[1]`` and ``low <= y <= high``, in part integer.
+    """Minimise ``costs'y`` with ``limits[0] <= A y <= limits[1]`` and ``low <= y <= high``, in part integer."""
 
-    Attributes:
-        rows: A, ``[M, D]``, a matrix of SciPy in rows (CSR), float64.
-        limits: What holds where no example has its own.
-        low: ``[D]`` float64.
-        high: ``[D]`` float64.
-        integer: ``[D]`` bool.
-        rel_gap: The gap at which a solver may stop, relative to the value.
-        time_limit: Seconds for each solution, or None.
-    """
-
-    rows: Any
-    limits: Limits
-    low: Array
-    high: Array
-    integer: Array
-    rel_gap: float
-    time_limit: float | None
+    rows: Any  # A, ``[M, D]``, a matrix of SciPy in rows (CSR), float64
+    limits: Limits  # what holds where no example has its own
+    low: Array  # ``[D]`` float64
+    high: Array  # ``[D]`` float64
+    integer: Array  # ``[D]`` bool
+    rel_gap: float  # the gap at which a solver may stop, relative to the value
+    time_limit: float | None  # seconds for each solution, or None
 
 
 class Answer(NamedTuple):
-    """What a solver found.
+    """What a solver found."""
 
-    Attributes:
-        status: "optimal" (within ``rel_gap``), "limit" (time), or the solver's own words for anything else.
-        y: ``[D]``, the best decision found, or None.
-        bound: No decision costs less; -inf where nothing is known.
-    """
-
-    status: str
-    y: Array | None = None
-    bound: float = -np.inf
+    status: str  # "optimal" (within ``rel_gap``), "limit" (time), or the solver's own words for anything else
+    y: Array | None = None  # ``[D]``, the best decision found, or None
+    bound: float = -np.inf  # no decision costs less; -inf where nothing is known
 
 
 Model = Callable[[Array, Limits, "Array | None"], Answer]

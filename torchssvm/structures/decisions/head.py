@@ -56,10 +56,6 @@ class LinearDecisions(LinearHead):
         self.weight = weight(torch.zeros(outputs, self.in_features))
         self.bias = weight(torch.zeros(outputs)) if bias else None
 
-    def constructor_arguments(self) -> dict[str, Any]:
-        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
-        return {"bias": self.bias is not None}
-
     def compiled_form(self) -> Any:
         """What the compiled loop needs of the head; None for integer programs, functions and oracles of one's own."""
         from torchssvm.structures.decisions.kind import ORACLES, DecisionAdapter

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from torchssvm.core.potentials import SINGLE, Potentials
 from torchssvm.kinds.adapter import HeadAdapter, Ragged
-from torchssvm.kinds.examples import Examples, Model
+from torchssvm.kinds.examples import Examples
+from torchssvm.structures.decisions import kind_numba as kinds
 from torchssvm.structures.decisions.combinatorial import Assignment, Knapsack, Selection, SpanningTree, whole_numbers
 from torchssvm.structures.decisions.shortest_path import ShortestPath
 
@@ -23,16 +24,11 @@ ORACLES = (Assignment, Knapsack, Selection, ShortestPath, SpanningTree)
 class DecisionAdapter(HeadAdapter):
     """:class:`LinearDecisions` with one of ``ORACLES``. Labels are decisions, and their costs are ``delta``."""
 
-    emission, pairs, ragged = SINGLE, None, False
+    emission, ragged = SINGLE, False
 
     def __init__(self, head: Any) -> None:
         super().__init__(head)
         self.products, self.known = not head.shared, False
-
-    @property
-    def num_states(self) -> int:
-        """Numbers of a row: D, or 1 where weights are shared."""
-        return 1 if self.head.shared else self.head.structure.num_costs
 
     def inputs(self, x: Any) -> Any:
         """The features, with what else is known or without."""
@@ -76,17 +72,25 @@ class DecisionAdapter(HeadAdapter):
             numbers = whole_numbers(given.cpu().numpy(), batch, "the size")
         return {"given": (torch.ones(batch, dtype=torch.int64), torch.from_numpy(numbers))}
 
-    def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
-        """Squared lengths of features, where they are stored, and the kind."""
+    def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Any:
+        """That of the oracle, from what it is given, ``[n]`` int64."""
         oracle: Any = self.structure.oracle  # type: ignore[attr-defined]
-        kind = _kind(oracle, own["given"][1].numpy(), (self.head.shared, self.known, 2.0 if oracle.maximize else -2.0))
-        return super().complete(examples, own)._replace(kind=kind)
+        given = own["given"][1].numpy()
+        common = self.head.shared, self.known, 2.0 if oracle.maximize else -2.0
+        if isinstance(oracle, ShortestPath):
+            tails, heads = np.ascontiguousarray(oracle.arcs.T)
+            return kinds.Paths(*common, oracle.order, tails, heads, oracle.source, oracle.sink)
+        if isinstance(oracle, Selection):
+            return kinds.Selections(*common, oracle.at_most, given)
+        if isinstance(oracle, Knapsack):
+            return kinds.Knapsacks(*common, oracle.weights, np.minimum(given, oracle.weights.sum()))
+        if isinstance(oracle, SpanningTree):
+            return kinds.Trees(*common, oracle.edges)
+        return kinds.Assignments(*common, oracle.tasks)
 
     def room_of(self, examples: Examples) -> Callable[[], Any]:
         """Makes the room of the oracle."""
-        from torchssvm.structures.decisions.kind_numba import make_room
-
-        return partial(make_room, self.structure.oracle, examples.kind)  # type: ignore[attr-defined]
+        return partial(kinds.make_room, self.structure.oracle, examples.kind)  # type: ignore[attr-defined]
 
     def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
         """A row of D for each example."""
@@ -95,36 +99,3 @@ class DecisionAdapter(HeadAdapter):
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
         """Chosen or not."""
         return 0, torch.ones_like(lengths)
-
-    def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """Weights and bias."""
-        return self.head.weight.mT, None, self.head.bias, None, None
-
-    def trained(self, model: Model) -> list[Any]:
-        """Weights and bias."""
-        emission, bias = (array[..., : self.num_states] for array in (model.emission, model.bias))
-        return [emission.T, *([bias] if self.has_bias else [])]
-
-    def as_sequences(self, labelings: Tensor) -> Tensor:
-        """The decisions, which have a number for each variable."""
-        return labelings
-
-    def longest_labeling(self, longest: int) -> Tensor:
-        """``[1, D]``."""
-        return torch.ones(1, self.head.structure.num_costs, dtype=torch.int64)
-
-
-def _kind(oracle: Any, given: np.ndarray, common: tuple[bool, bool, float]) -> Any:
-    """The kind of an oracle's examples, from what it is given, ``[n]`` int64, and the first fields."""
-    from torchssvm.structures.decisions import kind_numba as kinds
-
-    if isinstance(oracle, ShortestPath):
-        tails, heads = np.ascontiguousarray(oracle.arcs.T)
-        return kinds.Paths(*common, oracle.order, tails, heads, oracle.source, oracle.sink)
-    if isinstance(oracle, Selection):
-        return kinds.Selections(*common, oracle.at_most, given)
-    if isinstance(oracle, Knapsack):
-        return kinds.Knapsacks(*common, oracle.weights, np.minimum(given, oracle.weights.sum()))
-    if isinstance(oracle, SpanningTree):
-        return kinds.Trees(*common, oracle.edges)
-    return kinds.Assignments(*common, oracle.tasks)

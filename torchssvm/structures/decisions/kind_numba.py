@@ -5,7 +5,8 @@ Each oracle is a kind. Ties are those of the oracles' ``solve``.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import Any
 
 import numpy as np
 
@@ -17,76 +18,17 @@ from torchssvm.structures.decisions.numba import knapsacks, shortest_paths, span
 from torchssvm.structures.matching.numba import make_room as make_matching_room
 from torchssvm.structures.matching.numba import match
 
-
-class Paths(NamedTuple):
-    """Shortest paths.
-
-    Attributes:
-        shared: Whether each variable has a row of features.
-        negative: Whether losses may be negative, as known costs are counted with them.
-        factor: 2 where costs are maximised, -2 otherwise.
-        order, tails, heads, source, sink: See :func:`.numba.shortest_paths`.
-    """
-
-    shared: bool
-    negative: bool
-    factor: float
-    order: Any
-    tails: Any
-    heads: Any
-    source: int
-    sink: int
+# The kinds begin with whether each variable has a row of features; whether losses may be negative, as known costs are
+# counted with them; and 2 where costs are maximised, -2 otherwise.
+Paths = namedtuple("Paths", "shared negative factor order tails heads source sink")  # see :func:`.numba.shortest_paths`
+Selections = namedtuple("Selections", "shared negative factor at_most given")  # ``given`` ``[n]`` is how many
+Knapsacks = namedtuple("Knapsacks", "shared negative factor weights given")  # ``given`` ``[n]`` are the capacities
+Trees = namedtuple("Trees", "shared negative factor edges")
+Assignments = namedtuple("Assignments", "shared negative factor tasks")
 
 
-class Selections(NamedTuple):
-    """Selections; ``given`` ``[n]`` is how many items are chosen, and the first fields are those of :class:`Paths`."""
-
-    shared: bool
-    negative: bool
-    factor: float
-    at_most: bool
-    given: Any
-
-
-class Knapsacks(NamedTuple):
-    """Knapsacks; ``given`` ``[n]`` are the capacities, and the first fields are those of :class:`Paths`."""
-
-    shared: bool
-    negative: bool
-    factor: float
-    weights: Any
-    given: Any
-
-
-class Trees(NamedTuple):
-    """Spanning trees of the ``edges``; the first fields are those of :class:`Paths`."""
-
-    shared: bool
-    negative: bool
-    factor: float
-    edges: Any
-
-
-class Assignments(NamedTuple):
-    """Assignments to so many ``tasks``; the first fields are those of :class:`Paths`."""
-
-    shared: bool
-    negative: bool
-    factor: float
-    tasks: int
-
-
-class Room(NamedTuple):
-    """Room to decode one example: costs and decisions, ``[1, D]``; numbers, integers and flags of the oracle."""
-
-    costs: Any
-    y: Any
-    order: Any
-    value: Any
-    numbers: Any
-    places: Any
-    partner: Any
-    taken: Any
+# Room to decode one example: costs and decisions, ``[1, D]``; numbers, integers and flags of the oracle
+Room = namedtuple("Room", "costs y order value numbers places partner taken")
 
 
 def make_room(oracle: Any, kind: Any) -> Room:

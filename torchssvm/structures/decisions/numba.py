@@ -7,19 +7,10 @@ from torchssvm.core.jit import njit
 
 @njit
 def shortest_paths(costs, arcs, tails, heads, source, sink, distance, through, y, value):
-    """The cheapest path of every example, by one pass over the arcs in topological order.
+    """The cheapest path of every example, by one pass over the arcs in topological order: 1 in ``y`` ``[B, D]``.
 
-    Args:
-        costs: ``[B, D]``.
-        arcs: ``[D]``, the numbers of the arcs, sorted by their tails' places in a topological order.
-        tails: ``[D]``, the tails of the arcs.
-        heads: ``[D]``, the heads of the arcs.
-        source: The first node.
-        sink: The last node.
-        distance: Room for a number for each node.
-        through: Room for an integer for each node.
-        y: ``[B, D]`` zeros; arcs on the path become 1.
-        value: ``[B]``, to be filled; infinite where no path leads to the sink.
+    ``arcs`` are the numbers of the arcs, sorted by their tails' places in a topological order; ``distance`` and
+    ``through`` are room for a number for each node. ``value`` ``[B]`` is infinite where no path leads to the sink.
     """
     for b in range(costs.shape[0]):
         for node in range(distance.shape[0]):
@@ -41,15 +32,9 @@ def shortest_paths(costs, arcs, tails, heads, source, sink, distance, through, y
 
 @njit
 def knapsacks(values, weights, capacity, best, taken, y):
-    """The best items of every example within its capacity.
+    """The best items of every example within its capacity ``[B]``, at most C: they become 1 in ``y`` ``[B, D]``.
 
-    Args:
-        values: ``[B, D]``.
-        weights: ``[D]``, at least 0.
-        capacity: ``[B]``, 0 to C.
-        best: Room for C + 1 numbers.
-        taken: ``[D, C + 1]`` bool, room.
-        y: ``[B, D]`` zeros; items that are chosen become 1.
+    ``best`` is room for C + 1 numbers, and ``taken`` for ``[D, C + 1]`` bool.
     """
     for b in range(values.shape[0]):
         for c in range(capacity[b] + 1):
@@ -68,13 +53,9 @@ def knapsacks(values, weights, capacity, best, taken, y):
 
 @njit
 def spanning_trees(order, edges, parent, y):
-    """Take the edges in this order if they join two pieces, for every example.
+    """Take the edges, ``order`` ``[B, D]``, if they join two pieces: they become 1 in ``y`` ``[B, D]``.
 
-    Args:
-        order: ``[B, D]``, the edges from the best to the worst.
-        edges: ``[D, 2]``.
-        parent: Room for an integer for each node: up to the node that stands for its piece.
-        y: ``[B, D]`` zeros; edges that are chosen become 1.
+    ``parent`` is room for an integer for each node: up to the node that stands for its piece.
     """
     for b in range(order.shape[0]):
         for node in range(parent.shape[0]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,15 +84,11 @@ class LinearGraph(Head):
 
     def __init__(self, node_features: int, edge_features: int, *, structure: GraphCut | None = None) -> None:
         super().__init__()
-        node_features = check_whole(node_features, "node_features")
-        edge_features = check_whole(edge_features, "edge_features")
+        self.node_features = check_whole(node_features, "node_features")
+        self.edge_features = check_whole(edge_features, "edge_features")
         self.structure = check_structure(structure, "GraphCut()") or GraphCut()
-        self.unary = weight(torch.zeros(node_features))
-        self.pairwise = weight(torch.zeros(edge_features))
-
-    def constructor_arguments(self) -> dict[str, Any]:
-        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
-        return {"node_features": len(self.unary), "edge_features": len(self.pairwise)}
+        self.unary = weight(torch.zeros(self.node_features))
+        self.pairwise = weight(torch.zeros(self.edge_features))
 
     def forward(self, x: Graphs, lengths: Tensor | None = None) -> GraphPotentials:
         """Features -> potentials ``node`` ``[B, N]`` and ``edge`` ``[B, E]``; in the weights' dtype, autocast off.

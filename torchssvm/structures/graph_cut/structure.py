@@ -67,17 +67,11 @@ class Segmentation(NamedTuple):
 
 
 class GraphTarget(NamedTuple):
-    """The target that :meth:`GraphCut.check_target` returns.
+    """The target that :meth:`GraphCut.check_target` returns."""
 
-    Attributes:
-        labels: As in :class:`Segmentation`.
-        cut: As in :class:`Segmentation`.
-        costs: ``[B, N]`` float64, the cost of a wrong label at each node; 0 beyond an example's nodes.
-    """
-
-    labels: Tensor
-    cut: Tensor
-    costs: Tensor
+    labels: Tensor  # as in :class:`Segmentation`
+    cut: Tensor  # as in :class:`Segmentation`
+    costs: Tensor  # ``[B, N]`` float64, the cost of a wrong label at each node; 0 beyond an example's nodes
 
 
 class CutOracle(Protocol):
@@ -251,12 +245,7 @@ class GraphCut(LabelledGraphs):
 
 
 def cut_edges(labels: Tensor, edges: Tensor) -> Tensor:
-    """Whether each edge joins nodes with different labels: ``[B, E]`` int64, -1 in the padding.
-
-    Args:
-        labels: ``[B, N]`` int64.
-        edges: ``[B, E, 2]`` int64, as :class:`GraphPotentials` carries them.
-    """
+    """Whether each edge joins nodes with different labels: ``[B, E]`` int64, -1 in the padding."""
     ends = labels.gather(1, edges.clamp(min=0).flatten(1)).view(edges.shape)
     return (ends[..., 0] != ends[..., 1]).to(torch.int64).masked_fill_(edges[..., 0] < 0, -1)
 

@@ -54,13 +54,9 @@ class LinearEdges(Head):
 
     def __init__(self, in_features: int, *, structure: Matching | None = None) -> None:
         super().__init__()
-        in_features = check_whole(in_features, "in_features")
+        self.in_features = check_whole(in_features, "in_features")
         self.structure = check_structure(structure, "Matching()") or Matching()
-        self.weight = weight(torch.zeros(in_features))
-
-    def constructor_arguments(self) -> dict[str, Any]:
-        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
-        return {"in_features": len(self.weight)}
+        self.weight = weight(torch.zeros(self.in_features))
 
     def compiled_form(self) -> Any:
         """What the compiled loop needs of the head; None where it has none."""

@@ -13,8 +13,9 @@ from torch import Tensor
 from torchssvm.core.potentials import SINGLE, Potentials
 from torchssvm.core.structure import fit
 from torchssvm.kinds.adapter import Ragged
-from torchssvm.kinds.examples import Examples, Model
+from torchssvm.kinds.examples import Examples
 from torchssvm.kinds.vector import VectorAdapter
+from torchssvm.structures.matching.kind_numba import Edges, make_edge_room, spread
 
 
 class MatchingAdapter(VectorAdapter):
@@ -58,8 +59,6 @@ class MatchingAdapter(VectorAdapter):
 
     def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
         """Rows of labels of T numbers, and the kind."""
-        from torchssvm.structures.matching.kind_numba import Edges, spread
-
         heights, widths = (side.contiguous().numpy() for side in own["sides"][1].unbind(1))
         start = np.append(0, (heights * self.num_states).cumsum())
         y, cost = np.full(start[-1], -1), np.zeros(start[-1])
@@ -69,8 +68,6 @@ class MatchingAdapter(VectorAdapter):
 
     def room_of(self, examples: Examples) -> Callable[[], Any]:
         """Makes the room of the oracle."""
-        from torchssvm.structures.matching.kind_numba import make_edge_room
-
         return partial(make_edge_room, int(examples.kind.heights.max()), self.num_states)
 
     def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
@@ -86,15 +83,6 @@ class MatchingAdapter(VectorAdapter):
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
         """-1 beyond the nodes, or whether an edge is in the matching."""
         return -1, torch.ones_like(lengths)
-
-    def model(self, rows: Tensor | None = None) -> Model:
-        """The weights, sharing the memory of the head."""
-        weight = self.head.weight.detach().numpy()
-        none = np.zeros(1, weight.dtype)
-        return Model(weight[:, None], np.zeros((0, self.num_states), weight.dtype), none, none, none, False, False)
-
-    def take_back(self, model: Model) -> None:
-        """The memory is shared."""
 
     def as_sequences(self, labelings: Tensor) -> Tensor:
         """The rows, one after another; of the sizes of :meth:`longest_labeling` they share the memory."""

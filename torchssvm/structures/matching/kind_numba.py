@@ -5,6 +5,7 @@ All edges share one vector of weights, so that sums over the features take the p
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,13 +28,8 @@ class Edges(NamedTuple):
     widths: Any
 
 
-class EdgeRoom(NamedTuple):
-    """Room to match one example: its scores, the room of ``match``, and the partners."""
-
-    scores: Any
-    numbers: Any
-    places: Any
-    partner: Any
+# Room to match one example: its scores, the room of ``match``, and the partners
+EdgeRoom = namedtuple("EdgeRoom", "scores numbers places partner")
 
 
 def make_edge_room(left: int, right: int) -> EdgeRoom:

@@ -24,14 +24,7 @@ def make_room(left: int, right: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 @njit
 def best_matchings(scores, heights, widths, numbers, places, partner, chosen):
-    """The best matching of each graph of a batch.
-
-    Args:
-        scores: ``[B, S, T]``.
-        heights, widths: ``[B]``, the numbers of rows and of columns.
-        numbers, places, partner: From :func:`make_room`.
-        chosen: ``[B, S, T]`` zeros; the edges become 1.
-    """
+    """The best matching of each graph of a batch: its edges become 1 in ``chosen`` ``[B, S, T]``; see :func:`match`."""
     for b in range(len(scores)):
         match(scores[b], heights[b], widths[b], numbers, places, partner)
         for s in range(heights[b]):

@@ -12,7 +12,7 @@ from torchssvm.core.lists import one_token, padded_product
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision, product
 from torchssvm.core.sparse_features import SparseFeatures
-from torchssvm.structures.arguments import check_structure
+from torchssvm.structures.arguments import fitting
 from torchssvm.structures.linear_head import LinearHead, weight
 from torchssvm.structures.multiclass.structure import Multiclass
 
@@ -44,16 +44,12 @@ class LinearMulticlass(LinearHead):
         check_flags(bias=bias)
         in_features = check_whole(in_features, "in_features", 0)
         num_classes = check_whole(num_classes, "num_classes")
-        self.structure = check_structure(structure, "Multiclass(num_classes)", "num_classes") or Multiclass(num_classes)
-        if self.structure.num_classes != num_classes:
-            raise ValueError(f"structure={self.structure} does not have num_classes={num_classes}")
+        self.structure = fitting(
+            structure, lambda: Multiclass(num_classes), "Multiclass(num_classes)", num_classes=num_classes
+        )
         self.in_features = in_features
         self.weight = weight(torch.zeros(num_classes, in_features))
         self.bias = weight(torch.zeros(num_classes)) if bias else None
-
-    def constructor_arguments(self) -> dict[str, Any]:
-        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
-        return {"num_classes": self.structure.num_classes, "bias": self.bias is not None}
 
     def compiled_form(self) -> Any:
         """What the compiled loop needs of the head; None where it has none."""

@@ -13,19 +13,15 @@ from torchssvm.core.lists import Lists, lists_of_rows, one_token
 from torchssvm.core.potentials import SINGLE
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.structure import Labeling
-from torchssvm.kinds.examples import Examples, Model
+from torchssvm.kinds.examples import Examples
 from torchssvm.structures.chain.kind import SequenceAdapter
+from torchssvm.structures.multiclass.kind_numba import Classes
 
 
 class MulticlassAdapter(SequenceAdapter):
     """:class:`LinearMulticlass`: a sequence of one token, without pairs."""
 
-    emission, pairs, ragged = SINGLE, None, False
-
-    @property
-    def num_states(self) -> int:
-        """K."""
-        return self.structure.num_classes  # type: ignore[attr-defined]
+    emission, ragged = SINGLE, False
 
     def cost_matrix(self) -> Tensor:
         """The structure's; empty for the zero-one loss."""
@@ -50,15 +46,6 @@ class MulticlassAdapter(SequenceAdapter):
             return super().apply(batch)
         return self.head.weight.detach().new_zeros(len(one_token(batch.x).columns), self.num_states)
 
-    def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """Weight and bias."""
-        return self.head.weight.t(), None, self.head.bias, None, None
-
-    def trained(self, model: Model) -> list[Any]:
-        """Weight and bias."""
-        emission, *bias = self.unpadded(model)
-        return [emission.T, *bias]
-
     def as_sequences(self, labelings: Tensor) -> Tensor:
         """A last axis of one token."""
         return labelings.unsqueeze(2)
@@ -75,10 +62,8 @@ class MulticlassAdapter(SequenceAdapter):
 class WholeClasses(MulticlassAdapter):
     """Classes whose blocks are solved whole."""
 
-    def kind(self) -> Any:
+    def kind(self, *_: Any) -> Any:
         """Cost matrix, and what sequences have."""
-        from torchssvm.structures.multiclass.kind_numba import Classes
-
         return Classes(self.cost_matrix().numpy(), self.allowed().numpy())
 
     def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:

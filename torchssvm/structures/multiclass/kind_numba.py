@@ -7,7 +7,7 @@ linear SVMs".
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 import numpy as np
 
@@ -16,12 +16,8 @@ from torchssvm.core.vectors import add_row, add_rows, add_to_rows, set_row
 from torchssvm.kinds import block
 from torchssvm.structures.chain import kind_numba as sequences
 
-
-class Classes(NamedTuple):
-    """What classes have beside ``Examples``: see :class:`~torchssvm.structures.chain.kind_numba.Sequences`."""
-
-    cost_matrix: Any
-    allowed: Any
+# What classes have beside ``Examples``: see :class:`~torchssvm.structures.chain.kind_numba.Sequences`
+Classes = namedtuple("Classes", "cost_matrix allowed")
 
 
 for _name in ("score", "decode", "loss_of", "add_labeling", "mark_rows"):

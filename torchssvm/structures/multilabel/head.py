@@ -12,7 +12,7 @@ from torchssvm.core.arguments import check_flags, check_tensor, check_whole
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision, product
 from torchssvm.core.sparse_features import SparseFeatures
-from torchssvm.structures.arguments import check_structure
+from torchssvm.structures.arguments import fitting
 from torchssvm.structures.linear_head import LinearHead, weight
 from torchssvm.structures.multilabel.oracle import symmetric
 from torchssvm.structures.multilabel.structure import BranchAndBound, MessagePassing, Multilabel
@@ -56,28 +56,12 @@ class LinearMultilabel(LinearHead):
         super().__init__()
         check_flags(bias=bias, pairwise=pairwise)
         in_features, num_labels = check_whole(in_features, "in_features"), check_whole(num_labels, "num_labels")
-        self.structure = check_structure(structure, "Multilabel(num_labels)", "num_labels", "pairwise") or Multilabel(
-            num_labels, pairwise=pairwise
-        )
-        if self.structure.num_labels != num_labels or self.structure.pairwise != pairwise:
-            raise ValueError(f"structure={self.structure} does not have num_labels={num_labels}, pairwise={pairwise}")
+        settings: dict[str, Any] = {"num_labels": num_labels, "pairwise": pairwise}
+        self.structure = fitting(structure, lambda: Multilabel(**settings), "Multilabel(num_labels)", **settings)
         self.in_features = in_features
         self.unary = weight(self.by_feature(torch.zeros(in_features, num_labels)).contiguous())
         self.bias = weight(torch.zeros(num_labels)) if bias else None
         self.pairwise = weight(torch.zeros(self.structure.num_pairs)) if pairwise else None
-
-    def constructor_arguments(self) -> dict[str, Any]:
-        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
-        return {
-            "num_labels": self.structure.num_labels,
-            "bias": self.bias is not None,
-            "pairwise": self.pairwise is not None,
-        }
-
-    @staticmethod
-    def by_feature(weight: Any) -> Any:
-        """``unary`` transposed to ``[F, K]``, one row for each feature, or back: a view of a tensor or an array."""
-        return weight.T
 
     def compiled_form(self) -> Any:
         """What the compiled loop needs of the head; None where it has none."""

@@ -12,33 +12,19 @@ from torch import Tensor
 from torchssvm.core.lists import Lists, lists_of_rows
 from torchssvm.core.structure import Labeling
 from torchssvm.kinds.adapter import HeadAdapter, Ragged
-from torchssvm.kinds.examples import Examples, Model
+from torchssvm.kinds.examples import Examples
+from torchssvm.structures.multilabel.kind_numba import LabelSets, SingleLabels, make_room
 
 
 class LabelSetAdapter(HeadAdapter):
-    """:class:`LinearMultilabel` and :class:`SparseLinearMultilabel`.
+    """:class:`LinearMultilabel` and :class:`SparseLinearMultilabel`; limits of messages, and of branch and bound."""
 
-    Args:
-        head: The head.
-        max_rounds: Of messages.
-        effort: Of branch and bound; 0 is none.
-    """
-
+    matrix, table = "unary", "pairwise"
     emission, ragged = "unary", False
 
     def __init__(self, head: Any, max_rounds: int, effort: int) -> None:
         super().__init__(head, (max_rounds, effort))
         self.pairs = None if head.pairwise is None else "pairwise"
-
-    @property
-    def num_states(self) -> int:
-        """K, the number of labels."""
-        return self.structure.num_labels  # type: ignore[attr-defined]
-
-    @property
-    def pair_width(self) -> int:
-        """P."""
-        return self.structure.num_pairs  # type: ignore[attr-defined]
 
     @property
     def pair_rows(self) -> int:
@@ -66,11 +52,9 @@ class LabelSetAdapter(HeadAdapter):
         pairs = {} if self.pairs is None else {self.pairs: (one, (self.pair_width,))}
         return {self.emission: (one, (self.num_states,)), **pairs}
 
-    def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
-        """Squared lengths of features, and the kind."""
-        from torchssvm.structures.multilabel.kind_numba import LabelSets
-
-        return super().complete(examples, own)._replace(kind=LabelSets(self.limits))
+    def kind(self, *_: Any) -> Any:
+        """With the limits of the decoder."""
+        return LabelSets(self.limits)
 
     def whole(self) -> HeadAdapter | None:
         """Labels without pairs are solved one by one."""
@@ -78,39 +62,19 @@ class LabelSetAdapter(HeadAdapter):
 
     def room_of(self, examples: Examples) -> Callable[[], Any]:
         """Makes the room of the decoder."""
-        from torchssvm.structures.multilabel.kind_numba import make_room
-
         return partial(make_room, self.num_states)
 
     def label_limits(self, lengths: Tensor) -> tuple[int, Tensor]:
         """Off and on."""
         return 0, torch.ones_like(lengths)
 
-    def weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """Weights, pairs and bias."""
-        head = self.head
-        pairs = None if head.pairwise is None else head.pairwise.unsqueeze(0)
-        return head.by_feature(head.unary), pairs, head.bias, None, None
-
-    def trained(self, model: Model) -> list[Any]:
-        """Weights, bias and pairs."""
-        emission, *bias = self.unpadded(model)
-        pairs = [] if self.pairs is None else [model.transition[0]]
-        return [self.head.by_feature(emission), *bias, *pairs]
-
-    def longest_labeling(self, longest: int) -> Tensor:
-        """``[1, K]``."""
-        return torch.ones(1, self.num_states, dtype=torch.int64)
-
 
 class SingleLabelsAdapter(LabelSetAdapter):
     """Sets of labels without pairs, whose blocks are solved whole."""
 
-    def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
-        """Squared lengths of features, and the kind."""
-        from torchssvm.structures.multilabel.kind_numba import SingleLabels
-
-        return super().complete(examples, own)._replace(kind=SingleLabels(self.num_states))
+    def kind(self, *_: Any) -> Any:
+        """Without a decoder."""
+        return SingleLabels(self.num_states)
 
     def room_of(self, examples: Examples) -> Any:
         """None."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,14 +20,8 @@ class LabelSets(NamedTuple):
     limits: Any
 
 
-class Room(NamedTuple):
-    """Room to decode one example, float64: scores of labels and of pairs, sums of each label's pairs, messages."""
-
-    unary: Any
-    weights: Any
-    positive: Any
-    negative: Any
-    memory: Any
+# Room to decode one example, float64: scores of labels and of pairs, sums of each label's pairs, messages
+Room = namedtuple("Room", "unary weights positive negative memory")
 
 
 def make_room(num_labels: int) -> Room:

@@ -1,5 +1,7 @@
 """Message passing between labels with pairwise scores: an upper bound of all scores, and a good label set.
 
+Branch and bound, for examples that messages leave open, is a depth-first search that fixes label by label.
+
 The linear program over the local polytope has a dual with one variable c_ij for each pair, between 0 and its weight
 w_ij (see :func:`one_round`). MPLP [1]_ minimises it pair by pair; the update below is the same in terms of c. Among all
 minimisers c_ij it takes the one that balances both beliefs, which is coordinate descent on ``|b(c)|^2``. Coordinate
@@ -19,54 +21,35 @@ import numpy as np
 from torchssvm.core.jit import njit
 
 TINY = 1e-12  # relative to the sum of all absolute scores: smaller gaps are rounding
+_ROUNDS = 2  # of branch and bound, for each subproblem, which starts from the messages of the previous one
 
 
 class Workspace(NamedTuple):
     """Working memory to decode one example of up to K labels, with P = K (K - 1) / 2 pairs: see :func:`workspace`.
 
     The undecided labels form a problem of U labels, numbered from 0, and their E pairs with non-zero weight.
-
-    Attributes:
-        sizes: ``[2]``, U and E.
-        scale: ``[1]``, the sum of the absolute values of all scores.
-        free: ``[K]``, the U undecided labels.
-        place: ``[K]``, the number of each label among the undecided ones, or -1; first used for the labels that are on.
-        unary: ``[K]``, scores of the undecided labels, including their pairs with labels that are on.
-        belief: ``[K]``, the beliefs b.
-        fixed: ``[K]``, 0 or 1 where branching has decided, else -1.
-        labels: ``[K]``, the current labels.
-        gain: ``[K]``, what flipping a label gains.
-        best: ``[K]``, the best labels so far.
-        first: ``[P]``, one end of each of the E pairs.
-        second: ``[P]``, the other end.
-        weight: ``[P]``, w.
-        split: ``[P]``, c: the share of the weight that the first end gets, between 0 and the weight.
-        active: ``[P]``, the pairs with no fixed end.
-        trail: ``[K]``, labels in the order in which they were fixed.
-        mark: ``[K]``, the length of the trail at each depth.
-        tried: ``[K]``, whether the second value is being searched at each depth.
-        above: ``[K]``, the bound at each depth.
     """
 
-    sizes: np.ndarray
-    scale: np.ndarray
-    free: np.ndarray
+    sizes: np.ndarray  # ``[2]``, U and E
+    scale: np.ndarray  # ``[1]``, the sum of the absolute values of all scores
+    free: np.ndarray  # ``[K]``, the U undecided labels
+    # ``[K]``, the number of each label among the undecided ones, or -1; first used for the labels that are on
     place: np.ndarray
-    unary: np.ndarray
-    belief: np.ndarray
-    fixed: np.ndarray
-    labels: np.ndarray
-    gain: np.ndarray
-    best: np.ndarray
-    first: np.ndarray
-    second: np.ndarray
-    weight: np.ndarray
-    split: np.ndarray
-    active: np.ndarray
-    trail: np.ndarray
-    mark: np.ndarray
-    tried: np.ndarray
-    above: np.ndarray
+    unary: np.ndarray  # ``[K]``, scores of the undecided labels, including their pairs with labels that are on
+    belief: np.ndarray  # ``[K]``, the beliefs b
+    fixed: np.ndarray  # ``[K]``, 0 or 1 where branching has decided, else -1
+    labels: np.ndarray  # ``[K]``, the current labels
+    gain: np.ndarray  # ``[K]``, what flipping a label gains
+    best: np.ndarray  # ``[K]``, the best labels so far
+    first: np.ndarray  # ``[P]``, one end of each of the E pairs
+    second: np.ndarray  # ``[P]``, the other end
+    weight: np.ndarray  # ``[P]``, w
+    split: np.ndarray  # ``[P]``, c: the share of the weight that the first end gets, between 0 and the weight
+    active: np.ndarray  # ``[P]``, the pairs with no fixed end
+    trail: np.ndarray  # ``[K]``, labels in the order in which they were fixed
+    mark: np.ndarray  # ``[K]``, the length of the trail at each depth
+    tried: np.ndarray  # ``[K]``, whether the second value is being searched at each depth
+    above: np.ndarray  # ``[K]``, the bound at each depth
 
 
 def workspace(num_labels: int) -> Workspace:
@@ -86,13 +69,9 @@ def workspace(num_labels: int) -> Workspace:
 def reduce(unary, weights, labels, memory):
     """Build the problem of the undecided labels, with the decided labels held fixed.
 
-    Pairs are ordered by ``(i + j) mod K``: pairs with the same remainder have no label in common.
-
-    Args:
-        unary: ``[K]``.
-        weights: ``[K, K]``.
-        labels: ``[K]``, 0, 1, or -1 for an undecided label.
-        memory: ``free`` holds the undecided labels in ascending order, ``sizes[0]`` their number.
+    Pairs are ordered by ``(i + j) mod K``: pairs with the same remainder have no label in common. ``labels`` ``[K]``
+    are 0, 1, or -1 for an undecided label; ``memory.free`` holds these in ascending order, ``memory.sizes[0]`` their
+    number.
     """
     size, count, edges, total = len(unary), memory.sizes[0], 0, 0.0
     place = memory.place
@@ -269,3 +248,91 @@ def _flip(memory, a):
             gain[other] += w if labels[a] == labels[other] else -w
     gain[a] = -gain[a]
     labels[a] = 1 - labels[a]
+
+
+@njit
+def branch(memory, best, bound, effort):
+    """Close the gap between ``best`` and ``bound`` with at most about ``effort`` pair updates; returns both.
+
+    Any messages bound any subproblem, so backtracking only has to undo the fixed labels.
+    """
+    tiny = TINY * memory.scale[0]
+    fixed, trail, mark = memory.fixed, memory.trail, memory.mark
+    for a in range(memory.sizes[0]):
+        fixed[a] = -1
+    depth, length = 0, 0
+    while effort > 0:
+        above, best, length, spent = _examine(memory, best, length)
+        effort -= spent
+        if above - best > tiny:
+            a = _choose(memory)
+            mark[depth], memory.tried[depth], memory.above[depth] = length, 0, above
+            fixed[a] = 1 if memory.belief[a] > 0.0 else 0
+        else:
+            # Backtrack to a label whose other value may be better.
+            while depth > 0 and (memory.tried[depth - 1] == 1 or memory.above[depth - 1] - best <= tiny):
+                depth -= 1
+            if depth == 0:
+                return best, best
+            depth -= 1
+            a = trail[mark[depth]]
+            for place in range(mark[depth] + 1, length):
+                fixed[trail[place]] = -1
+            fixed[a] = 1 - fixed[a]
+            memory.tried[depth] = 1
+            length = mark[depth]
+        trail[length] = a
+        depth, length = depth + 1, length + 1
+    # Open subproblems: the untried values of the labels on the trail, and the current one.
+    left = best
+    for d in range(depth):
+        if memory.tried[d] == 0 or d == depth - 1:
+            left = max(left, memory.above[d])
+    return best, min(bound, left)
+
+
+@njit
+def _examine(memory, best, length):
+    """Bound the current subproblem; fix the labels whose other value cannot be better than ``best``."""
+    tiny, spent = TINY * memory.scale[0], 0
+    while True:
+        active, base = restrict(memory)
+        above = dual_value(memory, active, base)
+        spent += memory.sizes[0] + memory.sizes[1]
+        for _ in range(_ROUNDS):
+            if above - best <= tiny:
+                return above, best, length, spent
+            one_round(memory, active)
+            spent += active
+            above = dual_value(memory, active, base)
+        best = decode_beliefs(memory, best)
+        if above - best <= tiny:
+            return above, best, length, spent
+        before = length
+        for a in range(memory.sizes[0]):
+            if memory.fixed[a] < 0 and above - abs(memory.belief[a]) - best <= tiny:
+                memory.fixed[a] = 1 if memory.belief[a] > 0.0 else 0
+                memory.trail[length] = a
+                length += 1
+        if length == before:
+            return above, best, length, spent
+
+
+@njit
+def _choose(memory):
+    """The least certain label: the largest sum of its pairs' ``|w|`` less twice its ``|b|``."""
+    gain = memory.gain
+    for a in range(memory.sizes[0]):
+        gain[a] = 0.0
+    for e in range(memory.sizes[1]):
+        i, j = memory.first[e], memory.second[e]
+        if memory.fixed[i] < 0 and memory.fixed[j] < 0:
+            gain[i] += abs(memory.weight[e])
+            gain[j] += abs(memory.weight[e])
+    chosen = -1
+    for a in range(memory.sizes[0]):
+        if memory.fixed[a] < 0:
+            gain[a] -= 2.0 * abs(memory.belief[a])
+            if chosen < 0 or gain[a] > gain[chosen]:
+                chosen = a
+    return chosen

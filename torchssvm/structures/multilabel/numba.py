@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit
-from torchssvm.structures.multilabel.branch_and_bound import branch
-from torchssvm.structures.multilabel.message_passing import TINY, pass_messages, reduce
+from torchssvm.structures.multilabel.message_passing import TINY, branch, pass_messages, reduce
 
 
 @njit
@@ -29,8 +28,6 @@ def decode(unary, weights, max_rounds, effort, begin, end, sums, memory, labels,
         weights: ``[B or 1, K, K]`` float64, symmetric with a zero diagonal: the scores of pairs.
         max_rounds: Most rounds over all pairs of an example; at least 1.
         effort: The most pair updates of branch and bound for an example with a gap; 0 for no branching.
-        begin: The first example.
-        end: The last example plus 1.
         sums: Room for 2 K numbers.
         memory: A ``workspace(K)`` of this thread.
         labels: ``[B, K]`` int64, to be filled with 0 and 1.
@@ -76,15 +73,8 @@ def screen(unary, weights, positive, negative, memory, labels):
     """Decide labels that are the same in all best sets and in all maximisers of the linear program.
 
     A label is off if it lowers the score even with all labels that attract it on, and on if it raises the score even
-    with all labels that repel it on. Decided labels tighten the test for the others.
-
-    Args:
-        unary: ``[K]``.
-        weights: ``[K, K]``.
-        positive: ``[K]``.
-        negative: ``[K]``.
-        memory: ``free`` and ``sizes[0]`` are set to the undecided labels, in ascending order, and their number.
-        labels: ``[K]``, to be filled with 0, 1, or -1 for an undecided label.
+    with all labels that repel it on. Decided labels tighten the test for the others. ``labels`` ``[K]`` get 0, 1, or -1
+    for an undecided label, and ``memory.free`` and ``memory.sizes[0]`` these in ascending order, and their number.
 
     Returns:
         The number of undecided labels.

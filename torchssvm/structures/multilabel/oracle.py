@@ -16,7 +16,6 @@ from torchssvm.core.jit import triton_available
 from torchssvm.core.launch import launch
 from torchssvm.structures.multilabel.message_passing import Workspace, workspace
 from torchssvm.structures.multilabel.numba import decode
-from torchssvm.structures.multilabel.reference import best_label_sets_torch
 
 _EACH = 8_000.0  # cost of decoding an example, in comparisons of pairs of states
 
@@ -33,11 +32,11 @@ def best_label_sets(
     variables). Labels are decoded after some of the rounds and improved by flipping one or two. If a gap remains
     between the bound and the best score, branch and bound may continue from the same messages.
 
-    If all pair weights are at least 0, the problem is a minimum cut and messages alone solve it. Numba decodes CPU
-    tensors. For CUDA tensors with K up to 1024, all but branch and bound is one Triton kernel, where that is installed.
+    If all pair weights are at least 0, the problem is a minimum cut and messages alone solve it. Numba decodes on
+    the CPU. For CUDA tensors with K up to 1024, all but branch and bound is one Triton kernel, where that is installed.
     Its screening adds up in another order: values and bounds are those of the CPU up to rounding, and of two labelings
     whose scores agree to rounding it may find the other. Examples with a gap go to the CPU for branch and bound, and
-    without Triton all do. Other devices use torch operations with the same messages.
+    without Triton, or on another device, all do.
 
     Args:
         unary: ``[B, K]``, float32 or float64; computed in float64.
@@ -68,8 +67,6 @@ def best_label_sets(
         raise ValueError(f"max_rounds={max_rounds} must be at least 1, and effort={effort} at least 0")
     unary = unary.detach().to(torch.float64)
     weights = symmetric(shared(pairwise.detach()).to(torch.float64), size)
-    if unary.device.type not in ("cpu", "cuda"):
-        return best_label_sets_torch(unary, weights, max_rounds, effort)
     if unary.is_cuda and triton_available():
         from torchssvm.structures.multilabel.triton import LARGEST, label_sets_triton
 

@@ -24,12 +24,9 @@ LARGEST = 1024
 
 
 def label_sets_triton(unary: Tensor, weights: Tensor, max_rounds: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As ``best_label_sets`` without branching, for at most ``LARGEST`` labels.
+    """As ``best_label_sets`` without branching, for at most ``LARGEST`` labels; float64.
 
-    Args:
-        unary: ``[B, K]`` float64.
-        weights: ``[B or 1, K, K]`` float64, symmetric with a zero diagonal.
-        max_rounds: Most rounds over all pairs of an example; at least 1.
+    ``weights`` ``[B or 1, K, K]`` are symmetric with a zero diagonal.
     """
     batch, size = unary.shape
     labels = unary.new_empty(batch, size, dtype=torch.int64)

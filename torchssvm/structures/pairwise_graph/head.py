@@ -10,7 +10,7 @@ from torch import Tensor
 from torchssvm.core.arguments import check_flags, check_whole
 from torchssvm.core.potentials import Parts, own_weights
 from torchssvm.core.precision import full_precision, product
-from torchssvm.structures.arguments import check_structure
+from torchssvm.structures.arguments import fitting
 from torchssvm.structures.graph_cut.head import Graphs, read_graphs
 from torchssvm.structures.linear_head import Head, weight
 from torchssvm.structures.pairwise_graph.oracle import TreeReweighted
@@ -51,21 +51,15 @@ class LinearPairwiseGraph(Head):
         structure: PairwiseGraph | None = None,
     ) -> None:
         super().__init__()
-        node_features = check_whole(node_features, "node_features")
+        self.node_features = check_whole(node_features, "node_features")
         self.edge_features = check_whole(edge_features, "edge_features", 0)
         num_labels = check_whole(num_labels, "num_labels")
         check_flags(directed=directed)
-        own = PairwiseGraph(num_labels)
-        self.structure = check_structure(structure, "PairwiseGraph(num_labels)", "num_labels") or own
-        if self.structure.num_labels != num_labels:
-            raise ValueError(f"structure={self.structure} does not have num_labels={num_labels}")
+        such = "PairwiseGraph(num_labels)"
+        self.structure = fitting(structure, lambda: PairwiseGraph(num_labels), such, num_labels=num_labels)
         self.directed = directed
-        self.node = weight(torch.zeros(num_labels, node_features))
+        self.node = weight(torch.zeros(num_labels, self.node_features))
         self.edge = weight(torch.zeros(max(self.edge_features, 1), num_labels, num_labels))
-
-    def constructor_arguments(self) -> dict[str, Any]:
-        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
-        return {"node_features": self.node.shape[1], "num_labels": len(self.node)}
 
     def compiled_form(self) -> Any:
         """What the compiled loop needs of the head; None where it has none."""

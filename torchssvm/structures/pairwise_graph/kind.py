@@ -14,6 +14,9 @@ from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Labeling
 from torchssvm.kinds.examples import Examples
 from torchssvm.kinds.link_adapter import LinkAdapter
+from torchssvm.kinds.links import Links
+from torchssvm.structures.pairwise_graph.kind_numba import LabelledGraphs
+from torchssvm.structures.pairwise_graph.numba import make_room
 from torchssvm.structures.pairwise_graph.plan import join_plans
 from torchssvm.structures.pairwise_graph.structure import GraphLabels
 
@@ -29,11 +32,6 @@ class GraphAdapter(LinkAdapter):
         """``GraphLabels``."""
         return GraphLabels(labels, pairs)
 
-    def targets(self, target: Labeling) -> tuple[Tensor, Tensor, Tensor]:
-        """Nodes within the lengths."""
-        real = target.labels >= 0
-        return target.labels[real], target.costs[real], real.sum(1)
-
     def edges_of(self, x: Any, potentials: Potentials) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Up to the last edge; features are 1 where edges have none."""
         ends, z = potentials.edges, x[1]  # type: ignore[attr-defined]
@@ -41,10 +39,8 @@ class GraphAdapter(LinkAdapter):
         counts = (real.flip(1).cumsum(1) > 0).sum(1)
         return counts, ends, z if self.head.edge_features else z.new_ones(*real.shape, 1), torch.zeros_like(real)
 
-    def kind(self, links: Any, examples: Examples) -> Any:
+    def linked(self, links: Links, examples: Examples) -> LabelledGraphs:
         """``LabelledGraphs``."""
-        from torchssvm.structures.pairwise_graph.kind_numba import LabelledGraphs
-
         edges = np.split(links.ends, links.start[1:-1])
         sizes = np.diff(examples.start).tolist()
         plans = join_plans((size, own.tobytes()) for size, own in zip(sizes, edges, strict=True))
@@ -52,7 +48,5 @@ class GraphAdapter(LinkAdapter):
 
     def decoder_room(self, examples: Examples) -> Callable[[], Any]:
         """That of the oracle."""
-        from torchssvm.structures.pairwise_graph.numba import make_room
-
         nodes, _, edges, cycles = np.diff(examples.kind.plans.start, axis=0).max(0).tolist()
         return partial(make_room, nodes, self.num_states, edges, cycles)

@@ -18,57 +18,31 @@ _TINY = 1e-12  # relative to the sum of the largest absolute scores: smaller gap
 
 
 class Graph(NamedTuple):
-    """One graph of N nodes, E edges and C cycles with its scores, all float64 and int64.
+    """One graph of N nodes, E edges and C cycles with its scores, all float64 and int64."""
 
-    Attributes:
-        node: ``[N, K]``, the scores of labels that are open, else -inf.
-        table: ``[E, K, K]``, scores of pairs, after the moves of cycles.
-        node_scores: ``[N, K]``, as given.
-        edge_scores: ``[E, K, K]``, as given.
-        first: ``[E]``, the earlier end of each edge, ascending.
-        second: ``[E]``, the later end.
-        begin: ``[N + 1]``: node p is the earlier end of the edges ``begin[p]`` to ``begin[p + 1] - 1``.
-        incoming: ``[E]``, the edges sorted by their later end.
-        end: ``[N + 1]``: where the edges of each later end begin in ``incoming``.
-        cycles: ``[C, 4]``, the edges of each cycle, in order; -1 at the fourth place of a triangle.
-        turned: ``[C, 4]`` bool, whether the edge's later end comes first on the cycle.
-        ahead: ``[E, K]``.
-        back: ``[E, K]``.
-        moved: ``[C, 4, K, K]``, the scores that each cycle has taken from its edges.
-        below: ``[N, K]``, by how much labels are worse than the node's best.
-        level: ``[N, K]``, the depth at which a label was closed; -1 where it is open.
-        trial: ``[N]``, labels.
-        best: ``[N]``, the best labels found.
-        decided: ``[N + 1, 2]``, the node and the label of each branch.
-        bounds: ``[N + 1]``, of each branch.
-        total: Room for K numbers.
-        given: Likewise.
-        room: Room for ``[10, K, K]``.
-    """
-
-    node: np.ndarray
-    table: np.ndarray
-    node_scores: np.ndarray
-    edge_scores: np.ndarray
-    first: np.ndarray
-    second: np.ndarray
-    begin: np.ndarray
-    incoming: np.ndarray
-    end: np.ndarray
-    cycles: np.ndarray
-    turned: np.ndarray
-    ahead: np.ndarray
-    back: np.ndarray
-    moved: np.ndarray
-    below: np.ndarray
-    level: np.ndarray
-    trial: np.ndarray
-    best: np.ndarray
-    decided: np.ndarray
-    bounds: np.ndarray
-    total: np.ndarray
-    given: np.ndarray
-    room: np.ndarray
+    node: np.ndarray  # ``[N, K]``, the scores of labels that are open, else -inf
+    table: np.ndarray  # ``[E, K, K]``, scores of pairs, after the moves of cycles
+    node_scores: np.ndarray  # ``[N, K]``, as given
+    edge_scores: np.ndarray  # ``[E, K, K]``, as given
+    first: np.ndarray  # ``[E]``, the earlier end of each edge, ascending
+    second: np.ndarray  # ``[E]``, the later end
+    begin: np.ndarray  # ``[N + 1]``: node p is the earlier end of the edges ``begin[p]`` to ``begin[p + 1] - 1``
+    incoming: np.ndarray  # ``[E]``, the edges sorted by their later end
+    end: np.ndarray  # ``[N + 1]``: where the edges of each later end begin in ``incoming``
+    cycles: np.ndarray  # ``[C, 4]``, the edges of each cycle, in order; -1 at the fourth place of a triangle
+    turned: np.ndarray  # ``[C, 4]`` bool, whether the edge's later end comes first on the cycle
+    ahead: np.ndarray  # ``[E, K]``
+    back: np.ndarray  # ``[E, K]``
+    moved: np.ndarray  # ``[C, 4, K, K]``, the scores that each cycle has taken from its edges
+    below: np.ndarray  # ``[N, K]``, by how much labels are worse than the node's best
+    level: np.ndarray  # ``[N, K]``, the depth at which a label was closed; -1 where it is open
+    trial: np.ndarray  # ``[N]``, labels
+    best: np.ndarray  # ``[N]``, the best labels found
+    decided: np.ndarray  # ``[N + 1, 2]``, the node and the label of each branch
+    bounds: np.ndarray  # ``[N + 1]``, of each branch
+    total: np.ndarray  # room for K numbers
+    given: np.ndarray  # likewise
+    room: np.ndarray  # room for ``[10, K, K]``
 
 
 def make_room(nodes: int, states: int, edges: int, cycles: int) -> Graph:
@@ -378,12 +352,7 @@ def search(g, tree, rounds, cycle_rounds, branches, small):
 def solve(plan, room, edge, rounds, cycle_rounds, branches, labels):
     """The labels of one graph, from the scores of its nodes in ``room.node_scores``, which are in the plan's order.
 
-    Args:
-        plan: A :class:`~torchssvm.structures.pairwise_graph.plan.Plan`.
-        room: What :func:`make_room` makes, at least as large as the graph.
-        edge: ``[E', K, K]`` scores of the edges as they are given.
-        rounds, cycle_rounds, branches: See :func:`search`.
-        labels: ``[N]`` int64, to be filled.
+    ``edge`` ``[E', K, K]`` are the scores of the edges as they are given; ``labels`` ``[N]`` are filled.
 
     Returns:
         The score of the labels, and an upper bound of all scores, equal to it where only rounding may be between them.

@@ -16,77 +16,6 @@ from torchssvm.structures.pairwise_graph import numba as kernels
 from torchssvm.structures.pairwise_graph.plan import make_plan
 
 
-def solve_graph(
-    node: np.ndarray, edge: np.ndarray, ends: np.ndarray, rounds: int, cycle_rounds: int, branches: int
-) -> tuple[np.ndarray, float, float]:
-    """Labels, score and bound of one graph: ``node`` ``[N, K]``, ``edge`` ``[E, K, K]``, ``ends`` ``[E, 2]``."""
-    size, states = node.shape
-    plan = make_plan(size, ends.tobytes())
-    labels = np.empty(size, np.int64)
-    room = kernels.make_room(size, states, len(plan.first), len(plan.cycles) if cycle_rounds else 0)
-    room.node_scores[...] = node[plan.order]
-    return labels, *kernels.solve(plan, room, edge, rounds, cycle_rounds, branches, labels)
-
-
-def best_labels(
-    node: Tensor,
-    edge: Tensor,
-    edges: Tensor,
-    lengths: Tensor | None = None,
-    *,
-    rounds: int = 100,
-    cycle_rounds: int = 0,
-    branches: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Labels with a high score, and an upper bound of all scores; on the CPU, in threads over the examples.
-
-    Graphs without cycles are solved by one round of messages. For others, TRW-S [1]_ minimises the dual of the linear
-    program over the local polytope; labels are read off in the order of the messages, and single ones are changed as
-    long as the score rises. If a gap remains, the max-marginals of triangles and of cycles of four edges are shared out
-    between the rounds [2]_, and at last branch and bound begins from the same messages.
-
-    Args:
-        node: ``[B, N, K]``, float32 or float64; computed in float64.
-        edge: ``[B, E, K, K]``.
-        edges: ``[B, E, 2]`` int64, 0 to the example's length - 1; (-1, -1) is padding.
-        lengths: ``[B]`` int64, the number of nodes of each example; None means N for all.
-        rounds: Most rounds along the edges.
-        cycle_rounds: Most further rounds with cycles.
-        branches: Most branches.
-
-    Returns:
-        Labels ``[B, N]`` int64, -1 beyond an example's nodes; their scores ``[B]`` float64; bounds ``[B]`` float64,
-        equal to the score if the labels are optimal up to rounding. Scores that are not finite give NaN.
-
-    Raises:
-        ValueError: A shape, a length or an edge does not fit.
-
-    References:
-        .. [1] V. Kolmogorov. Convergent tree-reweighted message passing for energy minimization. TPAMI 2006.
-        .. [2] D. Sontag, T. Meltzer, A. Globerson, T. Jaakkola and Y. Weiss. Tightening LP relaxations for MAP using
-           message passing. UAI 2008.
-    """
-    if node.ndim != 3 or edge.ndim != 4 or edge.shape != (len(node), edge.shape[1], node.shape[2], node.shape[2]):
-        raise ValueError(f"node must be [B, N, K], edge [B, E, K, K]; got {list(node.shape)}, {list(edge.shape)}")
-    lengths = own_lengths(lengths, *node.shape[:2])
-    edges = check_edges(edges, edge.shape[1], node.shape, lengths)
-    batch, longest, _ = node.shape
-    nodes, tables = (t.detach().cpu().to(torch.float64).numpy() for t in (node, edge))
-    ends = edges.cpu().numpy()
-    sizes = np.full(batch, longest) if lengths is None else lengths.cpu().numpy()
-    labels = np.full((batch, longest), -1)
-    value, bound = np.empty((2, batch))
-
-    def solve(begin: int, end: int, _: int) -> None:
-        for row in range(begin, end):
-            size, real = sizes[row], ends[row, :, 0] >= 0
-            found = solve_graph(nodes[row, :size], tables[row, real], ends[row, real], rounds, cycle_rounds, branches)
-            labels[row, :size], value[row], bound[row] = found
-
-    run_in_chunks(solve, sizes)
-    return tuple(torch.from_numpy(t).to(node.device) for t in (labels, value, bound))  # type: ignore[return-value]
-
-
 class GraphOracle(Protocol):
     """A method that finds labels with a high score, and an upper bound of all scores."""
 
@@ -98,8 +27,11 @@ class GraphOracle(Protocol):
 class TreeReweighted:
     """Messages, cycles, and branch and bound; each begins where the one before leaves a gap.
 
-    See :func:`torchssvm.structures.pairwise_graph.oracle.best_labels`. Training may do with less than a certificate:
-    ``head.structure.oracle`` can be another one before the last ``certify``.
+    Graphs without cycles are solved by one round of messages. For others, TRW-S [1]_ minimises the dual of the linear
+    program over the local polytope; labels are read off in the order of the messages, and single ones are changed as
+    long as the score rises. If a gap remains, the max-marginals of triangles and of cycles of four edges are shared out
+    between the rounds [2]_, and at last branch and bound begins from the same messages. Training may do with less than
+    a certificate: ``head.structure.oracle`` can be another one before the last ``certify``.
 
     Args:
         max_rounds: Most rounds of messages along an example's edges.
@@ -108,6 +40,11 @@ class TreeReweighted:
 
     Raises:
         ValueError: A number is negative, or ``max_rounds`` is 0.
+
+    References:
+        .. [1] V. Kolmogorov. Convergent tree-reweighted message passing for energy minimization. TPAMI 2006.
+        .. [2] D. Sontag, T. Meltzer, A. Globerson, T. Jaakkola and Y. Weiss. Tightening LP relaxations for MAP using
+           message passing. UAI 2008.
 
     Example:
         >>> potentials = PairwisePotentials(torch.zeros(1, 3, 2), -torch.eye(2).expand(1, 3, 2, 2),
@@ -127,6 +64,40 @@ class TreeReweighted:
             object.__setattr__(self, name, check_whole(getattr(self, name), name, least))
 
     def solve(self, node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Labels, scores and bounds; arguments and errors as in :func:`best_labels`."""
-        limits = {"rounds": self.max_rounds, "cycle_rounds": self.cycle_rounds, "branches": self.branches}
-        return best_labels(node, edge, edges, lengths, **limits)
+        """Labels, scores and bounds, on the CPU, in threads over the examples.
+
+        Args:
+            node: ``[B, N, K]``, float32 or float64; computed in float64.
+            edge: ``[B, E, K, K]``.
+            edges: ``[B, E, 2]`` int64, 0 to the example's length - 1; (-1, -1) is padding.
+            lengths: ``[B]`` int64, the number of nodes of each example; None means N for all.
+
+        Returns:
+            Labels ``[B, N]`` int64, -1 beyond an example's nodes; their scores ``[B]`` float64; bounds ``[B]`` float64,
+            equal to the score if the labels are optimal up to rounding. Scores that are not finite give NaN.
+
+        Raises:
+            ValueError: A shape, a length or an edge does not fit.
+        """
+        if node.ndim != 3 or edge.ndim != 4 or edge.shape != (len(node), edge.shape[1], node.shape[2], node.shape[2]):
+            raise ValueError(f"node must be [B, N, K], edge [B, E, K, K]; got {list(node.shape)}, {list(edge.shape)}")
+        lengths = own_lengths(lengths, *node.shape[:2])
+        edges = check_edges(edges, edge.shape[1], node.shape, lengths)
+        batch, longest, states = node.shape
+        nodes, tables = (t.detach().cpu().to(torch.float64).numpy() for t in (node, edge))
+        ends = edges.cpu().numpy()
+        sizes = np.full(batch, longest) if lengths is None else lengths.cpu().numpy()
+        labels = np.full((batch, longest), -1)
+        value, bound = np.empty((2, batch))
+
+        def solve(begin: int, end: int, _: int) -> None:
+            for row in range(begin, end):
+                size, real = sizes[row], ends[row, :, 0] >= 0
+                plan = make_plan(size, ends[row, real].tobytes())
+                room = kernels.make_room(size, states, len(plan.first), len(plan.cycles) if self.cycle_rounds else 0)
+                room.node_scores[...] = nodes[row, :size][plan.order]
+                limits = self.max_rounds, self.cycle_rounds, self.branches
+                value[row], bound[row] = kernels.solve(plan, room, tables[row, real], *limits, labels[row])
+
+        run_in_chunks(solve, sizes)
+        return tuple(torch.from_numpy(t).to(node.device) for t in (labels, value, bound))  # type: ignore[return-value]

@@ -10,47 +10,27 @@ import numpy as np
 
 
 class Plan(NamedTuple):
-    """A graph as the loops take it; nodes are numbered in the order of a search in breadth, edges by their ends.
+    """A graph as the loops take it; nodes are numbered in the order of a search in breadth, edges by their ends."""
 
-    Attributes:
-        order: ``[N]``, the node at each place.
-        slot: ``[E']``, the edge that each given edge becomes; several between two nodes are one. -1 is none.
-        turn: ``[E']`` bool, whether the given edge's second end comes first.
-        first: ``[E]``, the earlier end.
-        second: ``[E]``, the later end.
-        begin: ``[N + 1]``, where the edges of each first end begin.
-        end: ``[N + 1]``, where the edges of each second end begin in ``incoming``.
-        incoming: ``[E]``, the edges sorted by their second end.
-        tree: Whether there is no cycle.
-        cycles: ``[C, 4]``, the edges of triangles and of cycles of four without a chord; -1 fills up.
-        turned: ``[C, 4]`` bool, whether the edge's second end comes first on the cycle.
-    """
-
-    order: np.ndarray
-    slot: np.ndarray
-    turn: np.ndarray
-    first: np.ndarray
-    second: np.ndarray
-    begin: np.ndarray
-    end: np.ndarray
-    incoming: np.ndarray
-    tree: bool
-    cycles: np.ndarray
-    turned: np.ndarray
+    order: np.ndarray  # ``[N]``, the node at each place
+    slot: np.ndarray  # ``[E']``, the edge that each given edge becomes; several between two nodes are one. -1 is none
+    turn: np.ndarray  # ``[E']`` bool, whether the given edge's second end comes first
+    first: np.ndarray  # ``[E]``, the earlier end
+    second: np.ndarray  # ``[E]``, the later end
+    begin: np.ndarray  # ``[N + 1]``, where the edges of each first end begin
+    end: np.ndarray  # ``[N + 1]``, where the edges of each second end begin in ``incoming``
+    incoming: np.ndarray  # ``[E]``, the edges sorted by their second end
+    tree: bool  # whether there is no cycle
+    cycles: np.ndarray  # ``[C, 4]``, the edges of triangles and of cycles of four without a chord; -1 fills up
+    turned: np.ndarray  # ``[C, 4]`` bool, whether the edge's second end comes first on the cycle
 
 
 class Plans(NamedTuple):
-    """Plans one after another, one for all equal graphs.
+    """Plans one after another, one for all equal graphs."""
 
-    Attributes:
-        of: ``[n]`` int64, the plan of each graph.
-        start: ``[P + 1, 4]`` int64, where the nodes, given edges, edges and cycles of each plan begin.
-        held: The arrays of all plans, one after another; ``tree`` is ``[P]``.
-    """
-
-    of: np.ndarray
-    start: np.ndarray
-    held: Plan
+    of: np.ndarray  # ``[n]`` int64, the plan of each graph
+    start: np.ndarray  # ``[P + 1, 4]`` int64, where the nodes, given edges, edges and cycles of each plan begin
+    held: Plan  # the arrays of all plans, one after another; ``tree`` is ``[P]``
 
 
 def join_plans(graphs: Iterable[tuple[int, bytes]]) -> Plans:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_object, check_tensor, check_whole
-from torchssvm.core.ordered_sums import add_at
-from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding
-from torchssvm.structures.labelled_graphs import EdgePotentials, LabelledGraphs, at_least, real_nodes, with_target
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.structure import Decoding, as_decoding
+from torchssvm.structures.labelled import Indexed, Places
+from torchssvm.structures.labelled_graphs import EdgePotentials, LabelledGraphs, at_least, real_nodes
 from torchssvm.structures.pairwise_graph.oracle import GraphOracle, TreeReweighted
 
 
@@ -65,20 +65,14 @@ class GraphLabels(NamedTuple):
 
 
 class PairwiseTarget(NamedTuple):
-    """The target that :meth:`PairwiseGraph.check_target` returns.
+    """The target that :meth:`PairwiseGraph.check_target` returns."""
 
-    Attributes:
-        labels: As in :class:`GraphLabels`.
-        pairs: As in :class:`GraphLabels`.
-        costs: ``[B, N]`` float64, the cost of a wrong label at each node; 0 beyond an example's nodes.
-    """
-
-    labels: Tensor
-    pairs: Tensor
-    costs: Tensor
+    labels: Tensor  # as in :class:`GraphLabels`
+    pairs: Tensor  # as in :class:`GraphLabels`
+    costs: Tensor  # ``[B, N]`` float64, the cost of a wrong label at each node; 0 beyond an example's nodes
 
 
-class PairwiseGraph(LabelledGraphs):
+class PairwiseGraph(LabelledGraphs, Indexed):
     """One of K labels for each node of a graph, with a score for every pair of labels at an edge; any graph.
 
     Potentials: :class:`PairwisePotentials`, ``node`` ``[B, N, K]`` and ``edge`` ``[B, E, K, K]``, which carry the
@@ -108,14 +102,18 @@ class PairwiseGraph(LabelledGraphs):
 
     not_plain = "messages pass along single edges, in an order of the example's own"
 
-    _target = PairwiseTarget
+    _target, tensors = PairwiseTarget, 2
 
     def __init__(self, num_labels: int, oracle: GraphOracle | None = None, *, normalize: bool = True) -> None:
-        self.num_labels = self._states = check_whole(num_labels, "num_labels")
+        self.num_labels = check_whole(num_labels, "num_labels")
         check_flags(normalize=normalize)
         self.oracle = TreeReweighted() if oracle is None else oracle
         check_object(self.oracle, "oracle", "solve", "TreeReweighted()")
         self.normalize = normalize
+
+    @property
+    def _states(self) -> int:
+        return self.num_labels
 
     def argmax(self, potentials: Potentials) -> Decoding:
         """The oracle's labels."""
@@ -128,49 +126,15 @@ class PairwiseGraph(LabelledGraphs):
 
     def augmented_argmax(self, potentials: Potentials, target: PairwiseTarget) -> Decoding:
         """The oracle's labels with the loss added to the nodes; the target if approximate labels score less."""
-        # delta is exactly 0 at the target: to add costs everywhere and subtract them there leaves rounding errors.
-        delta, _ = self.loss_potentials(target)
-        node = potentials["node"].detach().to(torch.float64) + delta["node"]
-        edge = potentials["edge"].detach().to(torch.float64)
-        found = self.argmax(potentials.replace({"node": node, "edge": edge}))
+        wide = potentials.replace({name: t.detach().to(torch.float64) for name, t in potentials.tensors.items()})
+        found = as_decoding(super().augmented_argmax(wide, target))
         if found.exact:
             return found
-        own = self._scores(target.labels.unsqueeze(1), target.pairs.unsqueeze(1), potentials).squeeze(1)
-        return at_least(found, target, own)
+        return at_least(found, target, self._scores(self._stack(target), potentials).squeeze(1))
 
-    def parts(self, labeling: GraphLabels | PairwiseTarget) -> dict[str, Tensor]:
-        """Indicators of the labels ``[B, N, K]``, and of the pairs ``[B, E, K, K]``."""
-        batch, states = len(labeling.labels), self.num_labels
-        like = {
-            "node": torch.zeros(*labeling.labels.shape, states, device=labeling.labels.device),
-            "edge": torch.zeros(*labeling.pairs.shape, states, states, device=labeling.labels.device),
-        }
-        labels, pairs = labeling[0].unsqueeze(1), labeling[1].unsqueeze(1)
-        return self._add(like, labels, pairs, torch.ones(batch, 1, device=labels.device))
-
-    def difference(self, labeling: GraphLabels, target: PairwiseTarget, potentials: Potentials) -> Parts:
-        """Parts of the labeling less parts of the target."""
-        mass = torch.ones(len(labeling.labels), 1, device=potentials.device)
-        several = GraphLabels(*(one.unsqueeze(1) for one in labeling[:2]))
-        return self.mean_difference(several, mass, target, potentials)
-
-    def relative_scores(self, labelings: GraphLabels, target: PairwiseTarget, potentials: Potentials) -> Tensor:
-        """Sums of looked-up potentials, less the target's: ``[B, C]`` float64."""
-        scores = self._scores(*with_target(labelings, target), potentials)
-        return scores[:, :-1] - scores[:, -1:]
-
-    def mean_difference(
-        self, labelings: GraphLabels, mass: Tensor, target: PairwiseTarget, potentials: Potentials
-    ) -> Parts:
-        """The mass of each label and pair, less the total mass at the target's."""
-        parts = {name: tensor.new_zeros(tensor.shape) for name, tensor in potentials.tensors.items()}
-        mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
-        return self._add(parts, *with_target(labelings, target), mass)
-
-    def loss_potentials(self, target: PairwiseTarget) -> tuple[dict[str, Tensor], Tensor]:
-        """The cost of each label, 0 at the target; edges cost nothing, and the constant is zero."""
-        delta = target.costs.unsqueeze(2).repeat(1, 1, self.num_labels)
-        return {"node": delta.scatter_(2, target.labels.clamp(min=0).unsqueeze(2), 0.0)}, delta.new_zeros(len(delta))
+    def _shapes(self, labeling: GraphLabels | PairwiseTarget) -> dict[str, tuple[int, ...]]:
+        nodes, edges, states = labeling.labels.shape[1], labeling.pairs.shape[1], self.num_labels
+        return {"node": (nodes, states), "edge": (edges, states, states)}
 
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         """The nodes and edges of each example."""
@@ -191,29 +155,13 @@ class PairwiseGraph(LabelledGraphs):
         pairs = (ends[..., 0] * self.num_labels + ends[..., 1]).masked_fill_(edges[..., 0] < 0, -1)
         return GraphLabels(labels, pairs)
 
-    def _places(self, labels: Tensor, pairs: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """For labels ``[B, C, N]`` and pairs ``[B, C, E]``: places in the flattened tensors, and which are real."""
-        found = {}
+    def _places(self, labels: Tensor, pairs: Tensor) -> Places:  # type: ignore[override]
+        """Of labels ``[B, C, N]`` and pairs ``[B, C, E]``."""
+        found = []
         for name, entries, size in (("node", labels, self.num_labels), ("edge", pairs, self.num_labels**2)):
             offsets = size * torch.arange(entries.shape[2], device=entries.device)
-            found[name] = entries.clamp(min=0) + offsets, entries >= 0
+            found.append((name, entries.clamp(min=0) + offsets, entries >= 0))
         return found
-
-    def _scores(self, labels: Tensor, pairs: Tensor, potentials: Potentials) -> Tensor:
-        """Scores of labels ``[B, C, N]`` and pairs ``[B, C, E]``: ``[B, C]`` float64."""
-        total = torch.zeros(labels.shape[:2], dtype=torch.float64, device=labels.device)
-        for name, (places, real) in self._places(labels, pairs).items():
-            own = potentials[name].detach().flatten(1).gather(1, places.flatten(1)).view(places.shape)
-            total = total + own.masked_fill(~real, 0.0).sum(2, dtype=torch.float64)
-        return total
-
-    def _add(self, parts: Parts, labels: Tensor, pairs: Tensor, mass: Tensor) -> Parts:
-        """Add the parts of labelings, weighted by ``mass`` ``[B, C]``, to ``parts``."""
-        mass = mass.to(parts["node"].dtype).unsqueeze(2)
-        alone = labels.shape[1] == 1  # terms do not share a place
-        for name, (places, real) in self._places(labels, pairs).items():
-            add_at(parts[name].flatten(1), places.flatten(1), (mass * real).flatten(1), any_order=alone)
-        return parts
 
     def settings(self) -> str:
         """Without the oracle."""

@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_scores
+from torchssvm.core.jit import triton_available
 from torchssvm.core.launch import LANES, compiles, launch, once
 from torchssvm.core.on_host import apart
 from torchssvm.core.operators import define
-from torchssvm.structures.pose.distance_transform import best_along_last
 from torchssvm.structures.pose.numba import decode
 from torchssvm.structures.tree.oracle import node_depths
+
+_AT_ONCE = 2**24  # most numbers in a table of the torch operations
 
 
 def max_sum_grid(
@@ -156,6 +158,24 @@ def _to_parent(cost: Tensor) -> Tensor:
     size = (cost.shape[-1] + 1) // 2
     place = torch.arange(size, device=cost.device)
     return cost[..., place - place.unsqueeze(1) + size - 1]
+
+
+def best_along_last(scores: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
+    """``max_q scores[..., q] - costs[..., p, q]`` and the first maximiser q, both shaped like ``scores``."""
+    if scores.is_cuda and triton_available() and compiles(scores, costs):
+        from torchssvm.structures.pose.triton import best_along_last_triton
+
+        return best_along_last_triton(scores, costs)
+    shape, size = scores.shape, scores.shape[-1]
+    costs = costs.expand(*shape, size).flatten(0, -3)
+    lines = scores.reshape(-1, 1, size)
+    found = [
+        (lines[few] - costs[few]).max(2)
+        for few in torch.arange(len(lines), device=scores.device).split(max(1, _AT_ONCE // size**2))
+    ]
+    if not found:
+        return scores.clone(), scores.to(torch.int64)
+    return torch.cat([f.values for f in found]).view(shape), torch.cat([f.indices for f in found]).view(shape)
 
 
 _operator = define(

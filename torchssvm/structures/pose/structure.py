@@ -14,6 +14,7 @@ from torchssvm.core.naming import row_name
 from torchssvm.core.ordered_sums import add_at
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, OracleResult, Structure, digest
+from torchssvm.structures.labelled import zeros_like
 from torchssvm.structures.pose.oracle import max_sum_grid
 from torchssvm.structures.tree.oracle import node_depths
 
@@ -145,7 +146,7 @@ class Pose(Structure):
     def difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
         """Parts of the labeling less parts of the target."""
         mass = torch.tensor([1.0, -1.0], dtype=torch.float64, device=labeling.device).expand(len(labeling), 2)
-        return self._add(_zeros_like(potentials), torch.stack([labeling, target], 1), mass)
+        return self._add(zeros_like(potentials), torch.stack([labeling, target], 1), mass)
 
     def examine(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> OracleResult:
         """Score and loss from looked-up potentials, without parts."""
@@ -170,7 +171,7 @@ class Pose(Structure):
         """The mass of each place, type and deformation, less the total mass at the target's."""
         everything = torch.cat([labelings, target.unsqueeze(1)], 1)
         mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
-        return self._add(_zeros_like(potentials), everything, mass)
+        return self._add(zeros_like(potentials), everything, mass)
 
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
         """The mean over all nodes of ``min(1, squared distance / s^2)``, ``[B]`` float64."""
@@ -323,7 +324,3 @@ def _look_up(potentials: Tensor, places: Tensor) -> Tensor:
     """The potentials ``[B, ...]`` at flat ``places`` ``[B, C, M]``, float64."""
     flat = potentials.detach().flatten(1)
     return flat.gather(1, places.flatten(1)).view(places.shape).to(torch.float64)
-
-
-def _zeros_like(potentials: Potentials) -> Parts:
-    return {name: tensor.new_zeros(tensor.shape) for name, tensor in potentials.tensors.items()}

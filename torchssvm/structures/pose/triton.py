@@ -1,4 +1,4 @@
-"""Max-convolution of many lines on a CUDA device: the kernel of distance transforms and of max-sum on grids.
+"""Max-convolution of many lines on a CUDA device: the kernel of max-sum on grids.
 
 A thread compares all places of a line for some targets. That is O(n) for each target, where an envelope takes O(1); but
 lower envelopes need quadratic costs and a stack for each line, whose branches part the threads of a warp. Lines of
@@ -22,12 +22,7 @@ _LINES = 16  # of a program: they share its costs
 
 
 def best_along_last_triton(scores: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
-    """As ``best_along_last``, for tensors of one float dtype.
-
-    Args:
-        scores: ``[*batch, n]``.
-        costs: ``[*batch, n, n]``, or broadcastable to it.
-    """
+    """As ``best_along_last``, for tensors of one float dtype."""
     shape, size = scores.shape, scores.shape[-1]
     value, place = scores.new_empty(shape), scores.new_empty(shape, dtype=torch.int64)
     if not scores.numel():

@@ -15,6 +15,7 @@ from torchssvm.kinds.adapter import Ragged
 from torchssvm.kinds.examples import Examples
 from torchssvm.kinds.vector import VectorAdapter
 from torchssvm.structures.ranking.by_place import ByPlace
+from torchssvm.structures.ranking.kind_numba import Places, Precisions, Swaps, make_room
 from torchssvm.structures.ranking.pairs import ByPairs, PairSwaps
 
 
@@ -70,22 +71,18 @@ class RankingAdapter(VectorAdapter):
             ranks = [row[own] for row, own in zip(levels, real, strict=True)]
         return {"level": (sizes, torch.cat(ranks)), "share": (torch.ones_like(sizes), measure.share(grades))}
 
-    def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
-        """The kind."""
-        from torchssvm.structures.ranking.kind_numba import Places, Precisions, Swaps
-
+    def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Any:
+        """That of the measure."""
         held: Any = [values.numpy() for _, values in own.values()]
         if isinstance(self.measure, ByPairs):
             size = (self.roles + 2) * len(held[0]) + 2 * len(held[1])
             kind: Any = Swaps if self.roles == 2 else Precisions
-            return examples._replace(kind=kind(*held, np.zeros(size, np.int32)))
+            return kind(*held, np.zeros(size, np.int32))
         discount = self.measure.discount(torch.arange(int(np.diff(examples.line).max()))).numpy()
-        return examples._replace(kind=Places(*held, discount))  # type: ignore[call-arg]
+        return Places(*held, discount)  # type: ignore[call-arg]
 
     def room_of(self, examples: Examples) -> Callable[[], Any]:
         """Makes the room of the oracles."""
-        from torchssvm.structures.ranking.kind_numba import make_room
-
         return partial(make_room, int(np.diff(examples.start).max()))
 
     def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:

@@ -5,6 +5,7 @@ The target's labels are -1: its parts are a mean of orders, and no order. Ties a
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,31 +19,19 @@ _ROUNDING = 1e-12
 
 
 class Places(NamedTuple):
-    """Lists whose measure adds up what documents gain at their places; a label is a place.
+    """Lists whose measure adds up what documents gain at their places; a label is a place."""
 
-    Attributes:
-        ideal: ``[documents]``, the target's weights of the scores.
-        gain: ``[documents]``, what a document gains, relative to the most that the list's documents can.
-        discount: ``[longest]``, what a document at each place counts.
-    """
-
-    ideal: Any
-    gain: Any
-    discount: Any
+    ideal: Any  # ``[documents]``, the target's weights of the scores
+    gain: Any  # ``[documents]``, what a document gains, relative to the most that the list's documents can
+    discount: Any  # ``[longest]``, what a document at each place counts
 
 
 class Swaps(NamedTuple):
-    """Lists whose measure counts swapped pairs; labels are a document's places as the better and as the worse one.
+    """Lists whose measure counts swapped pairs; labels are a document's places as the better and as the worse one."""
 
-    Attributes:
-        level: ``[documents]`` int64, grades, numbered from 0 within each list.
-        share: ``[n]``, what a swap counts.
-        room: int32, for each example its own, so that threads do not meet; zero before and after.
-    """
-
-    level: Any
-    share: Any
-    room: Any
+    level: Any  # ``[documents]`` int64, grades, numbered from 0 within each list
+    share: Any  # ``[n]``, what a swap counts
+    room: Any  # int32, for each example its own, so that threads do not meet; zero before and after
 
 
 class Precisions(NamedTuple):
@@ -53,13 +42,8 @@ class Precisions(NamedTuple):
     room: Any
 
 
-class Room(NamedTuple):
-    """Room to decode one list: keys, float64, and integers."""
-
-    keys: Any
-    order: Any
-    other: Any
-    count: Any
+# Room to decode one list: keys, float64, and integers
+Room = namedtuple("Room", "keys order other count")
 
 
 def make_room(labels: int) -> Room:
@@ -145,11 +129,7 @@ def precision_loss(kind, above, rank):
 def walk(kind, examples, i, labels, emission, mass, delta):
     """Go through a list from the top down and count the swaps.
 
-    Args:
-        kind, examples, i, labels: The list, and its places.
-        emission: ``[N, 1]`` scores, or None.
-        mass: Number.
-        delta: ``[N, 1]``, gets ``mass`` times the weights of the scores; or None.
+    ``delta``, if any, gets ``mass`` times the weights of the scores; ``emission`` may be None, too.
 
     Returns:
         The score, and the loss without the factor that all swaps of the list have.

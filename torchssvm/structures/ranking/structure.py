@@ -20,13 +20,9 @@ _ENUMERATED = 6  # documents whose 720 orders are listed
 
 
 class Graded(NamedTuple):
-    """A checked target of :class:`Ranking`.
+    """A checked target of :class:`Ranking`."""
 
-    Attributes:
-        grades: ``[B, N]`` int64, 0 or more; -1 in the padding.
-    """
-
-    grades: Tensor
+    grades: Tensor  # ``[B, N]`` int64, 0 or more; -1 in the padding
 
 
 class Ranking(Structure):

@@ -11,7 +11,7 @@ from torchssvm.core.arguments import check_tensor, check_whole
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.precision import full_precision, product
 from torchssvm.core.token_products import respond
-from torchssvm.structures.arguments import check_structure, own_lengths
+from torchssvm.structures.arguments import fitting, own_lengths
 from torchssvm.structures.linear_head import LinearHead, weight
 from torchssvm.structures.segments.structure import Segments
 
@@ -50,12 +50,9 @@ class LinearSegments(LinearHead):
         super().__init__()
         in_features, own = check_whole(in_features, "in_features", 0), Segments(num_labels, max_duration)
         such = "Segments(num_labels, max_duration)"
-        self.structure = check_structure(structure, such, "num_labels", "max_duration", "boundary") or own
-        held = self.structure.num_labels, self.structure.max_duration
-        if held != (own.num_labels, own.max_duration):
-            raise ValueError(
-                f"structure={self.structure} does not fit num_labels={num_labels}, max_duration={max_duration}"
-            )
+        self.structure = fitting(
+            structure, lambda: own, such, ["boundary"], num_labels=own.num_labels, max_duration=own.max_duration
+        )
         self.in_features = in_features
         self.emission = weight(torch.zeros(self.structure.num_scores, in_features))
         self.segment = weight(torch.zeros(own.num_labels + own.max_duration, own.num_labels))
@@ -70,10 +67,6 @@ class LinearSegments(LinearHead):
     def duration(self) -> Tensor:
         """``[D, K]``, the scores of durations 1 to D by label."""
         return self.segment[self.structure.num_labels :]
-
-    def constructor_arguments(self) -> dict[str, Any]:
-        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
-        return {"num_labels": self.structure.num_labels, "max_duration": self.structure.max_duration}
 
     def extra_repr(self) -> str:
         """The constructor's arguments."""

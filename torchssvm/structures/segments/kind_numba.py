@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,12 +23,8 @@ class Segmentations(NamedTuple):
     spans: bool
 
 
-class Room(NamedTuple):
-    """Room of the decoder: see :func:`.numba.best_segments`; ``none`` is no target."""
-
-    memory: Any
-    back: Any
-    none: Any
+# Room of the decoder: see :func:`.numba.best_segments`; ``none`` is no target
+Room = namedtuple("Room", "memory back none")
 
 
 def make_room(longest: int, rows: int, labels: int) -> Room:

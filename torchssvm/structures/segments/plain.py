@@ -14,14 +14,9 @@ from torchssvm.core.traced_loops import scan
 def best_segments(
     emission: Tensor, table: Tensor, least: Tensor, lengths: Tensor, target: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The codes ``[B, N]`` and their scores ``[B]`` float64, with the bits of the compiled kernel.
+    """The codes ``[B, N]`` and their scores ``[B]`` float64, with the bits of the compiled kernel and its arguments.
 
-    Args:
-        emission: ``[B, N, K]`` or ``[B, N, 2 K]``.
-        table: ``[B or 1, K + D, K]``.
-        least: ``[K]`` int64, the smallest duration of each label.
-        lengths: ``[B]`` int64.
-        target: ``[B, N]`` codes, whose span loss is added.
+    ``table`` is ``[B or 1, K + D, K]``.
     """
     batch, longest, width = emission.shape
     states = table.shape[2]

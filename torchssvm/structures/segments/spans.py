@@ -1,4 +1,4 @@
-"""Segmentations as codes of frames, as spans, and as labels of frames."""
+"""Spans, durations of segments, and all segmentations."""
 
 from __future__ import annotations
 
@@ -8,64 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_int64, check_whole
-from torchssvm.core.naming import row_name
-
 Span = tuple[int, int, int]
 """First frame, the frame after the last, and label."""
-
-
-def as_spans(codes: Tensor, num_labels: int) -> list[list[Span]]:
-    """The spans of every sequence ``[B, N]`` of codes, in order."""
-    found = []
-    for row in codes.tolist():
-        row = row[: row.index(-1)] if -1 in row else row
-        starts = [t for t, code in enumerate(row) if code >= num_labels]
-        ends = [*starts[1:], len(row)]
-        found.append([(s, e, row[s] - num_labels) for s, e in zip(starts, ends, strict=True)])
-    return found
-
-
-def from_spans(spans: Sequence[Sequence[Span]], num_labels: int) -> Tensor:
-    """The codes ``[B, N]`` of spans, N the largest length, -1 beyond each.
-
-    Raises:
-        ValueError: A sequence has no span, a span does not begin where the one before it ends, or a label is not one.
-    """
-    num_labels = check_whole(num_labels, "num_labels")
-    rows = []
-    for place, several in enumerate(spans):
-        row: list[int] = []
-        for start, end, label in several:
-            if start != len(row) or end <= start or not 0 <= label < num_labels:
-                raise ValueError(
-                    f"spans has {(start, end, label)} in {row_name(place)}: it must be (start, end, label) with "
-                    f"start {len(row)}, where the span before it ends, a larger end, and a label 0 to {num_labels - 1}"
-                )
-            row += [label + num_labels] + [label] * (end - start - 1)
-        if not row:
-            raise ValueError(f"spans has no span in {row_name(place)}: a sequence has at least one")
-        rows.append(torch.tensor(row))
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
-
-
-def from_frames(labels: Tensor, num_labels: int) -> Tensor:
-    """The codes of labels of frames ``[B, N]`` int64, negative beyond each length: every run is one segment.
-
-    Raises:
-        ValueError: ``labels`` are not such a tensor, or one is ``num_labels`` or more.
-    """
-    check_int64(labels, "labels", tuple(labels.shape[:2]) or (0, 0), ", a label for each frame")
-    if bool((labels >= num_labels).any()):
-        raise ValueError(f"labels has {int(labels.max())}; labels are 0 to {num_labels - 1}")
-    begins = torch.ones_like(labels, dtype=torch.bool)
-    begins[:, 1:] = labels[:, 1:] != labels[:, :-1]
-    return torch.where(labels >= 0, labels + num_labels * begins, -1)
-
-
-def as_frames(codes: Tensor, num_labels: int) -> Tensor:
-    """The label of every frame, -1 beyond each length."""
-    return torch.where(codes >= 0, codes.remainder(num_labels), -1)
 
 
 def durations_of(codes: Tensor, num_labels: int) -> Tensor:

@@ -12,18 +12,16 @@ from torchssvm.core.arguments import check_flags, check_int64, check_whole
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.naming import row_name
 from torchssvm.core.operators import plain
-from torchssvm.core.ordered_sums import add_at
-from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import transformed
-from torchssvm.core.structure import Decoding, Structure
+from torchssvm.core.structure import Decoding, as_decoding
 from torchssvm.structures.arguments import check_lengths
+from torchssvm.structures.labelled import Indexed, Places, real_rows
 from torchssvm.structures.segments.oracle import semi_markov, semi_markov_marginals
-from torchssvm.structures.segments.spans import Span, as_frames, as_spans, durations_of, every_segmentation
-from torchssvm.structures.segments.spans import from_frames as codes_of_frames
-from torchssvm.structures.segments.spans import from_spans as codes_of_spans
+from torchssvm.structures.segments.spans import Span, durations_of, every_segmentation
 
 
-class Segments(Structure):
+class Segments(Indexed):
     """Sequences cut into segments, with scores for frames, durations and neighbours: a semi-Markov model.
 
     Potentials: ``emission`` ``[B, N, K]``, the scores of a frame's labels, which are summed over a segment; with
@@ -101,9 +99,7 @@ class Segments(Structure):
         """The best segments with the loss added to frames, or to spans."""
         if self.span_loss:
             return self._best(potentials, target)
-        delta, _ = self.loss_potentials(target)  # exactly 0 at the target
-        emission = potentials["emission"] + delta["emission"].to(potentials.dtype)
-        return self._best(potentials.replace({**potentials.tensors, "emission": emission}), None)
+        return as_decoding(super().augmented_argmax(potentials, target))
 
     def _best(self, potentials: Potentials, target: Tensor | None) -> Decoding:
         emission, segment, lengths = potentials["emission"], potentials["segment"], potentials.lengths
@@ -129,7 +125,13 @@ class Segments(Structure):
 
     def spans(self, labeling: Tensor) -> list[list[Span]]:
         """The spans (first frame, frame after the last, label) of every example."""
-        return as_spans(labeling, self.num_labels)
+        found = []
+        for row in labeling.tolist():
+            row = row[: row.index(-1)] if -1 in row else row
+            starts = [t for t, code in enumerate(row) if code >= self.num_labels]
+            ends = [*starts[1:], len(row)]
+            found.append([(s, e, row[s] - self.num_labels) for s, e in zip(starts, ends, strict=True)])
+        return found
 
     def from_spans(self, spans: Sequence[Sequence[Span]]) -> Tensor:
         """The labeling of spans, which follow one another from frame 0 on, ``[B, N]`` int64.
@@ -137,11 +139,26 @@ class Segments(Structure):
         Raises:
             ValueError: They do not, or a label is not one.
         """
-        return codes_of_spans(spans, self.num_labels)
+        num_labels = self.num_labels
+        rows = []
+        for place, several in enumerate(spans):
+            row: list[int] = []
+            for start, end, label in several:
+                if start != len(row) or end <= start or not 0 <= label < num_labels:
+                    raise ValueError(
+                        f"spans has {(start, end, label)} in {row_name(place)}: it must be (start, end, label) with "
+                        f"start {len(row)}, where the span before it ends, a larger end, and a label 0 to "
+                        f"{num_labels - 1}"
+                    )
+                row += [label + num_labels] + [label] * (end - start - 1)
+            if not row:
+                raise ValueError(f"spans has no span in {row_name(place)}: a sequence has at least one")
+            rows.append(torch.tensor(row))
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
 
     def frames(self, labeling: Tensor) -> Tensor:
         """The label of every frame, ``[B, N]`` int64, -1 beyond each length."""
-        return as_frames(labeling, self.num_labels)
+        return torch.where(labeling >= 0, labeling.remainder(self.num_labels), -1)
 
     def from_frames(self, labels: Tensor) -> Tensor:
         """The labeling whose segments are the runs of labels ``[B, N]`` int64, negative beyond each length.
@@ -149,36 +166,17 @@ class Segments(Structure):
         Raises:
             ValueError: ``labels`` are not such a tensor.
         """
-        return codes_of_frames(labels, self.num_labels)
+        num_labels = self.num_labels
+        check_int64(labels, "labels", tuple(labels.shape[:2]) or (0, 0), ", a label for each frame")
+        if bool((labels >= num_labels).any()):
+            raise ValueError(f"labels has {int(labels.max())}; labels are 0 to {num_labels - 1}")
+        begins = torch.ones_like(labels, dtype=torch.bool)
+        begins[:, 1:] = labels[:, 1:] != labels[:, :-1]
+        return torch.where(labels >= 0, labels + num_labels * begins, -1)
 
-    def parts(self, labeling: Tensor) -> dict[str, Tensor]:
-        """Indicators of labels, and of segments that begin; counts of neighbours and durations."""
-        batch, longest = labeling.shape
-        rows = self.num_labels + self.max_duration
-        like = {
-            "emission": torch.zeros(batch, longest, self.num_scores, device=labeling.device),
-            "segment": torch.zeros(batch, rows, self.num_labels, device=labeling.device),
-        }
-        return self._add(like, labeling.unsqueeze(1), torch.ones(batch, 1, device=labeling.device))
-
-    def difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """Parts of the labeling less parts of the target."""
-        mass = torch.tensor([1.0, -1.0], device=labeling.device).expand(len(labeling), 2)
-        return self._add(_zeros_like(potentials), torch.stack([labeling, target], 1), mass)
-
-    def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
-        """Sums of looked-up potentials, less the target's: ``[B, C]`` float64."""
-        everything = torch.cat([labelings, target.unsqueeze(1)], 1)
-        total = torch.zeros(everything.shape[:2], dtype=torch.float64, device=everything.device)
-        for name, places, real in self._places(everything):
-            scores = potentials[name].flatten(1).gather(1, places.flatten(1)).view(places.shape)
-            total += scores.masked_fill(~real, 0.0).sum(2, dtype=torch.float64)
-        return total[:, :-1] - total[:, -1:]
-
-    def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """The mass of each part, less the total mass at the target's."""
-        everything = torch.cat([labelings, target.unsqueeze(1)], 1)
-        return self._add(_zeros_like(potentials), everything, torch.cat([mass, -mass.sum(1, keepdim=True)], 1))
+    def _shapes(self, labeling: Tensor) -> dict[str, tuple[int, ...]]:
+        table = self.num_labels + self.max_duration, self.num_labels
+        return {"emission": (labeling.shape[1], self.num_scores), "segment": table}
 
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
         """Wrong frames, or missed and wrong spans, ``[B]`` float64."""
@@ -188,6 +186,10 @@ class Segments(Structure):
         found = (own > 0) & (own == true) & (labeling == target)
         return ((own > 0).sum(1) + (true > 0).sum(1) - 2 * found.sum(1)).double()
 
+    def costs(self, target: Tensor) -> Tensor:
+        """1 for each frame, ``[B, N]`` float64, zero in the padding."""
+        return (target >= 0).double()
+
     def loss_potentials(self, target: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """1 for each wrong label of a frame; the constant is zero.
 
@@ -196,7 +198,7 @@ class Segments(Structure):
         """
         if self.span_loss:
             raise NotImplementedError("a loss of spans is no sum over frames, durations and neighbours")
-        real = (target >= 0).double().unsqueeze(2)
+        real = self.costs(target).unsqueeze(2)
         wrong = real.repeat(1, 1, self.num_labels).scatter_(2, self.frames(target).clamp(min=0).unsqueeze(2), 0.0)
         if self.boundary:
             wrong = torch.cat([wrong, torch.zeros_like(wrong)], 2)
@@ -246,9 +248,7 @@ class Segments(Structure):
 
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         """The frames of each example."""
-        emission = potentials["emission"]
-        limit = emission.shape[1] if potentials.lengths is None else potentials.lengths.unsqueeze(1)
-        return {"emission": (torch.arange(emission.shape[1], device=emission.device) < limit)[..., None]}
+        return {"emission": real_rows(potentials, "emission")[..., None]}
 
     def _plain(self) -> nn.Module:
         """The same recursion, as a scan."""
@@ -273,8 +273,8 @@ class Segments(Structure):
             self._least = self._least.to(device)
         return self._least
 
-    def _places(self, codes: Tensor) -> list[tuple[str, Tensor, Tensor]]:
-        """Places of the parts of ``[B, C, N]`` codes in the flattened potentials, by name, and which are real."""
+    def _places(self, codes: Tensor) -> Places:  # type: ignore[override]
+        """Of codes ``[B, C, N]``."""
         count, most = self.num_labels, self.max_duration
         real, begins = codes >= 0, codes >= count
         labels = self.frames(codes).clamp(min=0)
@@ -291,14 +291,6 @@ class Segments(Structure):
             found.append(("emission", frames + count, begins))
         return [(name, places.masked_fill(~held, 0), held) for name, places, held in found]
 
-    def _add(self, parts: Parts, codes: Tensor, mass: Tensor) -> Parts:
-        """Add the parts of the labelings ``[B, C, N]``, weighted by ``mass`` ``[B, C]``, to ``parts``."""
-        mass = mass.to(parts["emission"].dtype).unsqueeze(2)
-        alike = codes.shape[1] == 1  # all terms that share a place are equal
-        for name, places, real in self._places(codes):
-            add_at(parts[name].view(len(codes), -1), places.flatten(1), (mass * real).flatten(1), any_order=alike)
-        return parts
-
     def __repr__(self) -> str:
         least = self.min_duration
         shown = least if len(set(least)) > 1 else least[0]
@@ -312,7 +304,3 @@ def _refuse(wrong: Tensor, codes: Tensor, why: str) -> None:
     if bool(wrong.any()):
         row, place = wrong.nonzero()[0].tolist()
         raise ValueError(f"target has code {int(codes[row, place])} at position {place} of {row_name(row)}: {why}")
-
-
-def _zeros_like(potentials: Potentials) -> Parts:
-    return {name: tensor.new_zeros(tensor.shape) for name, tensor in potentials.tensors.items()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +15,14 @@ from torchssvm.core.marginals import Marginals
 from torchssvm.core.naming import row_name
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Decoding, Structure
-from torchssvm.structures.torch_struct.distribution import PaddedDistribution, per_row
+from torchssvm.structures.torch_struct.distribution import (
+    SCORE_LIMIT,
+    bridge_padding,
+    convention_of,
+    multiroot_put_back,
+    per_row,
+    silent,
+)
 
 LossPotentials = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Maps a target ``[B, *event]`` to ``(delta, constant)``, ``[B, *event]`` and ``[B]``."""
@@ -84,8 +93,22 @@ class TorchStruct(Structure):
         check_flags(normalize=normalize, verify_targets=verify_targets)
         if loss_potentials is not None and (weight != 1.0 or normalize):
             raise ValueError("loss_potentials replaces the loss: weight and normalize would have no effect")
-        self._padded = PaddedDistribution(distribution, arguments, padded_axes, length_offset)
-        self.distribution = distribution
+        if not isinstance(distribution, type) or not hasattr(distribution, "argmax"):
+            # The repr of a torch-struct instance raises an error.
+            got = (
+                f"the class {distribution.__name__}"
+                if isinstance(distribution, type)
+                else f"a {type(distribution).__name__}"
+            )
+            raise TypeError(f"distribution must be a class with argmax, as torch_struct.LinearChainCRF is; got {got}")
+        self.convention = convention_of(distribution, padded_axes, length_offset)
+        if reserved := arguments.keys() & {"log_potentials", "lengths"}:
+            raise TypeError(f"{sorted(reserved)[0]} comes with the potentials, not with the constructor")
+        try:
+            inspect.signature(distribution).bind(None, lengths=None, **arguments)
+        except TypeError as error:
+            raise TypeError(f"{distribution.__name__} does not take {arguments}: {error}") from None
+        self.distribution: Any = distribution  # mypy takes no type[Any] for Hashable
         self.arguments = arguments
         self.custom_loss = loss_potentials
         self.weight = weight
@@ -101,7 +124,22 @@ class TorchStruct(Structure):
             ValueError: Shape, dtype or lengths do not fit the distribution, or a number is not finite.
             RuntimeError: The distribution returned something that is not an indicator.
         """
-        return Decoding(self._padded.argmax(potentials.single, potentials.lengths))
+        scores = potentials.single
+        extents = self._extents(scores, potentials.lengths)
+        with torch.inference_mode(False), torch.enable_grad():
+            found = torch.zeros(scores.shape, dtype=scores.dtype, device=scores.device)
+            if len(scores):
+                box, cropped, real = self._crop(scores, extents)
+                cropped = cropped * per_row(self._scale(cropped), cropped)
+                with self._instance(cropped, extents) as distribution:
+                    events = distribution.argmax.detach().to(scores.dtype)
+                if events.shape != cropped.shape or not bool((events == events.round()).all()):
+                    raise RuntimeError(
+                        f"argmax of {self.distribution.__name__} must be an indicator shaped like the potentials "
+                        f"{list(cropped.shape)}; got {list(events.shape)} with numbers {events.unique()[:8].tolist()}"
+                    )
+                found[box] = events * real
+        return Decoding(found)
 
     def marginals(self, potentials: Potentials) -> Marginals:
         """The distribution's own marginals ``[B, *event]`` and log-partition.
@@ -111,8 +149,25 @@ class TorchStruct(Structure):
                 torch-struct's penalties of impossible parts.
             TypeError: The distribution has no marginals.
         """
-        (name,) = potentials.tensors
-        mean, log_partition = self._padded.marginals(potentials.single, potentials.lengths)
+        if not hasattr(self.distribution, "marginals"):
+            raise TypeError(
+                f"{self.distribution.__name__} has no marginals: use StructuredHinge, which needs a max oracle only"
+            )
+        scores, (name,) = potentials.single, potentials.tensors
+        extents = self._extents(scores, potentials.lengths)
+        with torch.inference_mode(False), torch.enable_grad():
+            mean = torch.zeros(scores.shape, dtype=scores.dtype, device=scores.device)
+            log_partition = torch.zeros(len(scores), dtype=torch.float64, device=scores.device)
+            if len(scores):
+                box, cropped, real = self._crop(scores, extents)
+                if bool((self._scale(cropped) < 1.0).any()):
+                    raise ValueError(
+                        f"potentials reach {float(cropped.abs().max()):.3g}, too large for marginals of {self}: an "
+                        f"output could score more than {SCORE_LIMIT:g}, and torch-struct uses -1e5 for impossible parts"
+                    )
+                with self._instance(cropped, extents) as distribution:
+                    mean[box] = distribution.marginals.detach().to(scores.dtype) * real
+                    log_partition[:] = distribution.partition.detach()
         return Marginals({name: mean}, log_partition)
 
     def parts(self, labeling: Tensor) -> Tensor:
@@ -164,7 +219,7 @@ class TorchStruct(Structure):
         """
         check_tensor(target, "target", " (it should hold events, shaped like the potentials)")
         scores = potentials.single
-        extents = self._padded.extents(scores, potentials.lengths)
+        extents = self._extents(scores, potentials.lengths)
         if target.shape != scores.shape:
             raise ValueError(
                 f"target has shape {list(target.shape)}; an event of {self} is shaped like its potentials, "
@@ -172,7 +227,7 @@ class TorchStruct(Structure):
             )
         if not target.is_floating_point():
             target = target.to(torch.int64)  # bool has no arithmetic
-        known = bool(self._padded.convention.layout)
+        known = bool(self.convention.layout)
         most = 1 if known else torch.finfo(scores.dtype).max
         wrong = ~((target >= 0) & (target <= most) & (target == target.round()))
         if bool(wrong.any()):
@@ -181,12 +236,12 @@ class TorchStruct(Structure):
                 f"target must hold {'zeros and ones' if known else 'counts'}, "
                 f"got {target[wrong][0].item()} in {row_name(row)}"
             )
-        outside = (target != 0) & ~self._padded.real(target, extents)
+        outside = (target != 0) & ~self._real(target, extents)
         if bool(outside.any()):
             row, *event = outside.nonzero()[0].tolist()
             raise ValueError(
                 f"target has a part at {event} in {row_name(row)}, which is padding: "
-                f"lengths[{row}] is {int(extents[row]) - self._padded.convention.offset}"
+                f"lengths[{row}] is {int(extents[row]) - self.convention.offset}"
             )
         if known and bool((empty := ~target.flatten(1).any(1)).any()):
             raise ValueError(f"target has no part at all in {row_name(int(empty.nonzero()[0, 0]))}")
@@ -201,7 +256,7 @@ class TorchStruct(Structure):
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         """All but the padding."""
         (name,), scores = potentials.tensors, potentials.single
-        return {name: self._padded.real(scores, self._padded.extents(scores, potentials.lengths))}
+        return {name: self._real(scores, self._extents(scores, potentials.lengths))}
 
     def is_output(self, labeling: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Whether each event is an output of the distribution: ``[B]`` bool, at the cost of one ``argmax``.
@@ -216,5 +271,82 @@ class TorchStruct(Structure):
         found = self.argmax(Potentials(2 * events - 1, lengths)).labeling
         return (found == events).flatten(1).all(1)
 
+    def _extents(self, scores: Tensor, lengths: Tensor | None) -> Tensor:
+        """The size of the padded axes without padding, ``[B]``.
+
+        Raises:
+            ValueError: Shape, dtype or lengths do not fit the distribution.
+        """
+        axes, offset, name, layout, ndims, square = self.convention
+        sizes = {scores.shape[axis] for axis in axes if axis < scores.ndim}
+        fits = len(sizes) == 1 and max(axes) < scores.ndim
+        if layout:
+            fits = fits and scores.ndim in ndims and (not square or scores.shape[-1] == scores.shape[-2])
+            fits = fits and all(scores.shape[1:]) and (name != "SemiMarkovCRF" or scores.shape[2] > 1)
+        if not fits:
+            shape = layout or f"[B, *event] with equal sizes of the padded axes {axes}"
+            raise ValueError(f"potentials of {self} must be {shape}; got {list(scores.shape)}")
+        if scores.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"potentials of {self} must be float32 or float64, got {scores.dtype}")
+        (size,) = sizes
+        if lengths is None:
+            return torch.full(scores.shape[:1], size, device=scores.device)
+        extents = lengths.to(scores.device) + offset
+        if bool(((extents < 1) | (extents > size)).any()):
+            raise ValueError(
+                f"lengths of {self} must lie between {1 - offset} and {size - offset} for potentials "
+                f"{list(scores.shape)}; got {int(lengths.min())} to {int(lengths.max())}"
+            )
+        return extents
+
+    def _real(self, scores: Tensor, extents: Tensor) -> Tensor:
+        """Mask of the parts that are not padding; broadcasts to ``scores``."""
+        real = torch.ones_like(extents, dtype=torch.bool).view(-1, *[1] * (scores.ndim - 1))
+        for axis in self.convention.axes:
+            shape = [-1 if other == axis else 1 for other in range(scores.ndim)]
+            position = torch.arange(scores.shape[axis], device=scores.device).view(shape)
+            real = real & (position < per_row(extents, scores))
+        return real
+
+    def _crop(self, scores: Tensor, extents: Tensor) -> tuple[tuple[slice, ...], Tensor, Tensor]:
+        """The slices of the longest example, the scores there (zero in the padding), and the mask of real parts.
+
+        Raises:
+            ValueError: A score that is not padding is not finite.
+        """
+        size = int(extents.max())
+        box = tuple(slice(size) if axis in self.convention.axes else slice(None) for axis in range(scores.ndim))
+        cropped = scores.detach()[box]
+        real = self._real(cropped, extents)
+        cropped = cropped.masked_fill(~real, 0.0)
+        if not bool(torch.isfinite(cropped).all()):
+            row = int((~torch.isfinite(cropped)).nonzero()[0, 0])
+            raise ValueError(
+                f"potentials of {row_name(row)} are not finite; a part that must not be chosen can "
+                f"have a large negative number, such as -1e6"
+            )
+        return box, cropped, real
+
+    def _scale(self, scores: Tensor) -> Tensor:
+        """Powers of two, at most 1, that keep the score of any output within ``SCORE_LIMIT``: ``[B]``."""
+        parts = 1
+        for axis in self.convention.axes:
+            parts *= scores.shape[axis]
+        highest = scores.abs().flatten(1).amax(1).to(torch.float64) * parts
+        exponent = torch.frexp(highest / SCORE_LIMIT).exponent.clamp(min=0)
+        return torch.exp2(-exponent.to(torch.float64)).to(scores.dtype)
+
+    @contextmanager
+    def _instance(self, scores: Tensor, extents: Tensor) -> Iterator[Any]:
+        """The distribution with cropped potentials."""
+        if self.convention.name == "SemiMarkovCRF":
+            lengths, scores = None, bridge_padding(scores, extents)
+        else:
+            lengths = extents - self.convention.offset
+        with multiroot_put_back(self.convention.name):
+            yield silent(self.distribution)(scores.requires_grad_(), lengths=lengths, **self.arguments)
+
     def __repr__(self) -> str:
-        return repr(self._padded)
+        """As users write it."""
+        arguments = "".join(f", {name}={value!r}" for name, value in self.arguments.items())
+        return f"TorchStruct({self.distribution.__name__}{arguments})"

@@ -11,7 +11,8 @@ from torchssvm.core.arguments import check_int64, check_tensor, check_whole
 from torchssvm.core.on_host import apart
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.structure import Decoding, Structure, fit
-from torchssvm.structures.arguments import check_labels, check_lengths, check_structure
+from torchssvm.structures.arguments import check_labels, check_lengths, fitting
+from torchssvm.structures.labelled import Labelled, real_rows
 from torchssvm.structures.linear_head import Head, weight
 from torchssvm.structures.max_marginals import tree_margins
 from torchssvm.structures.tree.oracle import max_sum_tree, node_depths
@@ -61,18 +62,14 @@ class ForestPotentials(Potentials):
 
 
 class ForestLabeling(NamedTuple):
-    """States, and the pairs that they make.
+    """States, and the pairs that they make."""
 
-    Attributes:
-        labels: ``[B, N]`` int64, -1 in the padding.
-        pairs: ``[B, N]`` int64, K times the state of the parent plus that of the node; -1 at roots and in the padding.
-    """
-
-    labels: Tensor
+    labels: Tensor  # ``[B, N]`` int64, -1 in the padding
+    # ``[B, N]`` int64, K times the state of the parent plus that of the node; -1 at roots and in the padding
     pairs: Tensor
 
 
-class Forest(Structure):
+class Forest(Labelled):
     """A state for every node of an example's own trees, decoded exactly; the loss is the number of wrong states.
 
     Args:
@@ -87,7 +84,7 @@ class Forest(Structure):
 
     settings = Structure.__repr__  # no attribute counts or caches
 
-    unit = "node"
+    unit = single = "node"
 
     def __init__(self, num_states: int, class_weight: Tensor | None = None) -> None:
         self.num_states = check_whole(num_states, "num_states")
@@ -113,15 +110,6 @@ class Forest(Structure):
         node = _indicators(labeling.labels, states)
         return {"node": node, "edge": _indicators(labeling.pairs, states**2).unflatten(2, (states, states))}
 
-    def loss(self, labeling: ForestLabeling, target: ForestLabeling) -> Tensor:
-        """Hamming loss, ``[B]`` float64."""
-        return (self.costs(target) * (labeling.labels != target.labels)).sum(1)
-
-    def loss_potentials(self, target: ForestLabeling) -> tuple[dict[str, Tensor], Tensor]:
-        """The cost of each state, 0 at the target; edges cost nothing, and the constant is zero."""
-        delta = self.costs(target).unsqueeze(2).repeat(1, 1, self.num_states)
-        return {"node": delta.scatter_(2, target.labels.clamp(min=0).unsqueeze(2), 0.0)}, delta.new_zeros(len(delta))
-
     def check_target(self, target: Tensor, potentials: Potentials) -> ForestLabeling:
         """Check the states, ``[B, N]`` int64, and the parents; add the pairs."""
         node, parent, lengths = potentials["node"], potentials.parent, potentials.lengths  # type: ignore[attr-defined]
@@ -135,10 +123,7 @@ class Forest(Structure):
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         """The nodes of each example, as ``ragged`` says, and the edges of those that have a parent."""
         parent = potentials.parent  # type: ignore[attr-defined]
-        longest = parent.shape[1]
-        limit = longest if potentials.lengths is None else potentials.lengths.unsqueeze(1)
-        there = (parent >= 0) & (torch.arange(longest, device=parent.device) < limit)
-        return {"edge": there[..., None, None]}
+        return {"edge": ((parent >= 0) & real_rows(potentials, "node"))[..., None, None]}
 
     def resize(self, labelings: ForestLabeling, target: ForestLabeling) -> ForestLabeling:
         """Stored labelings ``[B, C, N]``, cropped or padded to the nodes of this batch."""
@@ -174,23 +159,16 @@ class LinearForest(Head):
         self, node_features: int, edge_features: int, num_states: int, *, structure: Forest | None = None
     ) -> None:
         super().__init__()
-        node_features = check_whole(node_features, "node_features")
-        edge_features = check_whole(edge_features, "edge_features")
-        self.structure = check_structure(structure, "Forest(num_states)", "num_states") or Forest(num_states)
-        if self.structure.num_states != num_states:
-            raise ValueError(f"structure={self.structure} does not have num_states={num_states}")
+        self.node_features = node_features = check_whole(node_features, "node_features")
+        self.edge_features = edge_features = check_whole(edge_features, "edge_features")
+        self.structure = fitting(structure, lambda: Forest(num_states), "Forest(num_states)", num_states=num_states)
         self.node = weight(torch.zeros(num_states, node_features))
         self.edge = weight(torch.zeros(edge_features, num_states, num_states))
         self.bias = weight(torch.zeros(num_states))
 
-    def constructor_arguments(self) -> dict[str, Any]:
-        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
-        states, features = self.node.shape
-        return {"node_features": features, "edge_features": len(self.edge), "num_states": states}
-
     def compiled_form(self) -> Any:
         """What the compiled loop needs of the head; None where it has none."""
-        from torchssvm.structures.tree.forest_kind import ForestAdapter
+        from torchssvm.structures.tree.kind import ForestAdapter
 
         return ForestAdapter(self, ForestLabeling) if type(self.structure) is Forest else None
 

@@ -12,8 +12,8 @@ from torchssvm.core.arguments import check_flags, check_tensor, check_whole
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.precision import full_precision, product
 from torchssvm.core.token_products import respond
-from torchssvm.structures.arguments import check_lengths, check_structure
-from torchssvm.structures.linear_head import LinearHead, weight
+from torchssvm.structures.arguments import check_lengths, fitting
+from torchssvm.structures.linear_head import LinearHead, padded, weight
 from torchssvm.structures.tree.structure import Tree
 
 
@@ -56,30 +56,14 @@ class LinearTree(LinearHead):
         check_flags(bias=bias, shared=shared)
         in_features, num_states = check_whole(in_features, "in_features", 0), check_whole(num_states, "num_states")
         own = Tree(num_states, parent, shared=shared)
-        self.structure = check_structure(structure, "Tree(num_states, parent)", "num_states", "parent", "shared") or own
-        if (
-            self.structure.num_states != num_states
-            or self.structure.shared != shared
-            or self.structure.parent.tolist() != own.parent.tolist()
-        ):
-            raise ValueError(
-                f"structure={self.structure} does not fit num_states={num_states}, parent={own.parent.tolist()}, "
-                f"shared={shared}"
-            )
+        self.structure = fitting(
+            structure, lambda: own, "Tree(num_states, parent)", num_states=num_states, parent=own.parent, shared=shared
+        )
         self.in_features = in_features
         self.node = weight(torch.zeros(num_states, in_features))
         pairs = (num_states, num_states) if shared else (own.num_nodes, num_states, num_states)
         self.edge = weight(torch.zeros(pairs))
         self.bias = weight(torch.zeros(num_states)) if bias else None
-
-    def constructor_arguments(self) -> dict[str, Any]:
-        """Constructor arguments that are not attributes of the same name, to rebuild an equal head."""
-        return {
-            "num_states": self.structure.num_states,
-            "parent": self.structure.parent,
-            "shared": self.structure.shared,
-            "bias": self.bias is not None,
-        }
 
     def compiled_form(self) -> Any:
         """What the compiled loop needs of the head; None where it has none."""
@@ -116,7 +100,7 @@ class LinearTree(LinearHead):
 
         def adjoint(parts: Parts) -> list[Tensor]:
             v = parts["node"]
-            gradients = [v.transpose(1, 2) @ x.detach(), self._pad(parts["edge"])]
+            gradients = [v.transpose(1, 2) @ x.detach(), padded(parts["edge"], self.edge)]
             return gradients if self.bias is None else [*gradients, v.sum(1)]
 
         def gram_product(parts: Parts) -> Parts:
@@ -131,11 +115,3 @@ class LinearTree(LinearHead):
         return Potentials(
             {"node": node, "edge": edge}, lengths, ragged=ragged, adjoint=adjoint, gram_product=gram_product
         )
-
-    def _pad(self, pairs: Tensor) -> Tensor:
-        """Edges of a batch with fewer than N nodes, padded with zeros to N."""
-        if self.structure.shared or pairs.shape[1] == self.structure.num_nodes:
-            return pairs
-        padded = pairs.new_zeros(pairs.shape[0], *self.edge.shape)
-        padded[:, : pairs.shape[1]] = pairs
-        return padded

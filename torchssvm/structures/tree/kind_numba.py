@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,27 +18,17 @@ _ALL = np.zeros(0, np.int64)
 
 
 class Trees(NamedTuple):
-    """The tree of all examples, of which each has the first nodes.
+    """The tree of all examples, of which each has the first nodes."""
 
-    Attributes:
-        parent: ``[N]`` int64, -1 at roots.
-        shared: Whether one matrix serves all edges; else rows ``v K`` to ``v K + K - 1`` of the pairs are those of node
-            v and its parent, by the state of the parent.
-        states: K.
-    """
-
-    parent: Any
+    parent: Any  # ``[N]`` int64, -1 at roots
+    # whether one matrix serves all edges; else rows ``v K`` to ``v K + K - 1`` of the pairs are those of node v and its
+    # parent, by the state of the parent
     shared: bool
-    states: int
+    states: int  # K
 
 
-class Room(NamedTuple):
-    """Room of the decoder; ``every`` is empty: no lengths."""
-
-    memory: Any
-    places: Any
-    value: Any
-    every: Any
+# Room of the decoder; ``every`` is empty: no lengths
+Room = namedtuple("Room", "memory places value every")
 
 
 def make_room(longest: int, states: int, dtype: np.dtype) -> Room:

@@ -24,12 +24,9 @@ def decode(node, edges, parents, lengths, group, height, begin, end, memory, pla
         lengths: ``[B]``; empty if all are N.
         group: Number of trees that read the edges together.
         height: Rows of a block of the edges, which stays in the cache meanwhile.
-        begin: The first tree.
-        end: The last tree plus 1.
         memory: Room for ``2 * group * N`` rows of scores.
         places: Room for ``(2 * group + 1) * N + 2`` integers.
-        labels: ``[B, N]``, to be filled.
-        value: ``[B]``, to be filled.
+        labels, value: ``[B, N]`` and ``[B]``, to be filled.
 
     Returns:
         -1, or the first row whose length is not in 1 to N or whose parents do not form trees.

@@ -2,22 +2,63 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import as_parents, check_flags, check_int64, check_whole
-from torchssvm.core.ordered_sums import add_at
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.structure import Decoding, Structure
+from torchssvm.core.structure import Decoding
 from torchssvm.structures.arguments import check_labels, check_lengths
+from torchssvm.structures.labelled import Indexed, Labelled, Places, every_labeling, real_rows
 from torchssvm.structures.max_marginals import tree_margins
 from torchssvm.structures.tree.oracle import max_sum_tree, node_depths
 
 
-class Tree(Structure):
+class TreeDecoder(nn.Module):
+    """The best states of a :class:`~torchssvm.Tree`; ties as there: the smallest state, from the roots on."""
+
+    ragged = True
+
+    def __init__(self, structure: Tree) -> None:
+        super().__init__()
+        self.structure, self.shared = structure, structure.shared
+        self.parent = structure.parent.tolist()
+        size = len(self.parent)
+        depth = node_depths(torch.empty(1, size, 1), structure.parent, None)[0].tolist()
+        self.downwards = sorted(range(size), key=lambda node: (depth[node], node))
+        self.upwards = sorted(range(size), key=lambda node: (-depth[node], node))
+
+    def forward(self, potentials: Parts, lengths: Tensor | None) -> Tensor:
+        """``node`` ``[B, N, K]`` and ``edge`` -> ``[B, N]`` int64, -1 beyond the length; a graph has a fixed N."""
+        node, edge = potentials["node"], potentials["edge"]
+        batch, longest, states = node.shape
+        if lengths is None:
+            lengths = torch.full((batch,), longest, device=node.device)
+        real = torch.arange(longest, device=node.device) < lengths.unsqueeze(1)
+        if not torch.compiler.is_compiling():
+            self.structure.check_sizes(set(lengths.tolist()))
+        belief = list(node.unbind(1))
+        for v in self.upwards:
+            above = self.parent[v]
+            if v < longest and above >= 0:
+                matrix = edge if self.shared else edge[:, v]
+                message = (belief[v].unsqueeze(1) + matrix).amax(2)
+                belief[above] = torch.where(real[:, v : v + 1], belief[above] + message, belief[above])
+        labels = [real[:, 0].long()] * longest
+        for v in self.downwards:
+            if v < longest:
+                if (above := self.parent[v]) >= 0:
+                    matrix = edge if self.shared else edge[:, v]
+                    row = matrix.gather(1, labels[above].view(-1, 1, 1).expand(batch, 1, states)).squeeze(1)
+                    labels[v] = (belief[v] + row).argmax(1)
+                else:
+                    labels[v] = belief[v].argmax(1)
+        return torch.where(real, torch.stack(labels, 1), -1)
+
+
+class Tree(Labelled, Indexed):
     """States of the nodes of a tree (or of several), with scores for single states and for child-parent pairs.
 
     Potentials: ``node`` ``[B, N, K]``; ``edge`` ``[B, K, K]`` (state of the parent, state of the child), the same for
@@ -43,7 +84,7 @@ class Tree(Structure):
         tensor([[1, 1, 1]])
     """
 
-    unit = "node"
+    unit = single = "node"
     quick_to_decode = True
 
     def __init__(
@@ -75,54 +116,10 @@ class Tree(Structure):
         parent, labels = self._on(node.device)[: node.shape[1]], self.argmax(potentials).labeling
         return tree_margins(node, potentials["edge"], parent, node_depths(node, parent, potentials.lengths), labels)
 
-    def augmented_argmax(self, potentials: Potentials, target: Tensor) -> Decoding:
-        """Max-sum with the Hamming loss added to the nodes."""
-        # delta is exactly 0 at the target: adding the cost everywhere and subtracting it at the target would leave
-        # rounding errors.
-        delta, _ = self.loss_potentials(target)
-        node = potentials["node"]
-        augmented = {"node": node + delta["node"].to(node.dtype), "edge": potentials["edge"]}
-        return self.argmax(potentials.replace(augmented))
-
-    def parts(self, labeling: Tensor) -> dict[str, Tensor]:
-        """Indicators of the states ``[B, N, K]``, and counts (or indicators) of the pairs."""
-        batch, longest = labeling.shape
-        pairs = (self.num_states, self.num_states)
-        like = {
-            "node": torch.zeros(batch, longest, self.num_states, device=labeling.device),
-            "edge": torch.zeros(batch, *(pairs if self.shared else (longest, *pairs)), device=labeling.device),
-        }
-        return self._add(like, labeling.unsqueeze(1), torch.ones(batch, 1, device=labeling.device))
-
-    def difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """Parts of the labeling less parts of the target."""
-        mass = torch.tensor([1.0, -1.0], device=labeling.device).expand(len(labeling), 2)
-        return self._add(_zeros_like(potentials), torch.stack([labeling, target], 1), mass)
-
-    def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
-        """Sums of looked-up potentials, less the target's: ``[B, C]`` float64."""
-        everything = torch.cat([labelings, target.unsqueeze(1)], 1)
-        batch = len(everything)
-        states, pairs, real, both = self._places(everything)
-        scores = potentials["node"].flatten(1).gather(1, states.view(batch, -1)).view(states.shape) * real
-        edges = potentials["edge"].flatten(1).gather(1, pairs.view(batch, -1)).view(pairs.shape) * both
-        total = scores.sum(2, dtype=torch.float64) + edges.sum(2, dtype=torch.float64)
-        return total[:, :-1] - total[:, -1:]
-
-    def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """The mass of each state and pair, less the total mass at the target's."""
-        everything = torch.cat([labelings, target.unsqueeze(1)], 1)
-        mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
-        return self._add(_zeros_like(potentials), everything, mass)
-
-    def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
-        """Hamming loss, ``[B]`` float64."""
-        return (self.costs(target) * (labeling != target)).sum(1)
-
-    def loss_potentials(self, target: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """The cost of each state, ``[B, N, K]``, 0 at the target; edges cost nothing; the constant is zero."""
-        delta = self.costs(target).unsqueeze(2).repeat(1, 1, self.num_states)
-        return {"node": delta.scatter_(2, target.clamp(min=0).unsqueeze(2), 0.0)}, delta.new_zeros(len(delta))
+    def _shapes(self, labeling: Tensor) -> dict[str, tuple[int, ...]]:
+        longest, states = labeling.shape[1], self.num_states
+        pairs = (states, states) if self.shared else (longest, states, states)
+        return {"node": (longest, states), "edge": pairs}
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
         """Check shapes, lengths and labels; write -1 beyond each length."""
@@ -144,11 +141,10 @@ class Tree(Structure):
 
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         """The nodes of each example, and the edges of those that have a parent."""
-        longest = potentials["node"].shape[1]
-        limit = longest if potentials.lengths is None else potentials.lengths.unsqueeze(1)
-        real = torch.arange(longest, device=potentials.device) < limit
+        real = real_rows(potentials, "node")
         own = {"node": real[..., None]}
-        return own if self.shared else {**own, "edge": (real & (self._on(real.device)[:longest] >= 0))[..., None, None]}
+        parent = self._on(real.device)[: real.shape[-1]]
+        return own if self.shared else {**own, "edge": (real & (parent >= 0))[..., None, None]}
 
     def check_sizes(self, sizes: Iterable[int]) -> None:
         """Raise ValueError if the parent of a node is missing in an example of one of these numbers of nodes."""
@@ -162,16 +158,12 @@ class Tree(Structure):
 
     def _plain(self) -> nn.Module:
         """Max-sum."""
-        from torchssvm.structures.tree.plain import TreeDecoder
-
         return TreeDecoder(self)
 
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
         """All K^N labelings."""
         batch, longest, states = potentials["node"].shape
-        real = check_lengths(potentials.lengths, batch, longest, potentials.device)
-        for states_of in itertools.product(range(states), repeat=longest):
-            yield torch.tensor(states_of, device=potentials.device).expand(batch, longest).masked_fill(~real, -1)
+        return every_labeling(states, check_lengths(potentials.lengths, batch, longest, potentials.device))
 
     def costs(self, target: Tensor) -> Tensor:
         """The cost of a wrong state at each node: ``[B, N]`` float64, zero in the padding."""
@@ -183,8 +175,8 @@ class Tree(Structure):
             self.parent = self.parent.to(device)
         return self.parent
 
-    def _places(self, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Places of the states and pairs of ``[B, C, N]`` in the flattened potentials, and masks of the real ones."""
+    def _places(self, labels: Tensor) -> Places:  # type: ignore[override]
+        """Of states and pairs ``[B, C, N]``."""
         longest, states = labels.shape[2], self.num_states
         parent = self._on(labels.device)[:longest]
         real = labels >= 0
@@ -192,18 +184,8 @@ class Tree(Structure):
         both = real & (parent >= 0)
         pairs = (known[:, :, parent.clamp(min=0)] * states + known).masked_fill(~both, 0)
         nodes = torch.arange(longest, device=labels.device)
-        return known + nodes * states, pairs if self.shared else pairs + nodes * states**2, real, both
-
-    def _add(self, parts: Parts, labels: Tensor, mass: Tensor) -> Parts:
-        """Add the parts of the labelings ``[B, C, N]``, weighted by ``mass`` ``[B, C]``, to ``parts``."""
-        batch = len(labels)
-        states, pairs, real, both = self._places(labels)
-        mass = mass.to(parts["node"].dtype).unsqueeze(2)
-        alike = labels.shape[1] == 1  # all terms that share a place are equal
-        for name, places, counts in (("node", states, real), ("edge", pairs, both)):
-            flat = parts[name].view(batch, -1)
-            add_at(flat, places.view(batch, -1), (mass * counts).view(batch, -1), any_order=alike)
-        return parts
+        pairs = pairs if self.shared else pairs + nodes * states**2
+        return [("node", known + nodes * states, real), ("edge", pairs, both)]
 
     def __repr__(self) -> str:
         parent = self.parent.tolist()
@@ -214,7 +196,3 @@ def _check_parent(parent: Sequence[int] | Tensor) -> Tensor:
     tree = as_parents(parent)
     max_sum_tree(torch.zeros(1, len(tree), 1), torch.zeros(1, 1), tree)  # raises if it is not a tree
     return tree
-
-
-def _zeros_like(potentials: Potentials) -> Parts:
-    return {name: tensor.new_zeros(tensor.shape) for name, tensor in potentials.tensors.items()}

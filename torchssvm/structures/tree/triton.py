@@ -18,11 +18,7 @@ _TILE = 64  # most states of a tile, for children and for parents
 def max_sum_tree_triton(node: Tensor, edge: Tensor, parent: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
     """As :func:`torchssvm.structures.tree.oracle.max_sum_tree`, for tensors of one float dtype; K up to 32767.
 
-    Args:
-        node: ``[B, N, K]``.
-        edge: ``[K, K]``, ``[B, K, K]`` or ``[B, N, K, K]``.
-        parent: ``[N]`` or ``[B, N]``.
-        depth: ``[B, N]``, of each node; -1 in the padding.
+    ``depth`` ``[B, N]`` is that of each node, -1 in the padding.
     """
     batch, longest, states = node.shape
     labels = node.new_full((batch, longest), -1, dtype=torch.int64)

@@ -1,0 +1,129 @@
+"""What structures of labels share: losses that are costs of wrong labels, and parts that stand at places."""
+
+from __future__ import annotations
+
+import itertools
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.core.batch import tree_tensors
+from torchssvm.core.ordered_sums import add_at
+from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.core.structure import Structure
+
+Places = list[tuple[str, Tensor, Tensor]]
+"""By name: places in the flattened potentials, ``[B, C, M]``, and which of them are real; a name may come again."""
+
+
+class Labelled(Structure):
+    """Labels ``[B, N]``, each with a cost if it is wrong; labelings and targets may be tuples that begin with them."""
+
+    single: str
+    """The name of the potentials of single labels."""
+
+    num_states: int
+
+    @property
+    def _states(self) -> int:
+        return self.num_states
+
+    @abstractmethod
+    def costs(self, target: Any) -> Tensor:
+        """The cost of a wrong label at each place: ``[B, N]`` float64, zero in the padding."""
+
+    def loss(self, labeling: Any, target: Any) -> Tensor:
+        """The costs of the wrong labels, ``[B]`` float64."""
+        labels, true = (tree_tensors(each)[0] for each in (labeling, target))
+        return (self.costs(target) * (labels != true)).sum(1)
+
+    def loss_potentials(self, target: Any) -> tuple[dict[str, Tensor], Tensor]:
+        """The cost of each label, ``[B, N, K]``, 0 at the target; pairs cost nothing, and the constant is zero."""
+        labels = tree_tensors(target)[0]
+        # To add a cost everywhere and subtract it at the target would leave rounding errors.
+        delta = self.costs(target).unsqueeze(2).repeat(1, 1, self._states)
+        return {self.single: delta.scatter_(2, labels.clamp(min=0).unsqueeze(2), 0.0)}, delta.new_zeros(len(delta))
+
+
+class Indexed(Structure):
+    """A structure whose parts are indicators, and counts, at places of the potentials."""
+
+    tensors = 1
+    """How many tensors of a labeling, and of a target, say its parts."""
+
+    @abstractmethod
+    def _shapes(self, labeling: Any) -> dict[str, tuple[int, ...]]:
+        """The shapes of the parts of a labeling, without the batch."""
+
+    @abstractmethod
+    def _places(self, *labelings: Tensor) -> Places:
+        """Of the parts of labelings ``[B, C, ...]``."""
+
+    def parts(self, labeling: Any) -> dict[str, Tensor]:
+        """Indicators of labels, and counts or indicators of pairs."""
+        labels = tree_tensors(labeling)[0]
+        device, batch = labels.device, len(labels)
+        like = {name: torch.zeros(batch, *shape, device=device) for name, shape in self._shapes(labeling).items()}
+        return self._add(like, self._stack(labeling), torch.ones(batch, 1, device=device))
+
+    def difference(self, labeling: Any, target: Any, potentials: Potentials) -> Parts:
+        """Parts of the labeling less parts of the target."""
+        mass = torch.tensor([1.0, -1.0], device=potentials.device).expand(potentials.batch_size, 2)
+        return self._add(zeros_like(potentials), self._stack(labeling, target), mass)
+
+    def relative_scores(self, labelings: Any, target: Any, potentials: Potentials) -> Tensor:
+        """Sums of looked-up potentials, less the target's: ``[B, C]`` float64."""
+        scores = self._scores(self._with_target(labelings, target), potentials)
+        return scores[:, :-1] - scores[:, -1:]
+
+    def mean_difference(self, labelings: Any, mass: Tensor, target: Any, potentials: Potentials) -> Parts:
+        """The mass of each part, less the total mass at the target's."""
+        mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
+        return self._add(zeros_like(potentials), self._with_target(labelings, target), mass)
+
+    def _stack(self, *labelings: Any) -> list[Tensor]:
+        """Labelings ``[B, ...]`` as ``[B, C, ...]``."""
+        several = zip(*(tree_tensors(one)[: self.tensors] for one in labelings), strict=True)
+        return [torch.stack(each, 1) for each in several]
+
+    def _with_target(self, labelings: Any, target: Any) -> list[Tensor]:
+        """Labelings ``[B, C, ...]`` and the target, ``[B, C + 1, ...]``."""
+        pairs = zip(*(tree_tensors(each)[: self.tensors] for each in (labelings, target)), strict=True)
+        return [torch.cat([held, own.unsqueeze(1)], 1) for held, own in pairs]
+
+    def _scores(self, labelings: list[Tensor], potentials: Potentials) -> Tensor:
+        """The scores of labelings ``[B, C, ...]``: ``[B, C]`` float64."""
+        total = torch.zeros(labelings[0].shape[:2], dtype=torch.float64, device=potentials.device)
+        for name, places, real in self._places(*labelings):
+            own = potentials[name].detach().flatten(1).gather(1, places.flatten(1)).view(places.shape)
+            total = total + own.masked_fill(~real, 0.0).sum(2, dtype=torch.float64)
+        return total
+
+    def _add(self, parts: Parts, labelings: list[Tensor], mass: Tensor) -> Parts:
+        """Add the parts of labelings ``[B, C, ...]``, weighted by ``mass`` ``[B, C]``, to ``parts``."""
+        alike = mass.shape[1] == 1  # all terms that share a place are equal
+        for name, places, real in self._places(*labelings):
+            flat = parts[name].flatten(1)
+            weights = mass.to(flat.dtype).unsqueeze(2) * real
+            add_at(flat, places.flatten(1), weights.flatten(1), any_order=alike)
+        return parts
+
+
+def zeros_like(potentials: Potentials) -> Parts:
+    """Parts that are zero, without a graph."""
+    return {name: tensor.new_zeros(tensor.shape) for name, tensor in potentials.tensors.items()}
+
+
+def real_rows(potentials: Potentials, name: str) -> Tensor:
+    """The rows of each example, ``[B, N]`` bool, or ``[N]`` where all have as many."""
+    place = torch.arange(potentials[name].shape[1], device=potentials.device)
+    return place < (len(place) if potentials.lengths is None else potentials.lengths.unsqueeze(1))
+
+
+def every_labeling(states: int, real: Tensor) -> Iterator[Tensor]:
+    """All labels ``[B, N]`` of so many states, -1 where ``real`` is False."""
+    for numbers in itertools.product(range(states), repeat=real.shape[1]):
+        yield torch.tensor(numbers, device=real.device).expand(real.shape).masked_fill(~real, -1)
