@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from torchssvm.core.arguments import check_object, check_seed, check_whole
+from torchssvm.core.arguments import check_choice, check_object, check_seed, check_whole
 from torchssvm.core.extras import needs
 from torchssvm.steps.orders import Order
 from torchssvm.steps.sampler import GapBatchSampler
@@ -164,8 +164,7 @@ class OCRData(GapDataModule):
         self, size: Literal["small", "large"] = "small", batch_size: int = 16, fold: int = 0, **loading: Any
     ) -> None:
         super().__init__(batch_size, **loading)
-        if size not in ("small", "large"):
-            raise ValueError(f"size must be 'small' or 'large', not {size!r}")
+        check_choice(size, "size", "small", "large")
         self.size = size
         self.fold = check_whole(fold, "fold", 0, most=9)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from torchssvm.core.arguments import check_length_form, check_whole
@@ -76,8 +77,8 @@ class PrecomputedFeatures(PaddedDataset):
                             f"its first {len(leading)} sizes must be {list(leading)}"
                         )
                     if batch.lengths is not None:
-                        inside = torch.arange(leading[1]) < batch.lengths.cpu()[:, None]
-                        out = out.masked_fill(~_like(inside, out), 0)
+                        beyond = torch.arange(leading[1]) >= batch.lengths.cpu()[:, None]
+                        out = out.masked_fill(beyond.view(*leading, *[1] * (out.dim() - 2)).to(out.device), 0)
                         lengths.append(batch.lengths.cpu())
                     xs.append(out.to(held))
                     ys.append(batch.y.cpu())
@@ -88,25 +89,13 @@ class PrecomputedFeatures(PaddedDataset):
         if not xs:
             raise ValueError("dataset is empty")
         super().__init__(
-            x=_stack(xs, 0.0) if lengths else torch.cat(xs),
-            y=_stack(ys, PADDING) if lengths else torch.cat(ys),
+            x=_joined(xs, 0.0) if lengths else torch.cat(xs),
+            y=_joined(ys, PADDING) if lengths else torch.cat(ys),
             lengths=torch.cat(lengths) if lengths else None,
             index=torch.cat(indices),
         )
 
 
-def _like(inside: Tensor, out: Tensor) -> Tensor:
-    """``inside`` [B, N] on the device of ``out`` [B, N, ...], ready to broadcast with it."""
-    return inside.to(out.device).view(*inside.shape, *[1] * (out.dim() - 2))
-
-
-def _stack(batches: list[Tensor], padding: float) -> Tensor:
+def _joined(batches: list[Tensor], padding: float) -> Tensor:
     """[B, N, ...] tensors of different N one after another, padded to the largest N."""
-    longest = max(t.shape[1] for t in batches)
-    total = sum(len(t) for t in batches)
-    stacked = batches[0].new_full((total, longest, *batches[0].shape[2:]), padding)
-    start = 0
-    for t in batches:
-        stacked[start : start + len(t), : t.shape[1]] = t
-        start += len(t)
-    return stacked
+    return pad_sequence([row for batch in batches for row in batch], batch_first=True, padding_value=padding)

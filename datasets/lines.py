@@ -27,11 +27,8 @@ _WORD = re.compile(f"[^{BLANKS}]+")
 def read_lines(path: str | os.PathLike[str], limit: int = UNPACKED_LIMIT) -> list[str]:
     """The lines of a UTF-8 file, unpacked where it is a gzip file, without byte order marks where files begin.
 
-    LF, CRLF or a lone CR ends a line; after the last end there is one more, empty line.
-
-    Args:
-        path: The file.
-        limit: Bytes that a gzip file may unpack to.
+    LF, CRLF or a lone CR ends a line; after the last end there is one more, empty line. A gzip file may unpack to
+    ``limit`` bytes.
 
     Raises:
         OSError: It cannot be opened.
@@ -66,14 +63,9 @@ def _with_lf(text: str) -> str:
 
 
 def read_content(path: Path, limit: int = UNPACKED_LIMIT) -> bytes:
-    """The bytes of a file, unpacked where it is a gzip file.
+    """The bytes of a file, unpacked where it is a gzip file, at most to ``limit`` bytes.
 
-    Args:
-        path: The file.
-        limit: Bytes that it may unpack to; unpacking stops there.
-
-    Raises:
-        ValueError: It is a gzip file that is damaged, or unpacks to more than ``limit`` bytes.
+    ValueError if it is a gzip file that is damaged, or unpacks to more.
     """
     limit = check_whole(limit, "limit")
     with path.open("rb") as file:
@@ -104,13 +96,7 @@ def words_of(line: str) -> list[str]:
 
 
 class Fields(NamedTuple):
-    """How some lines are split into columns.
-
-    Attributes:
-        split: The columns of a line.
-        sizes: How many each line has.
-        separator: What separates them, for messages.
-    """
+    """How some lines are split into columns, how many each line has, and what separates them, for messages."""
 
     split: Callable[[str], list[str]]
     sizes: list[int]
@@ -130,12 +116,9 @@ class Fields(NamedTuple):
 def split_columns(lines: Sequence[str], widths: Sequence[int] = ()) -> Fields:
     """The columns of lines, separated by single tabs or by any number of blanks and tabs, the same for all of them.
 
-    Of the two, that by which more lines have the same number of columns; tabs, if both do equally well. Tabs that end
-    a line make a column where all lines, or as many as any, have it.
-
-    Args:
-        lines: At least one, none of them blank.
-        widths: The numbers of columns that are expected, if known: what has one of them goes first, then blanks.
+    Of the two, that by which more lines have the same number of columns; tabs, if both do equally well. Tabs that end a
+    line make a column where all lines, or as many as any, have it. No line is blank, and there is one. What has one of
+    the expected ``widths`` goes first, then blanks.
     """
     by_tabs = _at_tabs(lines) if any("\t" in line for line in lines) else None
     if by_tabs and not widths and by_tabs.width > 1 and by_tabs.agree == len(lines):

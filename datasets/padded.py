@@ -46,9 +46,7 @@ class Example(NamedTuple):
 def place_of(i: int, n: int, what: str = "examples") -> int:
     """The position of item i of n, 0 to n-1; negative numbers count from the end.
 
-    Raises:
-        IndexError: There is no such item.
-        TypeError: i is not a whole number.
+    IndexError if there is no such item, TypeError if i is not a whole number.
     """
     at = _whole(i)
     if not -n <= at < n:
@@ -57,13 +55,7 @@ def place_of(i: int, n: int, what: str = "examples") -> int:
 
 
 def places_of(indices: Sequence[int] | Tensor, n: int, what: str = "examples") -> list[int]:
-    """The positions of a batch's items among n; see :func:`place_of`.
-
-    Raises:
-        ValueError: ``indices`` is empty.
-        IndexError: A number is out of range.
-        TypeError: A number is not a whole number.
-    """
+    """The positions of a batch's items among n; errors as of :func:`place_of`, and ValueError if there is none."""
     places = [_whole(i) for i in (indices.reshape(-1).tolist() if isinstance(indices, Tensor) else indices)]
     if not places:
         raise ValueError("indices is empty: a batch needs at least one example")
@@ -98,8 +90,7 @@ def padded(tensors: Sequence[Tensor], fill: int) -> Tensor:
 def collating(make: Callable[[Sequence[_Item]], Batch]) -> Callable[[Batch | Sequence[_Item]], Batch]:
     """A ``collate_fn`` that takes a list of examples, or a batch from ``__getitems__``, which it returns.
 
-    Args:
-        make: Makes a batch of at least one example.
+    ``make`` makes a batch of at least one example.
     """
 
     def collate(examples: Batch | Sequence[_Item]) -> Batch:

@@ -6,7 +6,6 @@ Each file holds one kind of array for all images, one image after another; ``pla
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -161,16 +160,6 @@ def listed(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_suffix(".part")
-    with open(part, "w", encoding="utf-8") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .graph_cache import MANIFEST, PLACE_COLUMNS, PLACES, GraphCache, StaleCache, is_changed, key_of, layout, write_json
+from torchssvm.core.files import write_text
+
+from .graph_cache import MANIFEST, PLACE_COLUMNS, PLACES, GraphCache, StaleCache, is_changed, key_of, layout
 from .graph_cache_words import drop_words, make_words, read_words, words_are_of
 from .growing import GrowingArray, rows_in
 from .region_features import GraphSettings, RegionGraph, region_graph
@@ -39,17 +41,10 @@ def open_cache(
     workers: int = 0,
     show: bool = True,
 ) -> GraphCache:
-    """Open the cache of these images; build it first if needed, continuing an interrupted build.
+    """Open the cache of these images, training set first; build it if needed, continuing an interrupted build.
 
-    Args:
-        folder: Its folder. A second process that needs the same cache waits.
-        pairs: The images, training set first.
-        settings: How graphs are made.
-        empty_masks: Whether masks without foreground are allowed.
-        skip: Whether unusable images are left out instead of raising.
-        rebuild: Whether to replace a cache that is damaged or was made for anything else.
-        workers: Number of processes that build.
-        show: Whether progress is shown.
+    A second process that needs the same cache waits. ``skip`` leaves unusable images out instead of raising, and
+    ``rebuild`` replaces a cache that is damaged or was made for anything else.
 
     Raises:
         StaleCache: The folder has a cache that is damaged, or made for other images or settings.
@@ -99,7 +94,7 @@ def _build(
         vocabulary = read_words(folder)
         if vocabulary is None:
             vocabulary = make_words(folder, pairs, settings, empty, skip, mapping, show)
-        write_json(folder / _BUILDING, {"key": key, "skipped": skipped})
+        write_text(folder / _BUILDING, json.dumps({"key": key, "skipped": skipped}))
         ends = np.zeros(3, np.int64) if not len(done) else done[-1, :3].copy()
         arrays = {
             name: GrowingArray(folder / f"{name}.npy", dtype, row, len(done) if end < 0 else int(ends[end]))
@@ -120,7 +115,7 @@ def _build(
                     if not skip:
                         raise ValueError(f"{made.reason} (on_bad='skip' goes on without such images)")
                     skipped[pairs[number].name] = made.reason
-                    write_json(folder / _BUILDING, {"key": key, "skipped": skipped})
+                    write_text(folder / _BUILDING, json.dumps({"key": key, "skipped": skipped}))
                 shape = (0, 0)
                 if made.graph is not None and made.image is not None and made.mask is not None:
                     shape = made.mask.shape
@@ -136,7 +131,7 @@ def _build(
             commit()
             for array in arrays.values():
                 array.close()
-    write_json(folder / MANIFEST, {"key": key, "skipped": skipped})
+    write_text(folder / MANIFEST, json.dumps({"key": key, "skipped": skipped}))
     (folder / _BUILDING).unlink()
 
 

@@ -15,14 +15,8 @@ _MAGIC = b"\x93NUMPY\x01\x00"
 class GrowingArray:
     """Appends rows to a file that ``numpy.load`` reads, memory-mapped or not, after each :meth:`commit`.
 
-    Args:
-        path: The file; a new one if ``rows`` is 0.
-        dtype: The dtype.
-        trailing: Shape of a row.
-        rows: Rows of the file to keep; later ones are cut off.
-
-    Raises:
-        ValueError: The file has fewer rows.
+    A file keeps its first ``rows``, of the shape ``trailing`` each; it is new where they are 0. ValueError if it has
+    fewer.
     """
 
     def __init__(self, path: Path, dtype: str, trailing: Sequence[int], rows: int = 0) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from torchssvm.core.arguments import check_choice
 from torchssvm.core.batch import Batch
 from torchssvm.core.extras import needs
 
@@ -28,6 +30,7 @@ _PAGE = "https://sam.johnson.io/research/lspet.html"
 _FOLDER = "lspet"
 _TRAIN, _SMALL, _COUNT = 800, 100, 1000
 _GREY = 128
+_BILINEAR = 2  # of Pillow
 
 
 class LSPET(Dataset[tuple[Tensor, Tensor, int]]):
@@ -74,10 +77,8 @@ class LSPET(Dataset[tuple[Tensor, Tensor, int]]):
         root: str | os.PathLike[str] | None = None,
         keep: bool = False,
     ) -> None:
-        if split not in ("train", "test"):
-            raise ValueError(f"split must be 'train' or 'test', not {split!r}")
-        if size not in ("small", "large"):
-            raise ValueError(f"size must be 'small' or 'large', not {size!r}")
+        check_choice(split, "split", "train", "test")
+        check_choice(size, "size", "small", "large")
         if len(canvas) != 2 or min(canvas) < 1:
             raise ValueError(f"canvas={canvas} must be (H, W), at least one pixel each")
         self.split, self.size, self.canvas = split, size, canvas
@@ -112,18 +113,13 @@ class LSPET(Dataset[tuple[Tensor, Tensor, int]]):
 
     def _read(self, index: int) -> np.ndarray:
         """An image on the canvas, uint8 ``[H, W, 3]``."""
-        image_module = _pillow()
-        file = self._files[index]
-        try:
-            with image_module.open(file) as opened:
-                image = opened.convert("RGB")
-        except OSError as error:
-            raise RuntimeError(f"{file} is no image, or is corrupt: {error}; fetch it again from {_PAGE}") from error
+        with _opened(self._files[index]) as opened:
+            image = opened.convert("RGB")
         height, width = self.canvas
         scale = float(self.scales[index])
         size = min(width, max(1, round(image.width * scale))), min(height, max(1, round(image.height * scale)))
         pixels = np.full((height, width, 3), _GREY, np.uint8)
-        pixels[: size[1], : size[0]] = np.asarray(image.resize(size, image_module.Resampling.BILINEAR))
+        pixels[: size[1], : size[0]] = np.asarray(image.resize(size, _BILINEAR))
         return pixels
 
     @staticmethod
@@ -178,15 +174,17 @@ def _read(file: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _size(file: Path) -> tuple[int, int]:
     """Width and height, from the header."""
-    try:
-        with _pillow().open(file) as image:
-            width, height = image.size
-    except OSError as error:
-        raise RuntimeError(f"{file} is no image, or is corrupt: {error}; fetch it again from {_PAGE}") from error
+    with _opened(file) as image:
+        width, height = image.size
     return width, height
 
 
-def _pillow() -> Any:
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
     with needs("reading images needs Pillow: pip install 'torchssvm[scikit-image]' brings it", "PIL"):
         from PIL import Image
-    return Image
+    try:
+        with Image.open(file) as opened:
+            yield opened
+    except OSError as error:
+        raise RuntimeError(f"{file} is no image, or is corrupt: {error}; fetch it again from {_PAGE}") from error

@@ -117,13 +117,7 @@ class RegionGraph(NamedTuple):
 
 
 def region_graph(image: np.ndarray, mask: np.ndarray, settings: GraphSettings, vocabulary: Vocabulary) -> RegionGraph:
-    """The graph of one image.
-
-    Args:
-        image: uint8 ``[H, W, 3]``, RGB.
-        mask: bool ``[H, W]``, True in the foreground.
-        settings: The settings.
-        vocabulary: Centres of the words.
+    """The graph of one image, uint8 RGB ``[H, W, 3]``, whose mask ``[H, W]`` is True in the foreground.
 
     Raises:
         ValueError: The image is too small to be divided.

@@ -55,15 +55,10 @@ def find_pairs(
     """The images and masks below a folder, the training set first, each set sorted by name.
 
     An image and its mask have the same name and lie in the same subfolder, whatever their endings; a mask's name may
-    have one of HorseSeg's ``.gt``, ``.bb`` or ``.no`` besides. Files in a subfolder ``test`` are the test set; where
-    there is none, all but the first ``num_train`` are. HorseSeg's training set is sorted by quality first.
-
-    Args:
-        root: The folder.
-        images: Subfolder of the images; None, with ``masks``, takes the first of ``LAYOUTS`` that is there.
-        masks: Subfolder of the masks.
-        num_train: Number of training images.
-        qualities: The HorseSeg qualities in use; None is all.
+    have one of HorseSeg's ``.gt``, ``.bb`` or ``.no`` besides, of which only the ``qualities`` are used, if given.
+    Files in a subfolder ``test`` are the test set; where there is none, all but the first ``num_train`` are. HorseSeg's
+    training set is sorted by quality first. Without subfolders for images and masks, the first of ``LAYOUTS`` that is
+    there is taken.
 
     Raises:
         FileNotFoundError: A folder is missing or empty.
@@ -112,15 +107,8 @@ def read_pair(pair: Pair, empty_masks: bool = False) -> tuple[np.ndarray, np.nda
     Foreground is what is above 127 in the mask (in the largest channel of a coloured one), or above half of what the
     file's numbers can be; in masks of zeros and ones, JPEGs excepted, it is the ones.
 
-    Args:
-        pair: The files.
-        empty_masks: Whether masks without foreground are allowed.
-
-    Returns:
-        uint8 ``[H, W, 3]``, RGB, and bool ``[H, W]``.
-
-    Raises:
-        ValueError: A file is missing, cannot be read, or does not fit the other; the message names it.
+    Returns uint8 ``[H, W, 3]``, RGB, and bool ``[H, W]``. ValueError, naming the file, if one is missing, cannot be
+    read, does not fit the other, or is without foreground, unless ``empty_masks``.
     """
     for what, path in (("image", pair.image), ("mask", pair.mask)):
         if path is None:

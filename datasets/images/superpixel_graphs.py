@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from torchssvm.core.arguments import check_choice
 from torchssvm.core.batch import Batch
 from torchssvm.structures.arguments import WeightedLabels
 from torchssvm.structures.graph_cut.head import Graphs
@@ -56,8 +57,7 @@ class SuperpixelGraphs(Dataset[GraphExample]):
     """
 
     def __init__(self, cache: GraphCache, split: Literal["train", "test"] = "train", *, balanced: bool = True) -> None:
-        if split not in ("train", "test"):
-            raise ValueError(f"split must be 'train' or 'test', not {split!r}")
+        check_choice(split, "split", "train", "test")
         self.cache = cache
         self.split = split
         self.balanced = balanced

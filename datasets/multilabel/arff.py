@@ -26,11 +26,9 @@ _LARGEST = 3.4028234663852886e38  # of float32
 
 
 class Attribute(NamedTuple):
-    """A column of the file.
+    """A column of the file, its name without quotes, and the line of its declaration.
 
     Attributes:
-        name: The name, without quotes.
-        line: Line of the declaration.
         first: The first of its columns in the matrix.
         columns: Their names: its own, or ``name=value`` for each of its nominal values.
         values: Column and number of each value that a nominal attribute may take, by their spelling, the first declared
@@ -51,14 +49,10 @@ class Attribute(NamedTuple):
 
 @dataclass(frozen=True)
 class Arff:
-    """The content of a file.
+    """The content of a file: its attributes in order, ``rows`` ``[n, columns]`` of all of their columns, and their
+    lines.
 
-    Attributes:
-        source: The file, for messages.
-        attributes: The columns, in order.
-        rows: ``[n, columns]``, the columns of all attributes in their order.
-        lines: Line number of every row, from 1.
-        relation: The name after @relation, without quotes; MEKA writes options into it.
+    ``source`` is the file, for messages; ``relation`` the name after @relation, into which MEKA writes options.
     """
 
     source: str
@@ -74,12 +68,9 @@ def read_arff(path: str | os.PathLike[str], *, limit: int = UNPACKED_LIMIT) -> A
     A nominal attribute becomes a column of 0 and 1 for each of its values, numbers such as ``{1,2,3}`` too, which are
     names of categories; one of ``{0,1}`` stays as it is.
 
-    Rows are dense (``0.5,0,1``) or sparse (``{3 1, 17 0.5}``, attributes counted from 0). Values omitted in a row
-    are 0, or the first value of a nominal attribute, as in Weka. UTF-8, plain or gzipped.
-
-    Args:
-        path: The file.
-        limit: Bytes that a gzip file may unpack to.
+    Rows are dense (``0.5,0,1``) or sparse (``{3 1, 17 0.5}``, attributes counted from 0). Values omitted in a row are
+    0, or the first value of a nominal attribute, as in Weka. UTF-8, plain or gzipped, unpacked to at most ``limit``
+    bytes.
 
     Raises:
         OSError: The file cannot be opened.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchssvm.core.arguments import check_flags, check_number, check_seed
+from torchssvm.core.arguments import check_choice, check_flags, check_number, check_seed
 from torchssvm.core.batch import Batch
 from torchssvm.core.sparse_features import SparseFeatures
 
@@ -291,8 +291,7 @@ def locate(name: str, split: str, root: str | os.PathLike[str] | None = None) ->
     """The ARFF and the XML file of a dataset; arguments and errors as in :class:`Multilabel`."""
     if name not in NAMES:
         raise ValueError(f"name must be one of {', '.join(NAMES)}, not {name!r}; Multilabel.from_mulan reads any files")
-    if split not in ("train", "test"):
-        raise ValueError(f"split must be 'train' or 'test', not {split!r}")
+    check_choice(split, "split", "train", "test")
     page = f"{PAGE} (unpack {name}.rar)"
     folder = f"multilabel/{name}/{name}"
     return find(f"{folder}-{split}.arff", page, root), find(f"{folder}.xml", page, root)

@@ -100,9 +100,7 @@ def draw_pairs(axes: Any, interactions: Tensor, names: Sequence[str], *, stronge
 def strongest_pairs(interactions: Tensor, number: int) -> tuple[list[Pair], list[Pair]]:
     """The pairs with the largest positive and with the smallest negative interactions, the strongest first.
 
-    Args:
-        interactions: ``[K, K]``, symmetric; the diagonal is not read.
-        number: Largest length of each list; pairs with interaction 0 are in neither.
+    At most ``number`` of each, and none with 0; of symmetric ``[K, K]`` the diagonal is not read.
     """
     rows, columns = torch.triu_indices(len(interactions), len(interactions), offset=1)
     values = interactions.detach().cpu()[rows, columns]
@@ -120,9 +118,6 @@ def order_of_labels(interactions: Tensor) -> Tensor:
 
     By the second eigenvector of the Laplacian of the positive interactions (Atkins, Boman and Hendrickson, A spectral
     algorithm for seriation, 1998).
-
-    Args:
-        interactions: ``[K, K]``, symmetric; the diagonal is not read.
     """
     size = len(interactions)
     if size < 3:

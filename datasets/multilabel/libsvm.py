@@ -29,18 +29,10 @@ def read_libsvm(
     first_label: int = 0,
     limit: int = UNPACKED_LIMIT,
 ) -> LabelledRows:
-    """Read a file.
+    """Read a file, plain or gzipped; see ``Multilabel.from_libsvm``. It may unpack to ``limit`` bytes.
 
-    A line without labels begins with its first feature or a blank; features ascend within a line. Text after ``#`` is
-    a comment.
-
-    Args:
-        path: The file, plain or gzipped.
-        num_features: Number of features; None if the first line gives it.
-        num_labels: Number of labels; None if the first line gives it.
-        first_feature: The number of the first feature, 0 or 1.
-        first_label: The number of the first label, 0 or 1.
-        limit: Bytes that a gzip file may unpack to.
+    A line without labels begins with its first feature or a blank; features ascend within a line. Text after ``#`` is a
+    comment.
 
     Raises:
         ImportError: scikit-learn is not installed.

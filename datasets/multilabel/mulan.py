@@ -19,15 +19,7 @@ from .sparse_rows import SparseRows
 
 
 class LabelledRows(NamedTuple):
-    """The multilabel examples of a file.
-
-    Attributes:
-        features: ``[n, F]``.
-        labels: ``[n, K]``; all values are 1.
-        feature_names: Name of every feature.
-        label_names: Name of every label.
-        source: The file, for messages.
-    """
+    """The multilabel examples of a file: features ``[n, F]``, labels ``[n, K]``, all 1, and the names of both."""
 
     features: SparseRows
     labels: SparseRows
@@ -56,15 +48,8 @@ def read_mulan(
 ) -> LabelledRows:
     """Read features in the order of the ARFF file, and labels in the order of the XML file, or of the attributes.
 
-    Nominal features become a feature of 0 and 1 for each of their values, ``colour=red``, unless these are 0 and 1.
-
-    Args:
-        arff: The file of examples.
-        labels: The XML file of labels; or how many attributes are labels, the first of the file, the last if it is
-            negative, as in MEKA. None is MEKA's number, if the file has ``-C`` in its ``@relation``, and otherwise the
-            XML file beside it: ``scene.xml`` for ``scene-train.arff``.
-        page: Where the files are published, for messages; None for your own files.
-        limit: Bytes that a gzip file may unpack to.
+    Nominal features become a feature of 0 and 1 for each of their values, ``colour=red``, unless these are 0 and 1. For
+    ``labels`` see ``Multilabel.from_mulan``. ``page`` is where the files are published, for messages.
 
     Raises:
         OSError: A file cannot be opened.
@@ -130,10 +115,6 @@ def _beside(arff: str | os.PathLike[str]) -> Path:
 
 def read_labels(path: str | os.PathLike[str], *, page: str | None = None) -> list[Label]:
     """The labels of an XML file, in order; in a hierarchy parents come first.
-
-    Args:
-        path: The file.
-        page: As in :func:`read_mulan`.
 
     Raises:
         OSError: The file cannot be opened.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_whole
+from torchssvm.core.arguments import check_choice, check_whole
 
 from ..padded import PADDING, PaddedDataset
 
@@ -89,10 +89,8 @@ class OCR(PaddedDataset):
         size: Literal["small", "large"] = "small",
         fold: int = 0,
     ):
-        if split not in ("train", "test"):
-            raise ValueError(f"split must be 'train' or 'test', not {split!r}")
-        if size not in ("small", "large"):
-            raise ValueError(f"size must be 'small' or 'large', not {size!r}")
+        check_choice(split, "split", "train", "test")
+        check_choice(size, "size", "small", "large")
         self.fold = fold = check_whole(fold, "fold", 0, most=_FOLDS - 1)
         self.split = split
         self.size = size

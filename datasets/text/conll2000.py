@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from torchssvm.core.arguments import check_choice, check_whole
+
 from ..files import fetch
 from .chunking import ChunkingDataset
-from .chunking_features import Vocabulary, attributes, check_count
+from .chunking_features import Vocabulary, attributes
 from .columns import TaggedSentences, read_columns
 
 PAGE = "https://www.clips.uantwerpen.be/conll2000/chunking/"
@@ -61,15 +63,14 @@ class CoNLL2000(ChunkingDataset):
         vocabulary: Vocabulary | None = None,
         root: str | os.PathLike[str] | None = None,
     ) -> None:
-        if split not in SPLITS:
-            raise ValueError(f"split must be 'train' or 'test', not {split!r}")
+        check_choice(split, "split", *SPLITS)
         if vocabulary is not None and not isinstance(vocabulary, Vocabulary):
             raise TypeError(f"vocabulary={vocabulary!r} must be a Vocabulary, such as CoNLL2000('train').vocabulary")
         if vocabulary is not None and min_count not in (None, vocabulary.min_count):
             raise ValueError(
                 f"min_count={min_count}, but the vocabulary given has min_count={vocabulary.min_count}: leave one out"
             )
-        least = check_count(_MIN_COUNT if min_count is None else min_count)
+        least = check_whole(_MIN_COUNT if min_count is None else min_count, "min_count")
         self.split = split
         sentences = _read(split, root)
         found = attributes(sentences)

@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 
+from torchssvm.core.arguments import check_whole
 from torchssvm.structures.chain.transitions import Transitions
 
 from .chunking import ChunkingDataset
-from .chunking_features import Vocabulary, check_count, sorted_tags
+from .chunking_features import Vocabulary, sorted_tags
 from .column_layout import Columns
 from .columns import TaggedSentences, read_columns
 from .entity_features import entity_attributes
@@ -68,7 +69,7 @@ class NamedEntities(ChunkingDataset):
         if vocabulary is None:
             if sentences.tags is None:
                 raise ValueError(f"{sentences.source} has no tags: give the vocabulary of a training set")
-            check_count(min_count)  # before the work
+            check_whole(min_count, "min_count")  # before the work
             found = self.describe(sentences) if found is None else found
             tags = sorted_tags(sentences.tags) if sentences.scheme is None else entity_tags(sentences.tags)
             vocabulary = Vocabulary.from_attributes(found, min_count, tags)

@@ -52,11 +52,9 @@ class Attributes(NamedTuple):
 
 
 class Field(NamedTuple):
-    """A property of every token.
+    """A property of every token: ``numbers`` int64 ``[tokens]``, indices into the sorted ``values`` that occur.
 
-    Attributes:
-        numbers: int64 ``[tokens]``, indices into ``values``.
-        values: The values that occur, sorted; a token whose value is empty gets no attribute of it.
+    A token whose value is empty gets no attribute of it.
     """
 
     numbers: np.ndarray
@@ -80,13 +78,8 @@ def describe(
 ) -> Attributes:
     """The attributes of all tokens; a template that reaches outside the sentence gives none.
 
-    All tokens are processed at once: values become numbers, and only distinct attributes become strings.
-
-    Args:
-        sentences: The tokens.
-        fields: Their properties, by name.
-        templates: Each gives a token at most one attribute, such as ``w[-1]|w[0]=of|the``.
-        name: What the templates are called.
+    All tokens are processed at once: values become numbers, and only distinct attributes become strings. A template
+    gives a token at most one attribute, such as ``w[-1]|w[0]=of|the``; ``name`` is what the templates are called.
     """
     lengths = np.diff(sentences.offsets)
     place = np.arange(len(sentences.words)) - np.repeat(sentences.offsets[:-1], lengths)

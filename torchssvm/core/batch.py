@@ -46,11 +46,7 @@ class Batch:
         return iter((self.x, self.y, self.index, self.lengths))
 
     def __getitem__(self, place: Any) -> NoReturn:
-        """What ``DataLoader`` asks for where it was given no ``collate_fn``.
-
-        Raises:
-            TypeError: Always.
-        """
+        """What ``DataLoader`` asks for where it was given no ``collate_fn``: TypeError."""
         raise TypeError(
             "a Batch has no items: give the DataLoader collate_fn=dataset.collate, or take in_order(dataset)"
         )
@@ -107,9 +103,8 @@ def tree_replace(tree: Any, tensors: Sequence[Tensor]) -> Any:
 def to_device(batch: Any, device: torch.device | str) -> Any:
     """Move all tensors of ``batch`` to ``device``, except meta tensors, which are refused later.
 
-    Copies to an accelerator are asynchronous. Copies to the host are not: it could read them before they arrive. Copies
-    of whole numbers (index, lengths, labels) remember the CPU tensor that they were made from, so that a training step
-    checks them without waiting for the device.
+    Copies to an accelerator are asynchronous; those to the host could be read before they arrive. Copies of whole
+    numbers remember the CPU tensor that they were made from: a step checks them without waiting for the device.
     """
     on_host = torch.device(device).type == "cpu"
 
@@ -244,11 +239,7 @@ class _InOrder:
 
 
 def restrict(batches: Iterable[Batch], examples: range) -> Iterable[Batch]:
-    """The batches of these examples; those of :func:`in_order` fetch no others.
-
-    Raises:
-        ValueError: A batch holds some of these examples and others.
-    """
+    """The batches of these examples; those of :func:`in_order` fetch no others. ValueError where one mixes both."""
     if isinstance(batches, _InOrder):
         yield from batches.within(examples)
         return
@@ -279,12 +270,8 @@ def lengths_of(dataset: Any) -> Tensor | None:
 def check_batches(batches: Any, *, reread: bool = False) -> Iterable[Batch]:
     """``batches``, if batches can be read from it; those of a map-style dataset with ``collate`` are made here.
 
-    Args:
-        batches: The user's argument.
-        reread: Whether they will be read more than once.
-
     Raises:
-        TypeError: It is a single batch or not iterable; or, with ``reread``, an iterator.
+        TypeError: It is a single batch or not iterable; or, to be ``reread``, an iterator.
     """
     if hasattr(batches, "collate") and hasattr(batches, "__len__"):
         return pass_over(batches)
@@ -324,11 +311,7 @@ def check_fits(head: Any, structure: Any, data: Any, collate_fn: Collate | None 
 
 
 def as_batch(batch: Any) -> Batch:
-    """``batch``, if it is a batch.
-
-    Raises:
-        TypeError: It is something else.
-    """
+    """``batch``, if it is a batch; else TypeError."""
     if not isinstance(batch, Batch):
         raise TypeError(
             f"batches gave a {type(batch).__name__}: they must be torchssvm.Batch(x, y, index, lengths); give the "
@@ -405,22 +388,17 @@ NAMES = ("vocabulary", "labels")
 class Part:
     """Some examples of a dataset as a dataset of its own, numbered from 0; an item is its number.
 
-    ``torch.utils.data.Subset`` keeps the numbers of the whole, which name other examples' dual blocks.
+    ``torch.utils.data.Subset`` keeps the numbers of the whole, which name other examples' dual blocks. What describes
+    columns and states, such as ``in_features``, ``vocabulary`` and, with it, ``labels``, is that of ``dataset``.
 
     Args:
         dataset: Map-style.
-        rows: Which examples, by their places in ``dataset``.
-        collate_fn: Makes a ``Batch`` of items of ``dataset``; None is ``dataset.collate``.
+        rows: Which examples, by their places in ``dataset``; int64 ``[m]`` as an attribute.
+        collate_fn: Makes a ``Batch`` of items of ``dataset``; None is ``dataset.collate``. ValueError if there is
+            neither.
 
     Attributes:
-        rows: int64 ``[m]``.
         lengths: int64 ``[m]`` where ``dataset`` has such a tensor, else None.
-
-    What describes columns and states is that of ``dataset``, such as ``in_features``, ``num_states``, ``vocabulary``
-    and, with it, ``labels``.
-
-    Raises:
-        ValueError: There is neither ``collate_fn`` nor ``dataset.collate``.
     """
 
     def __init__(self, dataset: Any, rows: Sequence[int] | Tensor, collate_fn: Collate | None = None) -> None:

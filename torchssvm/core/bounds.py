@@ -28,8 +28,7 @@ class Box:
             in the parameters' dtype.
 
     Attributes:
-        lower: For each parameter a tensor that broadcasts to it, or None if it has no bounds.
-        upper: Likewise.
+        lower, upper: For each parameter a tensor that broadcasts to it, or None if it has no bounds.
         bounded: For each parameter, whether any of its weights has a bound.
         has_bounds: Whether any weight has a bound.
 
@@ -105,11 +104,7 @@ class Box:
         ]
 
     def field(self, parameters: Sequence[nn.Parameter]) -> Field:
-        """The entry of a checkpoint: bounds and v, which is None for parameters without bounds; or None without any.
-
-        Args:
-            parameters: The head's parameters.
-        """
+        """The entry of a checkpoint: bounds and v, which is None for parameters without bounds; or None without any."""
         bounds, unclipped = (
             Each(list, Maybe(Entry(Tensor, (...,)))),
             [Maybe(Entry(p.dtype, p.shape)) for p in parameters],
@@ -132,13 +127,7 @@ class Box:
         return Field(Maybe(entries), "unclipped", save, load)
 
     def check_state(self, state: dict[str, Any] | None, parameters: Sequence[nn.Parameter], where: str) -> None:
-        """Raise ValueError if the state has other bounds than this box, or contradicts itself.
-
-        Args:
-            state: The entry, which fits its declaration.
-            parameters: The head's parameters.
-            where: The state's name in error messages.
-        """
+        """Raise ValueError if an entry as declared has other bounds than this box, or contradicts itself."""
         there = Box(parameters)
         if state is not None:
             try:

@@ -21,13 +21,10 @@ TOLERANCE = 1e-4
 
 
 def check_depends(potentials: Potentials, structure: Structure, parameters: Sequence[Tensor]) -> None:
-    """Check that the potentials are linear in these parameters, by Euler's identity for one direction.
+    """Check that the potentials are linear in these parameters, by Euler's identity for one direction; else ValueError.
 
     ``<r, theta> = <w, Phi^T r>`` holds for the dual's head, but not for a head with other weights. Numbers that are not
     finite are skipped; they raise another error.
-
-    Raises:
-        ValueError: The identity does not hold, or the potentials carry no gradient to the parameters.
     """
     if not potentials.requires_grad:
         raise ValueError(
@@ -52,13 +49,7 @@ def check_depends(potentials: Potentials, structure: Structure, parameters: Sequ
 def fingerprints(potentials: Potentials, structure: Structure, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """One number for each example that identifies its features, computed through the head's linear map.
 
-    Args:
-        potentials: The batch.
-        structure: Its ``places`` say which potentials count.
-        parameters: The head's parameters.
-
-    Returns:
-        ``[B]`` float64 each: the numbers, and the sums of the absolute values of their terms.
+    Returns ``[B]`` float64 each: the numbers, and the sums of the absolute values of their terms.
     """
     with torch.enable_grad():
         gradients = per_example_adjoint(potentials, probe(potentials, structure), parameters)

@@ -33,13 +33,8 @@ class Skipped(Exception):
 class Trial:
     """A batch on which requirements are examined.
 
-    Attributes:
-        structure: The structure.
-        potentials: The head's potentials for random weights.
-        target: From ``check_target``.
-        samples: Outputs: the target, and the oracle's outputs for other potentials.
-        weights: The head's parameters.
-        generator: The source of further random numbers.
+    ``potentials`` are the head's for random weights, ``target`` is from ``check_target``, ``samples`` are outputs: the
+    target, and the oracle's outputs for other potentials; ``generator`` is the source of further random numbers.
     """
 
     structure: Structure

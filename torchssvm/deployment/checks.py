@@ -45,11 +45,7 @@ def _sizes(structure: Structure) -> list[Any]:
 
 
 def check_labels(labels: Any, structure: Structure) -> list[str]:
-    """The names of the outputs, if there is a different one for each.
-
-    Args:
-        labels: The argument.
-        structure: A structure of this package.
+    """The names of the outputs of a structure of this package, if there is a different one for each.
 
     Raises:
         TypeError: ``labels`` are no strings.

@@ -108,9 +108,7 @@ def parts_of(
 ) -> tuple[nn.Module, Structure, nn.Module | None]:
     """Head, structure and features, taken from a ``StructuredSVM`` where ``head`` is one.
 
-    Raises:
-        TypeError: The head is no module, or there is no structure.
-        ValueError: The structure does not fit the head.
+    TypeError if the head is no module, or there is no structure; ValueError if it does not fit the head.
     """
     if not isinstance(head, nn.Module):
         raise TypeError(f"head must be a module such as LinearChain, not a {type(head).__name__}")

@@ -25,9 +25,7 @@ def check_dual(dual: Any) -> DualState:
 
 
 def check_batch(dual: DualState, index: Tensor, potentials: Potentials) -> Tensor:
-    """The blocks of the examples, on the device of the weights.
-
-    The number of a block is that of its example, less the first example that this process holds.
+    """The blocks of the examples, on the device of the weights, counted from the first that this process holds.
 
     Raises:
         ValueError: ``index`` is not int64 ``[B]`` within 0 .. n - 1, or holds examples of another process.
@@ -67,11 +65,7 @@ def check_repeated(dual: DualState, targets: Tensor, index: Tensor) -> None:
 
 
 def check_visits(index: Tensor, num_examples: int, own: range | None = None) -> Tensor:
-    """The blocks to visit, contiguous on the CPU; an example may be repeated.
-
-    Raises:
-        ValueError: ``index`` is not int64 ``[V]`` within 0 .. n - 1, or holds examples of another process.
-    """
+    """The blocks to visit, contiguous on the CPU; an example may be repeated. ValueError as :func:`check_batch`."""
     if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype != torch.int64:
         raise ValueError(f"index={index} must be an int64 tensor of one axis")
     if len(index):
@@ -95,12 +89,9 @@ def _check_range(low: int, high: int, num_examples: int, own: range | None) -> N
 
 
 def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None) -> None:
-    """Compare digests of examples with those that the blocks were trained on.
+    """Compare digests of examples, ``[B]`` int64 on the CPU, with those that the blocks were trained on.
 
-    Args:
-        dual: The dual state.
-        targets: ``[B]`` int64, as :func:`~torchssvm.core.digest.digest_examples` makes them, on the CPU.
-        index: ``[B]`` int64, the blocks; None is all of this process in order.
+    ``index`` ``[B]`` int64 are the blocks; None is all of this process in order.
 
     Raises:
         RuntimeError: Some differ; or, of all examples, the structure is not what it was.

@@ -207,13 +207,8 @@ class Labelings(Storage):
 class StoredLabelings(Stored):
     """The blocks of a batch; column 0 of the atoms is the rest, column c + 1 is slot c.
 
-    Args:
-        storage: Where they are kept.
-        index: ``[B]`` int64, the blocks.
-        potentials: The batch.
-        target: From ``check_target``.
-        count: ``[B]`` int64 on the CPU, the number of labelings of each block.
-        mixed: ``[B]`` bool, ``storage.mixed`` of the blocks, from the CPU.
+    ``count`` ``[B]`` int64 on the CPU are the numbers of labelings, and ``mixed`` ``[B]`` is ``storage.mixed``, from
+    there.
     """
 
     def __init__(

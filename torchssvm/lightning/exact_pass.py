@@ -22,14 +22,8 @@ class Fit:
 
     The modules of this package have the same properties and methods.
 
-    Args:
-        trainer: The trainer.
-        module: The module.
-
     Attributes:
         dual: The training problem: n, lam, structure and parameters; with BCFW also the dual.
-        passes: Effective passes so far.
-        training_loader: The training loader.
         solves_head: Whether the head holds weights of the dual; only these are certified.
     """
 
@@ -41,12 +35,12 @@ class Fit:
 
     @property
     def passes(self) -> float:
-        """See the class."""
+        """Effective passes so far."""
         return self.dual.passes
 
     @property
     def training_loader(self) -> DataLoader:
-        """See the class; TypeError if training does not take its examples from one DataLoader."""
+        """The training loader; TypeError if training does not take its examples from one DataLoader."""
         loader: Any = self._trainer.train_dataloader
         if not isinstance(loader, DataLoader):
             raise TypeError(
@@ -64,21 +58,13 @@ class Fit:
 
 
 def fit_of(trainer: L.Trainer, module: L.LightningModule) -> Fit:
-    """What callbacks ask: the module itself, if it is of this package.
-
-    Raises:
-        RuntimeError: No fit of the module has begun.
-    """
+    """What callbacks ask: the module itself, if it is of this package. RuntimeError before a fit."""
     found: Any = module if hasattr(module, "solves_head") else Fit(trainer, module)
     return found
 
 
 def find_dual(trainer: L.Trainer) -> DualState:
-    """The dual of the trainer's BCFW.
-
-    Raises:
-        RuntimeError: The trainer has none (yet).
-    """
+    """The dual of the trainer's BCFW; RuntimeError if it has none (yet)."""
     for optimizer in trainer.optimizers:
         if isinstance(optimizer, BCFW):
             return optimizer.dual

@@ -141,9 +141,7 @@ class HeadChoice(NamedTuple):
 class JointRun(HeadAlone):
     """The state of a fit with :class:`JointTraining`.
 
-    Attributes:
-        weights: The head's weights at the end of the first stage; None until then.
-        choice: Which head was kept; None until the fit ends, and without validation data.
+    ``weights`` are the head's at the end of the first stage, ``choice`` says which head was kept; None until then.
     """
 
     joint: JointTraining  # of this fit
@@ -162,8 +160,7 @@ class JointRun(HeadAlone):
     def start(self, module: Predicting, *, resumed: bool) -> None:
         """Begin a fit, or go on with one from a checkpoint that was loaded.
 
-        Raises:
-            ValueError: The trainer ends before the second stage, or weights to start from are not finite or absurd.
+        ValueError if the trainer ends before the second stage, or weights to start from are not finite or absurd.
         """
         self.joint = joint = module.joint
         trainer = cast(Any, module.trainer)
@@ -257,11 +254,7 @@ class JointRun(HeadAlone):
         checkpoint[_KEY] = {"weights": self.weights}
 
     def load(self, checkpoint: dict[str, Any], module: Predicting) -> None:
-        """Read it again.
-
-        Raises:
-            ValueError: The checkpoint has none, or is damaged.
-        """
+        """Read it again; ValueError if the checkpoint has none, or is damaged."""
         state = checkpoint.get(_KEY)
         if state is None:
             raise ValueError(

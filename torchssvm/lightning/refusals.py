@@ -36,11 +36,7 @@ def check_trainer(trainer: L.Trainer, *, averages: bool) -> None:
     """Refuse settings that contradict a fit; called from ``configure_callbacks``, the first hook of a run.
 
     Lightning itself checks clipping and accumulation after that hook, and advises automatic optimisation, which is
-    impossible here.
-
-    Args:
-        trainer: The trainer; only fits are checked.
-        averages: Whether ``AveragedWeights`` can average the weights.
+    impossible here. ``averages`` says whether ``AveragedWeights`` can average the weights.
 
     Raises:
         ValueError: The trainer clips or accumulates gradients or rounds weights; a callback accumulates, prunes,
@@ -80,12 +76,7 @@ def check_trainer(trainer: L.Trainer, *, averages: bool) -> None:
 def refuse_averages(trainer: L.Trainer, *, possible: bool = True) -> None:
     """Refuse callbacks that leave an average in the module: the certificate is for the trained weights.
 
-    Args:
-        trainer: The trainer.
-        possible: Whether ``AveragedWeights`` can average the weights.
-
-    Raises:
-        ValueError: The trainer has such a callback.
+    ``possible`` says whether ``AveragedWeights`` can average them.
     """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         name = type(callback).__name__
@@ -103,14 +94,9 @@ def refuse_averages(trainer: L.Trainer, *, possible: bool = True) -> None:
 
 
 def check_start(features: nn.Module, head: nn.Module | None = None) -> None:
-    """Look at the weights that a fit which trains ``features`` starts from.
+    """Raise ValueError if weights that a fit starts from are such as those of memory that was never written to.
 
-    Args:
-        features: The network.
-        head: The head, where the fit starts from its weights.
-
-    Raises:
-        ValueError: Weights are such as those of memory that was never written to.
+    They are those of the features, and of a head that the fit does not set to zero.
     """
     for part, module in (("features", features), ("head", head)):
         for name, weights in () if module is None else module.named_parameters():
@@ -124,11 +110,7 @@ def check_start(features: nn.Module, head: nn.Module | None = None) -> None:
 
 
 def training_modes(modes: dict[str, bool]) -> dict[str, bool]:
-    """Which parts of features that are trained are in training mode meanwhile: all of them, where none was.
-
-    Args:
-        modes: Whether each part, by name, came in training mode.
-    """
+    """Which parts of features that are trained are in training mode meanwhile: all of them, where none came so."""
     if any(modes.values()):
         return modes
     warn(

@@ -59,11 +59,7 @@ _OF_THE_TRAINER = {
 
 
 def find_solver(module: Any, solver: Solver | None) -> Solver:
-    """The solver of a model: ``solver``, or one that leaves all to the library.
-
-    Args:
-        module: The ``StructuredSVM``, with head, structure and features.
-        solver: The argument.
+    """The solver of a ``StructuredSVM``: ``solver``, or one that leaves all to the library.
 
     Raises:
         TypeError: ``solver`` is not a Solver.

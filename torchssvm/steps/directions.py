@@ -243,11 +243,8 @@ def solves_whole(direction: Any, storage: Storage) -> bool:
 
 
 def check_rules(direction: DirectionRule, oracle: OracleRule, storage: Storage, *, whole: bool = False) -> None:
-    """Check that direction and oracle rule work with the storage.
-
-    Args:
-        direction, oracle, storage: The rules.
-        whole: Whether blocks of mean parts can be solved whole.
+    """Check that direction and oracle rule work with the storage, of which blocks of mean parts may be solved
+    ``whole``.
 
     Raises:
         TypeError: One of them is a class, or not a rule.
