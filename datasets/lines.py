@@ -45,10 +45,7 @@ def read_lines(path: str | os.PathLike[str], limit: int = UNPACKED_LIMIT) -> lis
         ) from error
     if (place := text.find("\0")) >= 0:
         number = _with_lf(text[:place]).count("\n") + 1
-        raise ValueError(
-            f"{path}, line {number}: a NUL byte; this is no text in UTF-8 (UTF-16 has "
-            "such bytes: convert the file, e.g. with iconv)"
-        )
+        raise ValueError(f"{path}, line {number}: a NUL byte; convert the file to UTF-8, e.g. with iconv")
     lines = _with_lf(text.removeprefix(_BOM)).split("\n")
     # Files that were joined have a mark at each beginning; a token may be this character, or begin with it.
     for at, line in enumerate(lines):
@@ -76,10 +73,7 @@ def read_content(path: Path, limit: int = UNPACKED_LIMIT) -> bytes:
         with gzip.open(path) as packed:
             content = packed.read(limit)
             if packed.read(1):
-                raise ValueError(
-                    f"{path} unpacks to more than limit={limit} bytes: unpack it yourself, or give the reader a larger "
-                    "limit, if it is the right file"
-                )
+                raise ValueError(f"{path} unpacks to more than limit={limit} bytes: unpack it, or give a larger limit")
             return content
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is damaged: it begins as a gzip file and cannot be unpacked ({error})") from error

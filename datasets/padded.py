@@ -153,13 +153,7 @@ class PaddedDataset(Dataset[Example]):
     _dtype: torch.dtype  # of x
 
     def __init__(
-        self,
-        x: Tensor,
-        y: Tensor,
-        lengths: Tensor | None = None,
-        index: Tensor | None = None,
-        *,
-        unknown: bool = False,
+        self, x: Tensor, y: Tensor, lengths: Tensor | None = None, index: Tensor | None = None, *, unknown: bool = False
     ):
         check_tensor(x, "x", _NOT_DENSE)
         check_tensor(y, "y")
@@ -179,8 +173,7 @@ class PaddedDataset(Dataset[Example]):
             longest = x.shape[1] if x.ndim > 1 else 0
             if bool(((lengths < 1) | (lengths > longest)).any()):
                 raise ValueError(
-                    f"lengths must lie between 1 and the padded length {longest}, got {int(lengths.min())} to "
-                    f"{int(lengths.max())}"
+                    f"lengths must lie between 1 and {longest}, got {int(lengths.min())} to {int(lengths.max())}"
                 )
         check_flags(unknown=unknown)
         if not unknown:

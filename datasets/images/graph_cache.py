@@ -183,9 +183,7 @@ def _opened(folder: Path, name: str, dtype: str, shape: tuple[int, ...]) -> np.n
     except (OSError, ValueError) as error:
         raise StaleCache(f"{path} is missing, cut off or damaged: {error}") from error
     if found.shape != shape or found.dtype != np.dtype(dtype):
-        raise StaleCache(
-            f"{path} holds {found.dtype} of shape {list(found.shape)}, and should hold {dtype} of {list(shape)}"
-        )
+        raise StaleCache(f"{path} holds {found.dtype} {list(found.shape)}, and should hold {dtype} {list(shape)}")
     return found
 
 

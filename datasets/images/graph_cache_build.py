@@ -70,7 +70,7 @@ def _usable(cache: GraphCache, skip: bool) -> GraphCache:
     if cache.skipped and not skip:
         name, reason = next(iter(cache.skipped.items()))
         raise ValueError(
-            f"{len(cache.skipped)} images were left out of the cache {cache.folder}, the first of them {name}: {reason}"
+            f"{len(cache.skipped)} images were left out of the cache {cache.folder}, such as {name}: {reason}"
         )
     return cache
 

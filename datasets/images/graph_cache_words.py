@@ -79,9 +79,9 @@ def make_words(
         k_means(gradients, settings.gradient_words, settings.seed),
         k_means(colours, settings.colour_words, settings.seed),
     )
-    made_from = {"numbers": np.array(numbers), "stamps": np.array([sample.stamps for sample in samples])}
+    seen = np.array([sample.stamps for sample in samples])
     with whole_file(folder / _FILE) as file:
-        np.savez(file, gradients=vocabulary.gradients.numpy(), colours=vocabulary.colours.numpy(), **made_from)
+        np.savez(file, **vocabulary._asdict(), numbers=np.array(numbers), stamps=seen)
     return vocabulary
 
 

@@ -166,8 +166,7 @@ def _read(file: Path) -> tuple[np.ndarray, np.ndarray]:
     numbers, joints = read_arrays(file, "image", "joints")
     if numbers.shape != (_COUNT,) or joints.shape != (_COUNT, 14, 2) or not np.isfinite(joints).all():
         raise RuntimeError(
-            f"{file} is not the joints of LSPET: image is {list(numbers.shape)} and joints {list(joints.shape)}, they "
-            f"should be [{_COUNT}] and finite [{_COUNT}, 14, 2]"
+            f"{file} is not the joints of LSPET: image is {numbers.shape} and joints {joints.shape}, or not finite"
         )
     return numbers.astype(np.int64), joints.astype(np.float64)
 

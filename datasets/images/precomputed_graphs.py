@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from torchssvm.core.batch import Batch, to_device
+from torchssvm.core.head_call import evaluating
 from torchssvm.structures.graph_cut.head import Graphs
 
 from .superpixel_graphs import GraphExample, SuperpixelGraphs
@@ -38,20 +39,10 @@ class PrecomputedGraphs(Dataset[GraphExample]):
     """
 
     def __init__(self, dataset: Dataset[Any], features: Callable[[Any], Graphs] | None = None) -> None:
-        modules = list(features.modules()) if isinstance(features, nn.Module) else []
-        modes = [(module, module.training) for module in modules]
         parameter = next(features.parameters(), None) if isinstance(features, nn.Module) else None
-        for module in modules:
-            module.training = False
-        try:
-            with torch.no_grad():
-                self._examples = [
-                    self._apply(dataset, i, features, parameter)
-                    for i in range(len(dataset))  # type: ignore[arg-type]  # map-style
-                ]
-        finally:
-            for module, training in modes:
-                module.training = training
+        places = range(len(dataset))  # type: ignore[arg-type]  # map-style
+        with evaluating(features), torch.no_grad():
+            self._examples = [self._apply(dataset, i, features, parameter) for i in places]
         if not self._examples:
             raise ValueError("dataset is empty")
 

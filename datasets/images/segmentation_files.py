@@ -77,9 +77,7 @@ def find_pairs(
     annotations = _by_name(root / masks, endings)
     if qualities is not None:
         if not any(_quality(path) for path in annotations.values()):
-            raise ValueError(
-                f"{root / masks} has no masks named as HorseSeg's are (*.gt.png): its sizes are not to be had"
-            )
+            raise ValueError(f"{root / masks} has no masks named as HorseSeg's (*.gt.png): leave size out")
         wanted = {f".{quality}" for quality in qualities}
         other = {name for name, path in annotations.items() if _quality(path) not in wanted and not _tests(name)}
         pictures = {name: path for name, path in pictures.items() if name not in other}
@@ -94,9 +92,7 @@ def find_pairs(
     if not apart:
         train, apart = train[:num_train], set(train[num_train:])
     if not train or not apart:
-        raise ValueError(
-            f"{root / images} has {len(train)} images to train on and {len(apart)} to test on (num_train={num_train})"
-        )
+        raise ValueError(f"{root / images} has {len(train)} images to train on, {len(apart)} to test on ({num_train=})")
     in_order = [*train, *(name for name in names if name in apart)]
     return [Pair(name, pictures.get(name), annotations.get(name), name not in apart) for name in in_order]
 
@@ -122,8 +118,7 @@ def read_pair(pair: Pair, empty_masks: bool = False) -> tuple[np.ndarray, np.nda
     (height, width), (rows, columns) = image.shape[:2], mask.shape
     if abs(np.log(height * columns / (width * rows))) > np.log1p(_SAME_SHAPE):
         raise ValueError(
-            f"{pair.image} has {width} x {height} pixels, and {pair.mask} {columns} x {rows}: of another shape, so "
-            "that resizing would not make them fit"
+            f"{pair.image} has {width} x {height} pixels, and {pair.mask} {columns} x {rows}: of another shape"
         )
     return _resized(image, rows, columns), mask
 

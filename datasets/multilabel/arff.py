@@ -135,7 +135,7 @@ class _Reading:
             self.relation = _unquoted(text[len(keyword) :].strip())
         else:
             raise ValueError(
-                f"{where}: {text[:60]!r} stands before @data; only @relation, @attribute, and comments after a % may"
+                f"{where}: {text[:60]!r} stands before @data; only @relation, @attribute and % comments may"
             )
 
     def _check_attributes(self, where: str) -> None:
@@ -145,17 +145,13 @@ class _Reading:
         for attribute in self.attributes:
             if (before := first.setdefault(attribute.name, attribute.line)) != attribute.line:
                 raise ValueError(
-                    f"{self.source}, line {attribute.line}: attribute {attribute.name!r} is declared on line {before} "
-                    "already; rename one of them"
+                    f"{self.source}, line {attribute.line}: {attribute.name!r} is declared on line {before} too: rename"
                 )
 
     def _sparse(self, text: str, where: str) -> Iterator[tuple[int, float]]:
         body, brace, rest = text[1:].rpartition("}")
         if not brace or rest.strip() or "}" in body:
-            raise ValueError(
-                f"{where}: a sparse row must end with its }}, got {text[-30:]!r}"
-                + ("; weights of examples are not read, remove them" if "}" in body else "")
-            )
+            raise ValueError(f"{where}: a sparse row must end with its }}, without a weight, got {text[-30:]!r}")
         seen = set()
         for entry in _split(body, where) if body.strip() else ():
             digits, _, token = entry.partition(" " if " " in entry else "\t")
@@ -165,9 +161,7 @@ class _Reading:
                 raise ValueError(f"{where}: {entry!r} must be the number of an attribute, a blank, and its value")
             index = int(digits)
             if index >= len(self.attributes):
-                raise ValueError(
-                    f"{where}: attribute {index} is out of range: there are {len(self.attributes)}, counted from 0"
-                )
+                raise ValueError(f"{where}: attribute {index} is out of range: there are {len(self.attributes)}")
             if index in seen:
                 raise ValueError(f"{where}: attribute {index} comes twice; leave one out")
             seen.add(index)
@@ -179,9 +173,7 @@ class _Reading:
     def _dense(self, text: str, where: str) -> Iterator[tuple[int, float]]:
         tokens = _split(text, where)
         if len(tokens) != len(self.attributes):
-            raise ValueError(
-                f"{where}: {len(tokens)} values separated by commas, must be {len(self.attributes)}, one per attribute"
-            )
+            raise ValueError(f"{where}: {len(tokens)} values separated by commas, must be {len(self.attributes)}")
         for index, token in enumerate(tokens):
             yield self._entry(index, token, where)
 
@@ -220,8 +212,7 @@ def _attribute(text: str, line: int, where: str, first: int) -> Attribute:
         values = [_unquoted(token) for token in tokens]
         if "" in tokens or len(set(values)) < len(values):
             raise ValueError(
-                f"{where}: the values {kind[:60]} of attribute {name!r} must be names or numbers between commas, each "
-                "once; leave out what is empty or there twice"
+                f"{where}: the values {kind[:60]} of attribute {name!r} must be named between commas, each once"
             )
         if {number(value) for value in values} <= {0.0, 1.0}:  # one column of 0 and 1 already
             return Attribute(name, line, first, (name,), {value: (first, float(value)) for value in values})
@@ -229,8 +220,7 @@ def _attribute(text: str, line: int, where: str, first: int) -> Attribute:
         return Attribute(name, line, first, tuple(f"{name}={value}" for value in values), places)
     what = f"the type {kind[:60]!r}" if kind else "no type"
     raise ValueError(
-        f"{where}: attribute {name!r} has {what}, must be numeric, real, integer or nominal like {{0,1}}; "
-        "convert or remove the attribute"
+        f"{where}: attribute {name!r} has {what}: convert it to numeric, real, integer or nominal, or remove it"
     )
 
 

@@ -61,9 +61,7 @@ def read_libsvm(
         if line.partition("#")[0].strip():
             numbers.append(number)
         elif "#" not in line and len(lines) > 1:
-            raise ValueError(
-                f"{path}, line {number}: an empty line, and more after it; an example has a label or a feature"
-            )
+            raise ValueError(f"{path}, line {number}: an empty line; an example has a label or a feature")
     if not numbers:
         raise ValueError(f"{path} has no example")
     if told and len(numbers) != int(header[0]):
@@ -75,9 +73,7 @@ def read_libsvm(
             try:
                 _load([lines[number - 1]])
             except (ValueError, OverflowError) as error:
-                raise ValueError(
-                    f"{path}, line {number}: {error}; lines are 1,5 12:0.5 90:1, labels and then features, rising"
-                ) from error
+                raise ValueError(f"{path}, line {number}: {error}; lines are 1,5 12:0.5 90:1, rising") from error
         raise
     if not (finite := np.isfinite(matrix.data)).all():
         row = np.searchsorted(matrix.indptr, np.argmin(finite), side="right") - 1
@@ -108,12 +104,7 @@ def _load(lines: list[str]) -> tuple:
 
 
 def _places(
-    rows: Sequence[Sequence[float]],
-    lines: list[int],
-    what: str,
-    first: int,
-    total: int,
-    path: str | os.PathLike[str],
+    rows: Sequence[Sequence[float]], lines: list[int], what: str, first: int, total: int, path: str | os.PathLike[str]
 ) -> np.ndarray:
     """The numbers of all rows counted from 0, one row after another."""
     for row, line in zip(rows, lines, strict=True):
@@ -123,8 +114,7 @@ def _places(
         for number in row:
             if not (first <= number < first + total and number == int(number)):
                 raise ValueError(
-                    f"{path}, line {line}: {what} {number:g} is out of range, must be {first} to {first + total - 1}: "
-                    f"there are {total}, and first_{what}={first}"
+                    f"{path}, line {line}: {what} {number:g} is out of range, must be {first} to {first + total - 1}"
                 )
     return np.array([number for row in rows for number in row], np.int64) - first
 

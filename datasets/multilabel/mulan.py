@@ -74,10 +74,7 @@ def read_mulan(
         known = {attribute.name: place for place, attribute in enumerate(table.attributes)}
         for name, line in named:
             if name not in known:
-                raise ValueError(
-                    f"{labels}, line {line}: label {name!r} is not an attribute of {arff}; "
-                    "do the files belong together?"
-                )
+                raise ValueError(f"{labels}, line {line}: label {name!r} is not an attribute of {arff}")
         places = [known[name] for name, _ in named]
     rest = [attribute for place, attribute in enumerate(table.attributes) if place not in set(places)]
     if not rest:
@@ -172,8 +169,7 @@ def _labels(table: Arff, wanted: list[Attribute]) -> SparseRows:
     for attribute in wanted:
         if attribute.columns != (attribute.name,):
             raise ValueError(
-                f"{table.source}, line {attribute.line}: label {attribute.name!r} has the values "
-                f"{{{','.join(attribute.values or ())}}}, must be {{0,1}}"
+                f"{table.source}, line {attribute.line}: label {attribute.name!r} has other values than {{0,1}}"
             )
     rows = table.rows.columns([attribute.first for attribute in wanted])
     wrong = (rows.values != 1.0).nonzero()

@@ -79,8 +79,7 @@ def _with_links(french: tuple[str, ...], english: tuple[str, ...], text: str, wh
         link = int(match[1]), int(match[2])
         if link[0] >= len(french) or link[1] >= len(english):
             raise ValueError(
-                f"{where}: the link {entry} is out of range; the sentence has {len(french)} French and "
-                f"{len(english)} English words"
+                f"{where}: the link {entry} is out of range of {len(french)} French and {len(english)} English words"
             )
         if link in possible:
             raise ValueError(f"{where}: the link {link[0]}-{link[1]} is there twice")

@@ -68,7 +68,7 @@ class CoNLL2000(ChunkingDataset):
             raise TypeError(f"vocabulary={vocabulary!r} must be a Vocabulary, such as CoNLL2000('train').vocabulary")
         if vocabulary is not None and min_count not in (None, vocabulary.min_count):
             raise ValueError(
-                f"min_count={min_count}, but the vocabulary given has min_count={vocabulary.min_count}: leave one out"
+                f"min_count={min_count}, but the vocabulary has min_count={vocabulary.min_count}: leave one out"
             )
         least = check_whole(_MIN_COUNT if min_count is None else min_count, "min_count")
         self.split = split

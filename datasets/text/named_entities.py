@@ -61,9 +61,7 @@ class NamedEntities(ChunkingDataset):
         found: Attributes | None = None,
     ) -> None:
         if not isinstance(sentences, TaggedSentences):
-            raise TypeError(
-                f"sentences must be TaggedSentences, as read_columns gives them, not a {type(sentences).__name__}"
-            )
+            raise TypeError(f"sentences must be TaggedSentences, as of read_columns, not a {type(sentences).__name__}")
         if sentences.tags is not None and sentences.scheme is not None:
             sentences = replace(sentences, tags=to_bio(sentences.tags, sentences.offsets))
         if vocabulary is None:

@@ -171,8 +171,7 @@ def check_length_form(lengths: Any, batch: int, form: str = ", one for each exam
     if isinstance(lengths, Tensor) and (lengths.dtype == torch.bool or (lengths.ndim == 2 and lengths.shape[1] > 1)):
         raise ValueError(
             f"lengths must be int64 [{batch}], how many tokens each example has, and got a mask, {describe(lengths)}: "
-            "give mask.sum(1) where the tokens of every row come first, else pack them by "
-            "x, y, lengths = torchssvm.select_tokens(mask, x, y)"
+            "give mask.sum(1) where tokens come first, else x, y, lengths = torchssvm.select_tokens(mask, x, y)"
         )
     return check_int64(lengths, "lengths", (batch,), form)
 

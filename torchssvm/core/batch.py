@@ -47,9 +47,7 @@ class Batch:
 
     def __getitem__(self, place: Any) -> NoReturn:
         """What ``DataLoader`` asks for where it was given no ``collate_fn``: TypeError."""
-        raise TypeError(
-            "a Batch has no items: give the DataLoader collate_fn=dataset.collate, or take in_order(dataset)"
-        )
+        raise TypeError("a Batch has no items: give DataLoader(collate_fn=dataset.collate), or take in_order(dataset)")
 
     def replace(self, **changes: Any) -> Batch:
         """The same batch with some fields changed."""
@@ -360,14 +358,10 @@ def select_tokens(mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         raise ValueError(f"mask must be bool [B, N], True at the tokens to keep, got {describe(mask)}; see .bool()")
     for place, tensor in enumerate(tensors):
         if check_tensor(tensor, f"tensors[{place}]").shape[:2] != mask.shape:
-            raise ValueError(
-                f"tensors[{place}] has shape {list(tensor.shape)}, and mask {list(mask.shape)}: they must share B and N"
-            )
+            raise ValueError(f"tensors[{place}] {list(tensor.shape)} and mask {list(mask.shape)} must share B and N")
     lengths = mask.sum(1)
     if bool((empty := lengths == 0).any()):
-        raise ValueError(
-            f"mask has no True in {row_name(int(empty.nonzero()[0, 0]))}, and an example needs a token: leave it out"
-        )
+        raise ValueError(f"mask has no True in {row_name(int(empty.nonzero()[0, 0]))}: leave the example out")
     longest = int(lengths.max()) if len(lengths) else 0
     order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
     padding = torch.arange(longest, device=mask.device) >= lengths.unsqueeze(1)

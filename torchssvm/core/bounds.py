@@ -48,8 +48,7 @@ class Box:
             if bool((empty := low > high).any()):
                 place = tuple(empty.nonzero()[0].tolist())
                 raise ValueError(
-                    f"lower={_at(low, empty.shape, place)} is above upper={_at(high, empty.shape, place)} for weights "
-                    f"of shape {list(parameter.shape)}: no weight lies between them"
+                    f"lower={_at(low, empty.shape, place)} is above upper={_at(high, empty.shape, place)}: swap them"
                 )
             if bool((low == torch.inf).any()) or bool((high == -torch.inf).any()):
                 raise ValueError(f"lower={lower}, upper={upper} leave no finite weight")

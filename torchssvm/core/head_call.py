@@ -38,6 +38,20 @@ def apply_features(features: nn.Module, x: Any, lengths: Tensor | None = None) -
     return features(x) if lengths is None or not takes_lengths(features) else features(x, lengths=lengths)
 
 
+@contextmanager
+def evaluating(module: Any) -> Iterator[None]:
+    """Evaluation mode inside the ``with`` block; afterwards every submodule has its former mode."""
+    modes = []
+    if isinstance(module, nn.Module):
+        modes = [(part, part.training) for part in module.modules()]
+        module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
 _CALL = "_torchssvm_call"  # the attribute of a head's output that says how it was made
 _HOOKS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")  # not called; forward pre-hooks may make weights
 _LONG = 1000  # entries of a list or a dict that is not copied in every step

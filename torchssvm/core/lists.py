@@ -158,8 +158,7 @@ def check_lists(x: Any) -> SparseFeatures:
         check_tensor(values, "x.values")
     if values is not None and (not values.is_floating_point() or values.shape != columns.shape):
         raise ValueError(
-            f"x.values must be floating-point numbers shaped like x.columns, {list(columns.shape)}, or None where all "
-            f"are 1; got {values.dtype} {list(values.shape)}"
+            f"x.values must be floats {list(columns.shape)}, or None for 1; got {values.dtype} {list(values.shape)}"
         )
     return x
 
@@ -191,8 +190,7 @@ def lists_of_rows(x: SparseFeatures, num_features: int, dtype: torch.dtype) -> L
 def _check_columns(columns: Tensor, num_features: int) -> None:
     if columns.numel() and (int(columns.min()) < -1 or int(columns.max()) >= num_features):
         raise ValueError(
-            f"x.columns holds {int(columns.min())} to {int(columns.max())}: columns are 0 to {num_features - 1}, and "
-            "-1 is padding"
+            f"x.columns holds {int(columns.min())} to {int(columns.max())}, not 0 to {num_features - 1}, or padding -1"
         )
 
 

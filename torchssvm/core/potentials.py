@@ -138,7 +138,7 @@ class Potentials:
         self._note()
         if len({tensor.dtype for tensor in self.tensors.values()}) > 1:
             raise TypeError(
-                f"tensors have several dtypes, { {n: str(t.dtype) for n, t in self.tensors.items()} }; use one"
+                f"tensors have several dtypes, {sorted({str(t.dtype) for t in self.tensors.values()})}; use one"
             )
         for tensor in self.tensors.values():
             check_tensor(tensor, "potentials")

@@ -27,10 +27,7 @@ def check_problem(
     for parameter in held:
         check_tensor(parameter, "a weight of the head")
         if parameter.dtype not in (torch.float32, torch.float64):
-            raise TypeError(
-                f"the head's weights are {parameter.dtype}; keep the head in float32 or float64 "
-                "(the features below it may have any dtype)"
-            )
+            raise TypeError(f"the head's weights are {parameter.dtype}; keep the head in float32 or float64")
     if len({parameter.dtype for parameter in held}) > 1:
         raise TypeError("the head's weights have several dtypes; use one")
     check_range(lam, num_examples, held[0].dtype)
@@ -48,8 +45,7 @@ def check_range(lam: float, num_examples: int, dtype: torch.dtype) -> None:
     scales = (lam, lam * n, lam * n * n)
     if not all(limits.tiny <= scale <= limits.max and 1.0 / scale <= limits.max for scale in scales):
         raise ValueError(
-            f"lam={lam:g} with num_examples={n} is out of range: 1/(lam n) or lam n overflows or underflows in "
-            f"{dtype}. Usual values are 1e-6 to 1e3"
+            f"lam={lam:g} with num_examples={n} is out of range in {dtype}: usual values are 1e-6 to 1e3"
             + (", and float64 weights have a larger range" if dtype != torch.float64 else "")
         )
 

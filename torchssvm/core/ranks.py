@@ -73,9 +73,7 @@ class Ranks:
         ValueError if there are fewer examples than ranks.
         """
         if n < self.size:
-            raise ValueError(
-                f"there are {n} examples and {self.size} processes, each of which needs one: start fewer processes"
-            )
+            raise ValueError(f"there are {n} examples and {self.size} processes, which need one each: start fewer")
         rank = self.rank if rank is None else rank
         return range(rank * n // self.size, (rank + 1) * n // self.size)
 

@@ -335,9 +335,7 @@ class Stateful(ABC):
         """The state of some examples, consecutive ones or those of any places ``[m]`` int64, from that of all."""
         rows: Any = slice(own.start, own.stop) if isinstance(own, range) else own
         return self._made_of(
-            [state],
-            lambda tensors: tensors[0][rows],
-            lambda other, states: other.part_of_state(states[0], own),
+            [state], lambda tensors: tensors[0][rows], lambda other, states: other.part_of_state(states[0], own)
         )
 
     def merged_state(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
@@ -461,10 +459,7 @@ def with_seal(state: dict[str, Any]) -> dict[str, Any]:
 def check_seal(state: dict[str, Any], where: str) -> None:
     """Raise ValueError, naming ``where``, if the state does not hold the numbers that were saved."""
     if state["seal"] != with_seal(state)["seal"]:
-        raise damaged(
-            f"in {where} numbers are not those that were saved, so the certificate would not hold. Load an "
-            "earlier checkpoint"
-        )
+        raise damaged(f"in {where} numbers are not those that were saved. Load an earlier checkpoint")
 
 
 def _add(value: Any, crc: int) -> int:

@@ -93,8 +93,7 @@ def _named_values(token: Any) -> Iterable[tuple[str, float]]:
     if isinstance(token, Mapping):
         return _values_of(token)
     raise TypeError(
-        f"is a {type(token).__name__}: give {{name: text, number, True or False}}, or a list of "
-        "names; or one array [N, F] for each sequence"
+        f"is a {type(token).__name__}: give {{name: text, number, True or False}}, a list of names, or arrays [N, F]"
     )
 
 

@@ -366,8 +366,7 @@ class Structure(ABC):
             NotImplementedError: The structure has none.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} has no expectation oracle: define marginals(potentials) -> Marginals, or train "
-            "with BCFW, which needs a max oracle only"
+            f"{type(self).__name__} has no expectation oracle: define marginals(potentials), or train with BCFW"
         )
 
     def max_marginals(self, potentials: Potentials) -> Tensor:
@@ -495,14 +494,12 @@ class Structure(ABC):
         """
         tensors = tree_tensors(target)
         if not tensors:
-            raise TypeError(
-                f"target must be a tensor, or tensors, with the batch as first axis; it is {describe(target)}"
-            )
+            raise TypeError(f"target must be tensors with the batch as first axis; it is {describe(target)}")
         for tensor in tensors:
             check_tensor(tensor, "target")
         if isinstance(target, Tensor) and (not target.ndim or target.shape[0] != potentials.batch_size):
             raise ValueError(
-                f"target has shape {list(target.shape)}; its first axis must be the batch, {potentials.batch_size}"
+                f"target is {list(target.shape)}; its first axis must be the batch, {potentials.batch_size}"
             )
         own = per_example(self.loss(target, target), potentials, "loss(target, target)")
         reject_rows(own != 0, "the target's own loss is not zero in {rows}: loss(target, target) must be 0")

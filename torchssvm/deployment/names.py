@@ -36,8 +36,7 @@ def batch_of_names(sentences: Sequence[Sequence[Any]], vocabulary: Mapping[str, 
     """
     if not isinstance(vocabulary, Mapping):
         raise TypeError(
-            f"vocabulary={vocabulary!r} must map names of features to columns: give that of the training, which "
-            "load_model finds in a file if save_model was given it"
+            f"vocabulary={vocabulary!r} must map names of features to columns, as load_model finds it in a file"
         )
     for given in [sentences] if not hasattr(sentences, "__len__") else sentences:
         if not hasattr(given, "__len__"):

@@ -19,8 +19,7 @@ def check_dual(dual: Any) -> DualState:
     if isinstance(dual, DualState):
         return dual
     raise TypeError(
-        f"dual is a {type(dual).__name__}, and must be a DualState: make one by "
-        "DualState.for_head(head, num_examples, lam)"
+        f"dual is a {type(dual).__name__}, and must be a DualState, such as DualState.for_head(head, n, lam)"
     )
 
 
@@ -41,13 +40,11 @@ def check_batch(dual: DualState, index: Tensor, potentials: Potentials) -> Tenso
     if potentials.dtype is not dual.dtype:
         if not potentials.dtype.is_floating_point:
             raise TypeError(
-                f"the potentials are {potentials.dtype}: the first argument must be what the head returned, "
-                "loss(head(x), y, index)"
+                f"the potentials are {potentials.dtype}: give what the head returned, loss(head(x), y, index)"
             )
         dual.check_dtype()
         raise TypeError(
-            f"the potentials are {potentials.dtype} and the head's weights {weights.dtype}: run the head in the "
-            "dtype of its weights, with autocast off"
+            f"the potentials are {potentials.dtype} and the head's weights {weights.dtype}: run it with autocast off"
         )
     dual.to(weights.device)
     return known(index.to(weights.device) - dual.own.start, held - dual.own.start)

@@ -212,13 +212,7 @@ class StoredLabelings(Stored):
     """
 
     def __init__(
-        self,
-        storage: Labelings,
-        index: Tensor,
-        potentials: Potentials,
-        target: Labeling,
-        count: Tensor,
-        mixed: Tensor,
+        self, storage: Labelings, index: Tensor, potentials: Potentials, target: Labeling, count: Tensor, mixed: Tensor
     ) -> None:
         self.num_examples = storage.num_examples
         self.index, self.potentials, self.target = index, potentials.detach(), target

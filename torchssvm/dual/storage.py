@@ -154,7 +154,7 @@ class Storage(Stateful):
 
     @abstractmethod
     def estimate(self, potentials: Potentials, target: Labeling = None) -> int:
-        """Bytes that the blocks of all examples will take, extrapolated from this batch, whose target may be unknown."""
+        """Bytes that the blocks of all examples will take, extrapolated from this batch; its target may be None."""
 
     @abstractmethod
     def gather(self, index: Tensor, potentials: Potentials, target: Labeling) -> Stored:

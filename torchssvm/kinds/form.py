@@ -238,5 +238,5 @@ def _view_of(head: Any, tensor: Tensor) -> tuple[str, tuple[int, ...], tuple[int
         if same and p.is_contiguous() and p.numel() == tensor.numel() and p.storage_offset() == 0:
             return name, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
     raise TypeError(
-        f"a tensor {list(tensor.shape)} is not a parameter of head={type(head).__name__}(...), or a view of a whole one"
+        f"a tensor {list(tensor.shape)} is no parameter of {type(head).__name__}(...), or a view of a whole one"
     )

@@ -92,13 +92,11 @@ class Alternate:
         check_flags(envelope=self.envelope)
         if self.envelope and self.features != 1:
             raise ValueError(
-                f"features={self.features} must be 1 with envelope=True: the gradient is that of a solved head, and "
-                "after one step of the features the head is no longer solved"
+                f"features={self.features} must be 1 with envelope=True: after one step the head is no longer solved"
             )
         if self.envelope and self.head < _SOLVING:
             raise ValueError(
-                f"head={self.head} must be at least {_SOLVING} with envelope=True, whose gradient is that of a solved "
-                "head"
+                f"head={self.head} must be at least {_SOLVING} with envelope=True, which needs a solved head"
             )
 
     def trains_features(self, epoch: int) -> bool:
@@ -113,8 +111,7 @@ class Alternate:
         if left != self.head:
             fits = max(rounds, left > self.head) * (self.head + self.features) + self.head
             raise ValueError(
-                f"Trainer(max_epochs={max_epochs}) does not end with a solved head: {self} ends with one after "
-                f"k * {self.head + self.features} + {self.head} epochs, such as {fits}"
+                f"Trainer(max_epochs={max_epochs}) does not end with a solved head, as {self} does after {fits} epochs"
             )
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
-from torch import nn
 from torch.utils.data import DataLoader
 
+from torchssvm.core.head_call import evaluating
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.certificate import Certificate, certify
@@ -43,9 +42,7 @@ class Fit:
         """The training loader; TypeError if training does not take its examples from one DataLoader."""
         loader: Any = self._trainer.train_dataloader
         if not isinstance(loader, DataLoader):
-            raise TypeError(
-                f"a certificate is made over the dataset of one DataLoader, not of a {type(loader).__name__}"
-            )
+            raise TypeError(f"training must take its examples from one DataLoader, not a {type(loader).__name__}")
         return loader
 
     def pacing(self, **rules: Any) -> Pacing | None:
@@ -69,18 +66,6 @@ def find_dual(trainer: L.Trainer) -> DualState:
         if isinstance(optimizer, BCFW):
             return optimizer.dual
     raise RuntimeError("the trainer has no BCFW optimizer, so there is no dual: a fit has to begin first")
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the ``with`` block; afterwards every submodule has its former mode."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
 
 
 def certify_by_torch(

@@ -16,13 +16,13 @@ from torch.optim import Optimizer
 from torchssvm.core.arguments import check_number, check_whole
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
-from torchssvm.core.head_call import apply_features
+from torchssvm.core.head_call import apply_features, evaluating
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.schema import Entry, Maybe, check
 from torchssvm.core.structure import Structure
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.lightning.alternate import HeadAlone
-from torchssvm.lightning.exact_pass import evaluating, in_precision
+from torchssvm.lightning.exact_pass import in_precision
 from torchssvm.lightning.loaders import of_all, same_buffers, share_of
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_start
@@ -258,8 +258,7 @@ class JointRun(HeadAlone):
         state = checkpoint.get(_KEY)
         if state is None:
             raise ValueError(
-                "the checkpoint is not one of JointTraining: go on with the joint= that it was made with, or give the "
-                "model its weights and begin a new fit"
+                "the checkpoint is not one of JointTraining: give joint= as it was, or its weights to a new fit"
             )
         like = [Entry(p.dtype, tuple(p.shape)) for p in module.head.parameters()]
         check(state, {"weights": Maybe(like)}, _KEY)

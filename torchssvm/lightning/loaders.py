@@ -37,10 +37,7 @@ def take_training_loader(trainer: L.Trainer) -> DataLoader:
     """
     reload: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
     if reload:
-        raise ValueError(
-            f"reload_dataloaders_every_n_epochs={reload}: the dual has one block for each example of one dataset, so "
-            "the training loader is made once; leave it 0"
-        )
+        raise ValueError(f"reload_dataloaders_every_n_epochs={reload}: the dual is of one dataset; leave it 0")
     loader: Any = trainer.train_dataloader
     if loader is None:
         source = trainer.fit_loop._data_source
@@ -56,10 +53,7 @@ def take_training_loader(trainer: L.Trainer) -> DataLoader:
 def count_examples(loader: DataLoader) -> int:
     """n, the size of the loader's dataset; TypeError if it has no length, ValueError if it is empty."""
     if not isinstance(loader.dataset, Sized):
-        raise TypeError(
-            f"the training dataset {type(loader.dataset).__name__} has no length: every example needs a dual block, so "
-            "the dataset must be map-style"
-        )
+        raise TypeError(f"the training dataset {type(loader.dataset).__name__} has no length: it must be map-style")
     n = len(loader.dataset)
     if n < 1:
         raise ValueError("the training dataset is empty")

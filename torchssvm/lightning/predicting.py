@@ -69,7 +69,7 @@ class Predicting(Loading, Resumable):
         if not (resumed or kept):
             warn(
                 "the head's weights were not zero, and a fit starts anew: they are now those of a new dual. To go on "
-                "with an earlier fit, save a checkpoint and give it to trainer.fit(..., ckpt_path=...)",
+                "with an earlier fit, save a checkpoint and give it to trainer.fit(..., ckpt_path=...)"
             )
 
     def _rest(self) -> None:

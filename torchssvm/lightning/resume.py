@@ -135,6 +135,7 @@ def _whole(sampler: GapBatchSampler | EpochParts, used: int) -> dict[str, Any] |
     return None if Ranks.here().rank else sampler.state_dict(used)
 
 
+@dataclass
 class Run:
     """The state of a fit, apart from the model.
 
@@ -152,18 +153,17 @@ class Run:
         kind: The kind of the storage in the checkpoint that is resumed; None if it is not known.
     """
 
-    def __init__(self) -> None:
-        self.loader: DataLoader | None = None
-        self.sampler: GapBatchSampler | EpochParts | None = None
-        self.resume: ResumePoint | None = None
-        self.at_first_batch: RandomState | None = None
-        self.before_validation: RandomState | None = None
-        self.features_moved = False
-        self.trains_features = False
-        self.loop: CompiledBCFW | None = None
-        self.at_once: EpochsAtOnce | None = None
-        self.compiled = False
-        self.kind: str | None = None
+    loader: DataLoader | None = None
+    sampler: GapBatchSampler | EpochParts | None = None
+    resume: ResumePoint | None = None
+    at_first_batch: RandomState | None = None
+    before_validation: RandomState | None = None
+    features_moved: bool = False
+    trains_features: bool = False
+    loop: CompiledBCFW | None = None
+    at_once: EpochsAtOnce | None = None
+    compiled: bool = False
+    kind: str | None = None
 
     def start(self, loader: DataLoader, *, resumed: bool) -> None:
         """Begin a fit; with ``resumed``, a checkpoint has been loaded for it."""
@@ -202,9 +202,7 @@ class Resumable(L.LightningModule):
         self._run.start(take_training_loader(self.trainer), resumed=self.trainer.ckpt_path is not None)
         n, resume = count_examples(self.training_loader), self._run.resume
         if resume is not None and resume.num_examples != n:
-            raise ValueError(
-                f"the checkpoint was trained on {resume.num_examples} examples, and the training dataset has {n}"
-            )
+            raise ValueError(f"the checkpoint was trained on {resume.num_examples} examples, and the dataset has {n}")
         return n
 
     @property

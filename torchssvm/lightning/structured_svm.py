@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from torchssvm.core.arguments import or_default
 from torchssvm.core.batch import Batch, as_batch
+from torchssvm.core.head_call import evaluating
 from torchssvm.core.moved import TO_SOLVER, moved
 from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import check_lam, find_structure
@@ -32,7 +33,7 @@ from torchssvm.lightning.compiled_epochs import (
     put_back,
     replace_loader,
 )
-from torchssvm.lightning.exact_pass import certify_by_torch, evaluating, in_precision
+from torchssvm.lightning.exact_pass import certify_by_torch, in_precision
 from torchssvm.lightning.joint_training import HeadChoice, JointRun, JointTraining
 from torchssvm.lightning.loaders import alone, check_strategy, exact_pass_loader, same_buffers
 from torchssvm.lightning.predicting import Predicting

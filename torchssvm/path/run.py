@@ -123,8 +123,7 @@ class PathRun(Stateful):
             # Out of passes: the last breakpoint covers lambdas down to here.
             if not self._points:
                 raise RuntimeError(
-                    f"the gap at the largest lambda is {accuracy.gap:.6g}, more than its bound {bound:.6g}: is the "
-                    "oracle exact when all weights are zero? The path starts from there"
+                    f"the gap at the largest lambda, {accuracy.gap:.6g}, is above {bound:.6g}: the oracle must be exact"
                 )
             self._stopped = True
             return False

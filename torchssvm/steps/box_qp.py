@@ -165,8 +165,7 @@ def _check_lengths(squares: NDArray[np.float64]) -> None:
     """Raise ValueError for squared lengths that overflow: such blocks would never move."""
     if not (fine := np.isfinite(squares)).all():
         raise ValueError(
-            f"the features of {int((~fine).sum())} of {len(fine)} examples are so large that their squares overflow: "
-            "scale the features"
+            f"the features of {int((~fine).sum())} of {len(fine)} examples overflow when squared: scale them"
         )
 
 
