@@ -16,9 +16,8 @@ from torchssvm.steps.orders import Order
 from torchssvm.steps.sampler import GapBatchSampler
 
 from .images.horses import HorseSegmentation
-from .images.lspet import LSPET
-from .images.pixel_segmentation import PixelSegmentation
-from .images.pose_targets import PoseTargets
+from .images.lspet import LSPET, PoseTargets
+from .images.superpixel_graphs import PixelSegmentation
 from .multilabel.dataset import Multilabel, locate
 from .multilabel.scaling import ByDensity, Scaling
 from .ocr.dataset import OCR

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -116,9 +116,7 @@ class Multilabel(Dataset[Example]):
             labels: Mulan's XML file, which names the labels, in its order; or their number, as in MEKA: the first
                 attributes are labels, the last if it is negative. None is MEKA's number if the file's ``@relation`` has
                 one (``-C 6``), else the XML file beside it, ``scene.xml`` for ``scene-train.arff``.
-            scaling: See the class.
-            bias: See the class.
-            dense: See the class.
+            scaling, bias, dense: See the class.
 
         Raises:
             OSError: A file cannot be opened.
@@ -148,9 +146,7 @@ class Multilabel(Dataset[Example]):
             num_labels: Number of labels; None likewise.
             first_feature: The number of the first feature in the file, 0 or 1.
             first_label: The number of the first label in the file, 0 or 1.
-            scaling: See the class.
-            bias: See the class.
-            dense: See the class.
+            scaling, bias, dense: See the class.
 
         Raises:
             OSError: The file cannot be opened.
@@ -271,17 +267,15 @@ class Multilabel(Dataset[Example]):
     def collate(examples: Sequence[Example]) -> Batch:
         """Examples; lists of features are padded to the longest."""
         xs, ys, numbers = zip(*examples, strict=True)
-        x = torch.stack(xs) if isinstance(xs[0], Tensor) else _stacked(xs)
+        if isinstance(xs[0], Tensor):
+            x: Any = torch.stack(xs)
+        else:
+            x = SparseFeatures(padded([each.columns for each in xs], PADDING), padded([each.values for each in xs], 0))
         return Batch(x=x, y=torch.stack(ys), index=torch.tensor(numbers))
 
     def __repr__(self) -> str:
         sizes = f"{self.num_features} features, {self.num_labels} labels"
         return f"{type(self).__name__}: {len(self)} examples, {sizes}, {Path(self.source).name}"
-
-
-def _stacked(lists: Sequence[SparseFeatures]) -> SparseFeatures:
-    columns, values = zip(*lists, strict=True)
-    return SparseFeatures(padded(columns, PADDING), padded(values, 0))
 
 
 def locate(name: str, split: str, root: str | os.PathLike[str] | None = None) -> tuple[Path, Path]:

@@ -58,7 +58,8 @@ def read_mulan(
     named = None if labels is None or is_whole(labels) else read_labels(labels, page=page)  # type: ignore[arg-type]
     table = read_arff(arff, limit=limit)
     if named is None:
-        labels = labels if labels is not None else _own_number(table)
+        if labels is None and (own := _NUMBER_OF_LABELS.search(table.relation)):
+            labels = int(own[1])  # that MEKA wrote into the relation
         if labels is None:
             named = read_labels(labels := _beside(arff))
     many = len(table.attributes)
@@ -87,12 +88,6 @@ def read_mulan(
         tuple(attribute.name for attribute in wanted),
         str(arff),
     )
-
-
-def _own_number(table: Arff) -> int | None:
-    """The number of labels that MEKA wrote into the relation."""
-    found = _NUMBER_OF_LABELS.search(table.relation)
-    return int(found[1]) if found else None
 
 
 def _beside(arff: str | os.PathLike[str]) -> Path:

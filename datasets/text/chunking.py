@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ..padded import PADDING
 from .chunking_features import Vocabulary, attributes
-from .column_layout import Columns
-from .columns import TaggedSentences, read_columns
+from .columns import Columns, TaggedSentences, read_columns
 from .sparse_chains import SparseChains
 from .tag_schemes import BIO
 from .templates import Attributes

@@ -11,7 +11,7 @@ from torchssvm.core.arguments import check_choice, check_whole
 from ..files import fetch
 from .chunking import ChunkingDataset
 from .chunking_features import Vocabulary, attributes
-from .columns import TaggedSentences, read_columns
+from .columns import read_columns
 
 PAGE = "https://www.clips.uantwerpen.be/conll2000/chunking/"
 SPLITS = ("train", "test")
@@ -72,10 +72,10 @@ class CoNLL2000(ChunkingDataset):
             )
         least = check_whole(_MIN_COUNT if min_count is None else min_count, "min_count")
         self.split = split
-        sentences = _read(split, root)
+        sentences = read_columns(locate(split, root))
         found = attributes(sentences)
         if vocabulary is None:
-            training = found if split == "train" else attributes(_read("train", root))
+            training = found if split == "train" else attributes(read_columns(locate("train", root)))
             vocabulary = Vocabulary.from_attributes(training, least, self.chunk_tags)
         super().__init__(sentences, vocabulary, stand_in="O" if split == "test" else None, found=found)
 
@@ -84,7 +84,3 @@ def locate(split: str, root: str | os.PathLike[str] | None = None) -> Path:
     """The file of a split, found or downloaded; arguments and errors as in :class:`CoNLL2000`."""
     name = f"{split}.txt.gz"
     return fetch(f"conll2000/{name}", PAGE + name, _SHA256[split], PAGE, root)
-
-
-def _read(split: str, root: str | os.PathLike[str] | None) -> TaggedSentences:
-    return read_columns(locate(split, root))

@@ -11,8 +11,7 @@ from torchssvm.structures.chain.transitions import Transitions
 
 from .chunking import ChunkingDataset
 from .chunking_features import Vocabulary, sorted_tags
-from .column_layout import Columns
-from .columns import TaggedSentences, read_columns
+from .columns import Columns, TaggedSentences, read_columns
 from .entity_features import entity_attributes
 from .tag_schemes import BIO, bio_transitions, to_bio
 from .templates import Attributes
