@@ -45,7 +45,7 @@ def read_lines(path: str | os.PathLike[str], limit: int = UNPACKED_LIMIT) -> lis
         ) from error
     if (place := text.find("\0")) >= 0:
         number = _with_lf(text[:place]).count("\n") + 1
-        raise ValueError(f"{path}, line {number}: a NUL byte; convert the file to UTF-8, e.g. with iconv")
+        raise ValueError(f"{path}, line {number}: a NUL byte; this is no text in UTF-8: convert it, e.g. with iconv")
     lines = _with_lf(text.removeprefix(_BOM)).split("\n")
     # Files that were joined have a mark at each beginning; a token may be this character, or begin with it.
     for at, line in enumerate(lines):

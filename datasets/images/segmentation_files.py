@@ -77,7 +77,7 @@ def find_pairs(
     annotations = _by_name(root / masks, endings)
     if qualities is not None:
         if not any(_quality(path) for path in annotations.values()):
-            raise ValueError(f"{root / masks} has no masks named as HorseSeg's (*.gt.png): leave size out")
+            raise ValueError(f"{root / masks} has no masks named as HorseSeg's (*.gt.png): its sizes are not to be had")
         wanted = {f".{quality}" for quality in qualities}
         other = {name for name, path in annotations.items() if _quality(path) not in wanted and not _tests(name)}
         pictures = {name: path for name, path in pictures.items() if name not in other}

@@ -151,7 +151,10 @@ class _Reading:
     def _sparse(self, text: str, where: str) -> Iterator[tuple[int, float]]:
         body, brace, rest = text[1:].rpartition("}")
         if not brace or rest.strip() or "}" in body:
-            raise ValueError(f"{where}: a sparse row must end with its }}, without a weight, got {text[-30:]!r}")
+            raise ValueError(
+                f"{where}: a sparse row must end with its }}, got {text[-30:]!r}"
+                + ("; weights of examples are not read, remove them" if "}" in body else "")
+            )
         seen = set()
         for entry in _split(body, where) if body.strip() else ():
             digits, _, token = entry.partition(" " if " " in entry else "\t")
@@ -220,7 +223,7 @@ def _attribute(text: str, line: int, where: str, first: int) -> Attribute:
         return Attribute(name, line, first, tuple(f"{name}={value}" for value in values), places)
     what = f"the type {kind[:60]!r}" if kind else "no type"
     raise ValueError(
-        f"{where}: attribute {name!r} has {what}: convert it to numeric, real, integer or nominal, or remove it"
+        f"{where}: attribute {name!r} has {what}, must be numeric, real, integer or nominal: convert or remove it"
     )
 
 

@@ -96,7 +96,9 @@ class Multilabel(Dataset[Example]):
     ) -> None:
         arff, xml = locate(name, split, root)
         if split == "test" and isinstance(scaling, Scaling) and not scaling.fitted:
-            raise ValueError(f"scaling={scaling!r} is not fitted: give the training set's, scaling=train.scaling")
+            raise ValueError(
+                f"scaling={scaling!r} is not fitted, and must not be fitted to the test set: give train.scaling"
+            )
         self._hold(read_mulan(arff, xml, page=PAGE), scaling, bias, dense)
 
     @classmethod

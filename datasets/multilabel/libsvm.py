@@ -61,7 +61,9 @@ def read_libsvm(
         if line.partition("#")[0].strip():
             numbers.append(number)
         elif "#" not in line and len(lines) > 1:
-            raise ValueError(f"{path}, line {number}: an empty line; an example has a label or a feature")
+            raise ValueError(
+                f"{path}, line {number}: an empty line, and more after it; an example has a label or a feature"
+            )
     if not numbers:
         raise ValueError(f"{path} has no example")
     if told and len(numbers) != int(header[0]):

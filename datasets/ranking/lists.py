@@ -88,7 +88,7 @@ class RankedLists(PaddedDataset):
         numbers, x, y = torch.as_tensor(qid), torch.as_tensor(x), torch.as_tensor(y)
         if numbers.is_floating_point() or numbers.is_complex() or numbers.shape != y.shape or numbers.ndim != 1:
             raise ValueError(
-                f"qid must be a whole number for each of y {list(y.shape)}, got {numbers.dtype} {list(numbers.shape)}"
+                f"qid is {numbers.dtype} {list(numbers.shape)}, and must be a whole number for each of the documents"
             )
         order = numbers.argsort(stable=True)
         return cls(x[order], y[order], numbers[order].unique_consecutive(return_counts=True)[1], relevant)

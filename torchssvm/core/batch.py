@@ -136,14 +136,10 @@ def fetcher(dataset: Any, collate_fn: Collate | None = None) -> partial[Batch]:
     collate = collate_fn if collate_fn is not None else getattr(dataset, "collate", None)
     if collate is None and isinstance(dataset, Subset):
         raise ValueError(
-            "dataset is a Subset, whose items keep their numbers in the whole: use hold_out(dataset, share), whose "
-            "parts are numbered from 0, or torchssvm.datasets.PaddedDataset of the examples"
+            "dataset is a Subset, whose items keep their numbers in the whole: use hold_out(dataset, share)"
         )
     if collate is None:
-        raise ValueError(
-            f"collate_fn=None, and {type(dataset).__name__} has no method `collate`, which makes a Batch from items: "
-            "set dataset.collate to a function, or take a torchssvm.datasets.PaddedDataset(x, y, lengths)"
-        )
+        raise ValueError(f"collate_fn=None, and {type(dataset).__name__} has no method `collate`: set dataset.collate")
     return partial(_fetched, dataset, collate)
 
 
@@ -248,8 +244,8 @@ def restrict(batches: Iterable[Batch], examples: range) -> Iterable[Batch]:
             yield batch
         elif any(inside):
             raise ValueError(
-                f"batches mixes examples of this process, {examples.start} to {examples.stop - 1}, with those of "
-                "others: give torchssvm.in_order(dataset), or batches of the examples in dual.own"
+                f"batches mixes examples of this process, {examples.start} to {examples.stop - 1}, with others: give "
+                "in_order(dataset), or batches of the examples in dual.own"
             )
 
 
@@ -275,13 +271,11 @@ def check_batches(batches: Any, *, reread: bool = False) -> Iterable[Batch]:
         return pass_over(batches)
     if isinstance(batches, Batch) or not isinstance(batches, Iterable):
         raise TypeError(
-            f"batches is a {type(batches).__name__}: give a list of torchssvm.Batch, a DataLoader, or "
-            "torchssvm.in_order(dataset, collate_fn=...)"
+            f"batches is a {type(batches).__name__}: give a list of Batch, a DataLoader, or torchssvm.in_order(dataset)"
         )
     if reread and isinstance(batches, Iterator):
         raise TypeError(
-            f"batches is a {type(batches).__name__}, which can be read only once, and every pass reads them: give a "
-            "list of torchssvm.Batch, a DataLoader, or torchssvm.in_order(dataset)"
+            f"batches is a {type(batches).__name__}, which can be read only once: give torchssvm.in_order(dataset)"
         )
     return batches
 
@@ -312,8 +306,7 @@ def as_batch(batch: Any) -> Batch:
     """``batch``, if it is a batch; else TypeError."""
     if not isinstance(batch, Batch):
         raise TypeError(
-            f"batches gave a {type(batch).__name__}: they must be torchssvm.Batch(x, y, index, lengths); give the "
-            "DataLoader a collate_fn that makes them, such as dataset.collate"
+            f"batches gave a {type(batch).__name__}, not a Batch: give the DataLoader a collate_fn, dataset.collate"
         )
     return batch
 

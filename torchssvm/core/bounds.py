@@ -134,10 +134,7 @@ class Box:
             except (TypeError, ValueError) as error:
                 raise damaged(f"{where} does not hold bounds of the weights: {error}") from error
         if not there.same_as(self):
-            raise ValueError(
-                "the checkpoint is of another problem: its weights have other bounds. Make BCFW with parameter groups "
-                "that have the same lower and upper"
-            )
+            raise ValueError("the checkpoint is of another problem: its weights have other bounds. Give BCFW the same")
         if state is not None and any(
             value is None and bounded for value, bounded in zip(state["unclipped"], self.bounded, strict=True)
         ):
@@ -165,8 +162,7 @@ def _as_bound(name: str, bound: Any, missing: float, parameter: nn.Parameter) ->
         fits = False
     if not fits:
         raise ValueError(
-            f"{name} of shape {list(tensor.shape)} does not broadcast to weights of shape {list(parameter.shape)}: "
-            "give a number, or put each parameter into a group of its own"
+            f"{name} {list(tensor.shape)} does not broadcast to weights {list(parameter.shape)}: give a number"
         )
     return tensor
 

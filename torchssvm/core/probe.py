@@ -28,8 +28,7 @@ def check_depends(potentials: Potentials, structure: Structure, parameters: Sequ
     """
     if not potentials.requires_grad:
         raise ValueError(
-            "head gave potentials that carry no gradient to the dual's parameters: pass the head that the dual was "
-            "made for, or a callable that calls it, without no_grad() or detach() around it"
+            "head gave potentials that carry no gradient to the dual's parameters: pass its head, without no_grad()"
         )
     parts = probe(potentials, structure)
     with full_precision(potentials.device):
@@ -40,8 +39,7 @@ def check_depends(potentials: Potentials, structure: Structure, parameters: Sequ
         found, expected, size = scalars(inner(parts, detached).sum(), terms.sum(), sizes)
     if math.isfinite(size) and not abs(found - expected) <= 1e4 * torch.finfo(potentials.dtype).eps * size:
         raise ValueError(
-            "head gave potentials that do not come from the dual's parameters alone: it has other weights, or adds "
-            "other terms. Pass the head that the dual was made for, or a copy of it"
+            "head gave potentials that do not come from the dual's parameters alone: pass its head, or a copy"
         )
 
 

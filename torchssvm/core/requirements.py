@@ -241,7 +241,7 @@ def _better_output(trial: Trial, potentials: Potentials, target: Any) -> str | N
             values = [value(labeling) for labeling in listed]
         except Exception as error:
             raise ValueError(
-                f"enumerate(potentials) must yield one output of the whole batch at a time, as argmax: {error}"
+                f"enumerate(potentials) must yield labelings of the whole batch, one after another: {error}"
             ) from error
         if len(listed) <= _MOST_LABELINGS and not found.relaxed:
             most = torch.stack(values).amax(0)

@@ -386,8 +386,7 @@ class Structure(ABC):
             TypeError: The structure has no exact ones.
         """
         raise TypeError(
-            f"{type(self).__name__} has no exact max-marginals: chains, trees, forests, classes, and label sets "
-            "without pairs have them"
+            f"{type(self).__name__} has no exact max-marginals: chains, trees, forests and classes have them"
         )
 
     def difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
@@ -476,8 +475,7 @@ class Structure(ABC):
         held, like = tree_tensors(labelings), tree_tensors(target)
         if len(held) != len(like) or any(h.ndim != t.ndim + 1 for h, t in zip(held, like, strict=True)):
             raise ValueError(
-                f"{type(self).__name__} has targets that are not shaped like its labelings: define "
-                "resize(labelings, target), which Labelings() needs to store them"
+                f"{type(self).__name__} has targets unlike its labelings: define resize(labelings, target)"
             )
         return tree_replace(labelings, [fit(h, t.shape[1:], self.padding) for h, t in zip(held, like, strict=True)])
 

@@ -148,9 +148,7 @@ def batch_of_names(sentences: Sequence[Sequence[Any]], vocabulary: Mapping[str, 
         ([[[1, 0], [2, -1]]], [2])
     """
     if not isinstance(vocabulary, Mapping):
-        raise TypeError(
-            f"vocabulary={vocabulary!r} must map names of features to columns, as load_model finds it in a file"
-        )
+        raise TypeError(f"vocabulary={vocabulary!r} must map names of features to columns, as load_model gives it")
     for given in [sentences] if not hasattr(sentences, "__len__") else sentences:
         if not hasattr(given, "__len__"):
             raise TypeError(f"sentences must be lists of tokens, one list for every sentence; got {given!r}")

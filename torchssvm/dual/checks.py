@@ -56,8 +56,7 @@ def check_repeated(dual: DualState, targets: Tensor, index: Tensor) -> None:
     if bool((counts > 1).any()):
         wrong = (examples[counts > 1] + dual.own.start).tolist()
         raise ValueError(
-            f"index holds {wrong[:5]} more than once in this batch, with different targets: an index must always name "
-            "the same example, its place in the dataset"
+            f"index holds {wrong[:5]} more than once in this batch, with different targets: a number is one example"
         )
 
 
@@ -115,6 +114,5 @@ def check_structure(dual: DualState) -> None:
     """Raise RuntimeError if an attribute of the structure has changed since the dual was made."""
     if (now := dual.structure.settings()) != dual.made_for:
         raise RuntimeError(
-            f"the structure is {now} now, and was {dual.made_for} when the dual was made: blocks may hold outputs that "
-            "it does not have. Set its attributes back, or make a new structure and a new DualState"
+            f"the structure is {now} now, and was {dual.made_for} when the dual was made: set its attributes back"
         )

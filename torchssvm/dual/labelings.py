@@ -154,9 +154,7 @@ class Labelings(Storage):
             examples = set(on_host(pick(batch.index, own)).tolist())
             if twice := sorted(seen & examples):
                 raise ValueError(
-                    f"examples {twice[:5]} came in two of the batches that were accumulated for one step, and their "
-                    "blocks are kept as Labelings(): accumulate batches of distinct examples, use BoxQP() with a head "
-                    "that gives its adjoint, or storage=MeanParts()"
+                    f"examples {twice[:5]} came in two of the batches accumulated for one step: use storage=MeanParts()"
                 )
             seen |= examples
 

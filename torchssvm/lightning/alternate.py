@@ -91,13 +91,9 @@ class Alternate:
                 raise ValueError(f"{name}={value!r} must be a positive number of epochs")
         check_flags(envelope=self.envelope)
         if self.envelope and self.features != 1:
-            raise ValueError(
-                f"features={self.features} must be 1 with envelope=True: after one step the head is no longer solved"
-            )
+            raise ValueError(f"features={self.features} must be 1 with envelope=True, which needs a solved head")
         if self.envelope and self.head < _SOLVING:
-            raise ValueError(
-                f"head={self.head} must be at least {_SOLVING} with envelope=True, which needs a solved head"
-            )
+            raise ValueError(f"head={self.head} must be at least {_SOLVING} with envelope=True, to be solved")
 
     def trains_features(self, epoch: int) -> bool:
         """Whether epoch number ``epoch``, counted from 0, trains the features."""
@@ -111,7 +107,7 @@ class Alternate:
         if left != self.head:
             fits = max(rounds, left > self.head) * (self.head + self.features) + self.head
             raise ValueError(
-                f"Trainer(max_epochs={max_epochs}) does not end with a solved head, as {self} does after {fits} epochs"
+                f"Trainer(max_epochs={max_epochs}) does not end with a solved head, as {self} does at {fits}"
             )
 
 

@@ -167,9 +167,8 @@ class JointRun(HeadAlone):
         most = trainer.max_epochs
         if most is not None and 0 <= most <= joint.epochs and not trainer.fast_dev_run:
             raise ValueError(
-                f"Trainer(max_epochs={most}) ends before the head is solved: {joint} trains network and head together "
-                f"for {joint.epochs} epochs, and all later ones solve the head. Give more epochs, such as "
-                f"max_epochs={joint.epochs + 200}; DualityGap stops at its tolerance"
+                f"Trainer(max_epochs={most}) ends before the head is solved, after the {joint.epochs} epochs of "
+                f"{joint}: give more, such as max_epochs={joint.epochs + 200}"
             )
         check_start(cast(nn.Module, module.features), module.head)
         self._loss = joint.make_loss(module.structure)
@@ -257,9 +256,7 @@ class JointRun(HeadAlone):
         """Read it again; ValueError if the checkpoint has none, or is damaged."""
         state = checkpoint.get(_KEY)
         if state is None:
-            raise ValueError(
-                "the checkpoint is not one of JointTraining: give joint= as it was, or its weights to a new fit"
-            )
+            raise ValueError("the checkpoint is not one of JointTraining: go on with its joint=, or begin a new fit")
         like = [Entry(p.dtype, tuple(p.shape)) for p in module.head.parameters()]
         check(state, {"weights": Maybe(like)}, _KEY)
         weights = state["weights"]

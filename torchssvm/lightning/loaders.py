@@ -128,9 +128,8 @@ def own_loader(loader: DataLoader, ranks: Ranks) -> DataLoader:
     if type(batches) is not BatchSampler or not whole or getattr(examples, "replacement", False):
         kind = type(examples if type(batches) is BatchSampler else batches).__name__
         raise ValueError(
-            f"the training loader draws by a {kind}, and of {ranks.size} processes each draws from its own examples: "
-            "give DataLoader(train, batch_size=..., shuffle=True), or batch_sampler=GapBatchSampler(batch_size=..., "
-            "num_examples=len(train)); both are then restricted by themselves"
+            f"the training loader draws by a {kind}, and {ranks.size} processes draw from their own examples: give "
+            "DataLoader(train, batch_size=..., shuffle=True), or batch_sampler=GapBatchSampler(...)"
         )
     return _update_dataloader(loader, own, RunningStage.TRAINING)
 

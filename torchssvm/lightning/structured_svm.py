@@ -76,8 +76,7 @@ def find_solver(module: Any, solver: Solver | None) -> Solver:
     moving = moves and not module.joint.envelope  # between two epochs of the head
     if moves and rules.storage is not None and rules.storage.needs_gradients:
         raise ValueError(
-            f"storage={type(rules.storage).__name__}() keeps weights of old features; features that are trained need "
-            "storage=MeanParts() or Labelings()"
+            f"storage={type(rules.storage).__name__}() keeps weights of old features: use MeanParts() or Labelings()"
         )
     if solver.compiled and (
         reason := "the features are trained (features_optimizer)"
@@ -94,8 +93,7 @@ def check_joint(joint: JointTraining, features: nn.Module | None, features_optim
         raise ValueError(f"joint={joint} trains features and head together, and features=None: give the network")
     if features_optimizer is not None:
         raise ValueError(
-            f"joint={joint} has an optimizer of its own for features and head, and features_optimizer is for "
-            "Alternate(): give JointTraining(optimizer=...) in its place, or joint=Alternate(...)"
+            f"joint={joint} has an optimizer, and features_optimizer is for Alternate(): give joint=Alternate(...)"
         )
 
 
@@ -298,8 +296,7 @@ class StructuredSVM(Predicting):
         check_strategy(self.trainer)
         if self.trainer.world_size > 1 and getattr(self.joint, "envelope", False):
             raise ValueError(
-                f"world size {self.trainer.world_size}: {self.joint} adds up the gradient of all examples in one "
-                "process. Use Trainer(devices=1), or joint=JointTraining(...)"
+                f"world size {self.trainer.world_size}: {self.joint} runs in one process. Use Trainer(devices=1)"
             )
         if isinstance(self.joint, Alternate):  # DDP would wait for gradients of the head
             self._ddp_params_and_buffers_to_ignore = [f"head.{name}" for name, _ in self.head.named_parameters()]

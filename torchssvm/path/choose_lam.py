@@ -128,7 +128,8 @@ def choose_lam(
     device = device_of(head)
     if (held_out is None) == (folds is None):
         raise ValueError(
-            f"held_out={'None' if held_out is None else '...'} and folds={folds}: give one of them, such as folds=5"
+            f"held_out={'None' if held_out is None else '...'} and folds={folds}: give examples that are not trained "
+            "on, or folds=5, which holds every example out once"
         )
     if folds is None:
         sets = [(dataset, held_out_batches(head, dataset, held_out, structure, device))]

@@ -103,7 +103,7 @@ class RegularizationPath:
         lam = check_lam(lam)
         if lam < self.lowest:
             raise ValueError(
-                f"lam={lam:g} is below the end of this path, {self.lowest:g}: run it to a lower lam_min, by more passes"
+                f"lam={lam:g} is below the end of this path, {self.lowest:g}: run it further, by more max_passes"
             )
         above = int(torch.searchsorted(-self.breakpoints, -lam, right=True))  # breakpoints >= lam
         return self.points[max(above - 1, 0)]
@@ -129,7 +129,7 @@ class RegularizationPath:
         """
         if not self.certified:
             raise RuntimeError(
-                "this path is heuristic, or of a relaxation, and its gaps are not proved: use gap_estimate(lam)"
+                "this path is heuristic, or of a relaxation: use gap_estimate(lam), which proves nothing"
             )
         return self.gap_estimate(lam)
 

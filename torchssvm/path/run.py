@@ -123,7 +123,8 @@ class PathRun(Stateful):
             # Out of passes: the last breakpoint covers lambdas down to here.
             if not self._points:
                 raise RuntimeError(
-                    f"the gap at the largest lambda, {accuracy.gap:.6g}, is above {bound:.6g}: the oracle must be exact"
+                    f"the gap at the largest lambda is {accuracy.gap:.6g}, more than its bound {bound:.6g}: is the "
+                    "oracle exact when all weights are zero? The path starts from there"
                 )
             self._stopped = True
             return False

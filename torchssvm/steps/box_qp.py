@@ -164,9 +164,7 @@ def solve_box_qp(gram: Tensor, values: Tensor, sweeps: int) -> Tensor:
 def _check_lengths(squares: NDArray[np.float64]) -> None:
     """Raise ValueError for squared lengths that overflow: such blocks would never move."""
     if not (fine := np.isfinite(squares)).all():
-        raise ValueError(
-            f"the features of {int((~fine).sum())} of {len(fine)} examples overflow when squared: scale them"
-        )
+        raise ValueError(f"features of {int((~fine).sum())} of {len(fine)} examples overflow when squared: scale them")
 
 
 def gram(gradients: Sequence[Tensor], rows: Tensor) -> Tensor:
