@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Any
 from .features import PrecomputedFeatures
 from .images.graph_cache import GraphCache, StaleCache
 from .images.horses import HorseSegmentation
-from .images.lspet import LSPET
-from .images.pixel_segmentation import PixelSegmentation, SegmentationPixels
+from .images.lspet import LSPET, PoseTargets
 from .images.pose_augmentation import RandomViews
 from .images.pose_scores import PoseScores, detected_joints, pose_scores
-from .images.pose_targets import PoseTargets
-from .images.precomputed_graphs import PrecomputedGraphs
 from .images.region_features import GraphSettings
 from .images.region_pooling import pool_regions
 from .images.segmentation_scores import SegmentationScores, segmentation_scores
 from .images.snakes import Snakes
-from .images.superpixel_graphs import SuperpixelGraphs
+from .images.superpixel_graphs import PixelSegmentation, PrecomputedGraphs, SegmentationPixels, SuperpixelGraphs
 from .multilabel.dataset import Multilabel
 from .multilabel.scaling import ByDensity, Scaling, Standardised, UnitRows, Unscaled
 from .multilabel.scores import MultilabelScores, multilabel_scores
@@ -37,8 +34,7 @@ from .synthetic.latent_crosses import LatentCrosses
 from .text.chunk_f1 import Chunk, ChunkScores, chunk_scores, chunks
 from .text.chunking import ChunkingDataset
 from .text.chunking_features import Vocabulary
-from .text.column_layout import Columns
-from .text.columns import TaggedSentences, read_columns
+from .text.columns import Columns, TaggedSentences, read_columns
 from .text.conll2000 import CoNLL2000
 from .text.conllu import Attachment, CoNLLU, Sentence, arc_columns, attachment, read_conllu
 from .text.named_chains import NamedChains

@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from torchssvm.core.arguments import check_object, check_seed, check_whole
+from torchssvm.core.arguments import check_choice, check_object, check_seed, check_whole
 from torchssvm.core.extras import needs
 from torchssvm.steps.orders import Order
 from torchssvm.steps.sampler import GapBatchSampler
 
 from .images.horses import HorseSegmentation
-from .images.lspet import LSPET
-from .images.pixel_segmentation import PixelSegmentation
-from .images.pose_targets import PoseTargets
+from .images.lspet import LSPET, PoseTargets
+from .images.superpixel_graphs import PixelSegmentation
 from .multilabel.dataset import Multilabel, locate
 from .multilabel.scaling import ByDensity, Scaling
 from .ocr.dataset import OCR
@@ -164,8 +163,7 @@ class OCRData(GapDataModule):
         self, size: Literal["small", "large"] = "small", batch_size: int = 16, fold: int = 0, **loading: Any
     ) -> None:
         super().__init__(batch_size, **loading)
-        if size not in ("small", "large"):
-            raise ValueError(f"size must be 'small' or 'large', not {size!r}")
+        check_choice(size, "size", "small", "large")
         self.size = size
         self.fold = check_whole(fold, "fold", 0, most=9)
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from torchssvm.core.arguments import check_length_form, check_whole
 from torchssvm.core.batch import to_device
-from torchssvm.core.head_call import apply_features
+from torchssvm.core.head_call import apply_features, evaluating
 
 from .padded import PADDING, PaddedDataset
 
@@ -54,59 +55,40 @@ class PrecomputedFeatures(PaddedDataset):
             raise TypeError(f"dataset has no `collate`, which makes its batches: {type(dataset).__name__}")
         held = torch.device("cpu" if device is None else device)
         parameter = next(features.parameters(), None)
-        modes = [(module, module.training) for module in features.modules()]
         xs: list[Tensor] = []
         ys: list[Tensor] = []
         indices: list[Tensor] = []
         lengths: list[Tensor] = []
-        features.eval()
-        try:
-            with torch.no_grad():
-                for batch in DataLoader(dataset, batch_size=batch_size, collate_fn=collate):
-                    if batch.lengths is not None:
-                        check_length_form(batch.lengths, len(batch.index))
-                    inputs = batch.x, batch.lengths
-                    out = apply_features(
-                        features, *(to_device(inputs, parameter.device) if parameter is not None else inputs)
+        with evaluating(features), torch.no_grad():
+            for batch in DataLoader(dataset, batch_size=batch_size, collate_fn=collate):
+                if batch.lengths is not None:
+                    check_length_form(batch.lengths, len(batch.index))
+                inputs = batch.x, batch.lengths
+                out = apply_features(
+                    features, *(to_device(inputs, parameter.device) if parameter is not None else inputs)
+                )
+                leading = batch.y.shape[: 1 if batch.lengths is None else 2]
+                if out.shape[: len(leading)] != leading:
+                    raise ValueError(
+                        f"features returned {list(out.shape)}, and its first sizes must be {list(leading)}"
                     )
-                    leading = batch.y.shape[: 1 if batch.lengths is None else 2]
-                    if out.shape[: len(leading)] != leading:
-                        raise ValueError(
-                            f"features returned the shape {list(out.shape)}; "
-                            f"its first {len(leading)} sizes must be {list(leading)}"
-                        )
-                    if batch.lengths is not None:
-                        inside = torch.arange(leading[1]) < batch.lengths.cpu()[:, None]
-                        out = out.masked_fill(~_like(inside, out), 0)
-                        lengths.append(batch.lengths.cpu())
-                    xs.append(out.to(held))
-                    ys.append(batch.y.cpu())
-                    indices.append(batch.index.cpu())
-        finally:
-            for module, training in modes:
-                module.training = training
+                if batch.lengths is not None:
+                    beyond = torch.arange(leading[1]) >= batch.lengths.cpu()[:, None]
+                    out = out.masked_fill(beyond.view(*leading, *[1] * (out.dim() - 2)).to(out.device), 0)
+                    lengths.append(batch.lengths.cpu())
+                xs.append(out.to(held))
+                ys.append(batch.y.cpu())
+                indices.append(batch.index.cpu())
         if not xs:
             raise ValueError("dataset is empty")
         super().__init__(
-            x=_stack(xs, 0.0) if lengths else torch.cat(xs),
-            y=_stack(ys, PADDING) if lengths else torch.cat(ys),
+            x=_joined(xs, 0.0) if lengths else torch.cat(xs),
+            y=_joined(ys, PADDING) if lengths else torch.cat(ys),
             lengths=torch.cat(lengths) if lengths else None,
             index=torch.cat(indices),
         )
 
 
-def _like(inside: Tensor, out: Tensor) -> Tensor:
-    """``inside`` [B, N] on the device of ``out`` [B, N, ...], ready to broadcast with it."""
-    return inside.to(out.device).view(*inside.shape, *[1] * (out.dim() - 2))
-
-
-def _stack(batches: list[Tensor], padding: float) -> Tensor:
+def _joined(batches: list[Tensor], padding: float) -> Tensor:
     """[B, N, ...] tensors of different N one after another, padded to the largest N."""
-    longest = max(t.shape[1] for t in batches)
-    total = sum(len(t) for t in batches)
-    stacked = batches[0].new_full((total, longest, *batches[0].shape[2:]), padding)
-    start = 0
-    for t in batches:
-        stacked[start : start + len(t), : t.shape[1]] = t
-        start += len(t)
-    return stacked
+    return pad_sequence([row for batch in batches for row in batch], batch_first=True, padding_value=padding)

@@ -32,15 +32,11 @@ def folders(given: str | os.PathLike[str] | None = None) -> list[Path]:
 
 
 def find(path: str, page: str, root: str | os.PathLike[str] | None = None) -> Path:
-    """A file or folder that must exist.
-
-    Args:
-        path: Below one of :func:`folders`, e.g. ``"hansards/test/test.e"``.
-        page: The official page, for the message.
-        root: The only folder to look in; None is ``TORCHSSVM_DATA`` and the cache.
+    """A file or folder that must exist, ``path`` below one of :func:`folders`, e.g. ``"hansards/test/test.e"``.
 
     Raises:
-        FileNotFoundError: It is in none of the folders; the message says what to fetch and where to put it.
+        FileNotFoundError: It is in none of the folders; the message says what to fetch from ``page`` and where to put
+            it.
         ValueError: ``path`` leads out of the folders.
     """
     _check_inside(path)
@@ -57,12 +53,7 @@ def find(path: str, page: str, root: str | os.PathLike[str] | None = None) -> Pa
 def fetch(path: str, url: str, sha256: str, page: str, root: str | os.PathLike[str] | None = None) -> Path:
     """A file with a known checksum: found, or downloaded into the cache (or into ``root``, if given).
 
-    Args:
-        path: Below one of :func:`folders`, e.g. ``"conll2000/train.txt.gz"``.
-        url: Where it is downloaded from.
-        sha256: Checksum of the published file; every read checks it.
-        page: The official page, for the messages.
-        root: The only folder to look in; None is ``TORCHSSVM_DATA`` and the cache.
+    Every read checks the ``sha256`` of the published file. ``page`` is the official one, for the messages.
 
     Raises:
         FileNotFoundError: It is missing and cannot be downloaded; the message says where to put it.
@@ -90,11 +81,7 @@ def fetch(path: str, url: str, sha256: str, page: str, root: str | os.PathLike[s
 
 
 def read_arrays(file: Path, *names: str) -> list[np.ndarray]:
-    """Arrays of an ``.npz`` file, by name; nothing in it is unpickled.
-
-    Raises:
-        RuntimeError: It is corrupt, or lacks an array.
-    """
+    """Arrays of an ``.npz`` file, by name; nothing is unpickled. RuntimeError if it is corrupt, or lacks one."""
     try:
         with np.load(file, allow_pickle=False) as held:
             return [held[name] for name in names]

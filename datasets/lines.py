@@ -27,11 +27,8 @@ _WORD = re.compile(f"[^{BLANKS}]+")
 def read_lines(path: str | os.PathLike[str], limit: int = UNPACKED_LIMIT) -> list[str]:
     """The lines of a UTF-8 file, unpacked where it is a gzip file, without byte order marks where files begin.
 
-    LF, CRLF or a lone CR ends a line; after the last end there is one more, empty line.
-
-    Args:
-        path: The file.
-        limit: Bytes that a gzip file may unpack to.
+    LF, CRLF or a lone CR ends a line; after the last end there is one more, empty line. A gzip file may unpack to
+    ``limit`` bytes.
 
     Raises:
         OSError: It cannot be opened.
@@ -48,10 +45,7 @@ def read_lines(path: str | os.PathLike[str], limit: int = UNPACKED_LIMIT) -> lis
         ) from error
     if (place := text.find("\0")) >= 0:
         number = _with_lf(text[:place]).count("\n") + 1
-        raise ValueError(
-            f"{path}, line {number}: a NUL byte; this is no text in UTF-8 (UTF-16 has "
-            "such bytes: convert the file, e.g. with iconv)"
-        )
+        raise ValueError(f"{path}, line {number}: a NUL byte; this is no text in UTF-8: convert it, e.g. with iconv")
     lines = _with_lf(text.removeprefix(_BOM)).split("\n")
     # Files that were joined have a mark at each beginning; a token may be this character, or begin with it.
     for at, line in enumerate(lines):
@@ -66,14 +60,9 @@ def _with_lf(text: str) -> str:
 
 
 def read_content(path: Path, limit: int = UNPACKED_LIMIT) -> bytes:
-    """The bytes of a file, unpacked where it is a gzip file.
+    """The bytes of a file, unpacked where it is a gzip file, at most to ``limit`` bytes.
 
-    Args:
-        path: The file.
-        limit: Bytes that it may unpack to; unpacking stops there.
-
-    Raises:
-        ValueError: It is a gzip file that is damaged, or unpacks to more than ``limit`` bytes.
+    ValueError if it is a gzip file that is damaged, or unpacks to more.
     """
     limit = check_whole(limit, "limit")
     with path.open("rb") as file:
@@ -84,10 +73,7 @@ def read_content(path: Path, limit: int = UNPACKED_LIMIT) -> bytes:
         with gzip.open(path) as packed:
             content = packed.read(limit)
             if packed.read(1):
-                raise ValueError(
-                    f"{path} unpacks to more than limit={limit} bytes: unpack it yourself, or give the reader a larger "
-                    "limit, if it is the right file"
-                )
+                raise ValueError(f"{path} unpacks to more than limit={limit} bytes: unpack it, or give a larger limit")
             return content
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is damaged: it begins as a gzip file and cannot be unpacked ({error})") from error
@@ -104,13 +90,7 @@ def words_of(line: str) -> list[str]:
 
 
 class Fields(NamedTuple):
-    """How some lines are split into columns.
-
-    Attributes:
-        split: The columns of a line.
-        sizes: How many each line has.
-        separator: What separates them, for messages.
-    """
+    """How some lines are split into columns, how many each line has, and what separates them, for messages."""
 
     split: Callable[[str], list[str]]
     sizes: list[int]
@@ -130,12 +110,9 @@ class Fields(NamedTuple):
 def split_columns(lines: Sequence[str], widths: Sequence[int] = ()) -> Fields:
     """The columns of lines, separated by single tabs or by any number of blanks and tabs, the same for all of them.
 
-    Of the two, that by which more lines have the same number of columns; tabs, if both do equally well. Tabs that end
-    a line make a column where all lines, or as many as any, have it.
-
-    Args:
-        lines: At least one, none of them blank.
-        widths: The numbers of columns that are expected, if known: what has one of them goes first, then blanks.
+    Of the two, that by which more lines have the same number of columns; tabs, if both do equally well. Tabs that end a
+    line make a column where all lines, or as many as any, have it. No line is blank, and there is one. What has one of
+    the expected ``widths`` goes first, then blanks.
     """
     by_tabs = _at_tabs(lines) if any("\t" in line for line in lines) else None
     if by_tabs and not widths and by_tabs.width > 1 and by_tabs.agree == len(lines):

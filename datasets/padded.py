@@ -47,9 +47,7 @@ class Example(NamedTuple):
 def place_of(i: int, n: int, what: str = "examples") -> int:
     """The position of item i of n, 0 to n-1; negative numbers count from the end.
 
-    Raises:
-        IndexError: There is no such item.
-        TypeError: i is not a whole number.
+    IndexError if there is no such item, TypeError if i is not a whole number.
     """
     at = _whole(i)
     if not -n <= at < n:
@@ -58,13 +56,7 @@ def place_of(i: int, n: int, what: str = "examples") -> int:
 
 
 def places_of(indices: Sequence[int] | Tensor, n: int, what: str = "examples") -> list[int]:
-    """The positions of a batch's items among n; see :func:`place_of`.
-
-    Raises:
-        ValueError: ``indices`` is empty.
-        IndexError: A number is out of range.
-        TypeError: A number is not a whole number.
-    """
+    """The positions of a batch's items among n; errors as of :func:`place_of`, and ValueError if there is none."""
     places = [_whole(i) for i in (indices.reshape(-1).tolist() if isinstance(indices, Tensor) else indices)]
     if not places:
         raise ValueError("indices is empty: a batch needs at least one example")
@@ -99,8 +91,7 @@ def padded(tensors: Sequence[Tensor], fill: int) -> Tensor:
 def collating(make: Callable[[Sequence[_Item]], Batch]) -> Callable[[Batch | Sequence[_Item]], Batch]:
     """A ``collate_fn`` that takes a list of examples, or a batch from ``__getitems__``, which it returns.
 
-    Args:
-        make: Makes a batch of at least one example.
+    ``make`` makes a batch of at least one example.
     """
 
     def collate(examples: Batch | Sequence[_Item]) -> Batch:
@@ -178,13 +169,7 @@ class PaddedDataset(Dataset[Example]):
     _dtype: torch.dtype  # of x
 
     def __init__(
-        self,
-        x: Tensor,
-        y: Tensor,
-        lengths: Tensor | None = None,
-        index: Tensor | None = None,
-        *,
-        unknown: bool = False,
+        self, x: Tensor, y: Tensor, lengths: Tensor | None = None, index: Tensor | None = None, *, unknown: bool = False
     ):
         check_tensor(x, "x", _NOT_DENSE)
         check_tensor(y, "y")
@@ -204,8 +189,7 @@ class PaddedDataset(Dataset[Example]):
             longest = x.shape[1] if x.ndim > 1 else 0
             if bool(((lengths < 1) | (lengths > longest)).any()):
                 raise ValueError(
-                    f"lengths must lie between 1 and the padded length {longest}, got {int(lengths.min())} to "
-                    f"{int(lengths.max())}"
+                    f"lengths must lie between 1 and {longest}, got {int(lengths.min())} to {int(lengths.max())}"
                 )
         check_flags(unknown=unknown)
         if not unknown:

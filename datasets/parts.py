@@ -37,8 +37,6 @@ def hold_out(
     n = len(dataset)
     held = round(n * as_number(share, "share")) if 0.0 < as_number(share, "share") < 1.0 else 0
     if not 0 < held < n:
-        raise ValueError(
-            f"share={share} of {n} examples leaves one of the parts empty: it must lie between 0 and 1, such as 0.2"
-        )
+        raise ValueError(f"share={share} of {n} examples leaves one of the parts empty: give one such as 0.2")
     order = torch.randperm(n, generator=torch.Generator().manual_seed(check_seed(seed)))
     return Part(dataset, order[held:].sort().values, collate_fn), Part(dataset, order[:held].sort().values, collate_fn)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchssvm.core.arguments import check_whole
-from torchssvm.datasets.images.pixel_segmentation import SegmentationPixels
 from torchssvm.datasets.images.region_pooling import pool_regions
+from torchssvm.datasets.images.superpixel_graphs import SegmentationPixels
 from torchssvm.structures.graph_cut.head import Graphs
 
 _WIDTHS = (16, 32, 64, 96)

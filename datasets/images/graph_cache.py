@@ -6,7 +6,6 @@ Each file holds one kind of array for all images, one image after another; ``pla
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -163,16 +162,6 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_suffix(".part")
-    with open(part, "w", encoding="utf-8") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-
-
 def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
@@ -194,9 +183,7 @@ def _opened(folder: Path, name: str, dtype: str, shape: tuple[int, ...]) -> np.n
     except (OSError, ValueError) as error:
         raise StaleCache(f"{path} is missing, cut off or damaged: {error}") from error
     if found.shape != shape or found.dtype != np.dtype(dtype):
-        raise StaleCache(
-            f"{path} holds {found.dtype} of shape {list(found.shape)}, and should hold {dtype} of {list(shape)}"
-        )
+        raise StaleCache(f"{path} holds {found.dtype} {list(found.shape)}, and should hold {dtype} {list(shape)}")
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -15,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .graph_cache import MANIFEST, PLACE_COLUMNS, PLACES, GraphCache, StaleCache, is_changed, key_of, layout, write_json
+from torchssvm.core.files import write_text
+
+from .graph_cache import MANIFEST, PLACE_COLUMNS, PLACES, GraphCache, StaleCache, is_changed, key_of, layout
 from .graph_cache_words import drop_words, make_words, read_words, words_are_of
-from .growing import GrowingArray, rows_in
 from .region_features import GraphSettings, RegionGraph, region_graph
 from .segmentation_files import Pair, read_pair, stamps
 from .superpixels import scikit_image
@@ -39,17 +41,10 @@ def open_cache(
     workers: int = 0,
     show: bool = True,
 ) -> GraphCache:
-    """Open the cache of these images; build it first if needed, continuing an interrupted build.
+    """Open the cache of these images, training set first; build it if needed, continuing an interrupted build.
 
-    Args:
-        folder: Its folder. A second process that needs the same cache waits.
-        pairs: The images, training set first.
-        settings: How graphs are made.
-        empty_masks: Whether masks without foreground are allowed.
-        skip: Whether unusable images are left out instead of raising.
-        rebuild: Whether to replace a cache that is damaged or was made for anything else.
-        workers: Number of processes that build.
-        show: Whether progress is shown.
+    A second process that needs the same cache waits. ``skip`` leaves unusable images out instead of raising, and
+    ``rebuild`` replaces a cache that is damaged or was made for anything else.
 
     Raises:
         StaleCache: The folder has a cache that is damaged, or made for other images or settings.
@@ -75,7 +70,7 @@ def _usable(cache: GraphCache, skip: bool) -> GraphCache:
     if cache.skipped and not skip:
         name, reason = next(iter(cache.skipped.items()))
         raise ValueError(
-            f"{len(cache.skipped)} images were left out of the cache {cache.folder}, the first of them {name}: {reason}"
+            f"{len(cache.skipped)} images were left out of the cache {cache.folder}, such as {name}: {reason}"
         )
     return cache
 
@@ -99,7 +94,7 @@ def _build(
         vocabulary = read_words(folder)
         if vocabulary is None:
             vocabulary = make_words(folder, pairs, settings, empty, skip, mapping, show)
-        write_json(folder / _BUILDING, {"key": key, "skipped": skipped})
+        write_text(folder / _BUILDING, json.dumps({"key": key, "skipped": skipped}))
         ends = np.zeros(3, np.int64) if not len(done) else done[-1, :3].copy()
         arrays = {
             name: GrowingArray(folder / f"{name}.npy", dtype, row, len(done) if end < 0 else int(ends[end]))
@@ -120,7 +115,7 @@ def _build(
                     if not skip:
                         raise ValueError(f"{made.reason} (on_bad='skip' goes on without such images)")
                     skipped[pairs[number].name] = made.reason
-                    write_json(folder / _BUILDING, {"key": key, "skipped": skipped})
+                    write_text(folder / _BUILDING, json.dumps({"key": key, "skipped": skipped}))
                 shape = (0, 0)
                 if made.graph is not None and made.image is not None and made.mask is not None:
                     shape = made.mask.shape
@@ -136,7 +131,7 @@ def _build(
             commit()
             for array in arrays.values():
                 array.close()
-    write_json(folder / MANIFEST, {"key": key, "skipped": skipped})
+    write_text(folder / MANIFEST, json.dumps({"key": key, "skipped": skipped}))
     (folder / _BUILDING).unlink()
 
 
@@ -224,3 +219,57 @@ def _alone(folder: Path) -> Iterator[None]:
     with open(folder / "lock", "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+_HEADER = 128  # bytes: its length does not depend on the number of rows
+_MAGIC = b"\x93NUMPY\x01\x00"
+
+
+class GrowingArray:
+    """Appends rows to a file that ``numpy.load`` reads, memory-mapped or not, after each :meth:`commit`.
+
+    A file keeps its first ``rows``, of the shape ``trailing`` each; it is new where they are 0. ValueError if it has
+    fewer.
+    """
+
+    def __init__(self, path: Path, dtype: str, trailing: Sequence[int], rows: int = 0) -> None:
+        self.dtype = np.dtype(dtype)
+        self.trailing = tuple(trailing)
+        self.rows = rows
+        self._row = self.dtype.itemsize * int(np.prod(self.trailing, dtype=np.int64))
+        if not rows:
+            path.unlink(missing_ok=True)  # another process may have mapped it
+        self._file = open(path, "r+b" if rows else "w+b")  # noqa: SIM115  # closed by close()
+        if os.fstat(self._file.fileno()).st_size < (_HEADER + rows * self._row if rows else 0):
+            self._file.close()
+            raise ValueError(f"{path} has fewer than {rows} rows")
+        self._file.truncate(_HEADER + rows * self._row)
+        self._file.seek(0, os.SEEK_END)
+
+    def append(self, rows: np.ndarray) -> None:
+        """Add rows ``[R, *trailing]``."""
+        if rows.shape[1:] != self.trailing:
+            raise ValueError(f"rows must be [R, {', '.join(map(str, self.trailing))}], got {list(rows.shape)}")
+        self._file.write(np.ascontiguousarray(rows, self.dtype).data)
+        self.rows += len(rows)
+
+    def commit(self) -> None:
+        """Write the number of rows into the header, and flush the file to the disk."""
+        shape = (self.rows, *self.trailing)
+        text = repr({"descr": self.dtype.str, "fortran_order": False, "shape": shape})
+        room = _HEADER - len(_MAGIC) - 2
+        self._file.seek(0)
+        self._file.write(_MAGIC + room.to_bytes(2, "little") + text.encode().ljust(room - 1) + b"\n")
+        self._file.seek(0, os.SEEK_END)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file; rows that were not committed do not count."""
+        self._file.close()
+
+
+def rows_in(path: Path, dtype: str, trailing: Sequence[int]) -> int:
+    """Number of whole rows in a file of :class:`GrowingArray`, committed or not; 0 if there is no file."""
+    row = np.dtype(dtype).itemsize * int(np.prod(trailing, dtype=np.int64))
+    return max(path.stat().st_size - _HEADER, 0) // row if path.exists() else 0

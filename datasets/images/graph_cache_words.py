@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.core.files import whole_file
+
 from .graph_cache import is_changed, listed
 from .region_features import GraphSettings, check_size
 from .segmentation_files import Pair, read_pair, stamps
@@ -77,15 +79,9 @@ def make_words(
         k_means(gradients, settings.gradient_words, settings.seed),
         k_means(colours, settings.colour_words, settings.seed),
     )
-    part = folder / f"part-{_FILE}"
-    np.savez(
-        part,
-        gradients=vocabulary.gradients.numpy(),
-        colours=vocabulary.colours.numpy(),
-        numbers=np.array(numbers),
-        stamps=np.array([sample.stamps for sample in samples]),
-    )
-    part.replace(folder / _FILE)
+    seen = np.array([sample.stamps for sample in samples])
+    with whole_file(folder / _FILE) as file:
+        np.savez(file, **vocabulary._asdict(), numbers=np.array(numbers), stamps=seen)
     return vocabulary
 
 

@@ -19,13 +19,8 @@ def draw_segmentations(
 ) -> None:
     """Images with the predicted foreground: green if right, red if wrong; missed foreground is blue.
 
-    A white line is the border of the true mask.
-
-    Args:
-        figure: A matplotlib figure or subfigure, empty.
-        dataset: The images.
-        rows: Numbers of those that are drawn, at least one.
-        labelings: For each of them, int64 ``[N]``, or longer, the labels of its superpixels.
+    A white line is the border of the true mask. ``labelings`` are those of the superpixels, int64 ``[N]`` or longer,
+    for each of the ``rows``, in an empty figure or subfigure of matplotlib.
     """
     columns = min(4, len(rows))
     axes = figure.subplots(-(-len(rows) // columns), columns, squeeze=False).flatten()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from torchssvm.core.arguments import check_choice
 from torchssvm.core.caller import warn
 
 from ..files import cache_folder, find
@@ -20,7 +21,6 @@ from .superpixel_graphs import SuperpixelGraphs
 PAGE = "https://www.msri.org/people/members/eranb/ (the Weizmann horse database)"
 FOLDER = "weizmann_horse"
 _SIZES = {"small": 1, "medium": 2, "large": 3}  # qualities of HorseSeg that each size trains on
-_UNUSABLE = ("raise", "skip")
 
 
 class HorseSegmentation(SuperpixelGraphs):
@@ -94,12 +94,9 @@ class HorseSegmentation(SuperpixelGraphs):
         workers: int = 0,
         progress: bool = True,
     ) -> None:
-        if split not in ("train", "test"):
-            raise ValueError(f"split must be 'train' or 'test', not {split!r}")
-        if on_bad not in _UNUSABLE:
-            raise ValueError(f"on_bad must be 'raise' or 'skip', not {on_bad!r}")
-        if size is not None and size not in _SIZES:
-            raise ValueError(f"size must be 'small', 'medium', 'large' or None, not {size!r}")
+        check_choice(split, "split", "train", "test")
+        check_choice(on_bad, "on_bad", "raise", "skip")
+        check_choice(size, "size", *_SIZES, None)
         if workers < 0:
             raise ValueError(f"workers={workers} must be at least 0")
         place = _place(root)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from torchssvm.core.arguments import check_choice
 from torchssvm.core.batch import Batch
 from torchssvm.core.extras import needs
 
@@ -28,6 +30,7 @@ _PAGE = "https://sam.johnson.io/research/lspet.html"
 _FOLDER = "lspet"
 _TRAIN, _SMALL, _COUNT = 800, 100, 1000
 _GREY = 128
+_BILINEAR = 2  # of Pillow
 
 
 class LSPET(Dataset[tuple[Tensor, Tensor, int]]):
@@ -74,10 +77,8 @@ class LSPET(Dataset[tuple[Tensor, Tensor, int]]):
         root: str | os.PathLike[str] | None = None,
         keep: bool = False,
     ) -> None:
-        if split not in ("train", "test"):
-            raise ValueError(f"split must be 'train' or 'test', not {split!r}")
-        if size not in ("small", "large"):
-            raise ValueError(f"size must be 'small' or 'large', not {size!r}")
+        check_choice(split, "split", "train", "test")
+        check_choice(size, "size", "small", "large")
         if len(canvas) != 2 or min(canvas) < 1:
             raise ValueError(f"canvas={canvas} must be (H, W), at least one pixel each")
         self.split, self.size, self.canvas = split, size, canvas
@@ -112,18 +113,13 @@ class LSPET(Dataset[tuple[Tensor, Tensor, int]]):
 
     def _read(self, index: int) -> np.ndarray:
         """An image on the canvas, uint8 ``[H, W, 3]``."""
-        image_module = _pillow()
-        file = self._files[index]
-        try:
-            with image_module.open(file) as opened:
-                image = opened.convert("RGB")
-        except OSError as error:
-            raise RuntimeError(f"{file} is no image, or is corrupt: {error}; fetch it again from {_PAGE}") from error
+        with _opened(self._files[index]) as opened:
+            image = opened.convert("RGB")
         height, width = self.canvas
         scale = float(self.scales[index])
         size = min(width, max(1, round(image.width * scale))), min(height, max(1, round(image.height * scale)))
         pixels = np.full((height, width, 3), _GREY, np.uint8)
-        pixels[: size[1], : size[0]] = np.asarray(image.resize(size, image_module.Resampling.BILINEAR))
+        pixels[: size[1], : size[0]] = np.asarray(image.resize(size, _BILINEAR))
         return pixels
 
     @staticmethod
@@ -170,23 +166,71 @@ def _read(file: Path) -> tuple[np.ndarray, np.ndarray]:
     numbers, joints = read_arrays(file, "image", "joints")
     if numbers.shape != (_COUNT,) or joints.shape != (_COUNT, 14, 2) or not np.isfinite(joints).all():
         raise RuntimeError(
-            f"{file} is not the joints of LSPET: image is {list(numbers.shape)} and joints {list(joints.shape)}, they "
-            f"should be [{_COUNT}] and finite [{_COUNT}, 14, 2]"
+            f"{file} is not the joints of LSPET: image is {numbers.shape} and joints {joints.shape}, or not finite"
         )
     return numbers.astype(np.int64), joints.astype(np.float64)
 
 
 def _size(file: Path) -> tuple[int, int]:
     """Width and height, from the header."""
-    try:
-        with _pillow().open(file) as image:
-            width, height = image.size
-    except OSError as error:
-        raise RuntimeError(f"{file} is no image, or is corrupt: {error}; fetch it again from {_PAGE}") from error
+    with _opened(file) as image:
+        width, height = image.size
     return width, height
 
 
-def _pillow() -> Any:
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
     with needs("reading images needs Pillow: pip install 'torchssvm[scikit-image]' brings it", "PIL"):
         from PIL import Image
-    return Image
+    try:
+        with Image.open(file) as opened:
+            yield opened
+    except OSError as error:
+        raise RuntimeError(f"{file} is no image, or is corrupt: {error}; fetch it again from {_PAGE}") from error
+
+
+class PoseTargets(Dataset[tuple[Tensor, Tensor, int]]):
+    """Images of :class:`LSPET`, all or some, with labelings of :class:`torchssvm.Pose` as y in place of joints.
+
+    An item is ``(image, labeling, index)``, float32 ``[3, H, W]``, int64 ``[P, 4]``, and its number here.
+
+    Args:
+        images: The images.
+        label: Joints on the grid ``[n, 14, 2]`` -> labelings ``[n, P, 4]``, for example
+            ``lambda joints: pose.labeling(body_nodes(joints))``.
+        stride: Side of a place of the grid, in pixels.
+        rows: The numbers of the images in use; None is all.
+
+    Attributes:
+        y: ``[n, P, 4]``, the labelings.
+
+    Example:
+        >>> images = LSPET("train", size="small", canvas=(64, 64))
+        >>> targets = PoseTargets(images, lambda joints: joints.long().repeat(1, 1, 2), rows=range(3))
+        >>> len(targets), targets.y.shape
+        (3, torch.Size([3, 14, 4]))
+    """
+
+    def __init__(
+        self, images: LSPET, label: Callable[[Tensor], Tensor], stride: int = 4, rows: range | None = None
+    ) -> None:
+        self.images = images
+        self.rows = range(len(images)) if rows is None else rows
+        self.y = label(images.places(stride)[list(self.rows)])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
+        index = range(len(self))[index]
+        return self.images[self.rows[index]][0], self.y[index], index
+
+    @staticmethod
+    @collating
+    def collate(examples: Sequence[tuple[Tensor, Tensor, int]]) -> Batch:
+        """Images ``[B, 3, H, W]`` and labelings ``[B, P, 4]``."""
+        images, labelings, index = zip(*examples, strict=True)
+        return Batch(torch.stack(images), torch.stack(labelings), torch.tensor(index))
+
+    def __repr__(self) -> str:
+        return f"PoseTargets({self.images!r}, rows={self.rows}): {len(self)} images"

@@ -38,15 +38,11 @@ class RandomViews(NamedTuple):
     def __call__(
         self, images: Tensor, joints: Tensor, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Draw random views.
+        """Random views of images ``[B, 3, H, W]`` in 0..1 and joints ``[B, 14, 2]``, (x, y) in pixels, in the same
+        shapes.
 
-        Args:
-            images: ``[B, 3, H, W]`` in 0..1; pixels from outside are grey.
-            joints: ``[B, 14, 2]``, (x, y) in pixels, the first pixel from 0 to 1. They may leave the image.
-            generator: The source of randomness, on the CPU.
-
-        Returns:
-            Images and joints of the same shapes.
+        Pixels from outside are grey, joints may leave the image, and the first pixel is from 0 to 1. The generator is
+        on the CPU.
         """
         batch, _, height, width = images.shape
 

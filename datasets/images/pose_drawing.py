@@ -30,8 +30,7 @@ def draw_poses(
 
     Args:
         figure: A matplotlib figure or subfigure, empty.
-        dataset: The images.
-        rows: Numbers of those that are drawn, at least one.
+        dataset, rows: The images, and the numbers of those that are drawn, at least one.
         poses: By the name of the set, ``[len(rows), 14, 2]``, (x, y) in pixels of the canvas.
         titles: Of the images; None is their numbers in the data set.
     """

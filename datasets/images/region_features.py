@@ -64,9 +64,7 @@ class GraphSettings:
             object.__setattr__(self, name, check_whole(getattr(self, name), name))
         object.__setattr__(self, "seed", check_seed(self.seed))
         if self.segments > _MOST_SEGMENTS:
-            raise ValueError(
-                f"segments={self.segments} must be at most {_MOST_SEGMENTS}: their numbers are kept in 16 bits"
-            )
+            raise ValueError(f"segments={self.segments} must be at most {_MOST_SEGMENTS}, to fit in 16 bits")
         if self.cell % 2:
             raise ValueError(f"cell={self.cell} must be even")
         object.__setattr__(self, "compactness", check_number(self.compactness, "compactness", above=0.0))
@@ -117,13 +115,7 @@ class RegionGraph(NamedTuple):
 
 
 def region_graph(image: np.ndarray, mask: np.ndarray, settings: GraphSettings, vocabulary: Vocabulary) -> RegionGraph:
-    """The graph of one image.
-
-    Args:
-        image: uint8 ``[H, W, 3]``, RGB.
-        mask: bool ``[H, W]``, True in the foreground.
-        settings: The settings.
-        vocabulary: Centres of the words.
+    """The graph of one image, uint8 RGB ``[H, W, 3]``, whose mask ``[H, W]`` is True in the foreground.
 
     Raises:
         ValueError: The image is too small to be divided.
@@ -149,8 +141,7 @@ def check_size(image: np.ndarray, settings: GraphSettings) -> None:
     least = 4 * settings.segments
     if min(height, width) < _SMALLEST_SIDE or height * width < least:
         raise ValueError(
-            f"the image has {width} x {height} pixels: {settings.segments} superpixels need at least {least}, and each "
-            f"side {_SMALLEST_SIDE}"
+            f"the image has {width} x {height} pixels: they need at least {least}, and each side {_SMALLEST_SIDE}"
         )
 
 

@@ -38,9 +38,7 @@ def pool_regions(features: Tensor, regions: Tensor, num_regions: int | None = No
     low, high = (int(bound) for bound in regions.aminmax()) if regions.numel() else (-1, -1)
     count = high + 1 if num_regions is None else num_regions
     if low < -1 or high >= count:
-        raise ValueError(
-            f"regions must lie between -1 and num_regions - 1 = {count - 1}, got {low if low < -1 else high}"
-        )
+        raise ValueError(f"regions must lie between -1 and {count - 1}, got {low if low < -1 else high}")
     # Pixels without a region go to an extra row, which is cut off.
     place = torch.where(regions < 0, count, regions).flatten(1)
     place = place + (count + 1) * torch.arange(batch, device=place.device).unsqueeze(1)

@@ -10,14 +10,9 @@ from .superpixel_graphs import SuperpixelGraphs
 
 
 def resized(images: SuperpixelGraphs, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """All images and masks, scaled to one size.
+    """All images and masks, scaled to one size (H, W).
 
-    Args:
-        images: n images with masks.
-        size: (H, W).
-
-    Returns:
-        float32 ``[n, 3, H, W]``, and ``[n, H, W]``: the share of foreground of each pixel, from 0 to 1.
+    Returns float32 ``[n, 3, H, W]``, and ``[n, H, W]``: the share of foreground of each pixel, from 0 to 1.
     """
 
     def scaled(x: Tensor) -> Tensor:
@@ -30,12 +25,7 @@ def resized(images: SuperpixelGraphs, size: tuple[int, int]) -> tuple[Tensor, Te
 def random_views(image: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Randomly rotate, scale, shift and mirror each image with its mask, and change the colours of the image.
 
-    Args:
-        image: ``[B, 3, H, W]``, in 0..1.
-        mask: ``[B, H, W]``.
-
-    Returns:
-        Both, of the same shapes.
+    Images are ``[B, 3, H, W]``, in 0..1, and masks ``[B, H, W]``.
     """
     size, ratio = len(image), image.shape[2] / image.shape[3]
 

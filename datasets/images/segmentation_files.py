@@ -55,15 +55,10 @@ def find_pairs(
     """The images and masks below a folder, the training set first, each set sorted by name.
 
     An image and its mask have the same name and lie in the same subfolder, whatever their endings; a mask's name may
-    have one of HorseSeg's ``.gt``, ``.bb`` or ``.no`` besides. Files in a subfolder ``test`` are the test set; where
-    there is none, all but the first ``num_train`` are. HorseSeg's training set is sorted by quality first.
-
-    Args:
-        root: The folder.
-        images: Subfolder of the images; None, with ``masks``, takes the first of ``LAYOUTS`` that is there.
-        masks: Subfolder of the masks.
-        num_train: Number of training images.
-        qualities: The HorseSeg qualities in use; None is all.
+    have one of HorseSeg's ``.gt``, ``.bb`` or ``.no`` besides, of which only the ``qualities`` are used, if given.
+    Files in a subfolder ``test`` are the test set; where there is none, all but the first ``num_train`` are. HorseSeg's
+    training set is sorted by quality first. Without subfolders for images and masks, the first of ``LAYOUTS`` that is
+    there is taken.
 
     Raises:
         FileNotFoundError: A folder is missing or empty.
@@ -82,9 +77,7 @@ def find_pairs(
     annotations = _by_name(root / masks, endings)
     if qualities is not None:
         if not any(_quality(path) for path in annotations.values()):
-            raise ValueError(
-                f"{root / masks} has no masks named as HorseSeg's are (*.gt.png): its sizes are not to be had"
-            )
+            raise ValueError(f"{root / masks} has no masks named as HorseSeg's (*.gt.png): its sizes are not to be had")
         wanted = {f".{quality}" for quality in qualities}
         other = {name for name, path in annotations.items() if _quality(path) not in wanted and not _tests(name)}
         pictures = {name: path for name, path in pictures.items() if name not in other}
@@ -99,9 +92,7 @@ def find_pairs(
     if not apart:
         train, apart = train[:num_train], set(train[num_train:])
     if not train or not apart:
-        raise ValueError(
-            f"{root / images} has {len(train)} images to train on and {len(apart)} to test on (num_train={num_train})"
-        )
+        raise ValueError(f"{root / images} has {len(train)} images to train on, {len(apart)} to test on ({num_train=})")
     in_order = [*train, *(name for name in names if name in apart)]
     return [Pair(name, pictures.get(name), annotations.get(name), name not in apart) for name in in_order]
 
@@ -112,15 +103,8 @@ def read_pair(pair: Pair, empty_masks: bool = False) -> tuple[np.ndarray, np.nda
     Foreground is what is above 127 in the mask (in the largest channel of a coloured one), or above half of what the
     file's numbers can be; in masks of zeros and ones, JPEGs excepted, it is the ones.
 
-    Args:
-        pair: The files.
-        empty_masks: Whether masks without foreground are allowed.
-
-    Returns:
-        uint8 ``[H, W, 3]``, RGB, and bool ``[H, W]``.
-
-    Raises:
-        ValueError: A file is missing, cannot be read, or does not fit the other; the message names it.
+    Returns uint8 ``[H, W, 3]``, RGB, and bool ``[H, W]``. ValueError, naming the file, if one is missing, cannot be
+    read, does not fit the other, or is without foreground, unless ``empty_masks``.
     """
     for what, path in (("image", pair.image), ("mask", pair.mask)):
         if path is None:
@@ -134,8 +118,7 @@ def read_pair(pair: Pair, empty_masks: bool = False) -> tuple[np.ndarray, np.nda
     (height, width), (rows, columns) = image.shape[:2], mask.shape
     if abs(np.log(height * columns / (width * rows))) > np.log1p(_SAME_SHAPE):
         raise ValueError(
-            f"{pair.image} has {width} x {height} pixels, and {pair.mask} {columns} x {rows}: of another shape, so "
-            "that resizing would not make them fit"
+            f"{pair.image} has {width} x {height} pixels, and {pair.mask} {columns} x {rows}: of another shape"
         )
     return _resized(image, rows, columns), mask
 

@@ -68,11 +68,7 @@ def segmentation_scores(found: Sequence[Tensor], masks: Sequence[Tensor]) -> Seg
 
 
 def scores_of_counts(counts: np.ndarray) -> SegmentationScores:
-    """Scores from numbers of pixels.
-
-    Args:
-        counts: int64 ``[n, 4]``, for each image its foreground found and true, found, and true, and all its pixels.
-    """
+    """Scores from counts int64 ``[n, 4]``: pixels of foreground found and true, found, and true, and all."""
     each = counts[:, 0] / np.maximum(counts[:, 1] + counts[:, 2] - counts[:, 0], 1)
     both, found, true, pixels = counts.sum(0).tolist()
     either, ground = found + true - both, pixels - true

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from torchssvm.core.arguments import check_choice
 from torchssvm.core.batch import Batch
 from torchssvm.structures.graph_cut.head import Graphs
 from torchssvm.structures.pairwise_graph.head import grid_edges
@@ -75,10 +76,8 @@ class Snakes(Dataset[Snake]):
         edges: Literal["directions", "pixels"] = "pixels",
         root: str | os.PathLike[str] | None = None,
     ) -> None:
-        if split not in ("train", "test"):
-            raise ValueError(f"split must be 'train' or 'test', not {split!r}")
-        if edges not in ("directions", "pixels"):
-            raise ValueError(f"edges must be 'directions' or 'pixels', not {edges!r}")
+        check_choice(split, "split", "train", "test")
+        check_choice(edges, "edges", "directions", "pixels")
         self.split, self.edges = split, edges
         file = find(_FILE, _PAGE, root)
         sizes, pixels, labels = read_arrays(file, *(f"{name}_{split}" for name in ("sizes", "pixels", "labels")))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from torchssvm.core.batch import Batch
+from torchssvm.core.arguments import check_choice
+from torchssvm.core.batch import Batch, to_device
+from torchssvm.core.head_call import evaluating
 from torchssvm.structures.arguments import WeightedLabels
 from torchssvm.structures.graph_cut.head import Graphs
 
@@ -56,8 +58,7 @@ class SuperpixelGraphs(Dataset[GraphExample]):
     """
 
     def __init__(self, cache: GraphCache, split: Literal["train", "test"] = "train", *, balanced: bool = True) -> None:
-        if split not in ("train", "test"):
-            raise ValueError(f"split must be 'train' or 'test', not {split!r}")
+        check_choice(split, "split", "train", "test")
         self.cache = cache
         self.split = split
         self.balanced = balanced
@@ -168,3 +169,130 @@ class SuperpixelGraphs(Dataset[GraphExample]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(split={self.split!r}): {len(self)} images, {self.in_features} features"
+
+
+class SegmentationPixels(NamedTuple):
+    """A batch of images with their graphs; an item has no batch axis.
+
+    Attributes:
+        image: float32 ``[B, 3, H, W]`` from 0 to 1; zero in the padding, right and below.
+        regions: The superpixel of every pixel, int64 ``[B, H, W]``; -1 in the padding.
+        graph: The graphs of the superpixels.
+
+    Example:
+        >>> regions = torch.tensor([[[0, 1]]])
+        >>> graph = Graphs(torch.zeros(1, 2, 1), torch.ones(1, 1, 1), torch.tensor([[[0, 1]]]))
+        >>> pixels = SegmentationPixels(image=torch.rand(1, 3, 1, 2), regions=regions, graph=graph)
+        >>> pool_regions(pixels.image, pixels.regions).shape
+        torch.Size([1, 2, 3])
+    """
+
+    image: Tensor
+    regions: Tensor
+    graph: Graphs
+
+
+class PixelSegmentation(Dataset[GraphExample]):
+    """The images of :class:`SuperpixelGraphs` with their pixels: x is :class:`SegmentationPixels`, all else the same.
+
+    A network's features of the pixels become those of the superpixels by :func:`torchssvm.datasets.pool_regions`.
+
+    Args:
+        graphs: The images, for example ``HorseSegmentation("train")``.
+
+    Example:
+        >>> small = GraphSettings(segments=20, gradient_words=12, colour_words=6, samples=600)
+        >>> train = HorseSegmentation("train", "horses", num_train=2, settings=small, cache="cache", progress=False)
+        >>> pixels = PixelSegmentation(train)[0].x
+        >>> pixels.image.shape, pixels.regions.shape
+        (torch.Size([3, 40, 56]), torch.Size([40, 56]))
+    """
+
+    def __init__(self, graphs: SuperpixelGraphs) -> None:
+        self.graphs = graphs
+
+    def __len__(self) -> int:
+        return len(self.graphs)
+
+    def __getitem__(self, i: int) -> GraphExample:
+        graph, y, index = self.graphs[i]
+        return GraphExample(SegmentationPixels(self.graphs.image(i), self.graphs.regions(i), graph), y, index)
+
+    def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
+        """The images at ``indices`` as one batch; a ``DataLoader`` calls this."""
+        return self.collate([self[int(i)] for i in indices])
+
+    @staticmethod
+    @collating
+    def collate(examples: Sequence[GraphExample]) -> Batch:
+        """Images and graphs, padded to the largest."""
+        batch = SuperpixelGraphs.collate([example._replace(x=example.x.graph) for example in examples])
+        image = padded([example.x.image for example in examples], 0)
+        regions = padded([example.x.regions for example in examples], PADDING)
+        return batch.replace(x=SegmentationPixels(image, regions, batch.x))
+
+    def __repr__(self) -> str:
+        return f"PixelSegmentation({self.graphs!r})"
+
+
+class PrecomputedGraphs(Dataset[GraphExample]):
+    """Images as graphs in memory; targets and indices are unchanged.
+
+    ``features`` is called with one image at a time, so that padding has no effect. A module is called in evaluation
+    mode, on the device of its parameters; afterwards each submodule has its former mode.
+
+    Args:
+        dataset: :class:`SuperpixelGraphs`, :class:`PixelSegmentation`, or a dataset like them; an item's index is its
+            position.
+        features: A batch's x -> :class:`torchssvm.Graphs`; None keeps the graphs.
+
+    Raises:
+        ValueError: The dataset is empty.
+
+    Example:
+        >>> small = GraphSettings(segments=20, gradient_words=12, colour_words=6, samples=600)
+        >>> train = HorseSegmentation("train", "horses", num_train=2, settings=small, cache="cache", progress=False)
+        >>> kept = PrecomputedGraphs(train)
+        >>> kept.in_features == train.in_features
+        True
+    """
+
+    def __init__(self, dataset: Dataset[Any], features: Callable[[Any], Graphs] | None = None) -> None:
+        parameter = next(features.parameters(), None) if isinstance(features, nn.Module) else None
+        places = range(len(dataset))  # type: ignore[arg-type]  # map-style
+        with evaluating(features), torch.no_grad():
+            self._examples = [self._apply(dataset, i, features, parameter) for i in places]
+        if not self._examples:
+            raise ValueError("dataset is empty")
+
+    @staticmethod
+    def _apply(
+        dataset: Any, i: int, features: Callable[[Any], Graphs] | None, parameter: nn.Parameter | None
+    ) -> GraphExample:
+        example = dataset[i]
+        if features is None:
+            return example
+        batch: Batch = dataset.collate([example])
+        x = features(batch.x if parameter is None else to_device(batch.x, parameter.device))
+        return example._replace(x=Graphs(*(tensor[0].to(example.y.labels.device) for tensor in x)))
+
+    @property
+    def in_features(self) -> int:
+        """F, features of a node."""
+        return self._examples[0].x.nodes.shape[1]
+
+    @property
+    def edge_features(self) -> int:
+        """P, features of an edge."""
+        return self._examples[0].x.edge_features.shape[1]
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, i: int) -> GraphExample:
+        return self._examples[i]
+
+    collate = staticmethod(SuperpixelGraphs.collate)
+
+    def __repr__(self) -> str:
+        return f"PrecomputedGraphs({len(self)} images, {self.in_features} features)"

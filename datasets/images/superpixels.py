@@ -16,18 +16,10 @@ NEEDS = "superpixels need scikit-image, and Pillow, which comes with it: pip ins
 
 
 def superpixels(image: np.ndarray, count: int, compactness: float) -> np.ndarray:
-    """Connected superpixels of one image, numbered from 0 without gaps.
+    """Connected superpixels of one image, uint8 RGB ``[H, W, 3]``, numbered from 0 without gaps: int32 ``[H, W]``.
 
-    Args:
-        image: uint8 ``[H, W, 3]``, RGB.
-        count: How many to aim at. SLIC starts from a regular grid and drops small pieces: it finds fewer.
-        compactness: How much nearness in the image counts against nearness in colour (CIE Lab).
-
-    Returns:
-        int32 ``[H, W]``.
-
-    Raises:
-        ImportError: scikit-image is not installed.
+    ``count`` is how many to aim at: SLIC starts from a regular grid and drops small pieces, so it finds fewer.
+    ``compactness`` says how much nearness in the image counts against nearness in colour (CIE Lab).
     """
     found = scikit_image().slic(image, n_segments=count, compactness=compactness, start_label=0)
     return np.unique(found, return_inverse=True)[1].reshape(found.shape).astype(np.int32)
@@ -36,10 +28,7 @@ def superpixels(image: np.ndarray, count: int, compactness: float) -> np.ndarray
 def adjacency(regions: np.ndarray) -> np.ndarray:
     """The pairs of regions that share a border, each once: int64 ``[E, 2]``, smaller number first, sorted.
 
-    A pixel has four neighbours: above, below, left and right.
-
-    Args:
-        regions: ``[H, W]``, regions 0 to N-1.
+    A pixel of ``[H, W]`` has four neighbours: above, below, left and right.
     """
     count = int(regions.max()) + 1
     codes = []
@@ -56,22 +45,12 @@ def region_sizes(regions: np.ndarray) -> np.ndarray:
 
 
 def foreground_sizes(regions: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Foreground pixels of every region, int64 ``[N]``.
-
-    Args:
-        regions: ``[H, W]``, regions 0 to N-1.
-        mask: bool ``[H, W]``, True in the foreground.
-    """
+    """Foreground pixels of every region, int64 ``[N]``; regions and mask are ``[H, W]``."""
     return np.bincount(regions[mask], minlength=int(regions.max()) + 1)
 
 
 def neighbourhoods(edges: np.ndarray, count: int) -> list[np.ndarray]:
-    """Every region alone, with its neighbours, and with its neighbours' neighbours: three bool ``[N, N]``.
-
-    Args:
-        edges: int64 ``[E, 2]``.
-        count: N.
-    """
+    """Every region alone, with its neighbours, and with its neighbours' neighbours: three bool ``[N, N]``."""
     alone = np.eye(count, dtype=np.float32)
     first = alone.copy()
     first[edges[:, 0], edges[:, 1]] = first[edges[:, 1], edges[:, 0]] = 1.0

@@ -42,19 +42,13 @@ class Words(NamedTuple):
 
 
 def descriptors(image: np.ndarray, cell: int, stride: int) -> Tensor:
-    """Gradient orientations around the nodes of a grid, as SIFT describes them.
+    """Gradient orientations around the nodes of a grid, as SIFT describes them, of an image uint8 RGB ``[H, W, 3]``.
 
-    16 cells around a node, 8 orientations in each; a gradient counts for the two nearest orientations and, by
-    distance, for the four nearest cells. Descriptors are normalised, clipped at 0.2 and normalised again; those of flat
-    patches are nearly zero.
+    16 cells around a node, 8 orientations in each; a gradient counts for the two nearest orientations and, by distance,
+    for the four nearest cells. Descriptors are normalised, clipped at 0.2 and normalised again; those of flat patches
+    are nearly zero. A cell has an even side; the nodes stand at ``stride // 2 + stride * i``.
 
-    Args:
-        image: uint8 ``[H, W, 3]``, RGB.
-        cell: Side of a cell in pixels, even.
-        stride: Distance of the nodes; they stand at ``stride // 2 + stride * i``.
-
-    Returns:
-        float32 ``[ceil((H - stride // 2) / stride), ceil((W - stride // 2) / stride), 128]``.
+    Returns float32 ``[ceil((H - stride // 2) / stride), ceil((W - stride // 2) / stride), 128]``.
     """
     grey = torch.from_numpy(image).to(torch.float32) @ torch.tensor(_GREY) / 255.0
     down, right = (torch.stack([*torch.gradient(grey)])).unbind()
@@ -90,12 +84,7 @@ def descriptors(image: np.ndarray, cell: int, stride: int) -> Tensor:
 def words(image: np.ndarray, vocabulary: Vocabulary, grid: int, cell: int, stride: int) -> Words:
     """The words of all pixels of one image; a pixel has the gradient word of its nearest node.
 
-    Args:
-        image: uint8 ``[H, W, 3]``, RGB.
-        vocabulary: The centres.
-        grid: The image is divided into ``grid * grid`` positions.
-        cell: See :func:`descriptors`.
-        stride: See :func:`descriptors`.
+    The image is divided into ``grid * grid`` positions; see :func:`descriptors` for the rest.
     """
     height, width = image.shape[:2]
     found = descriptors(image, cell, stride)
@@ -115,12 +104,7 @@ def pixels(image: np.ndarray) -> Tensor:
 
 
 def nearest(points: Tensor, centres: Tensor) -> Tensor:
-    """The nearest centre of every point (the first, where several are), int64 ``[M]``.
-
-    Args:
-        points: float32 ``[M, D]``.
-        centres: float32 ``[K, D]``.
-    """
+    """The nearest of the centres ``[K, D]`` to every point ``[M, D]`` (the first, where several are), int64 ``[M]``."""
     half = centres.square().sum(1) / 2
     return torch.cat([(half - piece @ centres.T).argmin(1) for piece in points.split(_ROWS)])
 
@@ -128,16 +112,9 @@ def nearest(points: Tensor, centres: Tensor) -> Tensor:
 def k_means(points: Tensor, count: int, seed: int, iterations: int = 25) -> Tensor:
     """Centres of ``count`` clusters, float32 ``[count, D]``: Lloyd's algorithm from k-means++ seeds.
 
-    An empty cluster keeps its centre. See D. Arthur and S. Vassilvitskii, *k-means++*, 2007.
-
-    Args:
-        points: float32 ``[M, D]``.
-        count: K.
-        seed: Seed of the first centres.
-        iterations: Largest number of iterations; it stops when no point changes its cluster.
-
-    Raises:
-        ValueError: There are fewer points than clusters.
+    It stops when no point changes its cluster, and an empty cluster keeps its centre. See D. Arthur and S.
+    Vassilvitskii,
+    *k-means++*, 2007. ValueError if there are fewer points ``[M, D]`` than clusters.
     """
     if len(points) < count:
         raise ValueError(f"{len(points)} points are too few for {count} clusters: take more images or fewer words")

@@ -26,11 +26,9 @@ _LARGEST = 3.4028234663852886e38  # of float32
 
 
 class Attribute(NamedTuple):
-    """A column of the file.
+    """A column of the file, its name without quotes, and the line of its declaration.
 
     Attributes:
-        name: The name, without quotes.
-        line: Line of the declaration.
         first: The first of its columns in the matrix.
         columns: Their names: its own, or ``name=value`` for each of its nominal values.
         values: Column and number of each value that a nominal attribute may take, by their spelling, the first declared
@@ -51,14 +49,10 @@ class Attribute(NamedTuple):
 
 @dataclass(frozen=True)
 class Arff:
-    """The content of a file.
+    """The content of a file: its attributes in order, ``rows`` ``[n, columns]`` of all of their columns, and their
+    lines.
 
-    Attributes:
-        source: The file, for messages.
-        attributes: The columns, in order.
-        rows: ``[n, columns]``, the columns of all attributes in their order.
-        lines: Line number of every row, from 1.
-        relation: The name after @relation, without quotes; MEKA writes options into it.
+    ``source`` is the file, for messages; ``relation`` the name after @relation, into which MEKA writes options.
     """
 
     source: str
@@ -74,12 +68,9 @@ def read_arff(path: str | os.PathLike[str], *, limit: int = UNPACKED_LIMIT) -> A
     A nominal attribute becomes a column of 0 and 1 for each of its values, numbers such as ``{1,2,3}`` too, which are
     names of categories; one of ``{0,1}`` stays as it is.
 
-    Rows are dense (``0.5,0,1``) or sparse (``{3 1, 17 0.5}``, attributes counted from 0). Values omitted in a row
-    are 0, or the first value of a nominal attribute, as in Weka. UTF-8, plain or gzipped.
-
-    Args:
-        path: The file.
-        limit: Bytes that a gzip file may unpack to.
+    Rows are dense (``0.5,0,1``) or sparse (``{3 1, 17 0.5}``, attributes counted from 0). Values omitted in a row are
+    0, or the first value of a nominal attribute, as in Weka. UTF-8, plain or gzipped, unpacked to at most ``limit``
+    bytes.
 
     Raises:
         OSError: The file cannot be opened.
@@ -144,7 +135,7 @@ class _Reading:
             self.relation = _unquoted(text[len(keyword) :].strip())
         else:
             raise ValueError(
-                f"{where}: {text[:60]!r} stands before @data; only @relation, @attribute, and comments after a % may"
+                f"{where}: {text[:60]!r} stands before @data; only @relation, @attribute and % comments may"
             )
 
     def _check_attributes(self, where: str) -> None:
@@ -154,8 +145,7 @@ class _Reading:
         for attribute in self.attributes:
             if (before := first.setdefault(attribute.name, attribute.line)) != attribute.line:
                 raise ValueError(
-                    f"{self.source}, line {attribute.line}: attribute {attribute.name!r} is declared on line {before} "
-                    "already; rename one of them"
+                    f"{self.source}, line {attribute.line}: {attribute.name!r} is declared on line {before} too: rename"
                 )
 
     def _sparse(self, text: str, where: str) -> Iterator[tuple[int, float]]:
@@ -174,9 +164,7 @@ class _Reading:
                 raise ValueError(f"{where}: {entry!r} must be the number of an attribute, a blank, and its value")
             index = int(digits)
             if index >= len(self.attributes):
-                raise ValueError(
-                    f"{where}: attribute {index} is out of range: there are {len(self.attributes)}, counted from 0"
-                )
+                raise ValueError(f"{where}: attribute {index} is out of range: there are {len(self.attributes)}")
             if index in seen:
                 raise ValueError(f"{where}: attribute {index} comes twice; leave one out")
             seen.add(index)
@@ -188,9 +176,7 @@ class _Reading:
     def _dense(self, text: str, where: str) -> Iterator[tuple[int, float]]:
         tokens = _split(text, where)
         if len(tokens) != len(self.attributes):
-            raise ValueError(
-                f"{where}: {len(tokens)} values separated by commas, must be {len(self.attributes)}, one per attribute"
-            )
+            raise ValueError(f"{where}: {len(tokens)} values separated by commas, must be {len(self.attributes)}")
         for index, token in enumerate(tokens):
             yield self._entry(index, token, where)
 
@@ -229,8 +215,7 @@ def _attribute(text: str, line: int, where: str, first: int) -> Attribute:
         values = [_unquoted(token) for token in tokens]
         if "" in tokens or len(set(values)) < len(values):
             raise ValueError(
-                f"{where}: the values {kind[:60]} of attribute {name!r} must be names or numbers between commas, each "
-                "once; leave out what is empty or there twice"
+                f"{where}: the values {kind[:60]} of attribute {name!r} must be named between commas, each once"
             )
         if {number(value) for value in values} <= {0.0, 1.0}:  # one column of 0 and 1 already
             return Attribute(name, line, first, (name,), {value: (first, float(value)) for value in values})
@@ -238,8 +223,7 @@ def _attribute(text: str, line: int, where: str, first: int) -> Attribute:
         return Attribute(name, line, first, tuple(f"{name}={value}" for value in values), places)
     what = f"the type {kind[:60]!r}" if kind else "no type"
     raise ValueError(
-        f"{where}: attribute {name!r} has {what}, must be numeric, real, integer or nominal like {{0,1}}; "
-        "convert or remove the attribute"
+        f"{where}: attribute {name!r} has {what}, must be numeric, real, integer or nominal: convert or remove it"
     )
 
 

@@ -6,13 +6,13 @@ import os
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchssvm.core.arguments import check_flags, check_number, check_seed
+from torchssvm.core.arguments import check_choice, check_flags, check_number, check_seed
 from torchssvm.core.batch import Batch
 from torchssvm.core.sparse_features import SparseFeatures
 
@@ -97,8 +97,7 @@ class Multilabel(Dataset[Example]):
         arff, xml = locate(name, split, root)
         if split == "test" and isinstance(scaling, Scaling) and not scaling.fitted:
             raise ValueError(
-                f"scaling={scaling!r} is not fitted, and must not be fitted to the test set: give the training set's, "
-                "scaling=train.scaling"
+                f"scaling={scaling!r} is not fitted, and must not be fitted to the test set: give train.scaling"
             )
         self._hold(read_mulan(arff, xml, page=PAGE), scaling, bias, dense)
 
@@ -119,9 +118,7 @@ class Multilabel(Dataset[Example]):
             labels: Mulan's XML file, which names the labels, in its order; or their number, as in MEKA: the first
                 attributes are labels, the last if it is negative. None is MEKA's number if the file's ``@relation`` has
                 one (``-C 6``), else the XML file beside it, ``scene.xml`` for ``scene-train.arff``.
-            scaling: See the class.
-            bias: See the class.
-            dense: See the class.
+            scaling, bias, dense: See the class.
 
         Raises:
             OSError: A file cannot be opened.
@@ -151,9 +148,7 @@ class Multilabel(Dataset[Example]):
             num_labels: Number of labels; None likewise.
             first_feature: The number of the first feature in the file, 0 or 1.
             first_label: The number of the first label in the file, 0 or 1.
-            scaling: See the class.
-            bias: See the class.
-            dense: See the class.
+            scaling, bias, dense: See the class.
 
         Raises:
             OSError: The file cannot be opened.
@@ -274,7 +269,10 @@ class Multilabel(Dataset[Example]):
     def collate(examples: Sequence[Example]) -> Batch:
         """Examples; lists of features are padded to the longest."""
         xs, ys, numbers = zip(*examples, strict=True)
-        x = torch.stack(xs) if isinstance(xs[0], Tensor) else _stacked(xs)
+        if isinstance(xs[0], Tensor):
+            x: Any = torch.stack(xs)
+        else:
+            x = SparseFeatures(padded([each.columns for each in xs], PADDING), padded([each.values for each in xs], 0))
         return Batch(x=x, y=torch.stack(ys), index=torch.tensor(numbers))
 
     def __repr__(self) -> str:
@@ -282,17 +280,11 @@ class Multilabel(Dataset[Example]):
         return f"{type(self).__name__}: {len(self)} examples, {sizes}, {Path(self.source).name}"
 
 
-def _stacked(lists: Sequence[SparseFeatures]) -> SparseFeatures:
-    columns, values = zip(*lists, strict=True)
-    return SparseFeatures(padded(columns, PADDING), padded(values, 0))
-
-
 def locate(name: str, split: str, root: str | os.PathLike[str] | None = None) -> tuple[Path, Path]:
     """The ARFF and the XML file of a dataset; arguments and errors as in :class:`Multilabel`."""
     if name not in NAMES:
         raise ValueError(f"name must be one of {', '.join(NAMES)}, not {name!r}; Multilabel.from_mulan reads any files")
-    if split not in ("train", "test"):
-        raise ValueError(f"split must be 'train' or 'test', not {split!r}")
+    check_choice(split, "split", "train", "test")
     page = f"{PAGE} (unpack {name}.rar)"
     folder = f"multilabel/{name}/{name}"
     return find(f"{folder}-{split}.arff", page, root), find(f"{folder}.xml", page, root)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_ATTRACTION, _REPULSION = "tab:red", "tab:blue"
 _NAMED = 60  # largest number of labels whose names fit beside the heat map
 _BEND = 0.25  # how far from the centre of the circle an edge passes, as a share of its ends' distance from it
 
@@ -82,7 +81,12 @@ def draw_pairs(axes: Any, interactions: Tensor, names: Sequence[str], *, stronge
     limit = max(abs(pair.value) for pair in pairs)
     for first, second, value in reversed(sorted(pairs, key=lambda pair: abs(pair.value))):
         width = 0.5 + 3.0 * abs(value) / limit
-        axes.plot(*_curve(turn[first], turn[second]), color=_colour(value), linewidth=width, alpha=0.75)
+        axes.plot(
+            *_curve(turn[first], turn[second]),
+            color="tab:red" if value > 0 else "tab:blue",
+            linewidth=width,
+            alpha=0.75,
+        )
     for label, angle in turn.items():
         x, y = math.cos(angle), math.sin(angle)
         axes.plot([x], [y], "o", color="black", markersize=3)
@@ -100,9 +104,7 @@ def draw_pairs(axes: Any, interactions: Tensor, names: Sequence[str], *, stronge
 def strongest_pairs(interactions: Tensor, number: int) -> tuple[list[Pair], list[Pair]]:
     """The pairs with the largest positive and with the smallest negative interactions, the strongest first.
 
-    Args:
-        interactions: ``[K, K]``, symmetric; the diagonal is not read.
-        number: Largest length of each list; pairs with interaction 0 are in neither.
+    At most ``number`` of each, and none with 0; of symmetric ``[K, K]`` the diagonal is not read.
     """
     rows, columns = torch.triu_indices(len(interactions), len(interactions), offset=1)
     values = interactions.detach().cpu()[rows, columns]
@@ -120,9 +122,6 @@ def order_of_labels(interactions: Tensor) -> Tensor:
 
     By the second eigenvector of the Laplacian of the positive interactions (Atkins, Boman and Hendrickson, A spectral
     algorithm for seriation, 1998).
-
-    Args:
-        interactions: ``[K, K]``, symmetric; the diagonal is not read.
     """
     size = len(interactions)
     if size < 3:
@@ -150,10 +149,6 @@ def _checked(interactions: Tensor, names: Sequence[str]) -> Tensor:
     if not torch.allclose(values, values.T):
         raise ValueError("interactions must be symmetric; of a triangle, give w + w.T")
     return values.clone().fill_diagonal_(0)
-
-
-def _colour(value: float) -> str:
-    return _ATTRACTION if value > 0 else _REPULSION
 
 
 def _curve(a: float, b: float) -> tuple[list[float], list[float]]:

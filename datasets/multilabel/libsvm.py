@@ -29,18 +29,10 @@ def read_libsvm(
     first_label: int = 0,
     limit: int = UNPACKED_LIMIT,
 ) -> LabelledRows:
-    """Read a file.
+    """Read a file, plain or gzipped; see ``Multilabel.from_libsvm``. It may unpack to ``limit`` bytes.
 
-    A line without labels begins with its first feature or a blank; features ascend within a line. Text after ``#`` is
-    a comment.
-
-    Args:
-        path: The file, plain or gzipped.
-        num_features: Number of features; None if the first line gives it.
-        num_labels: Number of labels; None if the first line gives it.
-        first_feature: The number of the first feature, 0 or 1.
-        first_label: The number of the first label, 0 or 1.
-        limit: Bytes that a gzip file may unpack to.
+    A line without labels begins with its first feature or a blank; features ascend within a line. Text after ``#`` is a
+    comment.
 
     Raises:
         ImportError: scikit-learn is not installed.
@@ -83,9 +75,7 @@ def read_libsvm(
             try:
                 _load([lines[number - 1]])
             except (ValueError, OverflowError) as error:
-                raise ValueError(
-                    f"{path}, line {number}: {error}; lines are 1,5 12:0.5 90:1, labels and then features, rising"
-                ) from error
+                raise ValueError(f"{path}, line {number}: {error}; lines are 1,5 12:0.5 90:1, rising") from error
         raise
     if not (finite := np.isfinite(matrix.data)).all():
         row = np.searchsorted(matrix.indptr, np.argmin(finite), side="right") - 1
@@ -116,12 +106,7 @@ def _load(lines: list[str]) -> tuple:
 
 
 def _places(
-    rows: Sequence[Sequence[float]],
-    lines: list[int],
-    what: str,
-    first: int,
-    total: int,
-    path: str | os.PathLike[str],
+    rows: Sequence[Sequence[float]], lines: list[int], what: str, first: int, total: int, path: str | os.PathLike[str]
 ) -> np.ndarray:
     """The numbers of all rows counted from 0, one row after another."""
     for row, line in zip(rows, lines, strict=True):
@@ -131,8 +116,7 @@ def _places(
         for number in row:
             if not (first <= number < first + total and number == int(number)):
                 raise ValueError(
-                    f"{path}, line {line}: {what} {number:g} is out of range, must be {first} to {first + total - 1}: "
-                    f"there are {total}, and first_{what}={first}"
+                    f"{path}, line {line}: {what} {number:g} is out of range, must be {first} to {first + total - 1}"
                 )
     return np.array([number for row in rows for number in row], np.int64) - first
 

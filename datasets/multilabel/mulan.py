@@ -19,15 +19,7 @@ from .sparse_rows import SparseRows
 
 
 class LabelledRows(NamedTuple):
-    """The multilabel examples of a file.
-
-    Attributes:
-        features: ``[n, F]``.
-        labels: ``[n, K]``; all values are 1.
-        feature_names: Name of every feature.
-        label_names: Name of every label.
-        source: The file, for messages.
-    """
+    """The multilabel examples of a file: features ``[n, F]``, labels ``[n, K]``, all 1, and the names of both."""
 
     features: SparseRows
     labels: SparseRows
@@ -56,15 +48,8 @@ def read_mulan(
 ) -> LabelledRows:
     """Read features in the order of the ARFF file, and labels in the order of the XML file, or of the attributes.
 
-    Nominal features become a feature of 0 and 1 for each of their values, ``colour=red``, unless these are 0 and 1.
-
-    Args:
-        arff: The file of examples.
-        labels: The XML file of labels; or how many attributes are labels, the first of the file, the last if it is
-            negative, as in MEKA. None is MEKA's number, if the file has ``-C`` in its ``@relation``, and otherwise the
-            XML file beside it: ``scene.xml`` for ``scene-train.arff``.
-        page: Where the files are published, for messages; None for your own files.
-        limit: Bytes that a gzip file may unpack to.
+    Nominal features become a feature of 0 and 1 for each of their values, ``colour=red``, unless these are 0 and 1. For
+    ``labels`` see ``Multilabel.from_mulan``. ``page`` is where the files are published, for messages.
 
     Raises:
         OSError: A file cannot be opened.
@@ -73,7 +58,8 @@ def read_mulan(
     named = None if labels is None or is_whole(labels) else read_labels(labels, page=page)  # type: ignore[arg-type]
     table = read_arff(arff, limit=limit)
     if named is None:
-        labels = labels if labels is not None else _own_number(table)
+        if labels is None and (own := _NUMBER_OF_LABELS.search(table.relation)):
+            labels = int(own[1])  # that MEKA wrote into the relation
         if labels is None:
             named = read_labels(labels := _beside(arff))
     many = len(table.attributes)
@@ -89,10 +75,7 @@ def read_mulan(
         known = {attribute.name: place for place, attribute in enumerate(table.attributes)}
         for name, line in named:
             if name not in known:
-                raise ValueError(
-                    f"{labels}, line {line}: label {name!r} is not an attribute of {arff}; "
-                    "do the files belong together?"
-                )
+                raise ValueError(f"{labels}, line {line}: label {name!r} is not an attribute of {arff}")
         places = [known[name] for name, _ in named]
     rest = [attribute for place, attribute in enumerate(table.attributes) if place not in set(places)]
     if not rest:
@@ -105,12 +88,6 @@ def read_mulan(
         tuple(attribute.name for attribute in wanted),
         str(arff),
     )
-
-
-def _own_number(table: Arff) -> int | None:
-    """The number of labels that MEKA wrote into the relation."""
-    found = _NUMBER_OF_LABELS.search(table.relation)
-    return int(found[1]) if found else None
 
 
 def _beside(arff: str | os.PathLike[str]) -> Path:
@@ -130,10 +107,6 @@ def _beside(arff: str | os.PathLike[str]) -> Path:
 
 def read_labels(path: str | os.PathLike[str], *, page: str | None = None) -> list[Label]:
     """The labels of an XML file, in order; in a hierarchy parents come first.
-
-    Args:
-        path: The file.
-        page: As in :func:`read_mulan`.
 
     Raises:
         OSError: The file cannot be opened.
@@ -191,8 +164,7 @@ def _labels(table: Arff, wanted: list[Attribute]) -> SparseRows:
     for attribute in wanted:
         if attribute.columns != (attribute.name,):
             raise ValueError(
-                f"{table.source}, line {attribute.line}: label {attribute.name!r} has the values "
-                f"{{{','.join(attribute.values or ())}}}, must be {{0,1}}"
+                f"{table.source}, line {attribute.line}: label {attribute.name!r} has other values than {{0,1}}"
             )
     rows = table.rows.columns([attribute.first for attribute in wanted])
     wrong = (rows.values != 1.0).nonzero()

@@ -113,13 +113,9 @@ class Standardised(Scaling):
     def apply(self, features: SparseRows) -> SparseRows:
         """``(x - mean) * scale``."""
         if self.mean is None or self.scale is None:
-            raise ValueError(
-                "Standardised() knows no means yet: give the training set's, scaling=train.scaling, or call fit"
-            )
+            raise ValueError("Standardised() knows no means yet: give scaling=train.scaling, or call fit")
         if len(self.mean) != features.num_columns:
-            raise ValueError(
-                f"the scaling was fitted to {len(self.mean)} features, and these rows have {features.num_columns}"
-            )
+            raise ValueError(f"the scaling is of {len(self.mean)} features, and these rows have {features.num_columns}")
         return SparseRows.of_dense(((features.dense().double() - self.mean) * self.scale).float())
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_whole
+from torchssvm.core.arguments import check_choice, check_whole
 
 from ..padded import PADDING, PaddedDataset
 
@@ -43,9 +43,7 @@ def _read(file: Traversable) -> _Words:
         raise RuntimeError(f"cannot read the OCR data at {file}: {error}; reinstall torchssvm") from error
     digest = hashlib.sha256(content).hexdigest()
     if digest != _SHA256:
-        raise RuntimeError(
-            f"the OCR data at {file} is corrupt: its SHA-256 is {digest}, not {_SHA256}; reinstall torchssvm"
-        )
+        raise RuntimeError(f"the OCR data at {file} is corrupt, of SHA-256 {digest}: reinstall torchssvm")
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         return _Words(
             pixels=np.unpackbits(arrays["pixels"], axis=1),
@@ -84,15 +82,10 @@ class OCR(PaddedDataset):
     image_shape = (16, 8)
 
     def __init__(
-        self,
-        split: Literal["train", "test"] = "train",
-        size: Literal["small", "large"] = "small",
-        fold: int = 0,
+        self, split: Literal["train", "test"] = "train", size: Literal["small", "large"] = "small", fold: int = 0
     ):
-        if split not in ("train", "test"):
-            raise ValueError(f"split must be 'train' or 'test', not {split!r}")
-        if size not in ("small", "large"):
-            raise ValueError(f"size must be 'small' or 'large', not {size!r}")
+        check_choice(split, "split", "train", "test")
+        check_choice(size, "size", "small", "large")
         self.fold = fold = check_whole(fold, "fold", 0, most=_FOLDS - 1)
         self.split = split
         self.size = size

@@ -14,11 +14,8 @@ from .dataset import OCR
 def draw_words(figure: Any, batch: Batch, labelings: Tensor, count: int = 6) -> None:
     """Letter images at one scale, the predicted letters beneath; wrong ones in red, the true letter in brackets.
 
-    Args:
-        figure: A matplotlib figure or subfigure, empty.
-        batch: Words as :class:`torchssvm.datasets.OCR` collates them: x ``[B, N, 128]`` pixels.
-        labelings: ``[B, N]`` int64, the predictions.
-        count: Most words to draw, from all over the batch, in three columns.
+    The first ``count`` words from all over the batch, in three columns of an empty figure or subfigure of matplotlib;
+    the predictions are ``[B, N]`` int64.
     """
     count = min(count, len(batch.y))
     columns = min(3, count)

@@ -10,12 +10,10 @@ from torch import Tensor
 
 
 def draw_rankings(figure: Any, grades: Tensor, rankings: Mapping[str, Tensor]) -> None:
-    """Some lists as several rankers order them, one below another.
+    """Some lists as several rankers order them, one below another, in an empty figure or subfigure of matplotlib.
 
-    Args:
-        figure: A matplotlib figure or subfigure, empty.
-        grades: int64 ``[n, N]``, -1 in the padding.
-        rankings: The places of the documents, int64 ``[n, N]``, by the name of the ranker.
+    Grades are int64 ``[n, N]``, -1 in the padding; rankings the places of the documents, likewise, by the ranker's
+    name.
     """
     axes = figure.subplots(len(grades), 1, squeeze=False)[:, 0]
     most = max(int(grades.max()), 1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from torchssvm.core.arguments import check_tensor, check_whole
+from torchssvm.core.arguments import check_choice, check_tensor, check_whole
 
 from ..files import find, read_arrays
 from ..padded import PADDING, PaddedDataset
@@ -93,8 +93,7 @@ class RankedLists(PaddedDataset):
             raise ValueError(f"qid, x and y must be numbers, and qid whole ones: {error}") from error
         if numbers.is_floating_point() or numbers.is_complex() or numbers.shape != y.shape or numbers.ndim != 1:
             raise ValueError(
-                f"qid is {numbers.dtype} {list(numbers.shape)}, and must be a whole number for each of the "
-                f"documents of y {list(y.shape)}"
+                f"qid is {numbers.dtype} {list(numbers.shape)}, and must be a whole number for each of the documents"
             )
         order = numbers.argsort(stable=True)
         return cls(x[order], y[order], numbers[order].unique_consecutive(return_counts=True)[1], relevant)
@@ -135,8 +134,7 @@ class RankedLists(PaddedDataset):
             FileNotFoundError: The file is missing; the message says what to fetch and where to put it.
             RuntimeError: The file is corrupt.
         """
-        if split not in ("train", "test"):
-            raise ValueError(f"split must be 'train' or 'test', not {split!r}")
+        check_choice(split, "split", "train", "test")
         arrays = read_arrays(find("ranking.npz", _PAGE, root), *(f"{name}_{split}" for name in ("x", "y", "queries")))
         x, y, sizes = map(torch.from_numpy, arrays)
         return cls(x, y, sizes.to(torch.int64))

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from torchssvm.core.arguments import check_number, check_seed, check_whole
+from torchssvm.core.arguments import check_choice, check_number, check_seed, check_whole
 from torchssvm.structures.segments.spans import Span
 from torchssvm.structures.segments.structure import Segments
 
@@ -52,8 +52,7 @@ class EventSequences(PaddedDataset):
         noise: float = 1.5,
         seed: int = 0,
     ):
-        if split not in ("train", "test"):
-            raise ValueError(f"split must be 'train' or 'test', not {split!r}")
+        check_choice(split, "split", "train", "test")
         n, length = check_whole(num_sequences, "num_sequences"), check_whole(length, "length", 2)
         labels, most = check_whole(num_labels, "num_labels", 3), check_whole(max_duration, "max_duration", 4)
         features, noise = check_whole(in_features, "in_features"), check_number(noise, "noise", 0.0)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import as_number, check_whole
+from torchssvm.core.arguments import as_number, check_choice, check_whole
 
 from ..multilabel.sparse_rows import SparseRows
 from ..text.sparse_chains import SparseChains
@@ -191,8 +191,7 @@ class LargeChains(SparseChains):
         seed: int = 0,
     ) -> None:
         features = num_states if in_features is None else in_features
-        if split not in ("train", "test"):
-            raise ValueError(f"split must be 'train' or 'test', not {split!r}")
+        check_choice(split, "split", "train", "test")
         if not isinstance(lengths, tuple | list) or len(lengths) != 2:
             raise TypeError(f"lengths={lengths!r} must be a pair, the shortest and the longest")
         shortest, longest = lengths

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from torchssvm.core.arguments import check_number, check_seed, check_whole
+from torchssvm.core.arguments import check_choice, check_number, check_seed, check_whole
 
 from ..padded import PaddedDataset
 
@@ -48,8 +48,7 @@ class LatentCrosses(PaddedDataset):
         noise: float = 0.3,
         seed: int = 0,
     ):
-        if split not in ("train", "test"):
-            raise ValueError(f"split must be 'train' or 'test', not {split!r}")
+        check_choice(split, "split", "train", "test")
         n, size = check_whole(num_images, "num_images"), check_whole(size, "size", 3)
         noise = check_number(noise, "noise", 0.0)
         random = torch.Generator().manual_seed(2 * check_seed(seed) + (split == "test"))

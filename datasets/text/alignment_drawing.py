@@ -15,12 +15,8 @@ _WHITE, _POSSIBLE, _SURE = 0.0, 0.25, 0.6  # shades of the squares
 def draw_alignments(figure: Any, pairs: Sequence[SentencePair], found: Sequence[Iterable[Link]]) -> None:
     """Every word pair as a square: dark for sure links, light for possible ones; dots are the links found.
 
-    Dots are green on sure and possible links, and red elsewhere.
-
-    Args:
-        figure: A matplotlib figure or subfigure, empty.
-        pairs: Sentence pairs, drawn side by side.
-        found: The links found in each of them.
+    Dots are green on sure and possible links, and red elsewhere; sentence pairs are drawn side by side, in an empty
+    figure.
     """
     axes = figure.subplots(1, len(pairs), squeeze=False)[0]
     for axis, pair, links in zip(axes, pairs, found, strict=True):

@@ -48,14 +48,9 @@ def stem(word: str) -> str:
 
 
 class CoOccurrence:
-    """How often words of both languages occur in the same sentence pair of an unaligned text.
+    """How often words of both languages, as ``key`` makes them, occur in the same sentence pair of an unaligned text.
 
-    Args:
-        pairs: The text.
-        key: Maps a word to its counted form.
-
-    Raises:
-        ValueError: There are no sentences.
+    ValueError if there are no sentences.
     """
 
     def __init__(self, pairs: Sequence[SentencePair], key: Key = lower) -> None:
@@ -100,11 +95,7 @@ def dice(co: CoOccurrence, pair: SentencePair, discount: float = 0.0) -> np.ndar
 
 
 class AlignmentFeatures:
-    """Features of all word pairs of a sentence pair.
-
-    Args:
-        pairs: The unaligned text, which gives association and frequency.
-    """
+    """Features of all word pairs of a sentence pair; the unaligned text ``pairs`` gives association and frequency."""
 
     def __init__(self, pairs: Sequence[SentencePair]) -> None:
         self.words = CoOccurrence(pairs)

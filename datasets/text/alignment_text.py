@@ -41,11 +41,8 @@ def read_aligned(french: Path, english: Path, links: Path) -> list[SentencePair]
     """Sentence pairs with their links.
 
     A line of the texts is ``<s snum=0001> its words </s>``; the line of the links that belongs to it has entries
-    ``3-5`` (a sure link of French word 3 with English word 5) and ``3-5-P`` (a possible one).
-
-    Raises:
-        ValueError: A line has another form, a link names a missing word, or the files do not belong together; the
-            message has file and line.
+    ``3-5`` (a sure link of French word 3 with English word 5) and ``3-5-P`` (a possible one). ValueError, with file and
+    line, if a line has another form, a link names a missing word, or the files do not belong together.
     """
     left, right, linked = _lines(french), _lines(english), _lines(links)
     _same_length({french: left, english: right, links: linked})
@@ -61,8 +58,7 @@ def read_aligned(french: Path, english: Path, links: Path) -> list[SentencePair]
 def read_unaligned(french: Path, english: Path) -> list[SentencePair]:
     """Sentence pairs without links: one sentence a line, words separated by spaces.
 
-    Raises:
-        ValueError: A sentence has no words, or the files have different numbers of lines.
+    ValueError if a sentence has no words, or the files have different numbers of lines.
     """
     left, right = _lines(french), _lines(english)
     _same_length({french: left, english: right})
@@ -83,8 +79,7 @@ def _with_links(french: tuple[str, ...], english: tuple[str, ...], text: str, wh
         link = int(match[1]), int(match[2])
         if link[0] >= len(french) or link[1] >= len(english):
             raise ValueError(
-                f"{where}: the link {entry} is out of range; the sentence has {len(french)} French and "
-                f"{len(english)} English words"
+                f"{where}: the link {entry} is out of range of {len(french)} French and {len(english)} English words"
             )
         if link in possible:
             raise ValueError(f"{where}: the link {link[0]}-{link[1]} is there twice")

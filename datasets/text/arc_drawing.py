@@ -14,12 +14,9 @@ _CURVE = [i / 24 * math.pi for i in range(25)]
 
 
 def draw_arcs(figure: Any, sentences: Sequence[Sentence], found: Sequence[Sequence[int] | Tensor]) -> None:
-    """Words with arcs from heads to tokens above them; wrong ones in red, the true ones dashed.
+    """Words with arcs from heads to tokens above them; wrong ones in red, the true ones dashed, in an empty figure.
 
-    Args:
-        figure: A matplotlib figure or subfigure, empty.
-        sentences: The sentences, at least one; short ones are easier to read.
-        found: The predicted heads of each sentence.
+    There is at least one sentence, with its predicted heads; short ones are easier to read.
     """
     columns = min(2, len(sentences))
     axes = figure.subplots(-(-len(sentences) // columns), columns, squeeze=False).flatten()

@@ -61,13 +61,7 @@ def chunks(tags: Sequence[str]) -> list[Chunk]:
 
 @dataclass(frozen=True)
 class Score:
-    """Counts of chunks and scores from them; a share of 0 chunks is 0, as in conlleval.
-
-    Attributes:
-        correct: Number of predicted chunks that are true.
-        predicted: Number of predicted chunks.
-        true: Number of true chunks.
-    """
+    """Counts of chunks, predicted, true and both, and scores; a share of 0 chunks is 0, as in conlleval."""
 
     correct: int
     predicted: int

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ..padded import PADDING
 from .chunking_features import Vocabulary, attributes
-from .column_layout import Columns
-from .columns import TaggedSentences, read_columns
+from .columns import Columns, TaggedSentences, read_columns
 from .sparse_chains import SparseChains
 from .tag_schemes import BIO
 from .templates import Attributes
@@ -69,7 +68,7 @@ class ChunkingDataset(SparseChains):
     ) -> None:
         if not isinstance(sentences, TaggedSentences) or not isinstance(vocabulary, Vocabulary):
             raise TypeError(
-                "sentences must be TaggedSentences, as read_columns gives them, and vocabulary a Vocabulary: got a "
+                "sentences must be TaggedSentences, as of read_columns, and vocabulary a Vocabulary, got a "
                 f"{type(sentences).__name__} and a {type(vocabulary).__name__}"
             )
         states = _states(sentences, vocabulary, stand_in)
@@ -145,9 +144,7 @@ class ChunkingDataset(SparseChains):
         names = self.vocabulary.tags
         inside = torch.arange(labelings.shape[1], device=labelings.device) < lengths.unsqueeze(1)
         if bool(((labelings < 0) | (labelings >= len(names)))[inside].any()):
-            raise ValueError(
-                f"labelings must hold 0 to {len(names) - 1}, the states of the vocabulary, within the lengths"
-            )
+            raise ValueError(f"labelings must hold 0 to {len(names) - 1}, states of the vocabulary, within the lengths")
         return [
             [names[state] for state in row[:length]]
             for row, length in zip(labelings.tolist(), lengths.tolist(), strict=True)
@@ -167,9 +164,7 @@ class ChunkingDataset(SparseChains):
         n = len(self)
         last = round(n * share) if 0 < share < 1 else 0
         if not 0 < last < n:
-            raise ValueError(
-                f"share={share} of {n} sentences leaves one of the parts empty: it must lie between 0 and 1"
-            )
+            raise ValueError(f"share={share} of {n} sentences leaves one of the parts empty: give one such as 0.1")
         first, rest = self.sentences.part(0, n - last), self.sentences.part(n - last, n)
         found = self.describe(first)
         vocabulary = Vocabulary.from_attributes(found, self.vocabulary.min_count, self.vocabulary.tags)

@@ -32,9 +32,7 @@ class _Piece(NamedTuple):
 def draw_chunks(figure: Any, sentences: Sequence[Tagged]) -> None:
     """Predicted chunks as boxes coloured by type; wrong ones are framed, missed ones underlined in red.
 
-    Args:
-        figure: A matplotlib figure or subfigure, empty.
-        sentences: The sentences; long ones continue on the next line.
+    Long sentences continue on the next line. The figure, or subfigure of matplotlib, is empty.
     """
     axes = figure.subplots()
     axes.axis("off")

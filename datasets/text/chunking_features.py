@@ -70,7 +70,7 @@ class Vocabulary:
         self.tags = tuple(tags)
         if wrong := [value for value in (*self.attributes, *self.tags) if not isinstance(value, str)]:
             raise TypeError(f"attributes and tags must be strings, and {wrong[0]!r} is a {type(wrong[0]).__name__}")
-        self.min_count = check_count(min_count)
+        self.min_count = check_whole(min_count, "min_count")
         if not isinstance(templates, str):
             raise TypeError(f"templates={templates!r} must be a str")
         self.templates = templates
@@ -97,14 +97,14 @@ class Vocabulary:
         """
         if sentences.tags is None and tags is None:
             raise ValueError(f"{sentences.source} has no tag column: a vocabulary needs tags")
-        check_count(min_count)  # before the work
+        check_whole(min_count, "min_count")  # before the work
         tags = sorted_tags(sentences.tags or ()) if tags is None else tags
         return cls.from_attributes(attributes(sentences), min_count, tags)
 
     @classmethod
     def from_attributes(cls, found: Attributes, min_count: int, tags: Sequence[str]) -> Vocabulary:
         """As :meth:`of`, from attributes that are computed already."""
-        often = np.flatnonzero(found.counts() >= check_count(min_count)).tolist()
+        often = np.flatnonzero(found.counts() >= check_whole(min_count, "min_count")).tolist()
         if not often:
             raise ValueError(f"min_count={min_count}: no attribute occurs so often")
         return cls([found.names[code] for code in often], tags, min_count, found.templates)
@@ -177,8 +177,3 @@ class Vocabulary:
 def sorted_tags(tags: Iterable[str]) -> tuple[str, ...]:
     """Each tag once: O, then B and I of each type in alphabetical order, and tags of other forms among the types."""
     return tuple(sorted(set(tags), key=lambda t: (t != "O", t[2:] if t[1:2] == "-" else t, t)))
-
-
-def check_count(min_count: int) -> int:
-    """``min_count`` as an int of at least 1."""
-    return check_whole(min_count, "min_count")

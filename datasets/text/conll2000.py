@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from torchssvm.core.arguments import check_choice, check_whole
+
 from ..files import fetch
 from .chunking import ChunkingDataset
-from .chunking_features import Vocabulary, attributes, check_count
-from .columns import TaggedSentences, read_columns
+from .chunking_features import Vocabulary, attributes
+from .columns import read_columns
 
 PAGE = "https://www.clips.uantwerpen.be/conll2000/chunking/"
 SPLITS = ("train", "test")
@@ -61,20 +63,19 @@ class CoNLL2000(ChunkingDataset):
         vocabulary: Vocabulary | None = None,
         root: str | os.PathLike[str] | None = None,
     ) -> None:
-        if split not in SPLITS:
-            raise ValueError(f"split must be 'train' or 'test', not {split!r}")
+        check_choice(split, "split", *SPLITS)
         if vocabulary is not None and not isinstance(vocabulary, Vocabulary):
             raise TypeError(f"vocabulary={vocabulary!r} must be a Vocabulary, such as CoNLL2000('train').vocabulary")
         if vocabulary is not None and min_count not in (None, vocabulary.min_count):
             raise ValueError(
-                f"min_count={min_count}, but the vocabulary given has min_count={vocabulary.min_count}: leave one out"
+                f"min_count={min_count}, but the vocabulary has min_count={vocabulary.min_count}: leave one out"
             )
-        least = check_count(_MIN_COUNT if min_count is None else min_count)
+        least = check_whole(_MIN_COUNT if min_count is None else min_count, "min_count")
         self.split = split
-        sentences = _read(split, root)
+        sentences = read_columns(locate(split, root))
         found = attributes(sentences)
         if vocabulary is None:
-            training = found if split == "train" else attributes(_read("train", root))
+            training = found if split == "train" else attributes(read_columns(locate("train", root)))
             vocabulary = Vocabulary.from_attributes(training, least, self.chunk_tags)
         super().__init__(sentences, vocabulary, stand_in="O" if split == "test" else None, found=found)
 
@@ -83,7 +84,3 @@ def locate(split: str, root: str | os.PathLike[str] | None = None) -> Path:
     """The file of a split, found or downloaded; arguments and errors as in :class:`CoNLL2000`."""
     name = f"{split}.txt.gz"
     return fetch(f"conll2000/{name}", PAGE + name, _SHA256[split], PAGE, root)
-
-
-def _read(split: str, root: str | os.PathLike[str] | None) -> TaggedSentences:
-    return read_columns(locate(split, root))

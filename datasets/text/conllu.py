@@ -171,9 +171,7 @@ def _is_word(token: Mapping[str, Any], expected: int, where: str, trees: bool) -
             raise ValueError(f"{where}: {column.upper()} is empty; write {_ABSENT!r} for what is not there")
     if trees and (head is None or head < 0):
         written = _ABSENT if head is None else head
-        raise ValueError(
-            f"{where}: HEAD is {written}, must be the ID of a word, or 0; trees=False reads words to parse"
-        )
+        raise ValueError(f"{where}: HEAD is {written}, must be a word's ID, or 0; trees=False reads words to parse")
     return True
 
 
@@ -195,9 +193,7 @@ def _check_tree(words: Sequence[_Word], path: str | os.PathLike[str], single_roo
         at = start
         while at not in reached:
             if at in path_up:
-                raise ValueError(
-                    f"{path}, line {word.line}: the heads of word {start} lead in a circle, back to word {at}"
-                )
+                raise ValueError(f"{path}, line {word.line}: the heads of word {start} lead in a circle to word {at}")
             path_up.append(at)
             at = words[at - 1].head
         reached.update(path_up)

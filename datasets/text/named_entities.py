@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 
+from torchssvm.core.arguments import check_whole
 from torchssvm.structures.chain.transitions import Transitions
 
 from .chunking import ChunkingDataset
-from .chunking_features import Vocabulary, check_count, sorted_tags
-from .column_layout import Columns
-from .columns import TaggedSentences, read_columns
+from .chunking_features import Vocabulary, sorted_tags
+from .columns import Columns, TaggedSentences, read_columns
 from .entity_features import entity_attributes
 from .tag_schemes import BIO, bio_transitions, to_bio
 from .templates import Attributes
@@ -60,15 +60,13 @@ class NamedEntities(ChunkingDataset):
         found: Attributes | None = None,
     ) -> None:
         if not isinstance(sentences, TaggedSentences):
-            raise TypeError(
-                f"sentences must be TaggedSentences, as read_columns gives them, not a {type(sentences).__name__}"
-            )
+            raise TypeError(f"sentences must be TaggedSentences, as of read_columns, not a {type(sentences).__name__}")
         if sentences.tags is not None and sentences.scheme is not None:
             sentences = replace(sentences, tags=to_bio(sentences.tags, sentences.offsets))
         if vocabulary is None:
             if sentences.tags is None:
                 raise ValueError(f"{sentences.source} has no tags: give the vocabulary of a training set")
-            check_count(min_count)  # before the work
+            check_whole(min_count, "min_count")  # before the work
             found = self.describe(sentences) if found is None else found
             tags = sorted_tags(sentences.tags) if sentences.scheme is None else entity_tags(sentences.tags)
             vocabulary = Vocabulary.from_attributes(found, min_count, tags)

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from torchssvm.core.batch import Batch
 from torchssvm.core.sparse_features import SparseFeatures, padded_lists
 
-from ..padded import PADDING, Example, collating, place_of, places_of
+from ..padded import PADDING, Example, collating, padded, place_of, places_of
 
 
 class SparseChains(Dataset[Example]):
@@ -93,14 +91,10 @@ class SparseChains(Dataset[Example]):
     @collating
     def collate(examples: Sequence[Example]) -> Batch:
         """Examples, padded to the longest."""
-        columns = _stacked([x.columns for x, _, _ in examples], PADDING)
-        values = None if examples[0].x.values is None else _stacked([x.values for x, _, _ in examples], 0)
-        return Batch(
-            x=SparseFeatures(columns, values),
-            y=pad_sequence([y for _, y, _ in examples], batch_first=True, padding_value=PADDING),
-            index=torch.tensor([index for _, _, index in examples]),
-            lengths=torch.tensor([len(y) for _, y, _ in examples]),
-        )
+        xs, ys, index = zip(*examples, strict=True)
+        values = None if xs[0].values is None else padded([x.values for x in xs], 0)
+        x = SparseFeatures(padded([x.columns for x in xs], PADDING), values)
+        return Batch(x, padded(ys, PADDING), torch.tensor(index), torch.tensor([len(y) for y in ys]))
 
     def tokens(self, i: int) -> slice:
         """The range of a chain's tokens."""
@@ -110,10 +104,3 @@ class SparseChains(Dataset[Example]):
     def __repr__(self) -> str:
         sizes = f"{len(self.states)} tokens, {self.in_features} columns"
         return f"{type(self).__name__}: {len(self)} {self.what}, {sizes}"
-
-
-def _stacked(tensors: Sequence[Tensor], fill: int) -> Tensor:
-    """``[T, P]`` tensors in one tensor ``[B, N, M]``."""
-    most = max(tensor.shape[1] for tensor in tensors)
-    wide = [pad(tensor, (0, most - tensor.shape[1]), value=fill) for tensor in tensors]
-    return pad_sequence(wide, batch_first=True, padding_value=fill)

@@ -15,11 +15,9 @@ _LONGEST = 12  # longer words have the same length
 
 
 class Spellings:
-    """The letters of many words, one after another.
+    """The letters of many words, one after another, as code points uint32.
 
-    Attributes:
-        letters: uint32, code points.
-        starts: int64 ``[words + 1]``: word i has the letters ``letters[starts[i] : starts[i + 1]]``, at least one.
+    Word i has the letters ``letters[starts[i] : starts[i + 1]]``, at least one; ``starts`` is int64 ``[words + 1]``.
     """
 
     def __init__(self, letters: np.ndarray, starts: np.ndarray) -> None:
@@ -42,9 +40,7 @@ class Spellings:
     def corrupted(self, noise: float, random: np.random.Generator) -> Spellings:
         """The words after noise: with probability ``noise`` a letter is dropped, changed into any of a to z, or swapped
         with the next one, with equal shares. A word whose letters would all be dropped keeps the first; swaps do not
-        overlap.
-
-        The result for a word does not depend on the number of words after it.
+        overlap. The result for a word does not depend on the number of words after it.
         """
         chance = random.random((len(self.letters), 3))
         word = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))

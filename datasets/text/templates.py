@@ -42,8 +42,7 @@ class Attributes(NamedTuple):
         """Raise ValueError unless these are the attributes of the sentences."""
         if self.tokens != fingerprint(sentences):
             raise ValueError(
-                f"found holds the attributes of other sentences than those of {sentences.source}: give the attributes "
-                "of these, or leave it out"
+                f"found holds the attributes of other sentences than those of {sentences.source}: leave it out"
             )
 
     def of(self, token: int) -> list[str]:
@@ -52,11 +51,9 @@ class Attributes(NamedTuple):
 
 
 class Field(NamedTuple):
-    """A property of every token.
+    """A property of every token: ``numbers`` int64 ``[tokens]``, indices into the sorted ``values`` that occur.
 
-    Attributes:
-        numbers: int64 ``[tokens]``, indices into ``values``.
-        values: The values that occur, sorted; a token whose value is empty gets no attribute of it.
+    A token whose value is empty gets no attribute of it.
     """
 
     numbers: np.ndarray
@@ -80,13 +77,8 @@ def describe(
 ) -> Attributes:
     """The attributes of all tokens; a template that reaches outside the sentence gives none.
 
-    All tokens are processed at once: values become numbers, and only distinct attributes become strings.
-
-    Args:
-        sentences: The tokens.
-        fields: Their properties, by name.
-        templates: Each gives a token at most one attribute, such as ``w[-1]|w[0]=of|the``.
-        name: What the templates are called.
+    All tokens are processed at once: values become numbers, and only distinct attributes become strings. A template
+    gives a token at most one attribute, such as ``w[-1]|w[0]=of|the``; ``name`` is what the templates are called.
     """
     lengths = np.diff(sentences.offsets)
     place = np.arange(len(sentences.words)) - np.repeat(sentences.offsets[:-1], lengths)

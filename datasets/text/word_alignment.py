@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from torchssvm.core.arguments import check_choice
 from torchssvm.core.batch import Batch
 from torchssvm.structures.matching.head import Edges
 from torchssvm.structures.matching.oracle import best_matching
@@ -72,8 +73,7 @@ class WordAlignment(Dataset[AlignmentExample]):
         root: str | os.PathLike[str] | None = None,
         features: AlignmentFeatures | None = None,
     ):
-        if split not in _NAMES:
-            raise ValueError(f"split must be 'train', 'dev' or 'test', not {split!r}")
+        check_choice(split, "split", "train", "dev", "test")
         self.split = split
         french, english, links = (
             find(f"{_FOLDER}/{_NAMES[split]}.{ending}", PAGE, root) for ending in ["f", "e", "align"]

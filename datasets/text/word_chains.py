@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import as_number, check_whole
+from torchssvm.core.arguments import as_number, check_choice, check_whole
 
 from ..padded import PADDING
 from .chunking_features import Vocabulary
@@ -79,8 +79,7 @@ class WordChains(SparseChains):
         seed: int = 0,
         root: str | os.PathLike[str] | None = None,
     ) -> None:
-        if split not in SPLITS:
-            raise ValueError(f"split must be 'train' or 'test', not {split!r}")
+        check_choice(split, "split", *SPLITS)
         if vocabulary is None and (split, num_chains) != ("train", None):
             training = WordChains(num_states=num_states, noise=noise, min_count=min_count, seed=seed, root=root)
             vocabulary = training.vocabulary

@@ -20,14 +20,8 @@ Kind = TypeVar("Kind")
 
 
 def check_whole(value: Any, name: str, least: int = 1, *, most: int | None = None, advice: str = "") -> int:
-    """``value`` as an int; NumPy's integers are accepted, bools are not.
-
-    Args:
-        value: The argument.
-        name: Its name in error messages.
-        least: The smallest allowed number.
-        most: The largest allowed number; None for no limit.
-        advice: The end of the error message.
+    """``value`` as an int from ``least`` to ``most``; NumPy's integers are accepted, bools are not. ``advice`` ends the
+    error.
 
     Raises:
         ValueError: ``value`` is out of range, or not whole.
@@ -50,11 +44,7 @@ def is_whole(value: Any) -> bool:
 
 
 def as_number(value: Any, name: str) -> float:
-    """``value`` as a float, infinite and NaN included; NumPy's numbers are accepted, bools are not.
-
-    Raises:
-        TypeError: ``value`` is not a number.
-    """
+    """``value`` as a float, infinite and NaN included; TypeError if it is no number: NumPy's are, bools are not."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}={value!r} must be a number, not a {type(value).__name__}")
     return float(value)
@@ -63,18 +53,11 @@ def as_number(value: Any, name: str) -> float:
 def check_number(
     value: Any, name: str, least: float = -math.inf, *, above: float = -math.inf, finite: bool = True, advice: str = ""
 ) -> float:
-    """``value`` as a float; NumPy's numbers are accepted, bools are not.
-
-    Args:
-        value: The argument.
-        name: Its name in error messages.
-        least: The smallest allowed number.
-        above: An exclusive lower bound.
-        finite: Whether infinite numbers are refused; NaN always is.
-        advice: The end of the error message.
+    """``value`` as a float, at least ``least`` and more than ``above``; NaN is refused, and what is infinite if
+    ``finite``.
 
     Raises:
-        ValueError: ``value`` is out of range.
+        ValueError: ``value`` is out of range; ``advice`` ends the message.
         TypeError: ``value`` is not a number.
     """
     found = as_number(value, name)
@@ -87,37 +70,29 @@ def check_number(
 
 
 def check_positive(value: Any, name: str) -> float:
-    """``value`` as a float; ``name`` is its name in error messages.
-
-    Raises:
-        ValueError: ``value`` is not positive and finite.
-        TypeError: ``value`` is not a number.
-    """
+    """``value`` as a float; ValueError if it is not positive and finite, TypeError if it is not a number."""
     if isinstance(value, bool):
         raise ValueError(f"{name}={value} must be positive and finite")
     return check_number(value, name, above=0.0)
 
 
 def check_limit(value: Any, name: str = "memory_limit") -> int | None:
-    """A number of bytes as an int; None, for no explicit limit, stays None.
-
-    Raises:
-        ValueError: ``value`` is negative, or not whole.
-        TypeError: ``value`` is not a number.
-    """
+    """A number of bytes as an int, checked by :func:`check_whole`; None, for no explicit limit, stays None."""
     return None if value is None else check_whole(value, name, 0, advice=": a number of bytes, or None")
 
 
 def check_seed(value: Any, name: str = "seed") -> int:
-    """The seed of a random generator as an int.
-
-    Raises:
-        ValueError: ``value`` is not whole, or needs more than 64 bits.
-        TypeError: ``value`` is not a number.
-    """
+    """The seed of a random generator as an int; ValueError if it needs more than 64 bits."""
     if is_whole(value) and not -(2**63) <= value < 2**64:
         raise ValueError(f"{name}={value} must be a whole number of 64 bits")
     return check_whole(value, name, -(2**63))
+
+
+def check_choice(value: Any, name: str, *allowed: Any) -> None:
+    """Raise ValueError for an argument that is none of the ``allowed`` values."""
+    if value not in allowed:
+        *others, last = map(repr, allowed)
+        raise ValueError(f"{name} must be {', '.join(others)} or {last}, not {value!r}")
 
 
 def check_flags(**given: Any) -> None:
@@ -128,29 +103,13 @@ def check_flags(**given: Any) -> None:
 
 
 def check_object(value: Any, name: str, method: str, such: str) -> None:
-    """Raise TypeError unless ``value`` is an object, not a class, with this method.
-
-    Args:
-        value: The argument.
-        name: Its name in error messages.
-        method: The name of the method.
-        such: A valid argument, for error messages.
-    """
+    """Raise TypeError, naming ``such`` a value, unless ``value`` is an object, not a class, with this method."""
     if isinstance(value, type) or not callable(getattr(value, method, None)):
         raise TypeError(f"{name}={value!r} must be an object such as {such}")
 
 
 def or_default(value: Kind | None, kind: type[Kind], name: str) -> Kind:
-    """``value``, or ``kind()`` for None.
-
-    Args:
-        value: The argument.
-        kind: A class of :mod:`torchssvm` whose arguments all have defaults.
-        name: The argument's name in error messages.
-
-    Raises:
-        TypeError: ``value`` is of another kind.
-    """
+    """``value``, or ``kind()`` for None; TypeError for another kind."""
     if value is not None and not isinstance(value, kind):
         raise TypeError(f"{name}={value!r} must be a torchssvm.{kind.__name__}(...), or None")
     return value if value is not None else kind()
@@ -170,16 +129,7 @@ def check_parameters(params: Any, dual: str = "") -> None:
 
 
 def check_tensor(value: Any, name: str, advice: str = "") -> Tensor:
-    """``value``, if it is a dense, real tensor that holds numbers.
-
-    Args:
-        value: The argument.
-        name: Its name in error messages.
-        advice: The end of the error message.
-
-    Raises:
-        TypeError: ``value`` is not a tensor, or it is a sparse, nested, quantized, complex or meta tensor.
-    """
+    """``value``, if it is a dense, real tensor that holds numbers; else TypeError, which ends with ``advice``."""
     if (
         isinstance(value, Tensor)
         and value.layout is torch.strided
@@ -217,31 +167,19 @@ NO_LABEL = (
 
 
 def check_length_form(lengths: Any, batch: int, form: str = ", one for each example") -> Tensor:
-    """``lengths``, if they are int64 ``[batch]``.
-
-    Raises:
-        ValueError: They are anything else, such as a mask.
-    """
+    """``lengths``, if they are int64 ``[batch]``; else ValueError, which knows masks."""
     if isinstance(lengths, Tensor) and (lengths.dtype == torch.bool or (lengths.ndim == 2 and lengths.shape[1] > 1)):
         raise ValueError(
             f"lengths must be int64 [{batch}], how many tokens each example has, and got a mask, {describe(lengths)}: "
-            "give mask.sum(1) where the tokens of every row come first, else pack them by "
-            "x, y, lengths = torchssvm.select_tokens(mask, x, y)"
+            "give mask.sum(1) where tokens come first, else x, y, lengths = torchssvm.select_tokens(mask, x, y)"
         )
     return check_int64(lengths, "lengths", (batch,), form)
 
 
 def check_int64(value: Any, name: str, shape: Any, form: str = "") -> Tensor:
-    """``value``, if it is a dense int64 tensor of this shape, such as labels, an index or lengths.
+    """``value``, if it is a dense int64 tensor of this shape, such as labels, an index or lengths; else ValueError.
 
-    Args:
-        value: The argument.
-        name: Its name in error messages.
-        shape: The required shape.
-        form: The meaning of the numbers, for error messages.
-
-    Raises:
-        ValueError: ``value`` is anything else.
+    ``form`` says in the message what the numbers mean.
     """
     if (
         isinstance(value, Tensor)
@@ -257,11 +195,7 @@ def check_int64(value: Any, name: str, shape: Any, form: str = "") -> Tensor:
 
 
 def as_parents(parent: Any) -> Tensor:
-    """The parents of a tree's nodes as int64 ``[N]`` on the CPU; that they form a tree is not checked.
-
-    Raises:
-        ValueError: ``parent`` is not a list of whole numbers.
-    """
+    """The parents of a tree's nodes as int64 ``[N]`` on the CPU; ValueError for no such list. No tree is checked."""
     try:
         tree = torch.as_tensor(parent).detach().cpu()
     except (TypeError, ValueError, RuntimeError, NotImplementedError):  # strings, ragged lists, a meta tensor

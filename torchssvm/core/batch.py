@@ -46,14 +46,8 @@ class Batch:
         return iter((self.x, self.y, self.index, self.lengths))
 
     def __getitem__(self, place: Any) -> NoReturn:
-        """What ``DataLoader`` asks for where it was given no ``collate_fn``.
-
-        Raises:
-            TypeError: Always.
-        """
-        raise TypeError(
-            "a Batch has no items: give the DataLoader collate_fn=dataset.collate, or take in_order(dataset)"
-        )
+        """What ``DataLoader`` asks for where it was given no ``collate_fn``: TypeError."""
+        raise TypeError("a Batch has no items: give DataLoader(collate_fn=dataset.collate), or take in_order(dataset)")
 
     def replace(self, **changes: Any) -> Batch:
         """The same batch with some fields changed."""
@@ -107,9 +101,8 @@ def tree_replace(tree: Any, tensors: Sequence[Tensor]) -> Any:
 def to_device(batch: Any, device: torch.device | str) -> Any:
     """Move all tensors of ``batch`` to ``device``, except meta tensors, which are refused later.
 
-    Copies to an accelerator are asynchronous. Copies to the host are not: it could read them before they arrive. Copies
-    of whole numbers (index, lengths, labels) remember the CPU tensor that they were made from, so that a training step
-    checks them without waiting for the device.
+    Copies to an accelerator are asynchronous; those to the host could be read before they arrive. Copies of whole
+    numbers remember the CPU tensor that they were made from: a step checks them without waiting for the device.
     """
     on_host = torch.device(device).type == "cpu"
 
@@ -143,14 +136,10 @@ def fetcher(dataset: Any, collate_fn: Collate | None = None) -> partial[Batch]:
     collate = collate_fn if collate_fn is not None else getattr(dataset, "collate", None)
     if collate is None and isinstance(dataset, Subset):
         raise ValueError(
-            "dataset is a Subset, whose items keep their numbers in the whole: use hold_out(dataset, share), whose "
-            "parts are numbered from 0, or torchssvm.datasets.PaddedDataset of the examples"
+            "dataset is a Subset, whose items keep their numbers in the whole: use hold_out(dataset, share)"
         )
     if collate is None:
-        raise ValueError(
-            f"collate_fn=None, and {type(dataset).__name__} has no method `collate`, which makes a Batch from items: "
-            "set dataset.collate to a function, or take a torchssvm.datasets.PaddedDataset(x, y, lengths)"
-        )
+        raise ValueError(f"collate_fn=None, and {type(dataset).__name__} has no method `collate`: set dataset.collate")
     return partial(_fetched, dataset, collate)
 
 
@@ -244,11 +233,7 @@ class _InOrder:
 
 
 def restrict(batches: Iterable[Batch], examples: range) -> Iterable[Batch]:
-    """The batches of these examples; those of :func:`in_order` fetch no others.
-
-    Raises:
-        ValueError: A batch holds some of these examples and others.
-    """
+    """The batches of these examples; those of :func:`in_order` fetch no others. ValueError where one mixes both."""
     if isinstance(batches, _InOrder):
         yield from batches.within(examples)
         return
@@ -259,8 +244,8 @@ def restrict(batches: Iterable[Batch], examples: range) -> Iterable[Batch]:
             yield batch
         elif any(inside):
             raise ValueError(
-                f"batches mixes examples of this process, {examples.start} to {examples.stop - 1}, with those of "
-                "others: give torchssvm.in_order(dataset), or batches of the examples in dual.own"
+                f"batches mixes examples of this process, {examples.start} to {examples.stop - 1}, with others: give "
+                "in_order(dataset), or batches of the examples in dual.own"
             )
 
 
@@ -279,24 +264,18 @@ def lengths_of(dataset: Any) -> Tensor | None:
 def check_batches(batches: Any, *, reread: bool = False) -> Iterable[Batch]:
     """``batches``, if batches can be read from it; those of a map-style dataset with ``collate`` are made here.
 
-    Args:
-        batches: The user's argument.
-        reread: Whether they will be read more than once.
-
     Raises:
-        TypeError: It is a single batch or not iterable; or, with ``reread``, an iterator.
+        TypeError: It is a single batch or not iterable; or, to be ``reread``, an iterator.
     """
     if hasattr(batches, "collate") and hasattr(batches, "__len__"):
         return pass_over(batches)
     if isinstance(batches, Batch) or not isinstance(batches, Iterable):
         raise TypeError(
-            f"batches is a {type(batches).__name__}: give a list of torchssvm.Batch, a DataLoader, or "
-            "torchssvm.in_order(dataset, collate_fn=...)"
+            f"batches is a {type(batches).__name__}: give a list of Batch, a DataLoader, or torchssvm.in_order(dataset)"
         )
     if reread and isinstance(batches, Iterator):
         raise TypeError(
-            f"batches is a {type(batches).__name__}, which can be read only once, and every pass reads them: give a "
-            "list of torchssvm.Batch, a DataLoader, or torchssvm.in_order(dataset)"
+            f"batches is a {type(batches).__name__}, which can be read only once: give torchssvm.in_order(dataset)"
         )
     return batches
 
@@ -324,15 +303,10 @@ def check_fits(head: Any, structure: Any, data: Any, collate_fn: Collate | None 
 
 
 def as_batch(batch: Any) -> Batch:
-    """``batch``, if it is a batch.
-
-    Raises:
-        TypeError: It is something else.
-    """
+    """``batch``, if it is a batch; else TypeError."""
     if not isinstance(batch, Batch):
         raise TypeError(
-            f"batches gave a {type(batch).__name__}: they must be torchssvm.Batch(x, y, index, lengths); give the "
-            "DataLoader a collate_fn that makes them, such as dataset.collate"
+            f"batches gave a {type(batch).__name__}, not a Batch: give the DataLoader a collate_fn, dataset.collate"
         )
     return batch
 
@@ -377,14 +351,10 @@ def select_tokens(mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         raise ValueError(f"mask must be bool [B, N], True at the tokens to keep, got {describe(mask)}; see .bool()")
     for place, tensor in enumerate(tensors):
         if check_tensor(tensor, f"tensors[{place}]").shape[:2] != mask.shape:
-            raise ValueError(
-                f"tensors[{place}] has shape {list(tensor.shape)}, and mask {list(mask.shape)}: they must share B and N"
-            )
+            raise ValueError(f"tensors[{place}] {list(tensor.shape)} and mask {list(mask.shape)} must share B and N")
     lengths = mask.sum(1)
     if bool((empty := lengths == 0).any()):
-        raise ValueError(
-            f"mask has no True in {row_name(int(empty.nonzero()[0, 0]))}, and an example needs a token: leave it out"
-        )
+        raise ValueError(f"mask has no True in {row_name(int(empty.nonzero()[0, 0]))}: leave the example out")
     longest = int(lengths.max()) if len(lengths) else 0
     order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
     padding = torch.arange(longest, device=mask.device) >= lengths.unsqueeze(1)
@@ -405,22 +375,17 @@ NAMES = ("vocabulary", "labels")
 class Part:
     """Some examples of a dataset as a dataset of its own, numbered from 0; an item is its number.
 
-    ``torch.utils.data.Subset`` keeps the numbers of the whole, which name other examples' dual blocks.
+    ``torch.utils.data.Subset`` keeps the numbers of the whole, which name other examples' dual blocks. What describes
+    columns and states, such as ``in_features``, ``vocabulary`` and, with it, ``labels``, is that of ``dataset``.
 
     Args:
         dataset: Map-style.
-        rows: Which examples, by their places in ``dataset``.
-        collate_fn: Makes a ``Batch`` of items of ``dataset``; None is ``dataset.collate``.
+        rows: Which examples, by their places in ``dataset``; int64 ``[m]`` as an attribute.
+        collate_fn: Makes a ``Batch`` of items of ``dataset``; None is ``dataset.collate``. ValueError if there is
+            neither.
 
     Attributes:
-        rows: int64 ``[m]``.
         lengths: int64 ``[m]`` where ``dataset`` has such a tensor, else None.
-
-    What describes columns and states is that of ``dataset``, such as ``in_features``, ``num_states``, ``vocabulary``
-    and, with it, ``labels``.
-
-    Raises:
-        ValueError: There is neither ``collate_fn`` nor ``dataset.collate``.
     """
 
     def __init__(self, dataset: Any, rows: Sequence[int] | Tensor, collate_fn: Collate | None = None) -> None:

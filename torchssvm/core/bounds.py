@@ -28,8 +28,7 @@ class Box:
             in the parameters' dtype.
 
     Attributes:
-        lower: For each parameter a tensor that broadcasts to it, or None if it has no bounds.
-        upper: Likewise.
+        lower, upper: For each parameter a tensor that broadcasts to it, or None if it has no bounds.
         bounded: For each parameter, whether any of its weights has a bound.
         has_bounds: Whether any weight has a bound.
 
@@ -49,8 +48,7 @@ class Box:
             if bool((empty := low > high).any()):
                 place = tuple(empty.nonzero()[0].tolist())
                 raise ValueError(
-                    f"lower={_at(low, empty.shape, place)} is above upper={_at(high, empty.shape, place)} for weights "
-                    f"of shape {list(parameter.shape)}: no weight lies between them"
+                    f"lower={_at(low, empty.shape, place)} is above upper={_at(high, empty.shape, place)}: swap them"
                 )
             if bool((low == torch.inf).any()) or bool((high == -torch.inf).any()):
                 raise ValueError(f"lower={lower}, upper={upper} leave no finite weight")
@@ -105,11 +103,7 @@ class Box:
         ]
 
     def field(self, parameters: Sequence[nn.Parameter]) -> Field:
-        """The entry of a checkpoint: bounds and v, which is None for parameters without bounds; or None without any.
-
-        Args:
-            parameters: The head's parameters.
-        """
+        """The entry of a checkpoint: bounds and v, which is None for parameters without bounds; or None without any."""
         bounds, unclipped = (
             Each(list, Maybe(Entry(Tensor, (...,)))),
             [Maybe(Entry(p.dtype, p.shape)) for p in parameters],
@@ -132,13 +126,7 @@ class Box:
         return Field(Maybe(entries), "unclipped", save, load)
 
     def check_state(self, state: dict[str, Any] | None, parameters: Sequence[nn.Parameter], where: str) -> None:
-        """Raise ValueError if the state has other bounds than this box, or contradicts itself.
-
-        Args:
-            state: The entry, which fits its declaration.
-            parameters: The head's parameters.
-            where: The state's name in error messages.
-        """
+        """Raise ValueError if an entry as declared has other bounds than this box, or contradicts itself."""
         there = Box(parameters)
         if state is not None:
             try:
@@ -146,10 +134,7 @@ class Box:
             except (TypeError, ValueError) as error:
                 raise damaged(f"{where} does not hold bounds of the weights: {error}") from error
         if not there.same_as(self):
-            raise ValueError(
-                "the checkpoint is of another problem: its weights have other bounds. Make BCFW with parameter groups "
-                "that have the same lower and upper"
-            )
+            raise ValueError("the checkpoint is of another problem: its weights have other bounds. Give BCFW the same")
         if state is not None and any(
             value is None and bounded for value, bounded in zip(state["unclipped"], self.bounded, strict=True)
         ):
@@ -177,8 +162,7 @@ def _as_bound(name: str, bound: Any, missing: float, parameter: nn.Parameter) ->
         fits = False
     if not fits:
         raise ValueError(
-            f"{name} of shape {list(tensor.shape)} does not broadcast to weights of shape {list(parameter.shape)}: "
-            "give a number, or put each parameter into a group of its own"
+            f"{name} {list(tensor.shape)} does not broadcast to weights {list(parameter.shape)}: give a number"
         )
     return tensor
 

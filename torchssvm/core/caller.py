@@ -17,10 +17,6 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
     ``warnings.warn`` takes a number of frames, which here depends on the caller: a plain loop, a solver or a callback.
     (From Python 3.12 on, ``skip_file_prefixes`` would do the same.)
-
-    Args:
-        message: The text of the warning.
-        category: Its class.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:

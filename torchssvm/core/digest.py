@@ -27,17 +27,10 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 def digest_targets(target: Any, lengths: Tensor | None = None) -> Tensor:
-    """A digest of each example's target, ``[B]`` int64 on the CPU; never ``UNKNOWN``.
+    """A digest of each example's target, as ``check_target`` returns it: ``[B]`` int64 on the CPU; never ``UNKNOWN``.
 
     It depends on the example's length, and on all numbers and their places, but not on the padding. Numbers that occur
-    as padding do not count: 0 and negative integers.
-
-    Args:
-        target: Tensors ``[B, ...]``, in tuples, lists or dicts, as ``Structure.check_target`` returns them.
-        lengths: ``[B]`` int64; None if nothing is padded.
-
-    Raises:
-        ValueError: There are more or fewer lengths than targets.
+    as padding do not count: 0 and negative integers. ValueError if there are not as many ``lengths`` as targets.
     """
     leaves = tree_tensors(target)
     if lengths is not None and lengths.shape != leaves[0].shape[:1]:
@@ -52,10 +45,6 @@ def digest_examples(target: Any, potentials: Potentials) -> Tensor:
 
     These are its target, its length, and what the potentials carry: edges, parents, capacities. Of carried whole
     numbers -1 alone is padding, so that the node 0 counts; of others 0.
-
-    Args:
-        target: As ``Structure.check_target`` returns it.
-        potentials: The batch.
     """
     total = digest_targets(target, potentials.lengths)
     for place, name in enumerate(potentials.carried, _FIRST_CARRIED):
@@ -74,13 +63,10 @@ def _digest(leaf: Tensor, place: int, lengths: Tensor | None, signed: bool) -> T
 
 
 def _sum(numbers: Tensor, where: Tensor, lengths: Tensor | None, signed: bool) -> Tensor:
-    """The sum of each example's numbers, mixed with their places, and of its length: ``[B]`` int64.
+    """The sum of each example's numbers ``[B, ...]`` int64, mixed with their places ``where``, and of its length:
+    ``[B]``.
 
-    Args:
-        numbers: ``[B, ...]`` int64: integers, or the bits of floating-point numbers.
-        where: ``[1, ...]`` int64, the numbers of the places.
-        lengths: ``[B]`` int64, or None.
-        signed: Whether numbers below 0 are padding.
+    Numbers may be the bits of floating-point ones; ``signed`` says whether those below 0 are padding.
     """
     if fits_numba(numbers):
         total = torch.empty(len(numbers), dtype=torch.int64)

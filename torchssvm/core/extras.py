@@ -12,15 +12,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def needs(message: str, *packages: str) -> Iterator[None]:
-    """Replace the error of a missing package by ``message``; other import errors pass through.
-
-    Args:
-        message: Names the feature that needs the packages, and the extra that installs them.
-        packages: The packages' import names.
-
-    Raises:
-        ImportError: One of ``packages`` is missing.
-    """
+    """Replace the ImportError of a missing one of ``packages`` by ``message``; other import errors pass through."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -30,14 +22,7 @@ def needs(message: str, *packages: str) -> Iterator[None]:
 
 
 def new_figure(figsize: tuple[float, float]) -> Figure:
-    """A figure that opens no window and changes no global state of matplotlib.
-
-    Args:
-        figsize: Width and height in inches.
-
-    Raises:
-        ImportError: matplotlib is missing.
-    """
+    """A figure, in inches, that opens no window and changes no global state of matplotlib, which it needs."""
     with needs("the picture needs matplotlib: pip install 'torchssvm[plot]'", "matplotlib"):
         from matplotlib.figure import Figure
     return Figure(figsize=figsize, layout="constrained")

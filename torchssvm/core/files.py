@@ -81,11 +81,7 @@ def previous(path: Path) -> Path:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a file from ``torch.save``, or None; ``torch.load`` does not verify the checksums.
-
-    Raises:
-        PermissionError: The file cannot be opened.
-    """
+    """What is wrong with a file from ``torch.save``, or None; ``torch.load`` does not verify the checksums."""
     if not path.exists():
         return f"there is no checkpoint {path}"
     try:
@@ -102,8 +98,7 @@ def whole_or_previous(path: Path) -> Path:
     """The file, or the old one, with a warning, if only that is whole.
 
     Raises:
-        FileNotFoundError: The file is missing, and the old one is not whole.
-        ValueError: The file is damaged, and the old one is not whole.
+        FileNotFoundError, ValueError: The file is missing, or damaged, and the old one is not whole.
     """
     before = previous(path)
     if (wrong := damage(path)) is None:

@@ -32,13 +32,7 @@ _told: WeakSet[nn.Module] = WeakSet()
 def per_example_adjoint(
     potentials: Potentials, parts: Parts, parameters: Sequence[Tensor], *, sparse: bool = False
 ) -> list[Tensor]:
-    """``Phi_i^T parts_i`` for every example i and parameter: ``[B, *parameter.shape]`` each.
-
-    Args:
-        potentials: The batch.
-        parts: Parts of every example.
-        parameters: The head's.
-        sparse: Whether to leave sparse what the head gives as sparse tensors.
+    """``Phi_i^T parts_i`` for every example i and parameter: ``[B, *parameter.shape]`` each, dense unless ``sparse``.
 
     Raises:
         ValueError: The head's own ``adjoint`` gave other shapes.
@@ -129,10 +123,7 @@ def _gram_product_by_autograd(potentials: Potentials, parts: Parts, parameters: 
 def adjoint(
     potentials: Potentials, parts: Parts, parameters: Sequence[Tensor], *, sparse: bool = False
 ) -> list[Tensor]:
-    """``sum_i Phi_i^T parts_i`` by autograd, one tensor for every parameter; the graph is kept.
-
-    ``sparse`` says whether gradients that are sparse tensors stay so.
-    """
+    """``sum_i Phi_i^T parts_i`` by autograd, for every parameter, dense unless ``sparse``; the graph is kept."""
     names = [name for name, tensor in potentials.tensors.items() if tensor.requires_grad]
     with full_precision(potentials.device):
         gradients = torch.autograd.grad(

@@ -34,14 +34,22 @@ def takes_lengths(features: nn.Module) -> bool:
 
 
 def apply_features(features: nn.Module, x: Any, lengths: Tensor | None = None) -> Any:
-    """``features(x, lengths=lengths)`` if there are lengths and ``forward`` takes them; else ``features(x)``.
-
-    Args:
-        features: The module below the head.
-        x: Its input.
-        lengths: ``[B]`` int64, where examples differ in length.
-    """
+    """``features(x, lengths=lengths)`` if there are lengths and ``forward`` takes them; else ``features(x)``."""
     return features(x) if lengths is None or not takes_lengths(features) else features(x, lengths=lengths)
+
+
+@contextmanager
+def evaluating(module: Any) -> Iterator[None]:
+    """Evaluation mode inside the ``with`` block; afterwards every submodule has its former mode."""
+    modes = []
+    if isinstance(module, nn.Module):
+        modes = [(part, part.training) for part in module.modules()]
+        module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
 
 
 _CALL = "_torchssvm_call"  # the attribute of a head's output that says how it was made
@@ -53,13 +61,8 @@ class HeadCall:
     """How a head was called, to call it again for each example.
 
     It is an attribute of the potentials, where Python's garbage collector sees it: a head may keep its potentials, and
-    so may its inputs. A note at the graph, or in a table of this module, would keep all of them for ever.
-
-    Attributes:
-        head: Refers to the head while it lives.
-        inputs: Its arguments and keyword arguments.
-        input_versions: Of the tensors among them: whoever writes to one afterwards makes it another one.
-        output_versions: Of the potentials, by the tensor's id.
+    so may its inputs. A note at the graph, or in a table of this module, would keep all of them for ever. Versions are
+    those of torch, by the id of each of the potentials: whoever writes to a tensor afterwards makes it another one.
     """
 
     def __init__(self, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[Tensor]) -> None:
@@ -103,8 +106,7 @@ def call_of(potentials: Potentials, parameters: Sequence[Tensor]) -> tuple[nn.Mo
 def patterns(inputs: Any, size: int) -> Iterator[tuple[bool, ...]]:
     """Which of the tensors may have an axis of examples: those as long as the batch; then fewer, at most 8 choices.
 
-    A tensor that all examples share may be as long as the batch by chance. A batch of one example is the call itself,
-    whatever its inputs are.
+    A tensor that all examples share may be as long as the batch by chance. A batch of one example is the call itself.
     """
     fit = [t.ndim > 0 and len(t) == size for t in tree_tensors(inputs)]
     if size == 1:
@@ -120,14 +122,8 @@ def of_each(
 ) -> tuple[list[Tensor], Parts]:
     """``Phi_i^T parts_i`` for each parameter ``[B, *shape]``, and, to ``respond``, ``Phi_i Phi_i^T parts_i``.
 
-    Raises whatever the head raises when its inputs are those of a transform.
-
-    Args:
-        head: The head.
-        inputs: Its arguments and keyword arguments.
-        batched: Which of the tensors among them have an axis of examples.
-        parts: ``[B, ...]`` each.
-        respond: Whether the second is asked for, else it is empty.
+    ``batched`` says which tensors of the inputs, arguments and keyword arguments, have an axis of examples. Raises
+    whatever the head raises when its inputs are those of a transform.
     """
     weights = {name: parameter.detach() for name, parameter in head.named_parameters()}
     buffers = {name: buffer.clone() for name, buffer in head.named_buffers()}

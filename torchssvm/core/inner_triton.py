@@ -14,12 +14,7 @@ from torchssvm.core.jit import on_device
 
 
 def inner_triton(a: Tensor, b: Tensor) -> Tensor:
-    """``<a_i, b_i>``, ``[B]`` float64: one program sums the products of one example, in float64.
-
-    Args:
-        a: ``[B, ...]``, contiguous.
-        b: Of the same shape and dtype, or ``[1, ...]``, which stands for B equal ones.
-    """
+    """``<a_i, b_i>``, ``[B]`` float64, each by one program; both are contiguous, and b may be ``[1, ...]``."""
     total = torch.empty(len(a), dtype=torch.float64, device=a.device)
     size = a.shape[1:].numel()
     with on_device(a):

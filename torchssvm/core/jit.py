@@ -127,10 +127,8 @@ class ByKind:
     """A kernel with a version for each kind of example, which the type of its first argument says.
 
     Numba takes the version when it compiles the kernel that calls it, so that a run compiles those of its own kind.
-
-    Args:
-        default: The version of all other types; or a plain function, which says what a version must do, if they have
-            none.
+    ``default`` is the version of all other types; or a plain function, which says what a version must do, if there is
+    none.
     """
 
     def __init__(self, default: Callable[..., Any]) -> None:
@@ -141,9 +139,8 @@ class ByKind:
     def of(self, kind: type) -> Callable[[Kernel], Kernel]:
         """A decorator: the kernel is the version of a named tuple.
 
-        Raises:
-            TypeError: The class has a version already, or its name is that of a kind of this package: Numba tells
-                types apart by their names.
+        TypeError if the class has one already, or its name is that of a kind of this package: Numba tells types by
+        names.
         """
 
         def add(kernel: Kernel) -> Kernel:
@@ -158,11 +155,7 @@ class ByKind:
         return add
 
     def version(self, kind: Any) -> Kernel:
-        """The version of a named tuple's class.
-
-        Raises:
-            TypeError: There is none.
-        """
+        """The version of a named tuple's class; TypeError if there is none."""
         found = self._versions.get(kind, self._default)
         if found is None:
             raise TypeError(f"{getattr(kind, '__name__', kind)} has no version of {self.__name__}")  # type: ignore[attr-defined]
@@ -211,8 +204,7 @@ def njit(function: Callable[..., Any]) -> Any:
 def njit_fastmath(function: Callable[..., Any]) -> Any:
     """Compile so that products may be contracted and sums reordered, and run in vector registers.
 
-    Results are those of the source up to rounding, and the same at every call on one machine; NaN and infinities
-    propagate.
+    Results are those of the source up to rounding, the same at every call on one machine; NaN and infinities propagate.
     """
     return Kernel(function, fastmath={"contract", "nsz", "reassoc"})
 

@@ -23,10 +23,8 @@ class KernelCache(FunctionCache):
     """Numba's cache of a function; where reading or writing it fails, the function is compiled, and that is said once.
 
     Code for kinds of examples that are declared outside of this package is not kept: Numba would take it up after an
-    edit, and for another kind of the same name.
-
-    A cache that failed loses its index: the next process then writes a new one, and cannot take up a file of machine
-    code that belongs to an older source.
+    edit, and for another kind of the same name. A cache that failed loses its index: the next process writes a new one,
+    and cannot take up machine code that belongs to an older source.
     """
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:

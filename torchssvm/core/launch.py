@@ -26,12 +26,8 @@ GRAIN = 400_000  # pairs of states, 20 to 60 microseconds: the time to wake up a
 def plan(batch: int, states: int, itemsize: int, shared: bool, rows_each: int) -> tuple[int, int]:
     """How many examples read their matrices together, and how many rows of a matrix at a time.
 
-    Args:
-        batch: B.
-        states: K.
-        itemsize: Bytes of a number.
-        shared: Whether the ``[K, K]`` matrices are the same for all examples.
-        rows_each: Rows of K scores in an example's working memory.
+    ``shared`` says whether all examples have the same ``[K, K]`` matrices; an example works on ``rows_each`` rows of
+    scores.
     """
     row = states * itemsize
     height = states if states * row <= CACHE else max(1, BLOCK // row)
@@ -65,9 +61,8 @@ def once(tensor: Tensor) -> Tensor:
 
 
 def by_example(matrices: Tensor) -> Tensor:
-    """Matrices ``[K, K]``, ``[B, K, K]`` or ``[B, N, K, K]`` as ``[B or 1, N or 1, K, K]``, a view.
-
-    One that is seen B times is there once.
+    """Matrices ``[K, K]``, ``[B, K, K]`` or ``[B, N, K, K]`` as a view ``[B or 1, N or 1, K, K]``: one seen B times is
+    there once.
     """
     if matrices.ndim == 2:
         return matrices.expand(1, 1, -1, -1)
@@ -85,18 +80,16 @@ def launch(
 ) -> list[Any]:
     """Fill ``outputs``: ``kernel(*inputs, begin, end, *memory, *outputs)`` for ranges of about equal work.
 
+    Returns what the kernel returned for each range; nothing for an empty batch.
+
     Args:
         kernel: Handles the examples ``begin`` to ``end - 1``.
         inputs: Tensors, given as contiguous arrays; anything else is given as it is. Whole numbers say where kernels
             read and write: they lie in memory of their own, which no other thread changes.
         outputs: Contiguous tensors, given as arrays of the same memory; or such arrays.
-        work: ``[B]``, of each example, in any unit.
+        work: ``[B]``, of each example, in any unit, of which one compares to ``each`` pairs of states: see ``GRAIN``.
         memory: What a thread needs of its own, of any content: numbers and dtype of an array, one for each dtype, or a
             function that returns the thread's workspace.
-        each: To how many pairs of states a unit of work compares: see ``GRAIN``.
-
-    Returns:
-        What the kernel returned for each range; nothing for an empty batch.
     """
     given = [as_array(x) if isinstance(x, Tensor) else x for x in inputs]
     filled = [as_array(x) if isinstance(x, Tensor) else x for x in outputs]

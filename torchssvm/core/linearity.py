@@ -37,10 +37,7 @@ def linearity_error(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def generators_of(devices: Iterable[torch.device]) -> tuple[str, list[int]]:
-    """The type and indices of the accelerators among ``devices``, for ``fork_rng``.
-
-    By default ``fork_rng`` takes all devices of the machine and initialises the unused ones.
-    """
+    """The type and indices of the accelerators among ``devices``, for ``fork_rng``, which else takes all."""
     found = {(device.type, device.index or 0) for device in devices if device.type in ("cuda", "xpu")}
     kind = min((kind for kind, _ in found), default="cuda")
     return kind, sorted(number for its, number in found if its == kind)
@@ -106,10 +103,11 @@ def _once(tensor: Tensor) -> Tensor:
 
 
 class _CheckOnce:
-    """A forward hook that checks a head's linearity at its first call, before any step is taken.
+    """A forward hook that checks a head's linearity at its first call, and again if products are made less precise
+    later.
 
-    It checks again if matrix products have a lower precision later. It records each call with its potentials, for
-    per-example gradients. It does nothing under ``torch.compile`` and ``torch.export``.
+    It records each call with its potentials, for per-example gradients. It does nothing under ``torch.compile`` and
+    ``torch.export``.
     """
 
     def __init__(self) -> None:

@@ -19,10 +19,8 @@ from torchssvm.core.token_products import STORED
 class Lists(NamedTuple):
     """Features, token after token; the columns of each token are ascending and unique.
 
-    Attributes:
-        counts: ``[tokens]`` int64, the number of features of each token.
-        columns: ``[M]`` int32.
-        values: ``[M]`` of the weights' dtype.
+    ``counts`` ``[tokens]`` int64 are the numbers of features of each token, ``columns`` ``[M]`` int32, and ``values``
+    ``[M]`` of the weights' dtype.
     """
 
     counts: Tensor
@@ -33,10 +31,7 @@ class Lists(NamedTuple):
 def check_finite(x: Tensor | SparseFeatures, index: Tensor, dtype: torch.dtype) -> None:
     """Raise ValueError, naming example and place, for the first feature that is not finite or overflows when squared.
 
-    Args:
-        x: Features.
-        index: ``[B]`` int64, the examples.
-        dtype: Of the weights.
+    ``index`` ``[B]`` int64 are the examples, ``dtype`` is that of the weights.
     """
     columns, numbers = (x.columns, x.values) if isinstance(x, SparseFeatures) else (None, x)
     if numbers is None:
@@ -68,8 +63,7 @@ def lists_within(x: Any, inside: Tensor, num_features: int, dtype: torch.dtype) 
     """The lists of :class:`torchssvm.SparseFeatures` at the positions ``inside`` ``[B, N]``; repeated columns add up.
 
     Raises:
-        TypeError: ``x`` is not ``SparseFeatures``.
-        ValueError: A column is out of range.
+        TypeError, ValueError: As :func:`as_lists`.
     """
     lists = as_lists(x, num_features, dtype)
     real = inside.flatten()
@@ -164,18 +158,13 @@ def check_lists(x: Any) -> SparseFeatures:
         check_tensor(values, "x.values")
     if values is not None and (not values.is_floating_point() or values.shape != columns.shape):
         raise ValueError(
-            f"x.values must be floating-point numbers shaped like x.columns, {list(columns.shape)}, or None where all "
-            f"are 1; got {values.dtype} {list(values.shape)}"
+            f"x.values must be floats {list(columns.shape)}, or None for 1; got {values.dtype} {list(values.shape)}"
         )
     return x
 
 
 def one_token(x: SparseFeatures) -> SparseFeatures:
-    """Lists ``[B, P]`` as those of examples of one token.
-
-    Raises:
-        ValueError: They have another shape.
-    """
+    """Lists ``[B, P]`` as those of examples of one token; ValueError for another shape."""
     if check_tensor(x.columns, "x.columns").ndim != 2:
         raise ValueError(f"x.columns must be int64 [B, P], a list for each example, got {list(x.columns.shape)}")
     return SparseFeatures(x.columns.unsqueeze(1), None if x.values is None else x.values.unsqueeze(1))
@@ -183,11 +172,7 @@ def one_token(x: SparseFeatures) -> SparseFeatures:
 
 @torch.no_grad()
 def lists_of_rows(x: SparseFeatures, num_features: int, dtype: torch.dtype) -> Lists:
-    """The lists of features ``[B, P]``, one for each example; repeated columns add up.
-
-    Raises:
-        ValueError: A shape, a dtype or a column does not fit.
-    """
+    """The lists of features ``[B, P]``, one for each example; repeated columns add up. Errors as :func:`as_lists`."""
     columns, values = check_lists(one_token(x))
     real = columns.squeeze(1) >= 0
     flat, counts = x.columns[real], real.sum(1)
@@ -205,21 +190,15 @@ def lists_of_rows(x: SparseFeatures, num_features: int, dtype: torch.dtype) -> L
 def _check_columns(columns: Tensor, num_features: int) -> None:
     if columns.numel() and (int(columns.min()) < -1 or int(columns.max()) >= num_features):
         raise ValueError(
-            f"x.columns holds {int(columns.min())} to {int(columns.max())}: columns are 0 to {num_features - 1}, and "
-            "-1 is padding"
+            f"x.columns holds {int(columns.min())} to {int(columns.max())}, not 0 to {num_features - 1}, or padding -1"
         )
 
 
 def padded_product(x: Any, weight: Tensor) -> Tensor:
-    """``x W`` with the lists as they are padded, in plain operators: ``[B, N, P]`` -> ``[B, N, K]``.
+    """``x W`` with the lists as they are padded, in plain operators: ``[B, N, P]`` and ``[F, K]`` -> ``[B, N, K]``.
 
-    Args:
-        x: Columns 0 to F - 1, which a traced graph does not check, and -1 as padding.
-        weight: ``[F, K]``.
-
-    Raises:
-        TypeError: ``x`` is not :class:`SparseFeatures`.
-        ValueError: A shape, a dtype or a column does not fit.
+    Columns are 0 to F - 1, which a traced graph does not check, and -1 as padding; errors are those of
+    :func:`as_lists`.
     """
     columns, values = check_lists(x)
     if not torch.compiler.is_compiling():

@@ -12,12 +12,7 @@ class ProposedStep(Protocol):
     """A step that an optimizer can take."""
 
     def take(self, optimizer: Any, together: list[Any]) -> None:
-        """Take this step and the steps accumulated with it.
-
-        Args:
-            optimizer: The optimizer whose weights change.
-            together: All accumulated steps, this one first.
-        """
+        """Take this step and those accumulated with it, this one first; the optimizer's weights change."""
         ...
 
 
@@ -30,11 +25,7 @@ class Observer(Protocol):
 
 
 class Mailbox:
-    """Proposed steps, in the order of their proposal.
-
-    Attributes:
-        waiting: The steps not yet taken; several if gradients are accumulated.
-    """
+    """Proposed steps in the order of their proposal, ``waiting`` to be taken; several if gradients are accumulated."""
 
     def __init__(self) -> None:
         self.waiting: list[ProposedStep] = []

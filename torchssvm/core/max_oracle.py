@@ -43,8 +43,7 @@ def _find_corner(structure: Structure, potentials: Potentials, target: Labeling)
     if not (low >= 0.0 and high < torch.inf):  # then the details
         where = " (in the padding)" if _finite_within_lengths(potentials) else ""
         reject_rows(
-            ~torch.isfinite(hinge),
-            "the potentials of {rows} are not finite" + where + ": check features and weights",
+            ~torch.isfinite(hinge), "the potentials of {rows} are not finite" + where + ": check features and weights"
         )
         if structure.known_scores(potentials) is None:
             reject_rows(loss < 0, "loss(labeling, target) is negative in {rows}: a loss must be at least 0")

@@ -93,12 +93,7 @@ TO_SOLVER = {
 
 
 def moved(*names: str, **own: str) -> Callable[[Function], Function]:
-    """Decorates a function whose arguments ``names`` have gone to the solver: they raise TypeError, which says so.
-
-    Args:
-        names: Of ``TO_SOLVER``.
-        own: Other names, and what to give in their place.
-    """
+    """Decorates a function whose arguments ``names``, and others, have gone: TypeError says what to give."""
     gone = {name: TO_SOLVER[name] for name in names} | own
 
     def decorate(function: Function) -> Function:

@@ -17,11 +17,7 @@ _here = _Here()
 
 
 class naming:
-    """A context in which errors name row b of a batch as example ``index[b]`` of the dataset.
-
-    Args:
-        index: ``[B]`` int64; None is a batch whose examples have no numbers.
-    """
+    """A context in which errors name row b of a batch as example ``index[b]``; None is a batch without numbers."""
 
     def __init__(self, index: Tensor | None) -> None:
         self.index = index

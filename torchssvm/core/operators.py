@@ -27,15 +27,8 @@ def define(
 ) -> Any:
     """Define an operator without gradient: its results are detached for any arguments.
 
-    Args:
-        schema: Name and arguments, as ``torch.library.Library.define`` takes them.
-        fake: Makes empty results, for tracing.
-        cpu: For CPU tensors.
-        cuda: For CUDA tensors.
-        default: For any other device.
-
-    Returns:
-        The operator.
+    ``schema`` has name and arguments, as ``torch.library.Library.define`` takes them; ``fake`` makes empty results, for
+    tracing; ``default`` is for devices other than CPU and CUDA.
     """
     name = schema[: schema.index("(")]
     _library.define(schema)

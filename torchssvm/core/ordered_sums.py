@@ -20,12 +20,9 @@ def adds_in_order(tensor: Tensor) -> bool:
 def add_at(target: Tensor, places: Tensor, values: Tensor, *, any_order: bool = False) -> Tensor:
     """``target[b, places[b, p]] += values[b, p]`` in place, in the order of p; returns ``target``.
 
-    Args:
-        target: ``[..., M]`` or ``[..., M, K]``; contiguous.
-        places: ``[..., P]`` int64, with the same leading axes, at least one.
-        values: ``[..., P]`` or ``[..., P, K]``.
-        any_order: Whether the order does not matter, because terms that share a place are equal or small integers; the
-            fastest method is used then.
+    Shapes are ``[..., M]`` or ``[..., M, K]`` (contiguous), ``[..., P]`` int64 with at least one leading axis, and
+    ``[..., P]`` or ``[..., P, K]``. The fastest method is taken in ``any_order``, where terms that share a place are
+    equal or small integers.
     """
     if any_order or adds_in_order(target):
         axis = places.ndim - 1
@@ -39,13 +36,7 @@ def add_at(target: Tensor, places: Tensor, values: Tensor, *, any_order: bool = 
 
 
 def add_rows(target: Tensor, index: Tensor, values: Tensor) -> Tensor:
-    """``target[index[p]] += values[p]`` in place, in the order of p; returns ``target``.
-
-    Args:
-        target: ``[N, ...]``.
-        index: ``[P]`` int64.
-        values: ``[P, ...]``.
-    """
+    """``target[index[p]] += values[p]`` in place, in the order of p, for ``[N, ...]``, ``[P]`` and ``[P, ...]``."""
     if adds_in_order(target):
         return target.index_add_(0, index, values)
     return target.index_put_((index,), values, accumulate=True)

@@ -138,7 +138,7 @@ class Potentials:
         self._note()
         if len({tensor.dtype for tensor in self.tensors.values()}) > 1:
             raise TypeError(
-                f"tensors have several dtypes, { {n: str(t.dtype) for n, t in self.tensors.items()} }; use one"
+                f"tensors have several dtypes, {sorted({str(t.dtype) for t in self.tensors.values()})}; use one"
             )
         for tensor in self.tensors.values():
             check_tensor(tensor, "potentials")
@@ -255,11 +255,7 @@ def as_potentials(value: Potentials | Tensor | Mapping[str, Tensor]) -> Potentia
 
 
 def as_parts(value: Tensor | Mapping[str, Tensor], argument: str = "parts") -> Parts:
-    """Accept one tensor or several by name.
-
-    Raises:
-        TypeError: Anything else.
-    """
+    """Accept one tensor or several by name; TypeError for anything else."""
     if isinstance(value, Tensor):
         return {SINGLE: value}
     if isinstance(value, Mapping) and value and all(isinstance(tensor, Tensor) for tensor in value.values()):
@@ -273,11 +269,7 @@ def own_weights(head: nn.Module) -> list[Tensor]:
 
 
 def conform(parts: Tensor | Mapping[str, Tensor], potentials: Potentials, argument: str) -> Parts:
-    """Parts with the names, shapes and dtype of ``potentials``; a bare tensor takes the only name.
-
-    Raises:
-        ValueError: A name or a shape differs.
-    """
+    """Parts with the names, shapes and dtype of ``potentials``, else ValueError; a bare tensor takes the only name."""
     named = as_parts(parts, argument)
     if isinstance(parts, Tensor) and len(potentials.tensors) == 1:
         named = {next(iter(potentials.tensors)): parts}
@@ -345,11 +337,8 @@ def _shapes(parts: Mapping[str, Tensor]) -> dict[str, list[int]]:
 def check_scores_finite(potentials: Potentials, places: Callable[[Potentials], Parts]) -> None:
     """Raise ValueError if a score that an output can have is NaN or +inf; padding is not looked at.
 
-    One reduction, and one wait for a device, where all is well. Fake tensors hold no numbers to look at.
-
-    Args:
-        potentials: The batch.
-        places: ``structure.places``, where the potentials can matter.
+    One reduction, and one wait for a device, where all is well. Fake tensors hold no numbers to look at. ``places`` is
+    ``structure.places``, which says where the potentials can matter.
     """
     highest = [once(tensor).amax() for tensor in potentials.tensors.values() if tensor.numel()]
     if not highest or isinstance(highest[0], FakeTensor):

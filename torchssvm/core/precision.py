@@ -38,9 +38,6 @@ def full_precision(device: torch.device) -> AbstractContextManager[object]:
     The precision of matrix products is a setting of the whole process. It is changed only where it is not full
     already, as long as some thread is in such a context, and is then put back; backward passes that other threads run
     meanwhile are in full precision too.
-
-    Args:
-        device: Where the products are made.
     """
     kind = device.type
     autocast = torch.is_autocast_enabled(kind)
@@ -153,14 +150,8 @@ def _restore(backend: str, precision: str) -> None:
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """``x @ weight.T``, as ``nn.Linear``, in full precision, and so are its gradients, in whatever thread and whenever.
 
-    For heads: the backward pass runs after the context of the forward pass has been left.
-
-    Args:
-        x: ``[..., F]``.
-        weight: ``[K, F]`` or ``[F]``.
-
-    Returns:
-        ``[..., K]`` or ``[...]``, of their dtype.
+    For heads: the backward pass runs after the context of the forward pass has been left. ``[..., F]`` and ``[K, F]``
+    give ``[..., K]``, a weight ``[F]`` gives ``[...]``.
     """
     context = full_precision(x.device)
     if context is _NOTHING:  # and so it will be in the backward pass
@@ -201,12 +192,6 @@ class _Product(torch.autograd.Function):
 
 
 def gradient_of_weight(x: Tensor, v: Tensor, less: int = 0) -> Tensor:
-    """The gradient of ``weight`` in ``product(x, weight)``: ``sum v x^T`` over all leading axes.
-
-    Args:
-        x: ``[..., F]``.
-        v: ``[..., K]``, or ``[...]`` where ``less`` is 1.
-        less: How many axes ``v`` has less than ``x``.
-    """
+    """The gradient of ``weight`` in ``product(x, weight)``, ``sum v x^T``; v has ``less`` axes less than x."""
     x = x.flatten(0, -2).t()
     return product(x, v.flatten()) if less else product(v.flatten(0, -2).t(), x)

@@ -21,18 +21,14 @@ TOLERANCE = 1e-4
 
 
 def check_depends(potentials: Potentials, structure: Structure, parameters: Sequence[Tensor]) -> None:
-    """Check that the potentials are linear in these parameters, by Euler's identity for one direction.
+    """Check that the potentials are linear in these parameters, by Euler's identity for one direction; else ValueError.
 
     ``<r, theta> = <w, Phi^T r>`` holds for the dual's head, but not for a head with other weights. Numbers that are not
     finite are skipped; they raise another error.
-
-    Raises:
-        ValueError: The identity does not hold, or the potentials carry no gradient to the parameters.
     """
     if not potentials.requires_grad:
         raise ValueError(
-            "head gave potentials that carry no gradient to the dual's parameters: pass the head that the dual was "
-            "made for, or a callable that calls it, without no_grad() or detach() around it"
+            "head gave potentials that carry no gradient to the dual's parameters: pass its head, without no_grad()"
         )
     parts = probe(potentials, structure)
     with full_precision(potentials.device):
@@ -43,8 +39,7 @@ def check_depends(potentials: Potentials, structure: Structure, parameters: Sequ
         found, expected, size = scalars(inner(parts, detached).sum(), terms.sum(), sizes)
     if math.isfinite(size) and not abs(found - expected) <= 1e4 * torch.finfo(potentials.dtype).eps * size:
         raise ValueError(
-            "head gave potentials that do not come from the dual's parameters alone: it has other weights, or adds "
-            "other terms. Pass the head that the dual was made for, or a copy of it"
+            "head gave potentials that do not come from the dual's parameters alone: pass its head, or a copy"
         )
 
 
@@ -52,13 +47,7 @@ def check_depends(potentials: Potentials, structure: Structure, parameters: Sequ
 def fingerprints(potentials: Potentials, structure: Structure, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """One number for each example that identifies its features, computed through the head's linear map.
 
-    Args:
-        potentials: The batch.
-        structure: Its ``places`` say which potentials count.
-        parameters: The head's parameters.
-
-    Returns:
-        ``[B]`` float64 each: the numbers, and the sums of the absolute values of their terms.
+    Returns ``[B]`` float64 each: the numbers, and the sums of the absolute values of their terms.
     """
     with torch.enable_grad():
         gradients = per_example_adjoint(potentials, probe(potentials, structure), parameters)

@@ -15,13 +15,7 @@ from torchssvm.core.structure import Structure
 def check_problem(
     num_examples: int, lam: float, structure: Structure, parameters: Iterable[nn.Parameter]
 ) -> list[nn.Parameter]:
-    """Check the arguments of :class:`torchssvm.DualState`; returns the parameters as a list.
-
-    Raises:
-        ValueError: ``num_examples`` or ``lam`` is not positive, they are out of range, or there is no parameter.
-        TypeError: ``num_examples`` or ``lam`` is not a number; a parameter is not float32 or float64, or the dtypes
-            differ; or ``structure`` is not a Structure.
-    """
+    """Check the arguments of :class:`torchssvm.DualState`, with its errors; returns the parameters as a list."""
     check_whole(num_examples, "num_examples", advice=": is the dataset empty?")
     check_lam(lam)
     as_structure(structure)
@@ -33,10 +27,7 @@ def check_problem(
     for parameter in held:
         check_tensor(parameter, "a weight of the head")
         if parameter.dtype not in (torch.float32, torch.float64):
-            raise TypeError(
-                f"the head's weights are {parameter.dtype}; keep the head in float32 or float64 "
-                "(the features below it may have any dtype)"
-            )
+            raise TypeError(f"the head's weights are {parameter.dtype}; keep the head in float32 or float64")
     if len({parameter.dtype for parameter in held}) > 1:
         raise TypeError("the head's weights have several dtypes; use one")
     check_range(lam, num_examples, held[0].dtype)
@@ -49,33 +40,18 @@ def check_lam(lam: Any) -> float:
 
 
 def check_range(lam: float, num_examples: int, dtype: torch.dtype) -> None:
-    """Check that ``lam``, ``lam n``, ``lam n^2`` and their inverses, which steps need, are in the range of ``dtype``.
-
-    Args:
-        lam: Regularisation; positive.
-        num_examples: n.
-        dtype: Dtype of the weights.
-
-    Raises:
-        ValueError: One of them overflows or underflows.
-    """
+    """Raise ValueError unless ``lam``, ``lam n``, ``lam n^2`` and their inverses are in the range of ``dtype``."""
     limits, n = torch.finfo(dtype), num_examples
     scales = (lam, lam * n, lam * n * n)
     if not all(limits.tiny <= scale <= limits.max and 1.0 / scale <= limits.max for scale in scales):
         raise ValueError(
-            f"lam={lam:g} with num_examples={n} is out of range: 1/(lam n) or lam n overflows or underflows in "
-            f"{dtype}. Usual values are 1e-6 to 1e3"
+            f"lam={lam:g} with num_examples={n} is out of range in {dtype}: usual values are 1e-6 to 1e3"
             + (", and float64 weights have a larger range" if dtype != torch.float64 else "")
         )
 
 
 def find_structure(head: nn.Module, structure: Structure | None) -> Structure:
-    """``structure``, or the head's own if it is None.
-
-    Raises:
-        ValueError: There is none.
-        TypeError: It is something else.
-    """
+    """``structure``, or the head's own if it is None; ValueError if there is none, TypeError for another kind."""
     structure = structure if structure is not None else getattr(head, "structure", None)
     if structure is None:
         raise ValueError(f"structure=None, and {type(head).__name__} has no attribute `structure`: pass a structure")

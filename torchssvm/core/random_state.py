@@ -22,11 +22,7 @@ def check_random_state(value: Any, where: str) -> None:
 
 
 class RandomState:
-    """torch's random state on the CPU and all CUDA devices: the current one, or one from ``state_dict``.
-
-    Raises:
-        ValueError: The state is damaged.
-    """
+    """torch's random state on the CPU and all CUDA devices: the current one, or one from ``state_dict``."""
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
         if state is not None:

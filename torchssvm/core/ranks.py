@@ -45,8 +45,8 @@ class RankError(RuntimeError):
 class Ranks:
     """The ranks of torch's default process group; a process without one is alone.
 
-    Every method that sends something is collective: all ranks call it, in the same order. Sums are taken in the order
-    of the ranks, so that all of them get the same bits.
+    Every method that sends something is collective: all ranks call it, in the same order, and it raises RankError where
+    one cannot be reached. Sums are taken in the order of the ranks, so that all of them get the same bits.
 
     Attributes:
         rank: The number of this process, 0 to ``size - 1``.
@@ -70,22 +70,15 @@ class Ranks:
     def own(self, n: int, rank: int | None = None) -> range:
         """The examples of a rank, this one by default: the ranks divide 0 .. n - 1 into contiguous parts.
 
-        Raises:
-            ValueError: There are fewer examples than ranks.
+        ValueError if there are fewer examples than ranks.
         """
         if n < self.size:
-            raise ValueError(
-                f"there are {n} examples and {self.size} processes, each of which needs one: start fewer processes"
-            )
+            raise ValueError(f"there are {n} examples and {self.size} processes, which need one each: start fewer")
         rank = self.rank if rank is None else rank
         return range(rank * n // self.size, (rank + 1) * n // self.size)
 
     def gather(self, numbers: Tensor) -> Tensor:
-        """The tensors of all ranks in their order, ``[P, *shape]``; they have one shape and dtype.
-
-        Raises:
-            RankError: A rank cannot be reached.
-        """
+        """The tensors of all ranks in their order, ``[P, *shape]``; they have one shape and dtype."""
         if not self:
             return numbers.unsqueeze(0)
         there = numbers.to(_device(numbers)).contiguous()
@@ -95,16 +88,7 @@ class Ranks:
         return torch.stack(found).to(numbers.device)
 
     def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """Send ``sent[q]`` rows to rank q, one rank after another; returns those received, in the order of the ranks.
-
-        Args:
-            rows: ``[sum of sent, ...]``.
-            sent: Rows for each rank.
-            received: Rows from each rank.
-
-        Raises:
-            RankError: A rank cannot be reached.
-        """
+        """Send ``sent[q]`` rows to rank q, one rank after another; returns the ``received`` ones, likewise."""
         if not self:
             return rows
         there = rows.to(_device(rows)).contiguous()
@@ -114,11 +98,7 @@ class Ranks:
         return found.to(rows.device)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over the ranks; of a large tensor, each rank adds up a slice, and the slices are gathered.
-
-        Raises:
-            RankError: A rank cannot be reached.
-        """
+        """The sum over the ranks; of a large tensor, each rank adds up a slice, and the slices are gathered."""
         if not self:
             return tensor
         if self.is_small(tensor.numel()):
@@ -130,15 +110,7 @@ class Ranks:
         return self.gather(total).reshape(-1)[: flat.numel()].view(tensor.shape)
 
     def collect(self, state: dict[str, Any], to: int = 0) -> list[dict[str, Any]] | None:
-        """The states of all ranks in their order, at the rank ``to``; None elsewhere.
-
-        Args:
-            state: Tensors, numbers and strings, as in checkpoints.
-            to: The rank that gets them.
-
-        Raises:
-            RankError: A rank cannot be reached.
-        """
+        """The states of all ranks in their order, as in checkpoints, at the rank ``to``; None elsewhere."""
         if not self:
             return [state]
         file = io.BytesIO()
@@ -153,12 +125,7 @@ class Ranks:
         return [torch.load(part, map_location="cpu", weights_only=True) for part in files]
 
     def run_on_all(self, action: Callable[[], T]) -> T:
-        """What ``action`` returns, once no rank has raised an error.
-
-        Raises:
-            Exception: That of ``action``.
-            RankError: ``action`` raised an error in another rank, or a rank cannot be reached.
-        """
+        """What ``action`` returns, once no rank has raised an error; RankError if another one has."""
         return self.share(lambda: (action(), torch.zeros(0)), 0)[0]
 
     def is_small(self, numbers: int) -> bool:
@@ -168,16 +135,8 @@ class Ranks:
     def share(self, action: Callable[[], tuple[T, Tensor]], length: int) -> tuple[T, Tensor]:
         """What ``action`` returns, once no rank has raised an error, and the numbers of all ranks.
 
-        Args:
-            action: Returns a result and ``[length]`` numbers for the others.
-            length: How many they are.
-
-        Returns:
-            The result, and ``[P, length]`` float64 on the CPU.
-
-        Raises:
-            Exception: That of ``action``.
-            RankError: ``action`` raised an error in another rank, or a rank cannot be reached.
+        ``action`` returns a result and ``[length]`` numbers for the others; these come back as ``[P, length]`` float64
+        on the CPU. RankError if ``action`` raised an error in another rank.
         """
         if not self:
             result, numbers = action()
@@ -195,20 +154,15 @@ class Ranks:
     def refuse(self, error: Exception, message: Tensor | None = None) -> NoReturn:
         """Tell the others, who call :meth:`raise_if_refused`, that this rank refuses, and raise ``error``.
 
-        Args:
-            error: The reason.
-            message: What they gather at this moment, with 1 in its first number; None is that number alone.
+        ``message`` is what they gather at this moment, with 1 in its first number; None is that number alone.
         """
         with suppress(RankError):
             self.raise_if_refused(self.gather(torch.ones(1) if message is None else message).flatten(1)[:, 0], error)
         raise error
 
     def raise_if_refused(self, refused: Tensor, error: Exception | None = None) -> None:
-        """Raise RankError if some rank has refused, with its reason.
-
-        Args:
-            refused: ``[P]``, not zero where a rank has refused.
-            error: The reason of this rank, if it is among them.
+        """Raise RankError, with the reason, if some rank has refused: where ``refused`` ``[P]`` is not 0. ``error`` is
+        the own reason.
         """
         where = refused.nonzero().flatten().tolist()
         if not where:

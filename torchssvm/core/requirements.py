@@ -33,13 +33,8 @@ class Skipped(Exception):
 class Trial:
     """A batch on which requirements are examined.
 
-    Attributes:
-        structure: The structure.
-        potentials: The head's potentials for random weights.
-        target: From ``check_target``.
-        samples: Outputs: the target, and the oracle's outputs for other potentials.
-        weights: The head's parameters.
-        generator: The source of further random numbers.
+    ``potentials`` are the head's for random weights, ``target`` is from ``check_target``, ``samples`` are outputs: the
+    target, and the oracle's outputs for other potentials; ``generator`` is the source of further random numbers.
     """
 
     structure: Structure
@@ -246,8 +241,7 @@ def _better_output(trial: Trial, potentials: Potentials, target: Any) -> str | N
             values = [value(labeling) for labeling in listed]
         except Exception as error:
             raise ValueError(
-                "enumerate(potentials) must yield labelings of the whole batch, as argmax returns them, one output at "
-                f"a time: {error}"
+                f"enumerate(potentials) must yield labelings of the whole batch, one after another: {error}"
             ) from error
         if len(listed) <= _MOST_LABELINGS and not found.relaxed:
             most = torch.stack(values).amax(0)

@@ -23,47 +23,29 @@ def dense(tensor: Tensor) -> Tensor:
 
 
 def per_example_rows(example: Tensor, row: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
-    """Sparse per-example gradients; values with the same example and row add up.
+    """Sparse per-example gradients of a shape ``[B, F, K]`` or ``[B, F]``; values with the same example and row add up.
 
-    Args:
-        example: ``[M]`` int64, the example of each row of ``values``.
-        row: ``[M]`` int64, its row in the parameter.
-        values: ``[M, K]``, or ``[M]`` for a parameter with one axis.
-        shape: ``[B, F, K]`` or ``[B, F]``.
+    ``values`` ``[M, K]`` or ``[M]`` belong to the examples and rows ``[M]`` int64.
     """
     indices = torch.stack([example, row])
     return torch.sparse_coo_tensor(indices, values, tuple(shape), check_invariants=False).coalesce()
 
 
 def select_examples(gradients: Tensor, examples: Tensor) -> Tensor:
-    """The gradients of some examples, ``[R, ...]``, coalesced if sparse.
-
-    Args:
-        gradients: ``[B, ...]``.
-        examples: ``[R]`` int64, their rows.
-    """
+    """The gradients ``[B, ...]`` of some examples ``[R]`` int64, coalesced if sparse."""
     chosen = gradients.index_select(0, examples)
     return chosen.coalesce() if chosen.is_sparse else chosen
 
 
 def combine_rows(gradients: Tensor, factors: Tensor) -> Tensor:
-    """``sum_b factors_b gradients_b``, ``[F, K]``.
-
-    Args:
-        gradients: Sparse ``[B, F, K]``.
-        factors: ``[B]``.
-    """
+    """``sum_b factors_b gradients_b``, ``[F, K]``, of sparse ``[B, F, K]``."""
     (example, row), values = gradients.indices(), gradients.values()
     weights = factors.to(values.dtype)[example].view(-1, *[1] * (values.ndim - 1))
     return rows_of(row, values * weights, gradients.shape[1:]).coalesce()
 
 
 def gram_of_rows(gradients: Tensor) -> Tensor:
-    """``<g_a, g_b>`` of the examples of a batch, ``[B, B]``; a few rows of the parameter are made dense at a time.
-
-    Args:
-        gradients: Sparse ``[B, F, K]``.
-    """
+    """``<g_a, g_b>`` of sparse ``[B, F, K]``, ``[B, B]``; a few rows of the parameter are made dense at a time."""
     gradients = gradients.coalesce()
     (example, row), values = gradients.indices(), gradients.values()
     size, width = gradients.shape[0], values[:1].numel() or 1

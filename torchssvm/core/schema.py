@@ -54,16 +54,13 @@ class Own(int):
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor or a number.
+    """A tensor or a number, within ``low``, ``high`` and the exclusive bound ``above``; NaN never is, infinite ones may
+    be.
 
     Attributes:
         kind: The dtype of a tensor, ``Tensor`` for any dtype and any numbers, or a Python type.
         shape: Sizes of the axes. A name stands for the same size throughout the declaration, None for any size; ``...``
             at the end for any further axes.
-        low: The smallest allowed number.
-        high: The largest allowed number.
-        above: An exclusive lower bound.
-        infinite: Whether infinite numbers are allowed; NaN never is.
     """
 
     kind: Any
@@ -142,13 +139,9 @@ class Noted:
 
 @dataclass(frozen=True)
 class Field:
-    """An entry that the object keeps under another name, or in another form.
+    """An entry that the object keeps as the attribute ``at``, such as ``"pairs.value"``, or in another form.
 
-    Attributes:
-        declaration: Of the entry.
-        at: The attribute, as ``"pairs.value"``; empty for the name of the entry.
-        save: Makes the entry of the attribute.
-        load: Makes the attribute of the entry.
+    ``save`` makes the entry of the attribute, and ``load`` the attribute of the entry.
     """
 
     declaration: Declaration
@@ -198,15 +191,10 @@ def version(number: int, advice: str = "") -> Same:
 
 
 def check(state: Any, declaration: Declaration, where: str) -> None:
-    """Compare a state with its declaration.
-
-    Args:
-        state: The saved state.
-        declaration: Its declaration.
-        where: Its name in error messages.
+    """Compare a state with its declaration; ``where`` is its name in error messages. A seal is for the caller to check.
 
     Raises:
-        ValueError: An entry is missing or not as declared; the message names it. A seal is for the caller to check.
+        ValueError: An entry is missing or not as declared; the message names it.
     """
     if isinstance(declaration, dict):
         _check_dict(state, declaration, where, {})
@@ -318,23 +306,14 @@ class Stateful(ABC):
         return self._saved("kept") if Ranks.here() else self.state_dict()
 
     def consolidate_state_dict(self, to: int = 0) -> None:
-        """Collect the state of all ranks for the next ``state_dict()`` of the rank ``to``; all ranks call it.
-
-        Raises:
-            RankError: A rank cannot be reached.
-        """
+        """Collect the state of all ranks for the next ``state_dict()`` of the rank ``to``; all ranks call it."""
         schema = self._schema()
         for entry in (schema.entries if isinstance(schema, Open) else schema).values():
             if isinstance(entry, Stateful):
                 entry.consolidate_state_dict(to)
 
     def check_state(self, state: dict[str, Any], where: str | None = None) -> None:
-        """Raise ValueError if ``state`` is damaged or of another problem; changes nothing.
-
-        Args:
-            state: A ``state_dict()``.
-            where: Its name in error messages.
-        """
+        """Raise ValueError, naming ``where``, if ``state`` is damaged or of another problem; changes nothing."""
         schema, where = self._schema(), where or self.state_name
         check(state, schema, where)
         self._check_relations(state, where)
@@ -347,11 +326,7 @@ class Stateful(ABC):
         _restore(self, self._schema(), state, self._device)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from ``state``, bit for bit; nothing changes if it does not fit.
-
-        Raises:
-            ValueError: The state is damaged or of another problem.
-        """
+        """Continue from ``state``, bit for bit; ValueError, and nothing changes, if it does not fit."""
         self.check_state(state)
         with undisturbed():
             self.restore(state)
@@ -360,18 +335,11 @@ class Stateful(ABC):
         """The state of some examples, consecutive ones or those of any places ``[m]`` int64, from that of all."""
         rows: Any = slice(own.start, own.stop) if isinstance(own, range) else own
         return self._made_of(
-            [state],
-            lambda tensors: tensors[0][rows],
-            lambda other, states: other.part_of_state(states[0], own),
+            [state], lambda tensors: tensors[0][rows], lambda other, states: other.part_of_state(states[0], own)
         )
 
     def merged_state(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
-        """The state of all examples, from those of consecutive parts of them.
-
-        Args:
-            states: The state of every process.
-            parts: The examples of each.
-        """
+        """The state of all examples, from those of every process, which holds these consecutive parts of them."""
         return self._made_of(states, torch.cat, lambda other, several: other.merged_state(several, parts))
 
     def _made_of(self, states: list[dict[str, Any]], rows: Any, of_other: Any) -> dict[str, Any]:
@@ -491,10 +459,7 @@ def with_seal(state: dict[str, Any]) -> dict[str, Any]:
 def check_seal(state: dict[str, Any], where: str) -> None:
     """Raise ValueError, naming ``where``, if the state does not hold the numbers that were saved."""
     if state["seal"] != with_seal(state)["seal"]:
-        raise damaged(
-            f"in {where} numbers are not those that were saved, so the certificate would not hold. Load an "
-            "earlier checkpoint"
-        )
+        raise damaged(f"in {where} numbers are not those that were saved. Load an earlier checkpoint")
 
 
 def _add(value: Any, crc: int) -> int:

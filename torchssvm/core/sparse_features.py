@@ -56,14 +56,8 @@ class SparseFeatures(NamedTuple):
 def padded_lists(start: Tensor, count: Tensor, columns: Tensor, values: Tensor | None = None) -> SparseFeatures:
     """Stretches of one long list side by side, padded to the longest.
 
-    Args:
-        start: int64 ``[...]``, where each list begins.
-        count: Shaped like ``start``, how many entries it has; 0 is an empty list, wherever it begins.
-        columns: ``[M]``, the columns of all lists.
-        values: ``[M]``, their values; None means all 1.
-
-    Returns:
-        Columns int64 ``[..., P]``, P at least 1, -1 in the padding; values of the dtype given, 0 there, or None.
+    A list begins at ``start`` ``[...]`` int64 and has ``count`` entries of ``columns`` and ``values`` ``[M]``, of which
+    None means that all are 1. Returns columns int64 ``[..., P]``, P at least 1, -1 in the padding, and values, 0 there.
     """
     within = torch.arange(int(count.max()) if count.any() else 1)
     there = within < count.unsqueeze(-1)
@@ -78,10 +72,8 @@ def padded_lists(start: Tensor, count: Tensor, columns: Tensor, values: Tensor |
 def named_tokens(X: Iterable[Sequence[Any]]) -> Iterator[list[tuple[str, float]]]:
     """The features of each token, by name: a text becomes ``name=text`` with the value 1, True is 1, 0 is left out.
 
-    Those of a dictionary in a dictionary are ``name:inner``, as CRFsuite calls them; there is one level of these.
-
-    Args:
-        X: Sequences of tokens: ``{name: bool, text or number}``, or a list of names, each of the value 1.
+    Those of a dictionary in a dictionary are ``name:inner``, as CRFsuite calls them; there is one level of these. A
+    token is ``{name: bool, text or number}``, or a list of names, each of the value 1.
 
     Raises:
         TypeError: A token is something else.
@@ -101,8 +93,7 @@ def _named_values(token: Any) -> Iterable[tuple[str, float]]:
     if isinstance(token, Mapping):
         return _values_of(token)
     raise TypeError(
-        f"is a {type(token).__name__}: give {{name: text, number, True or False}}, or a list of "
-        "names; or one array [N, F] for each sequence"
+        f"is a {type(token).__name__}: give {{name: text, number, True or False}}, a list of names, or arrays [N, F]"
     )
 
 
@@ -136,11 +127,7 @@ def vocabulary_of(X: Iterable[Sequence[Any]], min_count: int, known: Mapping[str
 
 
 class FeatureLists:
-    """The known features of sequences, token after token.
-
-    Args:
-        X: Sequences of tokens.
-        vocabulary: The column of each feature; features that it does not have are left out.
+    """The features of sequences that have a column in ``vocabulary``, token after token.
 
     Attributes:
         lengths: int64 ``[n]``, tokens of each sequence.

@@ -366,8 +366,7 @@ class Structure(ABC):
             NotImplementedError: The structure has none.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} has no expectation oracle: define marginals(potentials) -> Marginals, or train "
-            "with BCFW, which needs a max oracle only"
+            f"{type(self).__name__} has no expectation oracle: define marginals(potentials), or train with BCFW"
         )
 
     def max_marginals(self, potentials: Potentials) -> Tensor:
@@ -387,8 +386,7 @@ class Structure(ABC):
             TypeError: The structure has no exact ones.
         """
         raise TypeError(
-            f"{type(self).__name__} has no exact max-marginals: chains, trees, forests, classes, and label sets "
-            "without pairs have them"
+            f"{type(self).__name__} has no exact max-marginals: chains, trees, forests and classes have them"
         )
 
     def difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
@@ -477,8 +475,7 @@ class Structure(ABC):
         held, like = tree_tensors(labelings), tree_tensors(target)
         if len(held) != len(like) or any(h.ndim != t.ndim + 1 for h, t in zip(held, like, strict=True)):
             raise ValueError(
-                f"{type(self).__name__} has targets that are not shaped like its labelings: define "
-                "resize(labelings, target), which Labelings() needs to store them"
+                f"{type(self).__name__} has targets unlike its labelings: define resize(labelings, target)"
             )
         return tree_replace(labelings, [fit(h, t.shape[1:], self.padding) for h, t in zip(held, like, strict=True)])
 
@@ -495,14 +492,12 @@ class Structure(ABC):
         """
         tensors = tree_tensors(target)
         if not tensors:
-            raise TypeError(
-                f"target must be a tensor, or tensors, with the batch as first axis; it is {describe(target)}"
-            )
+            raise TypeError(f"target must be tensors with the batch as first axis; it is {describe(target)}")
         for tensor in tensors:
             check_tensor(tensor, "target")
         if isinstance(target, Tensor) and (not target.ndim or target.shape[0] != potentials.batch_size):
             raise ValueError(
-                f"target has shape {list(target.shape)}; its first axis must be the batch, {potentials.batch_size}"
+                f"target is {list(target.shape)}; its first axis must be the batch, {potentials.batch_size}"
             )
         own = per_example(self.loss(target, target), potentials, "loss(target, target)")
         reject_rows(own != 0, "the target's own loss is not zero in {rows}: loss(target, target) must be 0")

@@ -20,24 +20,19 @@ Result = TypeVar("Result")
 def run_in_chunks(
     function: Callable[[int, int, int], Result], sizes: Sequence[int] | np.ndarray, *, grain: float = 0.0
 ) -> list[Result]:
-    """Split items into contiguous ranges of about equal work, one for each thread, and run them.
+    """The results of ``function(begin, end, index)`` for contiguous ranges of about equal work, one for each thread, in
+    order.
 
     The calling thread takes the first range, then any range that no other thread has started: a busy pool cannot block
-    the call. ``function`` must not depend on thread-local settings such as ``torch.no_grad``. At most
-    ``torch.get_num_threads()`` threads run; a call from inside ``function`` is not split again.
+    the call. ``function`` should release the GIL, and must not depend on thread-local settings such as
+    ``torch.no_grad``. At most ``torch.get_num_threads()`` threads run; a call from inside ``function`` is not split
+    again. The first exception is raised after all ranges are done.
 
     Args:
-        function: ``function(begin, end, index)`` processes items ``begin`` to ``end - 1``; ``index`` is the number of
-            the range, from 0. It should release the GIL for most of its time.
+        function: Processes items ``begin`` to ``end - 1``; ``index`` is the number of the range, from 0.
         sizes: The work of each item, non-negative, in any unit.
         grain: The work done in the time another thread takes to wake up. The calling thread, which starts at once,
             gets that much more work, and every range has at least that much on average.
-
-    Returns:
-        The results of ``function`` for all ranges, in order; an empty list if there are no items.
-
-    Raises:
-        Exception: The first range's exception from ``function``, after all ranges are done.
     """
     count = len(sizes)
     if not count:

@@ -10,12 +10,7 @@ weights, and memory with the square of the length."""
 
 
 def respond(x: Tensor, v: Tensor) -> Tensor:
-    """``x x^T v`` of every example, ``[B, N, K]``.
-
-    Args:
-        x: ``[B, N, F]``, features of the tokens.
-        v: ``[B, N, K]``.
-    """
+    """``x x^T v`` of every example, ``[B, N, K]``, of features ``[B, N, F]`` and v ``[B, N, K]``."""
     if x.shape[1] > STORED:
         return x @ (x.transpose(1, 2) @ v)
     return (x @ x.transpose(1, 2)) @ v

@@ -13,16 +13,10 @@ Step = Callable[[Any, tuple[Tensor, ...]], tuple[Any, Tensor]]
 
 
 def scan(step: Step, carry: Any, over: tuple[Tensor, ...], *, reverse: bool = False) -> tuple[Any, Tensor]:
-    """Call ``step`` with the slices ``[...]`` of tensors ``[N, ...]``, one after another.
+    """Call ``step`` with the slices ``[...]`` of tensors ``[N, ...]``, N at least 1, one after another; it returns new
+    tensors.
 
-    Args:
-        step: It must return new tensors, no views of its arguments.
-        carry: A tensor, or a tuple of them.
-        over: At least one tensor, N at least 1.
-        reverse: From the last slice to the first.
-
-    Returns:
-        The last carry, and the results ``[N, ...]`` in the order of the slices.
+    Returns the last carry, and the results ``[N, ...]`` in the order of the slices.
     """
     if torch.compiler.is_compiling():
         from torch._higher_order_ops.scan import scan as operator
@@ -37,12 +31,9 @@ def scan(step: Step, carry: Any, over: tuple[Tensor, ...], *, reverse: bool = Fa
 
 
 def repeat(step: Callable[..., tuple[Tensor, ...]], carry: tuple[Tensor, ...], most: int) -> tuple[Tensor, ...]:
-    """Call ``carry = step(*carry)`` while any of ``carry[0]`` is True, ``most`` times at most.
+    """Call ``carry = step(*carry)`` while any of the bool ``carry[0]`` is True, ``most`` times at most.
 
-    Args:
-        step: It returns new tensors of the same shapes and dtypes.
-        carry: Tensors; the first is bool.
-        most: A whole number.
+    It returns new tensors of the same shapes and dtypes.
     """
     count = torch.zeros((), dtype=torch.int64)
     if torch.compiler.is_compiling():

@@ -5,9 +5,6 @@ Left to itself, LLVM runs a loop over 26 states mostly one number at a time. See
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
@@ -24,7 +21,6 @@ from torchssvm.core.vector_panels import (
     INT,
     LLVM,
     Array,
-    Panel,
     by_length,
     check,
     numbers,
@@ -46,12 +42,12 @@ from torchssvm.core.vector_rows import (  # noqa: F401  # the other operations o
 
 
 @intrinsic
-def set_row(typing: Any, out: Any, row: Any, factor: Any, shift: Any) -> Any:
+def set_row(typing, out, row, factor, shift):
     """See :func:`torchssvm.core.vectors.set_row`."""
     check(out, *(() if row == types.none else (row,)))
 
-    def write(builder: Any, out: Array, row: Array | None, factor: Any, shift: Any) -> None:
-        def emit(lanes: int, panels: Iterator[Panel]) -> None:
+    def write(builder, out, row, factor, shift):
+        def emit(lanes, panels):
             for panel in panels:
                 parts = panel.filled(0.0, out.number) if row is None else panel.load(row)
                 if factor is not None:
@@ -66,13 +62,13 @@ def set_row(typing: Any, out: Any, row: Any, factor: Any, shift: Any) -> Any:
 
 
 @intrinsic
-def add_row(typing: Any, out: Any, row: Any, factor: Any) -> Any:
+def add_row(typing, out, row, factor):
     """See :func:`torchssvm.core.vectors.add_row`."""
     check(out)
     check(row)
 
-    def write(builder: Any, out: Array, row: Array, factor: Any) -> None:
-        def emit(lanes: int, panels: Iterator[Panel]) -> None:
+    def write(builder, out, row, factor):
+        def emit(lanes, panels):
             for panel in panels:
                 parts = wide(builder, panel.load(row), out.number)
                 if factor is not None:
@@ -87,15 +83,14 @@ def add_row(typing: Any, out: Any, row: Any, factor: Any) -> Any:
 
 
 @intrinsic
-@intrinsic
-def dot(typing: Any, a: Any, b: Any) -> Any:
+def dot(typing, a, b):
     """See :func:`torchssvm.core.vectors.dot`."""
     check(a, b)
     return _product("dot", (a, b), a.dtype)
 
 
 @intrinsic
-def exact_dot(typing: Any, a: Any, b: Any) -> Any:
+def exact_dot(typing, a, b):
     """See :func:`torchssvm.core.vectors.exact_dot`."""
     check(a)
     check(b)
@@ -103,14 +98,14 @@ def exact_dot(typing: Any, a: Any, b: Any) -> Any:
 
 
 @intrinsic
-def exact_sums(typing: Any, a: Any, b: Any, count: Any, sums: Any) -> Any:
+def exact_sums(typing, a, b, count, sums):
     """See :func:`torchssvm.core.vectors.exact_sums`."""
     check(a)
     check(b)
     number = ir.DoubleType()
 
-    def write(builder: Any, a: Array, b: Array, count: Any, sums: Array) -> None:
-        def emit(lanes: int, panels: Iterator[Panel]) -> None:
+    def write(builder, a, b, count, sums):
+        def emit(lanes, panels):
             name = f"llvm.fabs.v{lanes}f64"
             kind = ir.VectorType(number, lanes)
             absolute = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind]), name)
@@ -131,16 +126,16 @@ def exact_sums(typing: Any, a: Any, b: Any, count: Any, sums: Any) -> Any:
 
 
 @intrinsic
-def exact_dots(typing: Any, a: Any, b: Any, chosen: Any, count: Any) -> Any:
+def exact_dots(typing, a, b, chosen, count):
     """See :func:`torchssvm.core.vectors.exact_dots`."""
     check(a)
     check(b)
     number = ir.DoubleType()
 
-    def write(builder: Any, a: Array, b: Array, chosen: Array | None, count: Any) -> Any:
+    def write(builder, a, b, chosen, count):
         total = cgutils.alloca_once_value(builder, number(0.0))
 
-        def emit(lanes: int, panels: Iterator[Panel]) -> None:
+        def emit(lanes, panels):
             nothing = ir.Constant(ir.VectorType(number, lanes), None)
             sums = [cgutils.alloca_once_value(builder, nothing) for _ in range(2)]
             for panel in panels:
@@ -155,15 +150,15 @@ def exact_dots(typing: Any, a: Any, b: Any, chosen: Any, count: Any) -> Any:
 
 
 @intrinsic
-def quadratic(typing: Any, rows: Any, count: Any, products: Any, squares: Any) -> Any:
+def quadratic(typing, rows, count, products, squares):
     """See :func:`torchssvm.core.vectors.quadratic`."""
     check(rows, products)
     number = ir.DoubleType()
 
-    def write(builder: Any, rows: Array, count: Any, products: Array, squares: Array) -> Any:
+    def write(builder, rows, count, products, squares):
         total, begin = cgutils.alloca_once_value(builder, number(0.0)), cgutils.alloca_once(builder, INT)
 
-        def emit(lanes: int, panels: Iterator[Panel]) -> None:
+        def emit(lanes, panels):
             for panel in panels:
                 builder.store(count, begin)
                 with each_place(builder, None, count) as t:
@@ -189,24 +184,24 @@ def quadratic(typing: Any, rows: Any, count: Any, products: Any, squares: Any) -
     return signed(types.float64(rows, types.intp, products, squares), "quadratic", write, number)
 
 
-def _along(builder: Any, a: list[Any], b: list[Any]) -> Any:
+def _along(builder, a, b):
     """The inner product of two pairs of vectors, as a float64."""
     products = [builder.fmul(*pair, flags=FUSED) for pair in zip(a, b, strict=True)]
     return _exact(builder, sum_of(builder, builder.fadd(*products, flags=FUSED)))
 
 
-def _exact(builder: Any, number: Any) -> Any:
+def _exact(builder, number):
     return number if number.type == ir.DoubleType() else builder.fpext(number, ir.DoubleType())
 
 
-def _product(name: str, kinds: tuple[Any, Any], result: Any) -> Any:
+def _product(name, kinds, result):
     """The inner product of two rows, in the dtype of ``result``."""
     number = LLVM[result]
 
-    def write(builder: Any, a: Array, b: Array) -> Any:
+    def write(builder, a, b):
         total = cgutils.alloca_once_value(builder, number(0.0))
 
-        def emit(lanes: int, panels: Iterator[Panel]) -> None:
+        def emit(lanes, panels):
             nothing = ir.Constant(ir.VectorType(number, lanes), None)
             sums = [cgutils.alloca_once_value(builder, nothing) for _ in range(2)]
             for panel in panels:
@@ -219,7 +214,7 @@ def _product(name: str, kinds: tuple[Any, Any], result: Any) -> Any:
     return signed(result(*kinds), name, write, number, flat=True)
 
 
-def _add_products(builder: Any, panel: Panel, a: Array, b: Array, row: Any, sums: list[Any]) -> None:
+def _add_products(builder, panel, a, b, row, sums):
     """Add the products of the numbers of two rows to two vectors of sums."""
     number = sums[0].type.pointee.element
     own = wide(builder, panel.once(panel.load(a, row), panel.filled(0.0, a.number)), number)

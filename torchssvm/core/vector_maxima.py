@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
-from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from torchssvm.core.vector_panels import INT, LLVM, Array, Panel, by_length, by_turns, check, folded, signed
+from torchssvm.core.vector_panels import INT, LLVM, by_length, by_turns, check, folded, signed
 
 
 @intrinsic
-def max_rows(typing: Any, maxima: Any, scores: Any, rows: Any, count: Any, fresh: Any, sums: Any, finish: Any) -> Any:
+def max_rows(typing, maxima, scores, rows, count, fresh, sums, finish):
     """See :func:`torchssvm.core.vectors.max_rows`."""
     check(maxima, scores, rows, sums)
 
-    def write(
-        builder: Any, out: Array, scores: Array, table: Array, count: Any, fresh: Any, sums: Array, finish: Any
-    ) -> None:
+    def write(builder, out, scores, table, count, fresh, sums, finish):
         _max_rows(builder, [(out, scores, sums)], table, count, fresh, finish)
 
     kinds = (maxima, scores, rows, types.intp, types.boolean, sums, types.boolean)
@@ -30,42 +26,28 @@ def max_rows(typing: Any, maxima: Any, scores: Any, rows: Any, count: Any, fresh
 
 
 @intrinsic
-def max_rows_of_two(
-    typing: Any,
-    maxima: Any,
-    scores: Any,
-    sums: Any,
-    others: Any,
-    other_scores: Any,
-    other_sums: Any,
-    rows: Any,
-    count: Any,
-    fresh: Any,
-    finish: Any,
-) -> Any:
+def max_rows_of_two(typing, maxima, scores, sums, others, other_scores, other_sums, rows, count, fresh, finish):
     """See :func:`torchssvm.core.vectors.max_rows_of_two`."""
     kinds = (maxima, scores, sums, others, other_scores, other_sums, rows)
     check(*kinds)
 
-    def write(builder: Any, *given: Any) -> None:
+    def write(builder, *given):
         _max_rows(builder, [given[:3], given[3:6]], *given[6:])
 
     return signed(types.void(*kinds, types.intp, types.boolean, types.boolean), "max_rows_of_two", write)
 
 
-def _max_rows(
-    builder: Any, sides: list[tuple[Array, Array, Array]], table: Array, count: Any, fresh: Any, finish: Any
-) -> None:
+def _max_rows(builder, sides, table, count, fresh, finish):
     """The code of :func:`max_rows` for one or two of ``maxima``, ``scores`` and ``sums``."""
 
-    def term(panel: Panel, place: Any, best: list[list[Any]]) -> None:
+    def term(panel, place, best):
         parts = panel.load(table, place)
         for (_, scores, _), rooms in zip(sides, best, strict=True):
             score = panel.splat(scores.at(builder, place))
             for part, held in zip(parts, rooms, strict=True):
                 builder.store(_larger(builder, builder.fadd(score, part), builder.load(held)), held)
 
-    def emit(lanes: int, panels: Iterator[Panel]) -> None:
+    def emit(lanes, panels):
         for panel in panels:
             lowest = panel.filled(-math.inf, table.number)
             held = [panel.load(out) for out, _, _ in sides]
@@ -93,12 +75,12 @@ def _max_rows(
 
 
 @intrinsic
-def first_equal(typing: Any, scores: Any, rows: Any, column: Any, count: Any, value: Any) -> Any:
+def first_equal(typing, scores, rows, column, count, value):
     """See :func:`torchssvm.core.vectors.first_equal`."""
     check(scores, *(() if rows == types.none else (rows,)))
 
-    def write(builder: Any, scores: Array, table: Array | None, column: Any, count: Any, value: Any) -> Any:
-        def emit(lanes: int, panels: Iterator[Panel]) -> None:
+    def write(builder, scores, table, column, count, value):
+        def emit(lanes, panels):
             for panel in panels:
                 parts = panel.load(scores)
                 if table is not None:
@@ -116,15 +98,15 @@ def first_equal(typing: Any, scores: Any, rows: Any, column: Any, count: Any, va
 
 
 @intrinsic
-def largest_sum(typing: Any, a: Any, b: Any) -> Any:
+def largest_sum(typing, a, b):
     """See :func:`torchssvm.core.vectors.largest_sum`."""
     check(a, b)
     number = LLVM[a.dtype]
 
-    def write(builder: Any, a: Array, b: Array) -> Any:
+    def write(builder, a, b):
         largest = cgutils.alloca_once_value(builder, number(-math.inf))
 
-        def emit(lanes: int, panels: Iterator[Panel]) -> None:
+        def emit(lanes, panels):
             lowest = ir.Constant(ir.VectorType(number, lanes), [-math.inf] * lanes)
             best = [cgutils.alloca_once_value(builder, lowest) for _ in range(2)]
             for panel in panels:
@@ -139,6 +121,6 @@ def largest_sum(typing: Any, a: Any, b: Any) -> Any:
     return signed(a.dtype(a, b), "largest_sum", write, number, flat=True)
 
 
-def _larger(builder: Any, value: Any, held: Any) -> Any:
+def _larger(builder, value, held):
     """``value if value > held else held``, number by number."""
     return builder.select(builder.fcmp_ordered(">", value, held), value, held)

@@ -82,14 +82,10 @@ def call_once(intrinsic: Any, name: str, write: Callable[..., Any], result: Any 
 
 
 class Panel:
-    """A pair of vectors within a row: ``lanes`` numbers from the first place on, and from the second place on.
+    """A pair of vectors within a row: ``lanes`` numbers from the first of ``places`` on, and from the second on.
 
-    Args:
-        builder: Of the code.
-        lanes: Numbers of a vector.
-        places: Where both begin.
-        seen: Numbers before this place belong to earlier panels; None for a panel without an earlier one.
-        whole: Whether the vectors do not overlap, and no earlier panel does.
+    Numbers before ``seen`` belong to earlier panels, if any. ``whole``: the vectors overlap neither each other nor
+    these.
     """
 
     def __init__(self, builder: Any, lanes: int, places: tuple[Any, Any], seen: Any, whole: bool) -> None:

@@ -5,37 +5,22 @@ One call for all tokens of a sequence: a call for each of them took as long as w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from torchssvm.core.vector_panels import (
-    FUSED,
-    INT,
-    Array,
-    Panel,
-    by_length,
-    by_turns,
-    check,
-    numbers,
-    shorter,
-    signed,
-)
+from torchssvm.core.vector_panels import FUSED, INT, by_length, by_turns, check, numbers, shorter, signed
 
 
 @intrinsic
-def add_rows(typing: Any, total: Any, rows: Any, chosen: Any, weights: Any, begin: Any, end: Any) -> Any:
+def add_rows(typing, total, rows, chosen, weights, begin, end):
     """See :func:`torchssvm.core.vectors.add_rows`."""
     check(total, rows, *(() if weights == types.none else (weights,)))
 
-    def write(
-        builder: Any, out: Array, table: Array, chosen: Array | None, weights: Array | None, begin: Any, end: Any
-    ) -> None:
-        def emit(lanes: int, panels: Iterator[Panel]) -> None:
+    def write(builder, out, table, chosen, weights, begin, end):
+        def emit(lanes, panels):
             for panel in panels:
                 first = panel.load(out)
                 sums = sum_rows(builder, panel, first, table, chosen, weights, begin, end)
@@ -47,21 +32,12 @@ def add_rows(typing: Any, total: Any, rows: Any, chosen: Any, weights: Any, begi
 
 
 @intrinsic
-def add_to_rows(typing: Any, rows: Any, chosen: Any, weights: Any, begin: Any, end: Any, row: Any, factor: Any) -> Any:
+def add_to_rows(typing, rows, chosen, weights, begin, end, row, factor):
     """See :func:`torchssvm.core.vectors.add_to_rows`."""
     check(row, rows, *(() if weights == types.none else (weights,)))
 
-    def write(
-        builder: Any,
-        table: Array,
-        chosen: Array | None,
-        weights: Array | None,
-        begin: Any,
-        end: Any,
-        own: Array,
-        factor: Any,
-    ) -> None:
-        def emit(lanes: int, panels: Iterator[Panel]) -> None:
+    def write(builder, table, chosen, weights, begin, end, own, factor):
+        def emit(lanes, panels):
             for panel in panels:
                 _add_to(builder, panel, panel.load(own), factor, table, chosen, weights, begin, end)
 
@@ -72,20 +48,12 @@ def add_to_rows(typing: Any, rows: Any, chosen: Any, weights: Any, begin: Any, e
 
 
 @intrinsic
-def set_rows(typing: Any, out: Any, rows: Any, chosen: Any, count: Any, factor: Any, shifts: Any) -> Any:
+def set_rows(typing, out, rows, chosen, count, factor, shifts):
     """See :func:`torchssvm.core.vectors.set_rows`."""
     check(out, *(kind for kind in (rows, shifts) if kind != types.none))
 
-    def write(
-        builder: Any,
-        out: Array,
-        rows: Array | None,
-        chosen: Array | None,
-        count: Any,
-        factor: Any,
-        shifts: Array | None,
-    ) -> None:
-        def emit(lanes: int, panels: Iterator[Panel]) -> None:
+    def write(builder, out, rows, chosen, count, factor, shifts):
+        def emit(lanes, panels):
             for panel in panels:
                 with each_place(builder, chosen, count) as place:
                     parts = panel.filled(0.0, out.number) if rows is None else panel.load(rows, place)
@@ -102,12 +70,12 @@ def set_rows(typing: Any, out: Any, rows: Any, chosen: Any, count: Any, factor: 
 
 
 @intrinsic
-def add_each(typing: Any, out: Any, rows: Any, chosen: Any, count: Any, factor: Any) -> Any:
+def add_each(typing, out, rows, chosen, count, factor):
     """See :func:`torchssvm.core.vectors.add_each`."""
     check(out, rows)
 
-    def write(builder: Any, out: Array, rows: Array, chosen: Array | None, count: Any, factor: Any) -> None:
-        def emit(lanes: int, panels: Iterator[Panel]) -> None:
+    def write(builder, out, rows, chosen, count, factor):
+        def emit(lanes, panels):
             for panel in panels:
                 scale = panel.splat(factor)
                 with each_place(builder, chosen, count) as place:
@@ -122,30 +90,19 @@ def add_each(typing: Any, out: Any, rows: Any, chosen: Any, count: Any, factor: 
 
 
 @contextmanager
-def each_place(builder: Any, chosen: Array | None, count: Any) -> Iterator[Any]:
+def each_place(builder, chosen, count):
     """The code for each of the first ``count`` places of a list; without a list, for each of the first places."""
     with cgutils.for_range_slice(builder, INT(0), count, INT(1)) as (place, _):
         yield place if chosen is None else chosen.at(builder, place)
 
 
 @intrinsic
-def sum_listed(
-    typing: Any, out: Any, initial: Any, rows: Any, chosen: Any, weights: Any, starts: Any, count: Any
-) -> Any:
+def sum_listed(typing, out, initial, rows, chosen, weights, starts, count):
     """See :func:`torchssvm.core.vectors.sum_listed`."""
     check(out, initial, rows, *(() if weights == types.none else (weights,)))
 
-    def write(
-        builder: Any,
-        out: Array,
-        initial: Array,
-        table: Array,
-        chosen: Array,
-        weights: Array | None,
-        starts: Array,
-        count: Any,
-    ) -> None:
-        def emit(lanes: int, panels: Iterator[Panel]) -> None:
+    def write(builder, out, initial, table, chosen, weights, starts, count):
+        def emit(lanes, panels):
             for panel in panels:
                 first = panel.load(initial)
                 with each_place(builder, None, count) as line:
@@ -158,16 +115,7 @@ def sum_listed(
     return signed(types.void(*kinds), "sum_listed", write)
 
 
-def sum_rows(
-    builder: Any,
-    panel: Panel,
-    first: list[Any],
-    table: Array,
-    chosen: Array | None,
-    weights: Array | None,
-    begin: Any,
-    end: Any,
-) -> list[Any]:
+def sum_rows(builder, panel, first, table, chosen, weights, begin, end):
     """``first`` plus the sum of rows of a table, times weights."""
     sums = panel.rooms(first), panel.rooms(panel.filled(0.0, table.number))
     for place, turn in by_turns(builder, begin, end):
@@ -181,24 +129,12 @@ def sum_rows(
 
 
 @intrinsic
-def add_to_listed(
-    typing: Any, rows: Any, chosen: Any, weights: Any, starts: Any, added: Any, used: Any, count: Any, factor: Any
-) -> Any:
+def add_to_listed(typing, rows, chosen, weights, starts, added, used, count, factor):
     """See :func:`torchssvm.core.vectors.add_to_listed`."""
     check(rows, added, *(() if weights == types.none else (weights,)))
 
-    def write(
-        builder: Any,
-        table: Array,
-        chosen: Array,
-        weights: Array | None,
-        starts: Array,
-        added: Array,
-        used: Array,
-        count: Any,
-        factor: Any,
-    ) -> None:
-        def emit(lanes: int, panels: Iterator[Panel]) -> None:
+    def write(builder, table, chosen, weights, starts, added, used, count, factor):
+        def emit(lanes, panels):
             for panel in panels:
                 with each_place(builder, None, count) as line:
                     use = builder.fcmp_unordered("!=", used.at(builder, line), used.number(0.0))
@@ -212,17 +148,7 @@ def add_to_listed(
     return signed(types.void(*kinds), "add_to_listed", write)
 
 
-def _add_to(
-    builder: Any,
-    panel: Panel,
-    own: list[Any],
-    factor: Any,
-    table: Array,
-    chosen: Array | None,
-    weights: Array | None,
-    begin: Any,
-    end: Any,
-) -> None:
+def _add_to(builder, panel, own, factor, table, chosen, weights, begin, end):
     """Add a row, times a factor and weights, to rows of a table."""
     scale = panel.splat(factor)
     scaled = [builder.fmul(part, scale, flags=FUSED) for part in own]

@@ -4,8 +4,7 @@
 ``load_head`` for files; ``batch_of_names`` for features by name. Imported by those who ask only.
 """
 
-from torchssvm.deployment.decoder import Decoder
+from torchssvm.deployment.decoder import Decoder, batch_of_names
 from torchssvm.deployment.files import SavedModel, load_head, load_model, save_model
-from torchssvm.deployment.names import batch_of_names
 
 __all__ = ["Decoder", "SavedModel", "batch_of_names", "load_head", "load_model", "save_model"]

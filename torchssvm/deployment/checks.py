@@ -28,10 +28,7 @@ def check_fit(head: nn.Module, structure: Structure) -> None:
     made, given = (one.structure if isinstance(one, SlackRescaling) else one for one in (own, structure))
     kinds = _kind(made), _kind(given)
     if None not in kinds and (kinds[0] is not kinds[1] or _sizes(made) != _sizes(given)):
-        raise ValueError(
-            f"structure={structure} does not fit head={type(head).__name__}, which was made for {own}: give one of the "
-            "same kind and sizes, or none for the head's own"
-        )
+        raise ValueError(f"structure={structure} does not fit head={type(head).__name__}, made for {own}: leave it out")
 
 
 def _kind(structure: Structure) -> type | None:
@@ -45,11 +42,7 @@ def _sizes(structure: Structure) -> list[Any]:
 
 
 def check_labels(labels: Any, structure: Structure) -> list[str]:
-    """The names of the outputs, if there is a different one for each.
-
-    Args:
-        labels: The argument.
-        structure: A structure of this package.
+    """The names of the outputs of a structure of this package, if there is a different one for each.
 
     Raises:
         TypeError: ``labels`` are no strings.
@@ -83,10 +76,7 @@ def check_vocabulary(vocabulary: Any, head: nn.Module) -> dict[str, int]:
     ):
         raise TypeError("vocabulary must be a mapping of names of features (strings) to columns (int)")
     if not isinstance(head, SparseLinearChain | SparseLinearMultilabel | LinearArcs):
-        raise TypeError(
-            f"vocabulary is for heads that take lists of features, such as SparseLinearChain, and head is a "
-            f"{type(head).__name__}: leave the vocabulary out, or train a head on lists"
-        )
+        raise TypeError(f"vocabulary is for heads that take lists, and head is a {type(head).__name__}: leave it out")
     size = len(head.weight) if isinstance(head, LinearArcs) else head.in_features
     for name, column in vocabulary.items():
         if not 0 <= column < size:
@@ -110,6 +100,5 @@ def _check_utf8(names: Iterable[str], argument: str) -> None:
             name.encode()
         except UnicodeEncodeError as error:
             raise ValueError(
-                f"{argument} has the name {name!r}, which UTF-8 cannot encode: it holds half of a surrogate pair. Read "
-                "the text it comes from in the right encoding"
+                f"{argument} has {name!r}, which UTF-8 cannot encode: read it in the right encoding"
             ) from error

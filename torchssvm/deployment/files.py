@@ -84,16 +84,12 @@ def save_model(
         from safetensors.torch import save
     head, structure, features = parts_of(head, structure, None)
     if features is not None:
-        raise TypeError(
-            f"features={type(features).__name__} below the head are not saved here: save features.state_dict() beside "
-            "the file, and give Decoder(head, features=...) both after loading"
-        )
+        raise TypeError(f"features={type(features).__name__} are not saved: save features.state_dict() beside the file")
     own = getattr(head, "structure", None)
     for name, weight in head.named_parameters():
         if weight.is_meta or weight.dtype not in _DTYPES.values():
             raise ValueError(
-                f"head has {name} of {weight.dtype} on the device {weight.device}: a file holds numbers of one of "
-                f"{list(_DTYPES)}, so give the head such a dtype by .to(), and weights that are not on meta"
+                f"head has {name} of {weight.dtype} on {weight.device}: give it one of {list(_DTYPES)}, not on meta"
             )
     tensors = {_WEIGHT + name: value.detach().cpu().contiguous() for name, value in head.state_dict().items()}
     content = {
@@ -161,8 +157,7 @@ def load_head(path: str | os.PathLike[str]) -> SavedModel:
         raise ValueError(f"{path} is damaged, or of another version of torchssvm: {_sentence(error)}") from error
     if version > 1 and told != seal([content, tensors]):
         raise ValueError(
-            f"{path} does not hold what save_model wrote, down to the shapes and values of its tensors: it is damaged, "
-            "or was changed. Fetch it again, or write the changed model by save_model"
+            f"{path} does not hold what save_model wrote: it is damaged, or was changed. Fetch or write it again"
         )
     return found
 
@@ -219,10 +214,7 @@ def load_model(path: str | os.PathLike[str]) -> Decoder:
 def _recipe(thing: Any, argument: str) -> Recipe:
     found = describe(thing)
     if found is None:
-        raise TypeError(
-            f"{argument}={type(thing).__name__} cannot be made again from a file, which makes classes of torchssvm "
-            "alone: save its state_dict(), and make the object by your own code before you load it"
-        )
+        raise TypeError(f"{argument}={type(thing).__name__} cannot be made again from a file: save its state_dict()")
     return found
 
 

@@ -34,11 +34,7 @@ _CLASSES: dict[str, type] = {
 
 
 def describe(thing: Any) -> Recipe | None:
-    """The recipe of a head, a structure or an oracle of this package; None of anything else.
-
-    Args:
-        thing: The object to rebuild, with zeros for its weights; subclasses have no recipe.
-    """
+    """The recipe of a head, a structure or an oracle of this package; None of anything else, such as a subclass."""
     try:
         recipe = _describe(thing)
         same = rebuild(recipe)
@@ -51,12 +47,9 @@ def describe(thing: Any) -> Recipe | None:
 
 
 def rebuild(recipe: Any) -> Any:
-    """The object that a recipe describes; a head has zeros for its weights.
+    """The object that a recipe of :func:`describe` describes; a head has zeros for its weights.
 
     Nothing is imported, and only structures, heads and oracles that ``torchssvm.structures`` exports are made.
-
-    Args:
-        recipe: The result of :func:`describe`.
 
     Raises:
         ValueError: The recipe is damaged, or names another class.

@@ -64,7 +64,7 @@ class Round(NamedTuple):
 
 
 class Exchange:
-    """Combines the directions of all ranks, with the same bits on each of them.
+    """Combines the directions of all ranks, with the same bits on each of them; ``sent`` counts the bytes sent.
 
     Every rank solves ``max beta^T v - beta^T G beta / 2`` over ``[0, 1]^P`` with ``G_pq = <d_p, d_q> / lam``.
 
@@ -72,10 +72,6 @@ class Exchange:
     every rank's direction: of dense gradients a P-th of the numbers, of sparse ones the rows of a P-th of the
     parameter. The inner products of the slices are added in the order of the ranks, and the combined slices are
     gathered: each rank sends and receives as many bytes as in one all-reduce.
-
-    Attributes:
-        ranks: The processes.
-        sent: Bytes that this rank has sent.
     """
 
     def __init__(self, ranks: Ranks, parameters: Sequence[Tensor]) -> None:
@@ -86,7 +82,7 @@ class Exchange:
     def __call__(
         self, make: Callable[[], tuple[list[Tensor], Figures]], lam: float, *, farthest: bool = False
     ) -> Round:
-        """The round of the directions that ``make`` returns on each rank.
+        """The round of the directions that ``make`` returns on each rank; the caller has changed nothing until then.
 
         Args:
             make: Checks and returns this rank's d_p for each parameter, sparse ones coalesced, with its figures.
@@ -95,9 +91,7 @@ class Exchange:
                 bounds, where the box QP is only a lower bound of the dual.
 
         Raises:
-            Exception: That of ``make``.
-            RankError: ``make`` raised an error in another rank, or a rank cannot be reached. The caller has changed
-                nothing until then.
+            RankError: ``make`` raised an error in another rank, or a rank cannot be reached.
         """
         ranks, length = self.ranks, 1 + len(Figures._fields)
         small = _is_small(ranks, self._like)
@@ -172,9 +166,7 @@ class Exchange:
     def _scatter(self, gradients: list[Tensor], counts: Tensor) -> list[_Slice]:
         """This rank's slice of all directions: one for all dense gradients, and one for each sparse gradient.
 
-        Args:
-            gradients: d_p of this rank.
-            counts: ``[P, parameters, P]``, the rows of each rank's gradients for each owner.
+        ``counts`` ``[P, parameters, P]`` are the rows of each rank's gradients for each owner.
         """
         rank, size = self.ranks.rank, self.ranks.size
         as_rows = [
@@ -201,10 +193,7 @@ class Exchange:
     def _collect(self, slices: list[_Slice], beta: Tensor, widths: Tensor) -> list[Tensor]:
         """``sum_p beta_p d_p`` for each parameter, from the combined slices of all ranks.
 
-        Args:
-            slices: Those of this rank.
-            beta: ``[P]``.
-            widths: ``[P, slices]`` int64, the numbers or rows of each rank's slice.
+        ``widths`` ``[P, slices]`` int64 are the numbers or rows of each rank's slice.
         """
         size = self.ranks.size
         found: dict[int, Tensor] = {}
@@ -226,12 +215,7 @@ class Exchange:
 
 @contextmanager
 def refusing_on_all(ranks: Ranks, parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Tell an error in the block to the other ranks, who come to their next round: all of them refuse it.
-
-    Args:
-        ranks: The processes.
-        parameters: Those of the head.
-    """
+    """Tell an error in the block to the other ranks, who come to their next round: all of them refuse it."""
     try:
         yield
     except Exception as error:
@@ -278,12 +262,9 @@ def _combined(every: Tensor, beta: Tensor, farthest: bool) -> Figures:
 
 
 class _Slice:
-    """A slice of the directions of all ranks.
+    """A slice of the directions of all ranks, ``numbers`` ``[P, numbers]``.
 
-    Attributes:
-        numbers: ``[P, numbers]``.
-        parameters: The places of the parameters: all dense ones, or a sparse one.
-        rows: ``[R]`` int64, the rows of the sparse parameter; None where it is dense.
+    ``parameters`` are the places of all dense ones, or of a sparse one, whose ``rows`` are ``[R]`` int64.
     """
 
     def __init__(self, numbers: Tensor, parameters: list[int], rows: Tensor | None = None) -> None:

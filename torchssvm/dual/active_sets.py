@@ -74,20 +74,12 @@ class ActiveSets(Stateful):
         mass: Tensor | None = None,
         evict: Callable[[Tensor, Tensor], None] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Cache new labelings of the examples ``index``.
+        """Cache new labelings ``[R, ...]`` of the examples ``index`` ``[R]``, with losses ``[R]`` and masses, if they
+        have any.
 
-        A labeling takes a free slot, else that of the least recent one without mass, else that with the least mass.
-
-        Args:
-            index: ``[R]`` int64.
-            lengths: ``[R]`` int64, of the examples.
-            labeling: ``[R, ...]``.
-            loss: ``[R]``.
-            mass: ``[R]`` float64; None for labelings without mass.
-            evict: Called with the positions and slots of labelings with mass that are replaced; needed with ``mass``.
-
-        Returns:
-            The positions in ``index`` that were cached (all with mass are), and their slots.
+        A labeling takes a free slot, else that of the least recent one without mass, else that with the least mass:
+        ``evict`` is called with the positions and slots of those. Returns the positions in ``index`` that were cached
+        (all with mass are), and their slots.
         """
         device, given = index.device, () if mass is None else (mass,)
         count, masses, used, *gained = read_together(*(t[index] for t in (self.count, self.mass, self.used)), *given)

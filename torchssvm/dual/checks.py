@@ -19,15 +19,12 @@ def check_dual(dual: Any) -> DualState:
     if isinstance(dual, DualState):
         return dual
     raise TypeError(
-        f"dual is a {type(dual).__name__}, and must be a DualState: make one by "
-        "DualState.for_head(head, num_examples, lam)"
+        f"dual is a {type(dual).__name__}, and must be a DualState, such as DualState.for_head(head, n, lam)"
     )
 
 
 def check_batch(dual: DualState, index: Tensor, potentials: Potentials) -> Tensor:
-    """The blocks of the examples, on the device of the weights.
-
-    The number of a block is that of its example, less the first example that this process holds.
+    """The blocks of the examples, on the device of the weights, counted from the first that this process holds.
 
     Raises:
         ValueError: ``index`` is not int64 ``[B]`` within 0 .. n - 1, or holds examples of another process.
@@ -43,13 +40,11 @@ def check_batch(dual: DualState, index: Tensor, potentials: Potentials) -> Tenso
     if potentials.dtype is not dual.dtype:
         if not potentials.dtype.is_floating_point:
             raise TypeError(
-                f"the potentials are {potentials.dtype}: the first argument must be what the head returned, "
-                "loss(head(x), y, index)"
+                f"the potentials are {potentials.dtype}: give what the head returned, loss(head(x), y, index)"
             )
         dual.check_dtype()
         raise TypeError(
-            f"the potentials are {potentials.dtype} and the head's weights {weights.dtype}: run the head in the "
-            "dtype of its weights, with autocast off"
+            f"the potentials are {potentials.dtype} and the head's weights {weights.dtype}: run it with autocast off"
         )
     dual.to(weights.device)
     return known(index.to(weights.device) - dual.own.start, held - dual.own.start)
@@ -61,17 +56,12 @@ def check_repeated(dual: DualState, targets: Tensor, index: Tensor) -> None:
     if bool((counts > 1).any()):
         wrong = (examples[counts > 1] + dual.own.start).tolist()
         raise ValueError(
-            f"index holds {wrong[:5]} more than once in this batch, with different targets: an index must always name "
-            "the same example, its place in the dataset"
+            f"index holds {wrong[:5]} more than once in this batch, with different targets: a number is one example"
         )
 
 
 def check_visits(index: Tensor, num_examples: int, own: range | None = None) -> Tensor:
-    """The blocks to visit, contiguous on the CPU; an example may be repeated.
-
-    Raises:
-        ValueError: ``index`` is not int64 ``[V]`` within 0 .. n - 1, or holds examples of another process.
-    """
+    """The blocks to visit, contiguous on the CPU; an example may be repeated. ValueError as :func:`check_batch`."""
     if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype != torch.int64:
         raise ValueError(f"index={index} must be an int64 tensor of one axis")
     if len(index):
@@ -95,12 +85,9 @@ def _check_range(low: int, high: int, num_examples: int, own: range | None) -> N
 
 
 def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None) -> None:
-    """Compare digests of examples with those that the blocks were trained on.
+    """Compare digests of examples, ``[B]`` int64 on the CPU, with those that the blocks were trained on.
 
-    Args:
-        dual: The dual state.
-        targets: ``[B]`` int64, as :func:`~torchssvm.core.digest.digest_examples` makes them, on the CPU.
-        index: ``[B]`` int64, the blocks; None is all of this process in order.
+    ``index`` ``[B]`` int64 are the blocks; None is all of this process in order.
 
     Raises:
         RuntimeError: Some differ; or, of all examples, the structure is not what it was.
@@ -127,6 +114,5 @@ def check_structure(dual: DualState) -> None:
     """Raise RuntimeError if an attribute of the structure has changed since the dual was made."""
     if (now := dual.structure.settings()) != dual.made_for:
         raise RuntimeError(
-            f"the structure is {now} now, and was {dual.made_for} when the dual was made: blocks may hold outputs that "
-            "it does not have. Set its attributes back, or make a new structure and a new DualState"
+            f"the structure is {now} now, and was {dual.made_for} when the dual was made: set its attributes back"
         )

@@ -154,9 +154,7 @@ class Labelings(Storage):
             examples = set(on_host(pick(batch.index, own)).tolist())
             if twice := sorted(seen & examples):
                 raise ValueError(
-                    f"examples {twice[:5]} came in two of the batches that were accumulated for one step, and their "
-                    "blocks are kept as Labelings(): accumulate batches of distinct examples, use BoxQP() with a head "
-                    "that gives its adjoint, or storage=MeanParts()"
+                    f"examples {twice[:5]} came in two of the batches accumulated for one step: use storage=MeanParts()"
                 )
             seen |= examples
 
@@ -207,23 +205,12 @@ class Labelings(Storage):
 class StoredLabelings(Stored):
     """The blocks of a batch; column 0 of the atoms is the rest, column c + 1 is slot c.
 
-    Args:
-        storage: Where they are kept.
-        index: ``[B]`` int64, the blocks.
-        potentials: The batch.
-        target: From ``check_target``.
-        count: ``[B]`` int64 on the CPU, the number of labelings of each block.
-        mixed: ``[B]`` bool, ``storage.mixed`` of the blocks, from the CPU.
+    ``count`` ``[B]`` int64 on the CPU are the numbers of labelings, and ``mixed`` ``[B]`` is ``storage.mixed``, from
+    there.
     """
 
     def __init__(
-        self,
-        storage: Labelings,
-        index: Tensor,
-        potentials: Potentials,
-        target: Labeling,
-        count: Tensor,
-        mixed: Tensor,
+        self, storage: Labelings, index: Tensor, potentials: Potentials, target: Labeling, count: Tensor, mixed: Tensor
     ) -> None:
         self.num_examples = storage.num_examples
         self.index, self.potentials, self.target = index, potentials.detach(), target

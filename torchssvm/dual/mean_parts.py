@@ -48,7 +48,8 @@ class MeanParts(Storage):
                 target,
                 "storage=Weights() takes num_examples times the number of weights, which may be less",
             )
-            return _Fresh(self, index, potentials, target)
+            zeros = {name: torch.zeros_like(tensor, requires_grad=False) for name, tensor in potentials.tensors.items()}
+            return StoredParts(self, index, potentials, zeros, target)
         if self.buffers.keys() != potentials.tensors.keys():
             raise ValueError(f"the dual holds blocks for {sorted(self.buffers)}, and the potentials are {potentials}")
         psi = {}
@@ -179,14 +180,6 @@ class StoredParts(Stored):
             index, potentials, coefficients = pick(index, rows), potentials.select(rows), coefficients[rows]
             parts = {name: tensor[rows] for name, tensor in parts.items()}
         self._storage.add(index, potentials, parts, -coefficients)
-
-
-class _Fresh(StoredParts):
-    """Zero blocks, before the storage is allocated."""
-
-    def __init__(self, storage: MeanParts, index: Tensor, potentials: Potentials, target: Labeling) -> None:
-        psi = {name: torch.zeros_like(tensor, requires_grad=False) for name, tensor in potentials.tensors.items()}
-        super().__init__(storage, index, potentials, psi, target)
 
 
 def _row_view(potentials: Potentials, name: str) -> Tensor:

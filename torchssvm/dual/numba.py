@@ -7,12 +7,7 @@ from torchssvm.core.jit import njit
 
 @njit
 def victim(count, mass, used):
-    """A free slot, or the least recent without mass, or the one with the least mass.
-
-    Args:
-        count: Slots in use.
-        mass, used: ``[C]``, of the slots.
-    """
+    """A free slot of ``[C]``, or the least recent without mass, or the one with the least mass."""
     if count < len(mass):
         return count
     slot = 0

@@ -22,11 +22,6 @@ class RowBuffer(Stateful):
 
     Row 0 of the buffer stays zero and represents padding. Trailing axes grow to the largest size written. The places of
     the rows are kept on the CPU, where they are checked, and copied to the device of the rows when some are new.
-
-    Args:
-        num_examples: n.
-        dtype: Dtype of the rows.
-        device: Device of the rows.
     """
 
     state_name = "rows"
@@ -61,16 +56,10 @@ class RowBuffer(Stateful):
         return self._copied
 
     def read(self, index: Tensor, rows: Tensor | None, longest: int, trailing: Sequence[int]) -> tuple[Tensor, int]:
-        """The rows of the examples ``index`` as ``[B, longest, *trailing]``; missing rows are zero.
+        """The rows of the examples ``index`` ``[B]`` as ``[B, longest, *trailing]``; missing rows are zero.
 
-        Args:
-            index: ``[B]`` int64.
-            rows: ``[B]`` int64 on the CPU, the expected number of rows; None for one each, unchecked.
-            longest: Rows to read.
-            trailing: Sizes of the other axes.
-
-        Returns:
-            The rows, and the first position in ``index`` of an example stored with another number of rows, or -1.
+        ``rows`` ``[B]`` int64 on the CPU are the expected numbers of rows; None for one each, unchecked. Returned too
+        is the first position in ``index`` of an example stored with another number of rows, or -1.
         """
         shape = (len(index), longest, *trailing)
         if self.used == 1:
@@ -96,11 +85,7 @@ class RowBuffer(Stateful):
     def add(self, index: Tensor, rows: Tensor | None, values: Tensor, factors: Tensor) -> None:
         """Add ``factors_i values_i`` to the rows of distinct examples.
 
-        Args:
-            index: ``[B]`` int64.
-            rows: ``[B]`` int64 on the CPU, the number of rows of each example; None for one each.
-            values: ``[B, longest, *trailing]``, zero where padded.
-            factors: ``[B]``.
+        ``values`` ``[B, longest, *trailing]`` are zero where padded; ``rows`` are those of :meth:`read`.
         """
         if not self.complete:
             self._place(on_host(index), rows)

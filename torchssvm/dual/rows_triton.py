@@ -17,12 +17,8 @@ _BLOCK = 1024
 def read_triton(values: Tensor, start: Tensor, held: Tensor, index: Tensor, longest: int) -> Tensor:
     """The rows of the examples ``index`` ``[B]`` as ``[B, longest, *trailing]``, zero where they have none.
 
-    Args:
-        values: ``[rows, *trailing]``, contiguous.
-        start: ``[n]`` int64, each example's first row.
-        held: ``[n]`` int64, how many rows it has.
-        index: ``[B]`` int64.
-        longest: Rows to read.
+    ``values`` ``[rows, *trailing]`` are contiguous; ``start`` and ``held`` ``[n]`` int64 say where an example's rows
+    begin, and how many it has.
     """
     found = values.new_empty(len(index), longest, *values.shape[1:])
     width = values.shape[1:].numel()
@@ -32,16 +28,7 @@ def read_triton(values: Tensor, start: Tensor, held: Tensor, index: Tensor, long
 
 
 def add_triton(values: Tensor, start: Tensor, held: Tensor, index: Tensor, change: Tensor, factors: Tensor) -> None:
-    """``factors_i change_i`` is added to the rows of distinct examples ``index``, in place.
-
-    Args:
-        values: As in :func:`read_triton`; so are ``start``, ``held`` and ``index``.
-        start: See there.
-        held: See there.
-        index: See there.
-        change: ``[B, longest, *trailing]``, contiguous.
-        factors: ``[B]``.
-    """
+    """``factors_i change_i``, contiguous, is added in place to the rows of distinct examples ``index``."""
     longest, width = change.shape[1], values.shape[1:].numel()
     with on_device(values):
         _add[(len(index),)](

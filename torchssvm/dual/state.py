@@ -183,8 +183,7 @@ class DualState(ByRank):
         frozen = [name for name, parameter in head.named_parameters() if not parameter.requires_grad]
         if frozen:
             raise ValueError(
-                f"parameters {frozen} of the head do not require a gradient: a head must be linear in the weights that "
-                "are trained, so move constants into the features"
+                f"parameters {frozen} of the head do not require a gradient: move constants into the features"
             )
         dual = cls(num_examples, lam, structure, head.parameters(), storage=storage, memory_limit=memory_limit)
         check_at_first_call(head)
@@ -342,8 +341,7 @@ class DualState(ByRank):
             )
         if self.steps and not box.same_as(self.box):
             raise ValueError(
-                f"params has other bounds than those within which the dual has taken {self.steps} steps, and the dual "
-                "value depends on them: give the same lower and upper, or make a new DualState"
+                f"params has other bounds than those of the {self.steps} steps of the dual: make a new DualState"
             )
         if self.steps:
             return False

@@ -56,12 +56,7 @@ class Stored(ABC):
         """``<psi_i, theta_i> / n``, ``[B]`` float64."""
 
     def atoms(self, potentials: Potentials, losses: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Mass, score, loss and validity of the blocks' atoms, ``[B, A]``; see ``Atoms``.
-
-        Args:
-            potentials: The batch.
-            losses: ``[B]``, l_i.
-        """
+        """Mass, score, loss and validity of the blocks' atoms, ``[B, A]``; see ``Atoms``. ``losses`` are l_i."""
         mass = torch.ones(len(losses), 1, dtype=torch.float64, device=losses.device)
         n = self.num_examples
         scores, losses = (-n * self.inner(potentials)).unsqueeze(1), (n * losses).unsqueeze(1)
@@ -82,9 +77,7 @@ class Stored(ABC):
     def curvature(self, found: OracleResult, respond: Callable[[Parts], Parts]) -> Tensor:
         """Inner products of atoms and corner, ``[B, A + 1, A + 1]`` float64, without the factor 1/(lam n^2).
 
-        Args:
-            found: The corner, which becomes the last column.
-            respond: Parts -> ``Phi_i Phi_i^T parts_i``.
+        The corner becomes the last column; ``respond`` maps parts to ``Phi_i Phi_i^T parts_i``.
         """
         raise NotImplementedError(f"{type(self).__name__} keeps no labelings")
 
@@ -145,16 +138,7 @@ class Storage(Stateful):
         memory_limit: int | None,
         own: range | None = None,
     ) -> None:
-        """Set the problem; allocates no blocks.
-
-        Args:
-            num_examples: n, of the factor 1/n.
-            lam: Regularisation.
-            structure: What an output is.
-            parameters: The head's parameters.
-            memory_limit: Bytes that the blocks may take.
-            own: The examples whose blocks are kept; None is all.
-        """
+        """Set the problem, of which the blocks of the examples ``own`` are kept (None is all); allocates no blocks."""
         if hasattr(self, "num_examples"):
             raise ValueError(f"storage={type(self).__name__}() already belongs to another DualState; make a new one")
         self.num_examples = num_examples
@@ -170,12 +154,7 @@ class Storage(Stateful):
 
     @abstractmethod
     def estimate(self, potentials: Potentials, target: Labeling = None) -> int:
-        """Bytes that the blocks of all examples will take, extrapolated from this batch.
-
-        Args:
-            potentials: The batch.
-            target: From ``check_target``; None where it is not known.
-        """
+        """Bytes that the blocks of all examples will take, extrapolated from this batch; its target may be None."""
 
     @abstractmethod
     def gather(self, index: Tensor, potentials: Potentials, target: Labeling) -> Stored:
@@ -189,12 +168,7 @@ class Storage(Stateful):
 
     @abstractmethod
     def check_together(self, batches: Sequence[Stored], rows: Sequence[Tensor]) -> None:
-        """Raise ValueError if one step cannot move these batches together; changes nothing.
-
-        Args:
-            batches: The blocks of each batch.
-            rows: The rows of each batch that will move.
-        """
+        """Raise ValueError if one step cannot move these ``rows`` of the batches together; changes nothing."""
 
     def remember(self, stored: Stored, corner: OracleResult) -> Callable[[], None] | None:
         """A function that caches the corners, without mass; None if there is nothing to cache."""
@@ -216,12 +190,9 @@ class Storage(Stateful):
     def contribution(
         self, stored: Stored, potentials: Potentials, weights: Sequence[Tensor] | None = None
     ) -> list[Tensor]:
-        """``(1/(lam n)) sum_i Phi_i^T psi_i`` of a batch, float64, for every parameter.
+        """``(1/(lam n)) sum_i Phi_i^T psi_i`` of a batch, gathered for these potentials, float64, for every parameter.
 
-        Args:
-            stored: The blocks, gathered for these potentials.
-            potentials: The batch, with its graph.
-            weights: What the graph begins at, in the order of the parameters; None is these themselves.
+        ``weights`` are what the graph begins at, in the order of the parameters; None is these themselves.
         """
 
     @abstractmethod

@@ -140,11 +140,7 @@ class Weights(Storage):
     def _schema(self) -> Schema:
         n = Own(len(self.own))
         blocks = Maybe([Entry(self.parameters[0].dtype, (n, *p.shape)) for p in self.parameters], nothing=[])
-        return {
-            "kind": Same("weights"),
-            "blocks": blocks,
-            "features": Maybe(Entry(torch.float64, (n,), infinite=True)),
-        }
+        return {"kind": Same("weights"), "blocks": blocks, "features": Maybe(Entry(torch.float64, (n,), infinite=True))}
 
     def merged_state(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
         """The state of all examples, from those of consecutive parts of them; parts without blocks have zeros."""

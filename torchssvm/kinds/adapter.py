@@ -63,11 +63,7 @@ class HeadAdapter:
         self.limits = np.array(limits, np.int64)
 
     def renew(self) -> None:
-        """Read the limits of the oracle again.
-
-        Raises:
-            TypeError: The structure has another oracle now, which is not compiled.
-        """
+        """Read the limits of the oracle again; TypeError if the structure has one now that is not compiled."""
         if len(self.limits):
             self.limits[:] = find_adapter(self.head).limits
 
@@ -101,9 +97,7 @@ class HeadAdapter:
     def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
         """Fill in what is computed from the features of all examples, and the kind.
 
-        Args:
-            examples: The training set, without a kind.
-            own: What :meth:`own` gave, of all examples, and where each example's begins.
+        ``own`` is what :meth:`own` gave, of all examples, and where each example's begins.
         """
         if self.products:
             fill_inner(examples, self.has_bias)
@@ -190,10 +184,8 @@ class HeadAdapter:
     def model(self, rows: Tensor | None = None) -> Model:
         """The weights as the loop reads and writes them: a row for each feature, one after another.
 
-        The arrays share their memory with the head where its layout is the same and rows are not padded.
-
-        Args:
-            rows: ``[U]`` int64, copies the weights of these features only; None is all features.
+        The arrays share their memory with the head where its layout is the same and rows are not padded. ``rows``
+        ``[U]`` int64 copies the weights of these features only.
         """
         emission, pairs, *biases = (None if w is None else w.detach() for w in self.weights())
         assert emission is not None
@@ -253,12 +245,8 @@ def _fill_up(tensor: Tensor, width: int) -> np.ndarray:
 def find_adapter(head: nn.Module, *, anywhere: bool = False) -> HeadAdapter:
     """The adapter of a head, which its method ``compiled_form`` makes.
 
-    Args:
-        head: The head.
-        anywhere: Whether the head may be on a device: it is then to be moved before the loop is made.
-
-    Raises:
-        TypeError: The head has no compiled loop, or is not on the CPU.
+    TypeError if the head has no compiled loop, or is not on the CPU, to which one that may be ``anywhere`` will be
+    moved.
     """
     adapter = None
     form, forward = (_definer(type(head), name) for name in ("compiled_form", "forward"))

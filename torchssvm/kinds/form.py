@@ -62,8 +62,7 @@ class Form(HeadAdapter):
         self._views = [None if w is None else _view_of(head, w) for w in (weight, pairs, bias)]
         if sorted(view[0] for view in self._views if view) != sorted(name for name, _ in head.named_parameters()):
             raise TypeError(
-                f"weight, bias and pairs must be all the parameters of head={type(head).__name__}(...), or views of "
-                "them, each of them once"
+                f"weight, bias and pairs must be all the parameters of {type(head).__name__}(...), once each"
             )
         self.ragged = self._by_row = False
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -125,8 +124,7 @@ class Form(HeadAdapter):
             self._size = self.structure.decode(potentials.select(torch.tensor([0]))).shape[1]  # if nothing is ragged
         if ragged != self.ragged or (not ragged and shapes != self._shapes):
             raise ValueError(
-                f"potentials are {potentials}, and those of the first batch were {self._shapes}: examples of different "
-                "sizes need lengths, in every batch"
+                f"potentials are {potentials}, not {self._shapes}: sizes that differ need lengths, in every batch"
             )
         reject_rows(
             (target >= 0).sum(1)
@@ -173,10 +171,7 @@ class Form(HeadAdapter):
         shapes = {(len(target), self._num_features), (*target.shape, self._num_features)}
         if not isinstance(x, Tensor) or tuple(x.shape) not in shapes or not x.is_floating_point():
             found = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(
-                f"x is {found}, and a compiled Form takes floats [B, {self._num_features}], or [B, N, "
-                f"{self._num_features}] for targets {list(target.shape)}"
-            )
+            raise ValueError(f"x is {found}, and a Form takes floats [B, F] or [B, N, F], F = {self._num_features}")
         return x if x.ndim == 2 else x[target >= 0]
 
     def lists(self, sizes: Tensor, own: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
@@ -234,5 +229,5 @@ def _view_of(head: Any, tensor: Tensor) -> tuple[str, tuple[int, ...], tuple[int
         if same and p.is_contiguous() and p.numel() == tensor.numel() and p.storage_offset() == 0:
             return name, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
     raise TypeError(
-        f"a tensor {list(tensor.shape)} is not a parameter of head={type(head).__name__}(...), or a view of a whole one"
+        f"a tensor {list(tensor.shape)} is no whole parameter of {type(head).__name__}(...), or view of one"
     )

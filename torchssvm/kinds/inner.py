@@ -43,12 +43,9 @@ def _sparse_product(examples, t, u):
 def list_tokens(x, gram, lengths, has_bias, value, column, row, inner):
     """The nonzero features of ``x`` ``[B, N, F]`` and the inner products of its tokens, without padding.
 
-    Args:
-        x, lengths: The batch.
-        gram: ``[B, N, N]``, ``x x^T`` of every example; ``[B, 0, 0]`` leaves inner products out.
-        has_bias: Whether 1 is added to the inner products.
-        value, column, row, inner: As in ``Examples``, to be filled; the first two have one place more than there are
-            features.
+    ``gram`` ``[B, N, N]`` is ``x x^T`` of every example; ``[B, 0, 0]`` leaves inner products out, to which 1 is added
+    for a bias. ``value``, ``column``, ``row`` and ``inner`` are filled as in ``Examples``; the first two have one place
+    more than there are features.
     """
     place, token, pair = 0, 0, 0
     extra = inner.dtype.type(1.0 if has_bias else 0.0)

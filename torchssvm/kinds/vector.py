@@ -55,11 +55,7 @@ class VectorAdapter(HeadAdapter):
         return [model.emission[..., 0]]
 
     def note(self, potentials: Potentials, sizes: tuple[int, ...]) -> None:
-        """Note whether potentials have lengths, and the largest sizes of a batch.
-
-        Raises:
-            ValueError: They differ from those of the batches before.
-        """
+        """Note whether potentials have lengths, and the largest sizes of a batch; ValueError if others came before."""
         ragged = potentials.lengths is not None
         if not self._known:
             self._known, self.ragged, self.sizes = True, ragged, sizes

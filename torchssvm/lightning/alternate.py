@@ -33,16 +33,7 @@ def envelope(dual: DualState, potentials: Potentials, batch: Batch) -> Tensor:
     move, the dual bounds nothing that is worth descending: it falls without end as the features grow. So take one step
     of the features, with the gradient of all examples, and solve the head again.
 
-    Args:
-        dual: The dual of the solved head, whose storage keeps mean parts or labelings.
-        potentials: The head's potentials of the batch; the head's weights should require no gradient.
-        batch: Targets and indices.
-
-    Returns:
-        A scalar of the potentials' dtype.
-
-    Raises:
-        ValueError: A target does not fit, or an example has another shape than its block.
+    The storage keeps mean parts or labelings, and the head's weights should require no gradient. Returns a scalar.
     """
     target = dual.structure.check_target(batch.y, potentials)
     stored: Any = dual.storage.gather(batch.index, potentials.detach(), target)
@@ -100,15 +91,9 @@ class Alternate:
                 raise ValueError(f"{name}={value!r} must be a positive number of epochs")
         check_flags(envelope=self.envelope)
         if self.envelope and self.features != 1:
-            raise ValueError(
-                f"features={self.features} must be 1 with envelope=True: the gradient is that of a solved head, and "
-                "after one step of the features the head is no longer solved"
-            )
+            raise ValueError(f"features={self.features} must be 1 with envelope=True, which needs a solved head")
         if self.envelope and self.head < _SOLVING:
-            raise ValueError(
-                f"head={self.head} must be at least {_SOLVING} with envelope=True, whose gradient is that of a solved "
-                "head"
-            )
+            raise ValueError(f"head={self.head} must be at least {_SOLVING} with envelope=True, to be solved")
 
     def trains_features(self, epoch: int) -> bool:
         """Whether epoch number ``epoch``, counted from 0, trains the features."""
@@ -122,8 +107,7 @@ class Alternate:
         if left != self.head:
             fits = max(rounds, left > self.head) * (self.head + self.features) + self.head
             raise ValueError(
-                f"Trainer(max_epochs={max_epochs}) does not end with a solved head: {self} ends with one after "
-                f"k * {self.head + self.features} + {self.head} epochs, such as {fits}"
+                f"Trainer(max_epochs={max_epochs}) does not end with a solved head, as {self} does at {fits}"
             )
 
 
@@ -173,12 +157,7 @@ class AlternatingRun(HeadAlone):
         self._gradients: dict[str, Tensor] = {}  # of an epoch that ends with one step of the features
 
     def start(self, module: Predicting, *, resumed: bool) -> None:
-        """Begin a fit.
-
-        Raises:
-            ValueError: The trainer ends before the head is solved again, or weights to start from are not finite or
-                absurd.
-        """
+        """Begin a fit; ValueError if it ends before the head is solved again, or starts at absurd weights."""
         trainer, features = cast(Any, module.trainer), cast(nn.Module, module.features)
         self.joint = module.joint
         self.joint.check_end(None if trainer.fast_dev_run else trainer.max_epochs)

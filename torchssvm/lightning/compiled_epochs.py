@@ -15,10 +15,10 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, RandomSampler, Sampler
 
 from torchssvm.core.batch import Batch, as_batch, fetcher, lengths_of, rows_in_order
+from torchssvm.core.head_call import evaluating
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.schema import Entry, Maybe, Same, Schema, Stateful
-from torchssvm.lightning.exact_pass import evaluating
 from torchssvm.lightning.loaders import OwnExamples, count_examples, exact_pass_loader, loaders_as_they_are
 from torchssvm.solvers.choice import CPU, STORAGES, Choice, Sample, choose, of_all_ranks
 from torchssvm.solvers.compiled.draws import can_draw
@@ -33,11 +33,7 @@ _SAMPLED = 16  # examples from which the memory of all is estimated
 
 
 class EpochPart(NamedTuple):
-    """What a Lightning batch holds where the compiled loop has all features and draws the examples itself.
-
-    Attributes:
-        visits: How many examples to visit.
-    """
+    """What a Lightning batch is where the compiled loop draws the examples itself: how many ``visits`` to make."""
 
     visits: int
 
@@ -45,11 +41,8 @@ class EpochPart(NamedTuple):
 class EpochParts(Sampler[int], Stateful):
     """An epoch of n visits in about four parts, one where n is at most 1000: the steps of ``CompiledBCFW.solve``.
 
-    Of several processes, all make the same parts, whose visits are those of all together.
-
-    Args:
-        loop: The compiled loop, whose draws are part of the state.
-        at_once: Makes several epochs of one part, where it does; its place is part of the state.
+    Of several processes, all make the same parts, whose visits are those of all together. The loop's draws are part of
+    the state, and so is the place of ``at_once``, where it makes several epochs of one part.
     """
 
     state_name = "sampler"
@@ -110,11 +103,6 @@ class EpochsAtOnce:
 
     Lightning counts all of them. They end where a pass is due, but not within their first epoch; with the last epoch of
     the run or before the next validation; and after ``VISITS`` visits, so that a progress bar moves.
-
-    Args:
-        trainer: The trainer of the fit.
-        loop: The compiled loop.
-        pacing: Says when exact passes are made.
 
     Attributes:
         first: The epoch that the dual began with, a fraction where it had moved before.
@@ -231,15 +219,9 @@ def _as_it_is(part: Any) -> Any:
 
 
 def choose_solver(module: Any, loader: DataLoader, kind: str | None) -> Choice:
-    """The solver of a fit; its features stay as they are.
+    """The solver of a fit that begins, of a ``StructuredSVM`` whose features stay as they are; see :func:`choose`.
 
-    Args:
-        module: A ``StructuredSVM`` at the beginning of a fit.
-        loader: Its training loader.
-        kind: The kind of the storage in the checkpoint that is resumed; None if it is not known.
-
-    Raises:
-        ValueError, MemoryError: See :func:`torchssvm.solvers.choose`.
+    ``kind`` is that of the storage in the checkpoint that is resumed; None if it is not known.
     """
     hook, solver = _transfer_hook(module), module.solver
     if kind in STORAGES and solver.storage is None and solver.oracle is None and solver.direction is None:
@@ -293,10 +275,6 @@ def make_loop(module: Any, loader: DataLoader) -> CompiledBCFW:
     """Read the training set once, keep its features, and make the loop for them, with the loader's order and seed.
 
     The features are computed on the module's device; the head is on the CPU from here until the fit is over.
-
-    Args:
-        module: A ``StructuredSVM`` in a fit, with its dual.
-        loader: Its training loader.
     """
     move(module.head, CPU)
     order, seed = own_draws(module.trainer, loader) or (None, 0)

@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader
 from torchssvm.core.arguments import check_object
 from torchssvm.core.batch import as_batch
 from torchssvm.core.caller import warn
+from torchssvm.core.head_call import evaluating
 from torchssvm.core.jit import clock
-from torchssvm.lightning.exact_pass import Fit, evaluating, fit_of, in_precision, visible
+from torchssvm.lightning.exact_pass import Fit, fit_of, in_precision, visible
 from torchssvm.lightning.loaders import exact_pass_loader
 from torchssvm.lightning.refusals import refuse_averages
 from torchssvm.solvers.certificate import Certificate

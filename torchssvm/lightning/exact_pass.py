@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
-from torch import nn
 from torch.utils.data import DataLoader
 
+from torchssvm.core.head_call import evaluating
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.certificate import Certificate, certify
@@ -22,14 +21,8 @@ class Fit:
 
     The modules of this package have the same properties and methods.
 
-    Args:
-        trainer: The trainer.
-        module: The module.
-
     Attributes:
         dual: The training problem: n, lam, structure and parameters; with BCFW also the dual.
-        passes: Effective passes so far.
-        training_loader: The training loader.
         solves_head: Whether the head holds weights of the dual; only these are certified.
     """
 
@@ -41,17 +34,15 @@ class Fit:
 
     @property
     def passes(self) -> float:
-        """See the class."""
+        """Effective passes so far."""
         return self.dual.passes
 
     @property
     def training_loader(self) -> DataLoader:
-        """See the class; TypeError if training does not take its examples from one DataLoader."""
+        """The training loader; TypeError if training does not take its examples from one DataLoader."""
         loader: Any = self._trainer.train_dataloader
         if not isinstance(loader, DataLoader):
-            raise TypeError(
-                f"a certificate is made over the dataset of one DataLoader, not of a {type(loader).__name__}"
-            )
+            raise TypeError(f"training must take its examples from one DataLoader, not a {type(loader).__name__}")
         return loader
 
     def pacing(self, **rules: Any) -> Pacing | None:
@@ -64,37 +55,17 @@ class Fit:
 
 
 def fit_of(trainer: L.Trainer, module: L.LightningModule) -> Fit:
-    """What callbacks ask: the module itself, if it is of this package.
-
-    Raises:
-        RuntimeError: No fit of the module has begun.
-    """
+    """What callbacks ask: the module itself, if it is of this package. RuntimeError before a fit."""
     found: Any = module if hasattr(module, "solves_head") else Fit(trainer, module)
     return found
 
 
 def find_dual(trainer: L.Trainer) -> DualState:
-    """The dual of the trainer's BCFW.
-
-    Raises:
-        RuntimeError: The trainer has none (yet).
-    """
+    """The dual of the trainer's BCFW; RuntimeError if it has none (yet)."""
     for optimizer in trainer.optimizers:
         if isinstance(optimizer, BCFW):
             return optimizer.dual
     raise RuntimeError("the trainer has no BCFW optimizer, so there is no dual: a fit has to begin first")
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the ``with`` block; afterwards every submodule has its former mode."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
 
 
 def certify_by_torch(

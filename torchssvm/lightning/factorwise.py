@@ -123,14 +123,10 @@ class FactorwiseSVM(Predicting):
     def setup(self, stage: str) -> None:
         """Refuse several processes and devices other than the CPU."""
         if stage == "fit" and self.trainer.world_size > 1:
-            raise ValueError(
-                f"world size {self.trainer.world_size}: GDMM, which FactorwiseSVM trains by, runs in one process. Use "
-                "Trainer(devices=1), or StructuredSVM, which trains in several"
-            )
+            raise ValueError(f"world size {self.trainer.world_size}: GDMM runs in one process. Use Trainer(devices=1)")
         if stage == "fit" and self.trainer.strategy.root_device.type != "cpu":
             raise ValueError(
-                f"the trainer runs on {self.trainer.strategy.root_device}, and GDMM on the CPU: use "
-                "Trainer(accelerator='cpu'), and features that were computed before"
+                f"the trainer runs on {self.trainer.strategy.root_device}, and GDMM needs Trainer(accelerator='cpu')"
             )
 
     def configure_optimizers(self) -> GDMM:
@@ -138,8 +134,7 @@ class FactorwiseSVM(Predicting):
         run, n = self._run, self.begin_fit()
         if run.sampler is not None:
             raise ValueError(
-                "the training loader has a GapBatchSampler, which draws by the gaps of BCFW's blocks: FactorwiseSVM "
-                "visits every example in a pass, so give the loader shuffle=True"
+                "FactorwiseSVM visits every example in a pass: give the loader shuffle=True, no GapBatchSampler"
             )
         before = self._versions()
         with self.overwriting(resumed=run.resume is not None):
@@ -184,8 +179,7 @@ class FactorwiseSVM(Predicting):
         now = self._versions()
         if any(now.get(name) != version for name, version in self._kept.items()):
             raise RuntimeError(
-                "the features moved during the fit, and the duals are of the features as they were when it began: "
-                "leave them alone, or train them jointly with the head by StructuredSVM(features_optimizer=...)"
+                "the features moved during the fit: leave them alone, or use StructuredSVM(features_optimizer=...)"
             )
 
     def on_train_epoch_start(self) -> None:

@@ -16,13 +16,13 @@ from torch.optim import Optimizer
 from torchssvm.core.arguments import check_number, check_whole
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
-from torchssvm.core.head_call import apply_features
+from torchssvm.core.head_call import apply_features, evaluating
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.schema import Entry, Maybe, check
 from torchssvm.core.structure import Structure
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.lightning.alternate import HeadAlone
-from torchssvm.lightning.exact_pass import evaluating, in_precision
+from torchssvm.lightning.exact_pass import in_precision
 from torchssvm.lightning.loaders import of_all, same_buffers, share_of
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_start
@@ -141,9 +141,7 @@ class HeadChoice(NamedTuple):
 class JointRun(HeadAlone):
     """The state of a fit with :class:`JointTraining`.
 
-    Attributes:
-        weights: The head's weights at the end of the first stage; None until then.
-        choice: Which head was kept; None until the fit ends, and without validation data.
+    ``weights`` are the head's at the end of the first stage, ``choice`` says which head was kept; None until then.
     """
 
     joint: JointTraining  # of this fit
@@ -162,17 +160,15 @@ class JointRun(HeadAlone):
     def start(self, module: Predicting, *, resumed: bool) -> None:
         """Begin a fit, or go on with one from a checkpoint that was loaded.
 
-        Raises:
-            ValueError: The trainer ends before the second stage, or weights to start from are not finite or absurd.
+        ValueError if the trainer ends before the second stage, or weights to start from are not finite or absurd.
         """
         self.joint = joint = module.joint
         trainer = cast(Any, module.trainer)
         most = trainer.max_epochs
         if most is not None and 0 <= most <= joint.epochs and not trainer.fast_dev_run:
             raise ValueError(
-                f"Trainer(max_epochs={most}) ends before the head is solved: {joint} trains network and head together "
-                f"for {joint.epochs} epochs, and all later ones solve the head. Give more epochs, such as "
-                f"max_epochs={joint.epochs + 200}; DualityGap stops at its tolerance"
+                f"Trainer(max_epochs={most}) ends before the head is solved, after the {joint.epochs} epochs of "
+                f"{joint}: give more, such as max_epochs={joint.epochs + 200}"
             )
         check_start(cast(nn.Module, module.features), module.head)
         self._loss = joint.make_loss(module.structure)
@@ -257,17 +253,10 @@ class JointRun(HeadAlone):
         checkpoint[_KEY] = {"weights": self.weights}
 
     def load(self, checkpoint: dict[str, Any], module: Predicting) -> None:
-        """Read it again.
-
-        Raises:
-            ValueError: The checkpoint has none, or is damaged.
-        """
+        """Read it again; ValueError if the checkpoint has none, or is damaged."""
         state = checkpoint.get(_KEY)
         if state is None:
-            raise ValueError(
-                "the checkpoint is not one of JointTraining: go on with the joint= that it was made with, or give the "
-                "model its weights and begin a new fit"
-            )
+            raise ValueError("the checkpoint is not one of JointTraining: go on with its joint=, or begin a new fit")
         like = [Entry(p.dtype, tuple(p.shape)) for p in module.head.parameters()]
         check(state, {"weights": Maybe(like)}, _KEY)
         weights = state["weights"]

@@ -33,15 +33,11 @@ def take_training_loader(trainer: L.Trainer) -> DataLoader:
 
     Raises:
         TypeError: Training examples do not come from one DataLoader.
-        ValueError: The trainer reloads its loaders during the run; or the loader cannot be restricted to the examples
-            of each of several processes.
+        ValueError: The trainer reloads its loaders during the run; or as :func:`own_loader`.
     """
     reload: int = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
     if reload:
-        raise ValueError(
-            f"reload_dataloaders_every_n_epochs={reload}: the dual has one block for each example of one dataset, so "
-            "the training loader is made once; leave it 0"
-        )
+        raise ValueError(f"reload_dataloaders_every_n_epochs={reload}: the dual is of one dataset; leave it 0")
     loader: Any = trainer.train_dataloader
     if loader is None:
         source = trainer.fit_loop._data_source
@@ -55,17 +51,9 @@ def take_training_loader(trainer: L.Trainer) -> DataLoader:
 
 
 def count_examples(loader: DataLoader) -> int:
-    """n, the size of the loader's dataset.
-
-    Raises:
-        TypeError: The dataset has no length.
-        ValueError: The dataset is empty.
-    """
+    """n, the size of the loader's dataset; TypeError if it has no length, ValueError if it is empty."""
     if not isinstance(loader.dataset, Sized):
-        raise TypeError(
-            f"the training dataset {type(loader.dataset).__name__} has no length: every example needs a dual block, so "
-            "the dataset must be map-style"
-        )
+        raise TypeError(f"the training dataset {type(loader.dataset).__name__} has no length: it must be map-style")
     n = len(loader.dataset)
     if n < 1:
         raise ValueError("the training dataset is empty")
@@ -81,11 +69,8 @@ def gap_sampler(loader: DataLoader) -> GapBatchSampler | None:
 def exact_pass_loader(loader: DataLoader, batch_size: int | None = None) -> DataLoader:
     """A loader of every training example once; it leaves torch's global random state alone.
 
-    Examples come in order, or by length if the dataset has an attribute ``lengths``, as in ``in_order``.
-
-    Args:
-        loader: The training loader, which gives dataset, collate function and workers.
-        batch_size: Examples of a batch; None is four training batches, at least 64.
+    Examples come in order, or by length if the dataset has an attribute ``lengths``, as in ``in_order``. A batch of
+    None is as large as four training batches, at least 64.
     """
     if batch_size is None:
         size = getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size or 1
@@ -109,13 +94,7 @@ class OwnExamples(DistributedSampler):
     """The examples whose dual blocks this process holds, once in an epoch, in random order or in that of the dataset.
 
     Every process gives as many: one with an example less than another repeats its first one. Lightning leaves loaders
-    with a ``DistributedSampler`` as they are, and sets its epoch.
-
-    Args:
-        dataset: The training set.
-        ranks: The processes.
-        shuffle: Whether the order is random.
-        seed: Seed of the orders of all epochs.
+    with a ``DistributedSampler`` as they are, and sets its epoch. The seed is that of the orders of all epochs.
     """
 
     def __init__(self, dataset: Any, ranks: Ranks, *, shuffle: bool, seed: int = 0) -> None:
@@ -133,8 +112,7 @@ class OwnExamples(DistributedSampler):
 def own_loader(loader: DataLoader, ranks: Ranks) -> DataLoader:
     """A loader like the given one that gives examples of this process alone, in batches of the same size.
 
-    Raises:
-        ValueError: Its sampler is of a kind that cannot be restricted; or there are fewer examples than processes.
+    ValueError if its sampler is of a kind that cannot be restricted; or there are fewer examples than processes.
     """
     dataset: Any = loader.dataset
     if not ranks or isinstance(loader.sampler, OwnExamples):
@@ -150,9 +128,8 @@ def own_loader(loader: DataLoader, ranks: Ranks) -> DataLoader:
     if type(batches) is not BatchSampler or not whole or getattr(examples, "replacement", False):
         kind = type(examples if type(batches) is BatchSampler else batches).__name__
         raise ValueError(
-            f"the training loader draws by a {kind}, and of {ranks.size} processes each draws from its own examples: "
-            "give DataLoader(train, batch_size=..., shuffle=True), or batch_sampler=GapBatchSampler(batch_size=..., "
-            "num_examples=len(train)); both are then restricted by themselves"
+            f"the training loader draws by a {kind}, and {ranks.size} processes draw from their own examples: give "
+            "DataLoader(train, batch_size=..., shuffle=True), or batch_sampler=GapBatchSampler(...)"
         )
     return _update_dataloader(loader, own, RunningStage.TRAINING)
 

@@ -77,8 +77,8 @@ class Loading(L.LightningModule):
             checkpoint = _read(checkpoint_path, weights_only)
             if "_instantiator" in checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}):
                 raise ValueError(
-                    "the checkpoint's hyperparameters want classes made from import paths (_instantiator): this is "
-                    "never done. Make the model, and give the file to trainer.predict(..., ckpt_path=...)"
+                    "the checkpoint's hyperparameters want classes made from import paths (_instantiator): make the "
+                    "model, and give the file to trainer.predict(..., ckpt_path=...)"
                 )
             saved = copy.deepcopy(checkpoint.get(_KEY, {}))  # its tensors are mapped from the file, which may change
             own = checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {})
@@ -121,8 +121,7 @@ def _parts(cls: type, saved: dict[str, Any], given: dict[str, Any]) -> dict[str,
         raise ValueError(f"the checkpoint is damaged: {_KEY} is {saved!r}")
     if saved and saved.get("format") != _FORMAT:
         raise ValueError(
-            f"the checkpoint's model has format {saved.get('format', 1)}, this version reads format {_FORMAT}: that of "
-            "torchssvm 0.1 is 1, and holds the weights of dense heads transposed"
+            f"the checkpoint's model has format {saved.get('format', 1)}, and this version reads {_FORMAT}"
         )
     if "head" not in given and saved.get("head") is None:
         raise ValueError(f"the checkpoint says nothing of its head: pass it, {call}, head=...)")

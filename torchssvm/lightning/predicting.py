@@ -37,22 +37,15 @@ class Predicting(Loading, Resumable):
     features_optimizer: Any
 
     def forward(self, x: Any, lengths: Tensor | None = None) -> Potentials:
-        """Input -> potentials, differentiable in the head's weights only, not in the features.
+        """Input of the features, or of the head -> potentials, differentiable in the head's weights only.
 
-        Args:
-            x: Input of the features, or of the head.
-            lengths: ``[B]`` int64, where examples differ in length.
+        ``lengths`` are ``[B]`` int64, where examples differ in length.
         """
         return self.potentials_of(self.extract(x, lengths), lengths)
 
     @torch.no_grad()
     def decode(self, x: Any, lengths: Tensor | None = None) -> Labeling:
-        """The highest-scoring output of every example.
-
-        Args:
-            x: Input of the features, or of the head.
-            lengths: ``[B]`` int64, where examples differ in length.
-        """
+        """The highest-scoring output of every example; arguments as of :meth:`forward`."""
         return self.structure.decode(self(x, lengths))
 
     def train(self, mode: bool = True) -> Predicting:
@@ -66,8 +59,7 @@ class Predicting(Loading, Resumable):
     def overwriting(self, *, resumed: bool) -> Iterator[None]:
         """Make an optimizer inside; its warning that it overwrites the head's weights is replaced by one for a fit.
 
-        Args:
-            resumed: Whether the weights of a checkpoint are loaded next; then nothing is lost, and no warning is given.
+        There is none for a ``resumed`` fit, for which the weights of a checkpoint are loaded next: nothing is lost.
         """
         before = [p.detach().clone() for p in self.head.parameters()]
         with warnings.catch_warnings():
@@ -77,7 +69,7 @@ class Predicting(Loading, Resumable):
         if not (resumed or kept):
             warn(
                 "the head's weights were not zero, and a fit starts anew: they are now those of a new dual. To go on "
-                "with an earlier fit, save a checkpoint and give it to trainer.fit(..., ckpt_path=...)",
+                "with an earlier fit, save a checkpoint and give it to trainer.fit(..., ckpt_path=...)"
             )
 
     def _rest(self) -> None:
@@ -117,9 +109,7 @@ class Predicting(Loading, Resumable):
     def extract(self, x: Any, lengths: Tensor | None = None) -> Any:
         """The head's input: the features of ``x``, without gradients, in evaluation mode unless they are trained.
 
-        Args:
-            x: Input of the features, or of the head.
-            lengths: ``[B]`` int64; features whose ``forward`` has a parameter ``lengths`` get them too.
+        Features whose ``forward`` has a parameter ``lengths`` get them too.
         """
         if self.features is None:
             return x

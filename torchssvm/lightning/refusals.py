@@ -36,11 +36,7 @@ def check_trainer(trainer: L.Trainer, *, averages: bool) -> None:
     """Refuse settings that contradict a fit; called from ``configure_callbacks``, the first hook of a run.
 
     Lightning itself checks clipping and accumulation after that hook, and advises automatic optimisation, which is
-    impossible here.
-
-    Args:
-        trainer: The trainer; only fits are checked.
-        averages: Whether ``AveragedWeights`` can average the weights.
+    impossible here. ``averages`` says whether ``AveragedWeights`` can average the weights.
 
     Raises:
         ValueError: The trainer clips or accumulates gradients or rounds weights; a callback accumulates, prunes,
@@ -51,10 +47,7 @@ def check_trainer(trainer: L.Trainer, *, averages: bool) -> None:
         return
     clip = trainer.gradient_clip_val
     if clip is not None and clip > 0:
-        raise ValueError(
-            f"Trainer(gradient_clip_val={clip}): the step is exact, and a clipped gradient would give another one. "
-            "Remove gradient_clip_val"
-        )
+        raise ValueError(f"Trainer(gradient_clip_val={clip}) would change the exact step. Remove gradient_clip_val")
     if trainer.accumulate_grad_batches != 1:
         raise ValueError(
             f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}): every batch takes an exact step of "
@@ -62,14 +55,10 @@ def check_trainer(trainer: L.Trainer, *, averages: bool) -> None:
         )
     if str(trainer.precision) in _INEXACT:
         raise ValueError(
-            f"Trainer(precision='{trainer.precision}') rescales gradients or rounds weights, and exact steps need "
-            "exact ones: use 'bf16-mixed', which computes the features alone in 16 bits, '32-true' or '64-true'"
+            f"Trainer(precision='{trainer.precision}') is too coarse: use 'bf16-mixed', '32-true' or '64-true'"
         )
     if getattr(trainer.lightning_module, "_compiler_ctx", None) is not None:
-        raise ValueError(
-            "torch.compile(model) compiles the exact step and what checks it with the model: compile the features "
-            "alone, features=torch.compile(features)"
-        )
+        raise ValueError("torch.compile(model) compiles the exact step too: give features=torch.compile(features)")
     refuse_averages(trainer, possible=averages)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for kind, why in _REFUSED.items():
@@ -80,12 +69,7 @@ def check_trainer(trainer: L.Trainer, *, averages: bool) -> None:
 def refuse_averages(trainer: L.Trainer, *, possible: bool = True) -> None:
     """Refuse callbacks that leave an average in the module: the certificate is for the trained weights.
 
-    Args:
-        trainer: The trainer.
-        possible: Whether ``AveragedWeights`` can average the weights.
-
-    Raises:
-        ValueError: The trainer has such a callback.
+    ``possible`` says whether ``AveragedWeights`` can average them.
     """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         name = type(callback).__name__
@@ -96,39 +80,26 @@ def refuse_averages(trainer: L.Trainer, *, possible: bool = True) -> None:
             raise ValueError(f"{name} averages the weights of BCFW's steps, and this fit has none: remove it")
         if not certifies:
             way = "use torchssvm.lightning.AveragedWeights(), which certifies its average" if possible else "remove it"
-            raise ValueError(
-                f"{name} validates, saves and leaves averaged weights in the place of the trained ones, and the gap "
-                f"would be that of other weights: {way}"
-            )
+            raise ValueError(f"{name} leaves averaged weights in the place of those that are certified: {way}")
 
 
 def check_start(features: nn.Module, head: nn.Module | None = None) -> None:
-    """Look at the weights that a fit which trains ``features`` starts from.
+    """Raise ValueError if weights that a fit starts from are such as those of memory that was never written to.
 
-    Args:
-        features: The network.
-        head: The head, where the fit starts from its weights.
-
-    Raises:
-        ValueError: Weights are such as those of memory that was never written to.
+    They are those of the features, and of a head that the fit does not set to zero.
     """
     for part, module in (("features", features), ("head", head)):
         for name, weights in () if module is None else module.named_parameters():
             trained = weights.requires_grad and not is_lazy(weights) and weights.numel()
             if trained and not float(largest := weights.detach().abs().amax()) < _ABSURD:
                 raise ValueError(
-                    f"{part}.{name} starts at weights up to {float(largest):.3g}, from which nothing can be trained: "
-                    "they were read from a damaged file, or made on the meta device and never initialised "
-                    "(reset_parameters())"
+                    f"{part}.{name} starts at weights up to {float(largest):.3g}: they were read from a damaged file, "
+                    "or never initialised (reset_parameters())"
                 )
 
 
 def training_modes(modes: dict[str, bool]) -> dict[str, bool]:
-    """Which parts of features that are trained are in training mode meanwhile: all of them, where none was.
-
-    Args:
-        modes: Whether each part, by name, came in training mode.
-    """
+    """Which parts of features that are trained are in training mode meanwhile: all of them, where none came so."""
     if any(modes.values()):
         return modes
     warn(

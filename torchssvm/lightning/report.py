@@ -15,10 +15,11 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader
 
 from torchssvm.core.batch import Batch, apply_head, to_device
+from torchssvm.core.head_call import evaluating
 from torchssvm.core.jit import compiling_seconds
 from torchssvm.core.structure import as_decoding
 from torchssvm.lightning.duality_gap import DualityGap
-from torchssvm.lightning.exact_pass import evaluating, fit_of, in_precision
+from torchssvm.lightning.exact_pass import fit_of, in_precision
 from torchssvm.lightning.loaders import exact_pass_loader, of_all
 from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.report import RunReport

@@ -60,11 +60,7 @@ class ResumePoint:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> ResumePoint:
-        """The point from its ``state_dict``.
-
-        Raises:
-            ValueError: The state is damaged.
-        """
+        """The point from its ``state_dict``; ValueError if the state is damaged."""
         schema = {
             "num_examples": int,
             "features_moved": bool,
@@ -85,11 +81,7 @@ class ResumePoint:
         return every
 
     def own_random(self) -> RandomState:
-        """The random state for this process.
-
-        Raises:
-            ValueError: The state is damaged.
-        """
+        """The random state for this process; ValueError if the state is damaged."""
         every = self._processes
         return RandomState(every[Ranks.here().rank % len(every)])
 
@@ -108,11 +100,7 @@ class ResumePoint:
                 )
 
     def rewind(self, sampler: Draws) -> None:
-        """Restore sampler and random state. A state of another kind of sampler, from the end of an epoch, is left out.
-
-        Raises:
-            ValueError: The state does not fit the sampler.
-        """
+        """Restore sampler and random state. That of another kind of sampler, from the end of an epoch, is left out."""
         if sampler is not None and self.sampler is not None and isinstance(sampler, EpochParts) == self.in_parts:
             sampler.load_state_dict(self.sampler)
         self.own_random().restore()
@@ -147,6 +135,7 @@ def _whole(sampler: GapBatchSampler | EpochParts, used: int) -> dict[str, Any] |
     return None if Ranks.here().rank else sampler.state_dict(used)
 
 
+@dataclass
 class Run:
     """The state of a fit, apart from the model.
 
@@ -164,18 +153,17 @@ class Run:
         kind: The kind of the storage in the checkpoint that is resumed; None if it is not known.
     """
 
-    def __init__(self) -> None:
-        self.loader: DataLoader | None = None
-        self.sampler: GapBatchSampler | EpochParts | None = None
-        self.resume: ResumePoint | None = None
-        self.at_first_batch: RandomState | None = None
-        self.before_validation: RandomState | None = None
-        self.features_moved = False
-        self.trains_features = False
-        self.loop: CompiledBCFW | None = None
-        self.at_once: EpochsAtOnce | None = None
-        self.compiled = False
-        self.kind: str | None = None
+    loader: DataLoader | None = None
+    sampler: GapBatchSampler | EpochParts | None = None
+    resume: ResumePoint | None = None
+    at_first_batch: RandomState | None = None
+    before_validation: RandomState | None = None
+    features_moved: bool = False
+    trains_features: bool = False
+    loop: CompiledBCFW | None = None
+    at_once: EpochsAtOnce | None = None
+    compiled: bool = False
+    kind: str | None = None
 
     def start(self, loader: DataLoader, *, resumed: bool) -> None:
         """Begin a fit; with ``resumed``, a checkpoint has been loaded for it."""
@@ -201,11 +189,7 @@ class Resumable(L.LightningModule):
 
     @property
     def dual(self) -> DualState:
-        """The dual state of the fit under way, or of the last one.
-
-        Raises:
-            RuntimeError: No fit has begun.
-        """
+        """The dual state of the fit under way, or of the last one; RuntimeError before."""
         return find_dual(self.trainer)
 
     @property
@@ -214,26 +198,16 @@ class Resumable(L.LightningModule):
         return self.dual.passes
 
     def begin_fit(self) -> int:
-        """Take the training loader, and return n.
-
-        Raises:
-            ValueError: The fit goes on from a checkpoint of another number of examples.
-        """
+        """Take the training loader, and return n; ValueError if the fit goes on from another number of examples."""
         self._run.start(take_training_loader(self.trainer), resumed=self.trainer.ckpt_path is not None)
         n, resume = count_examples(self.training_loader), self._run.resume
         if resume is not None and resume.num_examples != n:
-            raise ValueError(
-                f"the checkpoint was trained on {resume.num_examples} examples, and the training dataset has {n}"
-            )
+            raise ValueError(f"the checkpoint was trained on {resume.num_examples} examples, and the dataset has {n}")
         return n
 
     @property
     def training_loader(self) -> DataLoader:
-        """The loader of the fit under way, or of the last one.
-
-        Raises:
-            RuntimeError: No fit has begun.
-        """
+        """The loader of the fit under way, or of the last one; RuntimeError before."""
         if self._run.loader is None:
             raise RuntimeError("no fit has begun: there is no training loader yet")
         return self._run.loader

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from torchssvm.core.arguments import or_default
 from torchssvm.core.batch import Batch, as_batch
+from torchssvm.core.head_call import evaluating
 from torchssvm.core.moved import TO_SOLVER, moved
 from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import check_lam, find_structure
@@ -32,7 +33,7 @@ from torchssvm.lightning.compiled_epochs import (
     put_back,
     replace_loader,
 )
-from torchssvm.lightning.exact_pass import certify_by_torch, evaluating, in_precision
+from torchssvm.lightning.exact_pass import certify_by_torch, in_precision
 from torchssvm.lightning.joint_training import HeadChoice, JointRun, JointTraining
 from torchssvm.lightning.loaders import alone, check_strategy, exact_pass_loader, same_buffers
 from torchssvm.lightning.predicting import Predicting
@@ -58,11 +59,7 @@ _OF_THE_TRAINER = {
 
 
 def find_solver(module: Any, solver: Solver | None) -> Solver:
-    """The solver of a model: ``solver``, or one that leaves all to the library.
-
-    Args:
-        module: The ``StructuredSVM``, with head, structure and features.
-        solver: The argument.
+    """The solver of a ``StructuredSVM``: ``solver``, or one that leaves all to the library.
 
     Raises:
         TypeError: ``solver`` is not a Solver.
@@ -78,8 +75,7 @@ def find_solver(module: Any, solver: Solver | None) -> Solver:
     moving = moves and not module.joint.envelope  # between two epochs of the head
     if moves and rules.storage is not None and rules.storage.needs_gradients:
         raise ValueError(
-            f"storage={type(rules.storage).__name__}() keeps weights of old features; features that are trained need "
-            "storage=MeanParts() or Labelings()"
+            f"storage={type(rules.storage).__name__}() keeps weights of old features: use MeanParts() or Labelings()"
         )
     if solver.compiled and (
         reason := "the features are trained (features_optimizer)"
@@ -96,8 +92,7 @@ def check_joint(joint: JointTraining, features: nn.Module | None, features_optim
         raise ValueError(f"joint={joint} trains features and head together, and features=None: give the network")
     if features_optimizer is not None:
         raise ValueError(
-            f"joint={joint} has an optimizer of its own for features and head, and features_optimizer is for "
-            "Alternate(): give JointTraining(optimizer=...) in its place, or joint=Alternate(...)"
+            f"joint={joint} has an optimizer, and features_optimizer is for Alternate(): give joint=Alternate(...)"
         )
 
 
@@ -300,8 +295,7 @@ class StructuredSVM(Predicting):
         check_strategy(self.trainer)
         if self.trainer.world_size > 1 and getattr(self.joint, "envelope", False):
             raise ValueError(
-                f"world size {self.trainer.world_size}: {self.joint} adds up the gradient of all examples in one "
-                "process. Use Trainer(devices=1), or joint=JointTraining(...)"
+                f"world size {self.trainer.world_size}: {self.joint} runs in one process. Use Trainer(devices=1)"
             )
         if isinstance(self.joint, Alternate):  # DDP would wait for gradients of the head
             self._ddp_params_and_buffers_to_ignore = [f"head.{name}" for name, _ in self.head.named_parameters()]

@@ -42,9 +42,8 @@ class GridPoint(NamedTuple):
 def check_lams(lams: Any) -> list[float]:
     """The lambdas of a grid in descending order.
 
-    Raises:
-        TypeError: ``lams`` is not a list of numbers.
-        ValueError: ``lams`` is empty or holds a duplicate or a number that is not positive.
+    TypeError if they are no list of numbers; ValueError if it is empty or holds a duplicate or a number that is not
+    positive.
     """
     if isinstance(lams, str | numbers.Number) or not isinstance(lams, Iterable):
         raise TypeError(f"lams={lams!r} must be a list of numbers, not a {type(lams).__name__}")

@@ -88,11 +88,7 @@ def divided(dataset: Any, folds: int, seed: int) -> list[tuple[Part, Any]]:
 
 
 def held_out_batches(head: nn.Module, dataset: Any, held_out: Any, structure: Structure, device: Any) -> Any:
-    """The batches of the held-out examples; the first of them is decoded, to refuse what does not fit.
-
-    Raises:
-        ValueError, TypeError: See :func:`choose_lam`.
-    """
+    """The batches of the held-out examples; the first is decoded, to refuse what does not fit: see ``choose_lam``."""
     if not hasattr(held_out, "__len__"):
         raise TypeError(f"held_out must be a map-style dataset with a length, not a {type(held_out).__name__}")
     if held_out is dataset:

@@ -25,12 +25,7 @@ _MARGIN = 1e9  # lam exceeds what a full step needs by this factor while the blo
 
 
 def start_at_largest_lam(
-    head: nn.Module,
-    dual: DualState,
-    dataset: Any,
-    *,
-    tolerance: Tolerance,
-    optimizer: BCFW | None = None,
+    head: nn.Module, dual: DualState, dataset: Any, *, tolerance: Tolerance, optimizer: BCFW | None = None
 ) -> float:
     """Move every block of a new dual to the output with the largest loss, and choose ``lam`` to reach ``tolerance``.
 
@@ -106,10 +101,7 @@ def start_at_largest_lam(
 def check_cone(dual: DualState) -> None:
     """Raise ValueError if a bound of the weights is neither 0 nor infinite."""
     if not dual.box.is_cone:
-        raise ValueError(
-            "bounds limit weights by a number other than 0, but a path starts where the weights are inversely "
-            "proportional to lambda: use (0.0, None), (None, 0.0), or no bound"
-        )
+        raise ValueError("bounds limit weights by a number other than 0: a path needs (0.0, None) or (None, 0.0)")
 
 
 def _to_largest_losses(head: nn.Module, dual: DualState, dataset: Any, optimizer: BCFW) -> None:

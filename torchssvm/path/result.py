@@ -103,8 +103,7 @@ class RegularizationPath:
         lam = check_lam(lam)
         if lam < self.lowest:
             raise ValueError(
-                f"lam={lam:g} is below the end of this path, {self.lowest:g}: run it with a lower lam_min, and with "
-                "more max_passes if these ended it above its lam_min"
+                f"lam={lam:g} is below the end of this path, {self.lowest:g}: run it further, by more max_passes"
             )
         above = int(torch.searchsorted(-self.breakpoints, -lam, right=True))  # breakpoints >= lam
         return self.points[max(above - 1, 0)]
@@ -130,8 +129,7 @@ class RegularizationPath:
         """
         if not self.certified:
             raise RuntimeError(
-                "this path is heuristic, or its oracle answers for a relaxation, so its gaps are not proved: use "
-                "gap_estimate(lam)"
+                "this path is heuristic, or of a relaxation: use gap_estimate(lam), which proves nothing"
             )
         return self.gap_estimate(lam)
 

@@ -14,12 +14,10 @@ from torchssvm.solvers.schedules import Tolerance, is_within
 
 
 class Accuracy(NamedTuple):
-    """The gap of the weights at one lambda, and how it changes with lambda.
+    """The gap and the primal of the weights at one lambda, estimates where not certified, and how they change with it.
 
-    Attributes:
-        gap: The gap; an estimate where it was not certified.
-        slope: Delta of [G16] Proposition 1: at ``rho lam`` the gap of the same weights is ``gap + (1 - rho) slope``.
-        primal: The primal, an estimate like the gap; at ``rho lam`` it is ``primal - (1 - rho) lam/2 |w|^2``.
+    At ``rho lam`` the gap of the same weights is ``gap + (1 - rho) slope`` (Delta of [G16] Proposition 1), and the
+    primal ``primal - (1 - rho) lam/2 |w|^2``.
     """
 
     gap: float

@@ -21,14 +21,7 @@ def go_to(dual: DualState, lam: float) -> None:
 
 
 class Solved(NamedTuple):
-    """What a trainer has reached at one lambda.
-
-    Attributes:
-        lam: Lambda.
-        result: What ``train`` returned: the last certificate, where nothing else was given.
-        passes: Effective passes that this lambda took.
-        seconds: Wall-clock seconds that this lambda took.
-    """
+    """What a trainer has reached at one lambda: what ``train`` returned, and the passes and seconds that it took."""
 
     lam: float
     result: Any
@@ -49,18 +42,15 @@ def walk(
     line: ProgressLine | None,
     train: Callable[[Any, Tolerance, float, bool | ProgressLine], Any] = to_certificate,
 ) -> Iterator[list[Solved]]:
-    """Train at every lambda, from the dual of the one before; the line that follows the run is clear at every yield.
+    """Train at every lambda, from the dual of the one before; yields what each trainer has reached at each lambda.
 
     Args:
         trainers: Those that go the same way, such as one of every fold, each with what lambda is multiplied by for it.
         lams: Lambdas, each with the most passes of a trainer; read one at a time, so that they may depend on what was
             yielded. The first is usually that of the trainers' duals.
         tolerance: The gap to reach at each.
-        line: Follows the run.
+        line: Follows the run, and is clear at every yield.
         train: Trains at one lambda.
-
-    Yields:
-        At each lambda, what each trainer has reached.
     """
     for lam, most in lams:
         if line is not None:

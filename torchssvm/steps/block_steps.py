@@ -17,12 +17,10 @@ from torchssvm.dual.storage import Storage, Stored
 
 
 class BatchSteps(NamedTuple):
-    """The steps of a batch's blocks, and the direction that they combine to.
+    """The steps of a batch's blocks, ``[R]`` float64 in [0, 1], and the direction that they combine to.
 
-    Attributes:
-        gammas: ``[R]`` float64 in [0, 1].
-        combined: ``factor sum_i gamma_i g_i`` for each parameter.
-        squared_norm: The squared norm of ``combined``; None on a device, where it would have to be read.
+    ``combined`` is ``factor sum_i gamma_i g_i`` for each parameter; its squared norm is None on a device, where it
+    would have to be read.
     """
 
     gammas: Tensor
@@ -118,7 +116,7 @@ def combine_steps(gradients: Sequence[Tensor], gammas: Tensor, factor: float) ->
 
 
 def check_block_steps(block_steps: Any) -> BlockSteps:
-    """Raise TypeError unless ``block_steps`` is a BlockSteps."""
+    """``block_steps``; TypeError unless it is a BlockSteps."""
     if isinstance(block_steps, BlockSteps):
         return block_steps
     raise TypeError(f"block_steps={block_steps!r} must be an object such as BoxQP(), CommonStep() or Sequential()")

@@ -59,17 +59,10 @@ class BoxQP(BlockSteps):
 def solve_batch(
     gradients: Sequence[Tensor], values: Tensor, weight: float, sweeps: int, factor: float = 1.0
 ) -> BatchSteps:
-    """The box QP with ``G_ij = weight <g_i, g_j>``, given the g_i.
+    """The box QP with ``G_ij = weight <g_i, g_j>``, given the g_i; arguments as of ``BlockSteps.solve``.
 
     On the CPU only the result ``u = sum_i gamma_i g_i`` is updated: a sweep takes 4 operations for each number of the
     gradients, while G would take 2 R^2 d. Elsewhere G is one product of matrices.
-
-    Args:
-        gradients: g_i for each parameter, ``[R, *parameter.shape]``; possibly sparse.
-        values: v, ``[R]`` float64.
-        weight: Positive.
-        sweeps: Most sweeps.
-        factor: Multiplies the combined gradient.
     """
     if values.shape[0] < 2:
         return combine_steps(gradients, torch.ones_like(values), factor)
@@ -171,10 +164,7 @@ def solve_box_qp(gram: Tensor, values: Tensor, sweeps: int) -> Tensor:
 def _check_lengths(squares: NDArray[np.float64]) -> None:
     """Raise ValueError for squared lengths that overflow: such blocks would never move."""
     if not (fine := np.isfinite(squares)).all():
-        raise ValueError(
-            f"the features of {int((~fine).sum())} of {len(fine)} examples are so large that their squares overflow: "
-            "scale the features"
-        )
+        raise ValueError(f"features of {int((~fine).sum())} of {len(fine)} examples overflow when squared: scale them")
 
 
 def gram(gradients: Sequence[Tensor], rows: Tensor) -> Tensor:

@@ -23,16 +23,9 @@ _TILE = 1024  # most residuals that are updated at once
 
 
 def ascend_triton(gram: Tensor, values: Tensor, sweeps: int, converged: float) -> Tensor:
-    """Cyclic coordinate ascent from 0, as in ``solve_box_qp``.
+    """Cyclic coordinate ascent from 0, as in ``solve_box_qp``; stops after a sweep that moves every gamma by less.
 
-    Args:
-        gram: ``[R, R]``.
-        values: ``[R]``.
-        sweeps: Most sweeps.
-        converged: Stop after a sweep that moves every gamma by less.
-
-    Returns:
-        gamma, ``[R]`` float64, on the device of ``gram``.
+    Returns gamma, ``[R]`` float64, on the device of ``gram``.
     """
     matrix = gram.detach().to(torch.float64).contiguous()
     values = values.detach().to(matrix.device, torch.float64).contiguous()

@@ -243,11 +243,8 @@ def solves_whole(direction: Any, storage: Storage) -> bool:
 
 
 def check_rules(direction: DirectionRule, oracle: OracleRule, storage: Storage, *, whole: bool = False) -> None:
-    """Check that direction and oracle rule work with the storage.
-
-    Args:
-        direction, oracle, storage: The rules.
-        whole: Whether blocks of mean parts can be solved whole.
+    """Check that direction and oracle rule work with the storage, of which blocks of mean parts may be solved
+    ``whole``.
 
     Raises:
         TypeError: One of them is a class, or not a rule.
@@ -261,6 +258,5 @@ def check_rules(direction: DirectionRule, oracle: OracleRule, storage: Storage, 
             raise TypeError(f"{name}={rule!r} must be an object such as {such}")
         if rule.needs_labelings and not storage.keeps_labelings and not (whole and solves_whole(rule, storage)):
             raise ValueError(
-                f"{name}={rule} moves between single labelings, and storage={type(storage).__name__}() does not keep "
-                "them: use storage=Labelings()"
+                f"{name}={rule} moves between single labelings: use storage=Labelings(), not {type(storage).__name__}()"
             )

@@ -135,11 +135,7 @@ class PredefinedStep:
 def exact_step(value: float, squared_norm: float, lam: float, largest: float = 1.0) -> float:
     """The maximiser of a parabola: ``clip(lam value / |d|^2, 0, largest)`` ([B13] section 4, eq. for gamma_opt).
 
-    Args:
-        value: Derivative of the dual along the direction.
-        squared_norm: ``|d|^2``; d is the gradient of ``value`` with respect to the weights.
-        lam: Regularisation.
-        largest: Largest feasible step.
+    ``value`` is the derivative of the dual along the direction, and d its gradient with respect to the weights.
     """
     if value <= 0.0:
         return 0.0

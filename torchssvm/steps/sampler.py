@@ -108,9 +108,7 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
             ValueError: The dual is for another number of examples.
         """
         if check_dual(dual).num_examples != self.num_examples:
-            raise ValueError(
-                f"the sampler has num_examples={self.num_examples}, and the dual was made for {dual.num_examples}"
-            )
+            raise ValueError(f"the sampler has num_examples={self.num_examples}, and the dual {dual.num_examples}")
         self._by_permutation = by_permutation
         if dual is self._dual:
             return
@@ -268,15 +266,12 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
             least = math.ceil(int(torch.isinf(snapshots["0"]).sum()) / self.batch_size)
         if not least <= used + len(drawn) <= most:
             raise damaged(
-                f"{where}['drawn'] should hold {max(least - used, 0)} to {most - used} batches, it has {len(drawn)}"
+                f"{where}['drawn'] should hold {max(least - used, 0)} to {most - used} batches, not {len(drawn)}"
             )
         for position, batch in enumerate(drawn, used):
             smallest = remainder if position == most - 1 else self.batch_size
             if not smallest <= len(batch) <= self.batch_size or len(batch.unique()) < len(batch):
-                raise damaged(
-                    f"{where}['drawn'] should hold batches of {self.batch_size} distinct examples, the last one of an "
-                    f"epoch at least {remainder}"
-                )
+                raise damaged(f"{where}['drawn'] should hold batches of {self.batch_size} distinct examples")
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue the epoch of a state that passed :meth:`check_state`."""

@@ -30,7 +30,7 @@ from torchssvm.datasets import (
     segmentation_scores,
 )
 from torchssvm.datasets.images import graph_cache_build, graph_cache_words
-from torchssvm.datasets.images.growing import GrowingArray
+from torchssvm.datasets.images.graph_cache_build import GrowingArray
 from torchssvm.datasets.images.region_features import ETAS, edge_features, node_features
 from torchssvm.datasets.images.segmentation_files import find_pairs, read_pair, stamp
 from torchssvm.datasets.images.superpixels import adjacency, foreground_sizes, neighbourhoods, region_sizes, superpixels
