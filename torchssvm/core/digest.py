@@ -33,13 +33,14 @@ def digest_targets(target: Any, lengths: Tensor | None = None) -> Tensor:
     as padding do not count: 0 and negative integers.
 
     Args:
-        target: Tensors ``[B, ...]``, in tuples, lists or dicts, as ``Structure.check_target`` returns them.
+        target: Tensors ``[B, ...]``, in tuples, lists or dicts, as ``Structure.check_target`` returns them. One whose
+            negative numbers are no padding has an attribute ``digested`` with the tensors that tell it.
         lengths: ``[B]`` int64; None if nothing is padded.
 
     Raises:
         ValueError: There are more or fewer lengths than targets.
     """
-    leaves = tree_tensors(target)
+    leaves = tree_tensors(getattr(target, "digested", target))
     if lengths is not None and lengths.shape != leaves[0].shape[:1]:
         raise ValueError(f"lengths must be [{len(leaves[0])}], one for each target, got {list(lengths.shape)}")
     own = None if lengths is None else on_host(lengths)
