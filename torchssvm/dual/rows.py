@@ -168,6 +168,10 @@ class RowBuffer(Stateful):
                 grown[(slice(len(self.values)), *(slice(size) for size in self.values.shape[1:]))] = self.values
             self.values = grown
 
+    def crop(self, size: int) -> None:
+        """Keep the first ``size`` numbers of each row of numbers; the others are zero."""
+        self.values = self.values[:, :size].contiguous()
+
     def nbytes(self) -> int:
         """Bytes of rows and places."""
         return sum(t.numel() * t.element_size() for t in (self.values, self.start, self.rows))

@@ -69,8 +69,9 @@ class LinkAdapter(HeadAdapter):
         ragged, nodes = potentials.lengths is not None, potentials["node"].shape[1]
         if self._nodes and (ragged != self.ragged or (not ragged and nodes != self._nodes)):
             raise ValueError(
-                f"a batch has {nodes} nodes and {'' if ragged else 'no '}lengths, and one before it {self._nodes} nodes "
-                f"and {'' if self.ragged else 'no '}lengths: examples of different sizes need lengths, in every batch"
+                f"a batch has {nodes} nodes and {'' if ragged else 'no '}lengths, and one before it {self._nodes} "
+                f"nodes and {'' if self.ragged else 'no '}lengths: examples of different sizes need lengths, in every "
+                "batch"
             )
         self.ragged, self._nodes = ragged, max(self._nodes, nodes)
         self._edges = max(self._edges, potentials["edge"].shape[1])
@@ -122,9 +123,7 @@ class LinkAdapter(HeadAdapter):
     def longest_labeling(self, longest: int) -> Labeling:
         """Labels ``[1, longest]``, and the pairs that they make."""
         states = self.num_states
-        return self.labeling(
-            torch.full((1, longest), states - 1), torch.full((1, self._edges), states**2 - 1)
-        )
+        return self.labeling(torch.full((1, longest), states - 1), torch.full((1, self._edges), states**2 - 1))
 
     def finish(self, labelings: list[Tensor], examples: Tensor, slots: Tensor) -> None:
         """The pairs that the labels make."""
