@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from torchssvm.dual.storage import available_memory
+from torchssvm.core.memory import available_memory
 from torchssvm.solvers.kernel.functions import Kernel, check_kernel, evaluate
 
 
