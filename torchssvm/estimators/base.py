@@ -78,8 +78,8 @@ class CertifiedEstimator(BaseEstimator):
         if last is not None and not structure.extends(last.structure):
             raise ValueError(
                 "warm_start=True and partial_fit go on with the outputs and losses of the last fit, and the labels or "
-                "a parameter other than C, lam, tol, max_passes and verbose has changed: fit with warm_start=False, or a "
-                "clone of the estimator"
+                "a parameter other than C, lam, tol, max_passes and verbose has changed: fit with warm_start=False, or "
+                "a clone of the estimator"
             )
         if held is not None and torch.equal(held, digests):
             head = last
