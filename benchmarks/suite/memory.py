@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from torchssvm import Batch, in_order
+from torchssvm.core.memory import available_memory
 from torchssvm.datasets import OCR, PaddedDataset
-from torchssvm.dual.storage import available_memory
 
 from .measuring import Ask, Clock, Limit, Settings, Summary, Table, exponent
 from .synthetic import Chains

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from torchssvm.core.arguments import check_choice, check_tensor, check_whole
+from torchssvm.core.memory import available_memory
 
 from ..files import find, read_arrays
 from ..padded import PADDING, PaddedDataset
@@ -108,13 +109,28 @@ class RankedLists(PaddedDataset):
             in_features: F, for test files, in which the last features may not occur; None is the largest number.
 
         Raises:
-            ValueError: As above, or the file has another form, or a document without a query.
+            ValueError: As above, or the file has another form, no document, or one without a query.
+            MemoryError: The features, which are kept dense, would not fit.
             ImportError: scikit-learn is missing.
         """
         from sklearn.datasets import load_svmlight_file
 
         path = os.fspath(path)
-        x, y, qid = load_svmlight_file(path, n_features=in_features, dtype="float32", zero_based=False, query_id=True)
+        try:
+            x, y, qid = load_svmlight_file(
+                path, n_features=in_features, dtype="float32", zero_based=False, query_id=True
+            )
+        except (ValueError, OverflowError) as error:
+            raise ValueError(f"{path} has no lines as 'grade qid:3 1:0.5 7:1', with features from 1: {error}") from None
+        if not len(y):
+            raise ValueError(f"{path} has no document")
+        needed, free = 12 * x.shape[0] * x.shape[1], available_memory(torch.device("cpu"))  # copied, then padded
+        if needed > free:
+            raise MemoryError(
+                f"{path} has {x.shape[0]} documents and features up to {x.shape[1]}, which would take "
+                f"{needed / 2**20:,.0f} MiB where {free / 2**20:,.0f} MiB are free: number the features from 1 without "
+                "gaps"
+            )
         if len(qid) != len(y):
             raise ValueError(f"{path} has {len(y)} documents, and {len(qid)} of them a query, qid: give each its own")
         return cls.of_queries(torch.from_numpy(x.toarray()), torch.from_numpy(y), torch.from_numpy(qid), relevant)

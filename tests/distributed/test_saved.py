@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from compiled_kinds import lists
+from compiled_kinds import ARCS, lists, matchings
 from items import Items
 from problems import PROBLEMS, assert_same, flat
 from processes import in_processes, refused
@@ -17,6 +17,7 @@ from torchssvm import (
     CacheOracle,
     CompiledBCFW,
     Corrective,
+    DualState,
     GapBatchSampler,
     Labelings,
     MeanParts,
@@ -94,6 +95,32 @@ def test_the_torch_loop_goes_on_with_the_same_bits(storage, tmp_path):
 
     Loop(problem, STORAGES[storage]()).run(17)
     in_processes(3, train)
+
+
+@pytest.mark.parametrize("storage", [MeanParts, lambda: Labelings(2)], ids=["mean parts", "labelings"])
+@pytest.mark.parametrize("kind", [matchings, ARCS["arcs, projective"]], ids=["edges", "arcs"])
+def test_rows_that_are_longer_in_one_process_are_saved(kind, storage, tmp_path):
+    problem = kind()
+    longest = [problem.batch([i]) for i in problem.lengths.argsort().tolist()]  # in the last process
+
+    def make():
+        made = problem.copy()
+        dual = DualState.for_head(made.head, problem.n, problem.lam, storage=storage())
+        batches = [batch.replace(index=torch.tensor([i])) for i, batch in enumerate(longest)]
+        return CompiledBCFW(made.head, dual, batches, round_visits=2)
+
+    def train(rank):
+        loop = make()
+        loop.step(30)
+        save_checkpoint(tmp_path / "run.pt", loop=loop, dual=loop.dual)
+        again = make()
+        load_checkpoint(tmp_path / "run.pt", loop=again, dual=again.dual)
+        for each in (loop, again):
+            each.step(20)
+        assert torch.equal(flat(again.dual.parameters), flat(loop.dual.parameters))
+        assert again.certify().gap == loop.certify().gap
+
+    in_processes(2, train)
 
 
 @pytest.mark.parametrize("kind", ["labelings", "mean parts", "lists"])

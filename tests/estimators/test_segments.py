@@ -24,7 +24,8 @@ def test_labels_of_frames_are_their_runs(options):
     found = fitted[0].predict([X[0], np.zeros((0, 2)), X[2]])
     assert found[1] == []
     assert [own[-1][1] for own in (found[0], found[2])] == [4, 5]
-    assert fitted[0].score(X, SPANS) == fitted[0].score(X, FRAMES) > 0.5
+    lists = [[list(span) for span in own] for own in SPANS]  # as JSON has them
+    assert fitted[0].score(X, SPANS) == fitted[0].score(X, FRAMES) == fitted[0].score(X, lists) > 0.5
     assert fitted[0].certificate_.exact
 
 
@@ -38,7 +39,8 @@ def one(place, value, of=X):
         ({}, X, SPANS[:2], "X has 3 examples and y has 2"),
         ({}, X, one(1, [(0, 1, "b")], SPANS), r"y\[1\] has spans up to 1, and X\[1\] has 3 frames"),
         ({}, X, one(1, [(0, 1, "b"), (2, 3, "a")], SPANS), r"y\[1\] has \(2, 3, 'a'\).* start 1"),
-        ({}, X, one(1, [(0.0, 3.0, "a")], SPANS), r"y\[1\] has \(0.0, 3.0, 'a'\).* whole numbers"),
+        ({}, X, one(1, [(0, "1", "b"), (1, 3, "a")], SPANS), r"y\[1\] has \(0, '1', 'b'\).* whole numbers"),
+        ({}, X, one(1, [(0, 1.5, "b"), (1.5, 3, "a")], SPANS), r"y\[1\] has \(0, 1.5, 'b'\).* whole numbers"),
         ({}, X, one(2, ["a"] * 4, FRAMES), r"X\[2\] has 5 frames and y\[2\] has 4"),
         ({}, X, [[(0, len(x), "a")] for x in X], "one label only"),
         ({}, one(1, []), SPANS, r"X\[1\] has no token"),

@@ -126,6 +126,13 @@ def test_features_and_states_may_be_more(storage, compiled, recwarn):
     same_optimum(last, solve(head(6, 4), data, 0.05, tolerance=Relative(0.05), progress=False))
 
 
+@each_row("storage", [lambda: Labelings(1), MeanParts])
+def test_no_example_may_stay(storage):
+    old = trained(storage=storage(), compiled=False)
+    given = {"start": old.dual, "kept": torch.full((5,), -1), "solver": Solver(compiled=False), "progress": False}
+    assert make_trainer(head(4, 4), Some(range(25, 30)), 0.05, **given).certify().dual == 0.0
+
+
 def test_a_run_that_went_on_resumes_bit_for_bit():
     old, data = trained(), Some(range(25))
     trainers = [make_trainer(head(), data, 0.05, start=old.dual, progress=False) for _ in range(2)]

@@ -30,9 +30,10 @@ def digest_targets(target: Any, lengths: Tensor | None = None) -> Tensor:
     """A digest of each example's target, as ``check_target`` returns it: ``[B]`` int64 on the CPU; never ``UNKNOWN``.
 
     It depends on the example's length, and on all numbers and their places, but not on the padding. Numbers that occur
-    as padding do not count: 0 and negative integers. ValueError if there are not as many ``lengths`` as targets.
+    as padding do not count: 0 and negative integers; of a target whose negative numbers are no padding, the attribute
+    ``digested`` has the tensors that tell it. ValueError if there are not as many ``lengths`` as targets.
     """
-    leaves = tree_tensors(target)
+    leaves = tree_tensors(getattr(target, "digested", target))
     if lengths is not None and lengths.shape != leaves[0].shape[:1]:
         raise ValueError(f"lengths must be [{len(leaves[0])}], one for each target, got {list(lengths.shape)}")
     own = None if lengths is None else on_host(lengths)

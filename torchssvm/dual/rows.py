@@ -146,12 +146,16 @@ class RowBuffer(Stateful):
         wide = tuple(max(a, b) for a, b in zip(held, trailing, strict=True)) if held else tuple(trailing)
         if self.used > self.values.shape[0] or wide != held:
             # Extrapolate the final size from the examples so far; zeros take no memory until they are written.
-            expected = 2 + int((self.used - 1) / self.examples * len(self.start) * 1.02)
+            expected = 2 + int((self.used - 1) / max(self.examples, 1) * len(self.start) * 1.02)
             capacity = max(self.used, expected, len(self.values))
             grown = self.values.new_zeros(capacity, *wide)
             if self.values.ndim == grown.ndim:  # there are rows to copy
                 grown[(slice(len(self.values)), *(slice(size) for size in self.values.shape[1:]))] = self.values
             self.values = grown
+
+    def crop(self, size: int) -> None:
+        """Keep the first ``size`` numbers of each row of numbers; the others are zero."""
+        self.values = self.values[:, :size].contiguous()
 
     def nbytes(self) -> int:
         """Bytes of rows and places."""

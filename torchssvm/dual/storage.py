@@ -6,7 +6,6 @@ and the mean parts of the block's dual distribution. A storage keeps psi_i, or d
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -14,26 +13,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import tree_tensors
+from torchssvm.core.memory import available_memory
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.schema import Stateful
 from torchssvm.core.structure import Labeling, OracleResult, Structure
-
-
-def available_memory(device: torch.device) -> int:
-    """Free bytes on ``device``; on the CPU, the available physical memory."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # the system cannot tell: no limit
-        return 2**63
 
 
 def check_memory(needed: int, device: torch.device, limit: int | None, what: str, advice: str) -> None:

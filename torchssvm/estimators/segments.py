@@ -135,7 +135,7 @@ def _spans_of(y: Any, lengths: list[int]) -> list[list[Span]]:
         ValueError: Labels do not fit, or spans do not follow one another to the end.
     """
     filled = [own for own in y if hasattr(own, "__len__") and len(own)] if hasattr(y, "__len__") else []
-    if not filled or not isinstance(filled[0][0], tuple):
+    if not filled or not isinstance(filled[0][0], tuple | list):
         frames = check_lists(y, lengths, "frame")
         runs = [[(label, len(list(run))) for label, run in itertools.groupby(own)] for own in frames]
         ends = [list(itertools.accumulate(size for _, size in own)) for own in runs]
@@ -148,16 +148,16 @@ def _spans_of(y: Any, lengths: list[int]) -> list[list[Span]]:
     for place, (own, length) in enumerate(zip(y, lengths, strict=True)):
         at = 0
         for span in own:
-            ends = span[:2] if isinstance(span, tuple) and len(span) == 3 else ()
-            if not ends or not all(map(is_whole, ends)) or span[0] != at or span[1] <= at:
+            whole = isinstance(span, tuple | list) and len(span) == 3 and is_whole(span[0]) and is_whole(span[1])
+            if not whole or span[0] != at or span[1] <= at:
                 raise ValueError(
-                    f"y[{place}] has {span!r}: it must be (start, end, label) of whole numbers, with start {at} and a "
-                    "larger end"
+                    f"y[{place}] has {span!r}: it must be (start, end, label) with start {at} and a larger end, whole "
+                    "numbers"
                 )
             at = span[1]
         if at != length:
             raise ValueError(f"y[{place}] has spans up to {at}, and X[{place}] has {length} frames: cover all of them")
-    return [list(own) for own in y]
+    return [[(start, end, label) for start, end, label in own] for own in y]
 
 
 def _labels_of(spans: list[list[Span]]) -> list[list[Any]]:

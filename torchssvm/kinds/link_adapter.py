@@ -27,7 +27,7 @@ class LinkAdapter(HeadAdapter):
     def __init__(self, head: Any, symmetric: bool, limits: Sequence[int] = ()) -> None:
         super().__init__(head, limits)
         self._symmetric = symmetric
-        self.ragged, self._shapes = False, {"node": (0, 0), "edge": (0, 0, 0)}
+        self.ragged, self._nodes, self._edges = False, 0, 0
 
     def inputs(self, x: Any) -> Any:
         """Those of the nodes."""
@@ -49,11 +49,20 @@ class LinkAdapter(HeadAdapter):
         """The named tuple of a labeling."""
 
     def own(self, x: Any, target: Labeling, potentials: Potentials) -> dict[str, Ragged]:
-        """The edges."""
-        self.ragged = potentials.lengths is not None
-        for name, most in self._shapes.items():
-            sizes = zip(most, potentials[name].shape[1 : 1 + len(most)], strict=True)
-            self._shapes[name] = tuple(max(pair) for pair in sizes)
+        """The edges.
+
+        Raises:
+            ValueError: Batches have lengths and none, or none and other numbers of nodes; or features are not finite.
+        """
+        ragged, nodes = potentials.lengths is not None, potentials["node"].shape[1]
+        if self._nodes and (ragged != self.ragged or (not ragged and nodes != self._nodes)):
+            raise ValueError(
+                f"a batch has {nodes} nodes and {'' if ragged else 'no '}lengths, and one before it {self._nodes} "
+                f"nodes and {'' if self.ragged else 'no '}lengths: examples of different sizes need lengths, in every "
+                "batch"
+            )
+        self.ragged, self._nodes = ragged, max(self._nodes, nodes)
+        self._edges = max(self._edges, potentials["edge"].shape[1])
         counts, ends, z, turned = self.edges_of(x, potentials)
         real = torch.arange(ends.shape[1]) < counts.unsqueeze(1)
         z = z.detach().to(self.head.edge.dtype)
@@ -74,8 +83,8 @@ class LinkAdapter(HeadAdapter):
     def part_shapes(self, lengths: Tensor) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
         """Rows of nodes, if they are padded, and matrices of edges."""
         one, states = torch.ones_like(lengths), self.num_states
-        nodes = (lengths, (states,)) if self.ragged else (one, (self._shapes["node"][0], states))
-        return {"node": nodes, "edge": (one, (self._shapes["edge"][0], states, states))}
+        nodes = (lengths, (states,)) if self.ragged else (one, (self._nodes, states))
+        return {"node": nodes, "edge": (one, (self._edges, states, states))}
 
     def room_of(self, examples: Examples) -> Callable[[], Any]:
         """Makes the room for weights of edges and for the decoder."""
@@ -93,9 +102,7 @@ class LinkAdapter(HeadAdapter):
     def longest_labeling(self, longest: int) -> Labeling:
         """Labels ``[1, longest]``, and the pairs that they make."""
         states = self.num_states
-        return self.labeling(
-            torch.full((1, longest), states - 1), torch.full((1, self._shapes["edge"][0]), states**2 - 1)
-        )
+        return self.labeling(torch.full((1, longest), states - 1), torch.full((1, self._edges), states**2 - 1))
 
     def finish(self, labelings: list[Tensor], examples: Tensor, slots: Tensor) -> None:
         """The pairs that the labels make."""

@@ -130,6 +130,21 @@ def test_a_file_of_svmlight_is_read(tmp_path):
     found = RankedLists.svmlight(path, in_features=4)
     assert [item.y.tolist() for item in found] == [[0, 1], [2, 0]]
     assert found[1].x.tolist() == [[0.5, 0.0, 1.0, 0.0], [2.0, 0.0, 0.0, 0.0]]
-    path.write_text("2 1:0.5\n0 qid:3 2:1\n")
-    with pytest.raises(ValueError):
+
+
+@each_row(
+    "text, kind, words",
+    [
+        ("2 1:0.5\n0 qid:3 2:1\n", ValueError, "2 documents, and 1 of them a query"),
+        ("# nothing\n", ValueError, "rank.txt has no document"),
+        ("1 qid:1 0:0.5\n", ValueError, "rank.txt has no lines as .*features from 1"),
+        ("1 qid:99999999999999999999 1:0.5\n", ValueError, "rank.txt has no lines as"),
+        ("1 qid:1 2000000000:1\n" * 99, MemoryError, "99 documents and features up to 2000000000"),
+    ],
+)
+def test_files_of_another_form_are_refused(tmp_path, text, kind, words):
+    pytest.importorskip("sklearn")
+    path = tmp_path / "rank.txt"
+    path.write_text(text)
+    with pytest.raises(kind, match=words):
         RankedLists.svmlight(path)

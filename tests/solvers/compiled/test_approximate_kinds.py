@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compiled_kinds import label_sets, labelled_graphs
+from compiled_kinds import ARCS, label_sets, labelled_graphs, matchings
 from problems import Problem, assert_same, flat
 
 from torchssvm import (
@@ -106,14 +106,30 @@ def test_graphs_that_have_changed_are_refused():
     assert_same(loop.dual.state_dict(), before)
 
 
-def test_rows_for_the_longer_examples_of_another_process_are_taken():
-    alone, other = (loop_of(labelled_graphs(), MeanParts()) for _ in range(2))
+@pytest.mark.parametrize(
+    "make", [labelled_graphs, matchings, ARCS["arcs, projective"]], ids=["graphs", "edges", "arcs"]
+)
+def test_rows_for_the_longer_examples_of_another_process_are_taken(make):
+    alone, other = (loop_of(make(), MeanParts()) for _ in range(2))
     for loop in (alone, other):
         loop.visit(torch.arange(8))
-    dual = other.dual
-    dual.storage.buffers["edge"].widen((20, 3, 3))
-    dual.version += 1
+    for name, buffer in other.dual.storage.buffers.items():
+        if name != "node":  # whose rows are states
+            buffer.widen((buffer.values.shape[1] + 2, *buffer.values.shape[2:]))
+    other.dual.version += 1
     for loop in (alone, other):
         loop.visit(torch.arange(16) % 8)
     assert torch.equal(flat(other.head.parameters()), flat(alone.head.parameters()))
     assert other.certify().gap == alone.certify().gap
+
+
+@pytest.mark.parametrize("make", [matchings, ARCS["arcs, projective"]], ids=["edges", "arcs"])
+def test_rows_of_another_problem_are_refused(make):
+    loop = loop_of(make(), MeanParts())
+    loop.visit(torch.arange(8))
+    (buffer,) = loop.dual.storage.buffers.values()
+    buffer.widen((buffer.values.shape[1] + 2,))
+    buffer.values[-1, -1] = 1.0
+    loop.dual.version += 1
+    with pytest.raises(ValueError, match="mean parts are not of this problem"):
+        loop.visit(torch.arange(8))

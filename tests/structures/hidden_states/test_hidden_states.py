@@ -9,8 +9,11 @@ from problems import examples, rng
 from structure_cases import StructureTestCase
 
 from torchssvm import (
+    BCFW,
     Batch,
+    BlockGap,
     Chain,
+    DualState,
     HiddenStates,
     LinearChain,
     LinearMulticlass,
@@ -19,6 +22,8 @@ from torchssvm import (
     PairwiseGraph,
     Potentials,
     SoftmaxMargin,
+    Weights,
+    certify,
     check,
     latent,
 )
@@ -228,6 +233,31 @@ def test_labels_that_are_unknown_are_refused_elsewhere():
         HiddenStates(Chain(2)).check_target(torch.tensor([[0, -5]]), potentials)
     with pytest.raises(TypeError, match="shows=None"):
         HiddenStates(Matching())
+
+
+def test_a_label_that_becomes_unknown_is_another_target():
+    """Its loss is smaller, and no bound for the label that was known holds."""
+    head, structure = LinearMulticlass(2, 3), HiddenStates(Multiclass(3), SHOWS)
+    dual = DualState.for_head(head, 2, 0.1, storage=Weights(), structure=structure)
+    x, y, index = torch.eye(2), torch.tensor([0, 1]), torch.arange(2)
+    loss, optim = BlockGap(dual), BCFW(head.parameters(), dual)
+    loss(head(x), y, index).backward()
+    optim.step()
+    for unknown in ([-100, 1], [0, -100]):
+        with pytest.raises(RuntimeError, match="1 of 2 examples have other targets"):
+            certify(head, dual, [Batch(x, torch.tensor(unknown), index)])
+
+
+def test_hidden_parts_leave_out_forbidden_states():
+    structure = HiddenStates(Chain(3), SHOWS)
+    emission = torch.tensor([[[0.0, 5.0, 1.0], [0.0, 1.0, 2.0]]])
+    emission[0, 0, 1] = -torch.inf
+    potentials = Potentials({"emission": emission, "transition": torch.zeros(1, 3, 3)})
+    target = structure.check_target(torch.tensor([[1, 1]]), potentials)
+    assert structure.complete(potentials, target).states.tolist() == [[2, 2]]
+    emission[0, 0, 2] = -torch.inf
+    with pytest.raises(ValueError, match=r"no states show the labels of rows \[0\]"):
+        structure.complete(potentials, target)
 
 
 def test_half_of_the_labels_train_nearly_as_well_as_all():

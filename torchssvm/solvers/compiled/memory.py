@@ -93,6 +93,9 @@ class BlockMemory:
                 for held, wanted in zip(self.rest.buffers[name].values.shape[1:], trailing, strict=True)
             ):
                 self.make_rest()  # rows were made for smaller examples
+            for name, (_, trailing) in shapes.items():
+                if len(trailing) == 1 and self.rest.buffers[name].values.shape[1] > trailing[0]:
+                    self.rest.buffers[name].crop(trailing[0])  # they were made for larger ones of another process
             emission, *pairs = (self.rest.buffers[name] for name in shapes)
             rows, start = _as_rows(emission, self.adapter.row_width)
             blocks = blocks._replace(rest_emission=rows.numpy(), rest_emission_start=start.numpy())

@@ -129,8 +129,9 @@ def _check_rows(
             raise ValueError("the dual's mean parts are not of this problem")
         _check_lengths(buffer.rows, wanted, first)
         wide = buffer.values.ndim == 1 or held == sizes
-        if adapter.ragged_labels:  # rows are as long as those of the longest example so far
-            wide |= len(held) == len(sizes) and all(a <= b for a, b in zip(held, sizes, strict=True))
-            wide |= len(sizes) > 1 and held[1:] == sizes[1:]  # that of another process may be longer
+        if not wide and adapter.ragged_labels:  # rows are as long as those of the longest example so far
+            wide = len(held) == len(sizes) and all(a <= b for a, b in zip(held, sizes, strict=True))
+            # That of another process may be longer, and has been zero here.
+            wide |= held[1:] == sizes[1:] if len(sizes) > 1 else not bool(buffer.values[:, sizes[0] :].any())
         if not wide or (needed is not None and not bool(there[needed].all())):
             raise ValueError("the dual's mean parts are not of this problem")

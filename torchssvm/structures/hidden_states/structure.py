@@ -36,6 +36,11 @@ class Completed(NamedTuple):
     observed: Tensor
     states: Tensor
 
+    @property
+    def digested(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What tells targets apart: also where labels are unknown, as negative numbers are taken for padding."""
+        return self.observed, self.states, self.observed == UNKNOWN
+
 
 class HiddenStates(Structure):
     """A structure of S states, such as ``Chain(S)`` or ``Multiclass(S)``, of which the data show labels.
@@ -101,7 +106,8 @@ class HiddenStates(Structure):
             ValueError: The structure finds no such states, as where its transitions forbid them.
         """
         delta, _ = loss_by_name(self.structure, target.states, potentials)
-        sizes = [tensor.detach().abs().flatten(1).sum(1, dtype=torch.float64) for tensor in potentials.tensors.values()]
+        finite = (t.detach().masked_fill(t.detach() == -torch.inf, 0.0) for t in potentials.tensors.values())
+        sizes = [tensor.abs().flatten(1).sum(1, dtype=torch.float64) for tensor in finite]
         low = -1.0 - 2.0 * torch.stack(sizes).sum(0)  # below what all other potentials can make up for
         barred = {
             name: self._wrong(target.observed, costs) * low.view(-1, *[1] * (costs.ndim - 1))
