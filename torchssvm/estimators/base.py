@@ -132,6 +132,7 @@ class StructuredEstimator(CertifiedEstimator):
     C: Any
     lam: Any
     classes_: Any
+    _C: Any = 1.0  # what C is unless it is given
 
     def __init__(
         self, C: Any, lam: Any, tol: float, max_passes: float, random_state: Any, verbose: bool, warm_start: bool
@@ -143,7 +144,7 @@ class StructuredEstimator(CertifiedEstimator):
         """Raise ValueError or TypeError for parameters that are out of range, or flags that are not flags."""
         if self.lam is None and self.C is None:
             raise ValueError("C and lam are both None: give one of them, lam is 1 / (C n)")
-        if self.lam is not None and self.C is not None and self.C != 1.0:
+        if self.lam is not None and self.C is not None and self.C != self._C:
             raise ValueError(f"C={self.C} and lam={self.lam} are both given: lam is 1 / (C n), so give one of them")
         name = "C" if self.lam is None else "lam"
         check_number(getattr(self, name), name, above=0.0)
@@ -186,7 +187,12 @@ class StructuredEstimator(CertifiedEstimator):
         """
         check_is_fitted(self)
         names = [str(label) for label in self.classes_]
-        save_model(path, self.head_, labels=names, vocabulary=getattr(self, "vocabulary_", None))
+        vocabulary = getattr(self, "vocabulary_", None)
+        save_model(path, self.head_, labels=names, vocabulary=vocabulary, features=self._features())
+
+    def _features(self) -> Any:
+        """What scales features below the head, in a saved model."""
+        return None
 
 
 class MatrixClassifier(ClassifierMixin, StructuredEstimator):
