@@ -20,7 +20,7 @@ from torchssvm.core.potentials import Potentials
 from torchssvm.deployment import UnitRows, save_model
 from torchssvm.estimators.base import MATRIX, MatrixClassifier
 from torchssvm.estimators.examples import Examples, check_matrix, reader
-from torchssvm.estimators.labels import check_classes
+from torchssvm.estimators.labels import check_classes, counted, weights_of
 from torchssvm.path.choose_lam import choose_lam
 from torchssvm.solvers.schedules import Relative
 from torchssvm.solvers.solver import Solver
@@ -90,6 +90,8 @@ class MultilabelSVC(MatrixClassifier):
             guess's lambda on two thirds of the examples, takes what predicts the rest best, and trains on all.
         lam, tol, max_passes, random_state, verbose, warm_start: As in :class:`MultinomialSVC`.
         interactions: Whether pairs of labels are scored.
+        class_weight: None, "balanced", or a dictionary by label: the cost of deciding a label wrongly, "balanced"
+            by how seldom it is on; where ``y`` is a vector, the weight of an example's loss, by its class.
         fit_intercept: Whether every label has an intercept; it is regularised like the other weights. Without, columns
             keep their means.
 
@@ -118,6 +120,7 @@ class MultilabelSVC(MatrixClassifier):
         lam: float | None = None,
         interactions: bool = True,
         fit_intercept: bool = True,
+        class_weight: Any = None,
         tol: float = 0.01,
         max_passes: float = 1000.0,
         random_state: Any = None,
@@ -127,9 +130,15 @@ class MultilabelSVC(MatrixClassifier):
         super().__init__(C, lam, tol, max_passes, random_state, verbose, warm_start)
         self.interactions = interactions
         self.fit_intercept = fit_intercept
+        self.class_weight = class_weight
 
-    def fit(self, X: Any, y: Any) -> MultilabelSVC:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> MultilabelSVC:
         """Train on ``X`` ``[n, F]``, dense or a scipy sparse matrix, and the label sets ``y``.
+
+        Args:
+            X: Features.
+            y: Label sets.
+            sample_weight: ``[n]``, how often each example counts, as in :class:`MultinomialSVC`.
 
         Raises:
             ValueError: A parameter is out of range, there is one class only, or X and y do not fit.
@@ -142,6 +151,7 @@ class MultilabelSVC(MatrixClassifier):
         y = y.toarray() if sparse.issparse(y) else np.asarray(y)
         check_classification_targets(y)
         y = y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
+        X, y, times, total = counted(X, y, sample_weight)
         self._sets = y.ndim == 2
         if self._sets and type_of_target(y) != "multilabel-indicator":
             raise ValueError(_FORM)
@@ -153,11 +163,21 @@ class MultilabelSVC(MatrixClassifier):
         labels = target.shape[1]
         make = SparseLinearMultilabel if sparse.issparse(X) else LinearMultilabel
         pairs = self.interactions and labels > 1
-        structure = Multilabel(labels, pairwise=pairs, normalize=False)
+        costs = None
+        if self._sets and self.class_weight is not None:
+            each = None if times is None else times[target.nonzero()[:, 0]]
+            costs = torch.from_numpy(weights_of(self.class_weight, classes, target.nonzero()[:, 1].numpy(), each))
+        elif self.class_weight is not None:
+            codes = classes.searchsorted(y)
+            by_class = weights_of(self.class_weight, classes, codes, times)[codes]
+            times = by_class if times is None else times * by_class
+            if not times.all():
+                raise ValueError(f"class_weight={self.class_weight!r} has a class of weight 0: leave its rows out")
+        structure = Multilabel(labels, pairwise=pairs, normalize=False, weights=costs)
         head = make(X.shape[1], labels, bias=self.fit_intercept, pairwise=pairs, structure=structure)
         head = head.double() if X.dtype == np.float64 else head
         self.unit_rows_ = sparse.issparse(X) or np.count_nonzero(X) <= _DENSE * X.size
-        mean, factor = (0.0, 1.0) if self.unit_rows_ else _standardised(X, self.fit_intercept)
+        mean, factor = (0.0, 1.0) if self.unit_rows_ else _standardised(X, self.fit_intercept, times)
         X = normalize(X) if self.unit_rows_ else ((X - mean) * factor).astype(X.dtype)
         read = reader(X)
 
@@ -176,14 +196,17 @@ class MultilabelSVC(MatrixClassifier):
         examples = Examples(fetch, n=X.shape[0])
         self.choice_ = None
         if self.lam is None and isinstance(self.C, str):
-            entries = X.data if sparse.issparse(X) else X
-            square = float(np.square(entries, dtype=np.float64).sum()) / X.shape[0] + self.fit_intercept
-            lam = _SHARE * max(square, 1e-6) / X.shape[0]
+            squares = np.asarray((X.multiply(X) if sparse.issparse(X) else X * X).sum(1), np.float64).ravel()
+            square = float(np.average(squares, weights=times)) + self.fit_intercept
+            lam = _SHARE * max(square, 1e-6) / (total or X.shape[0])
+            if self.C == CHOOSE and times is not None:
+                raise ValueError(f"C={CHOOSE!r} holds examples out, which count alike: give C or lam with weights")
             lam = lam if self.C == GUESS else self._chosen(copy.deepcopy(head), examples, lam)
         else:
-            lam = self._lam(X.shape[0])
+            lam = self._lam(total or X.shape[0])
         self.lam_ = lam
-        trained, head = self._train(head, examples, lam), copy.deepcopy(head.double())
+        trained = self._train(head, examples, lam, weight=times)
+        head = copy.deepcopy(trained).double()
         with torch.no_grad():  # the head that is kept takes rows as they are given
             weight = head.by_feature(trained.unary).numpy().T * np.asarray(factor, np.float64)
             head.load_state_dict(trained.state_dict())
@@ -295,11 +318,11 @@ class MultilabelSVC(MatrixClassifier):
         return tags
 
 
-def _standardised(X: np.ndarray, centre: bool) -> tuple[np.ndarray, np.ndarray]:
+def _standardised(X: np.ndarray, centre: bool, times: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """What is subtracted from each column, and what it is then multiplied by, ``[F]``: rows are 1 long, by the mean."""
     X = X.astype(np.float64)
-    mean = X.mean(0) if centre else np.zeros(X.shape[1])
-    deviation = np.sqrt(np.square(X - mean).mean(0))
+    mean = np.average(X, 0, times) if centre else np.zeros(X.shape[1])
+    deviation = np.sqrt(np.average(np.square(X - mean), 0, times))
     varies = deviation > 1e-7 * abs(mean)  # the mean of equal numbers is rounded
     size = max(int(varies.sum()), 1) ** 0.5
     return mean, np.divide(1.0, size * deviation, out=np.zeros_like(mean), where=varies)
