@@ -39,6 +39,7 @@ from torch.utils.data import DataLoader
 from torchssvm import (
     BCFW,
     BlockGap,
+    Chain,
     DualState,
     FrankWolfe,
     GapBatchSampler,
@@ -114,7 +115,7 @@ class Bench:
         if self.quick and not os.environ.get("TORCHSSVM_DATA"):
             raise FileNotFoundError("CoNLL-2000: TORCHSSVM_DATA is not set, and quick runs download nothing")
         data = CoNLL2000("train", min_count=3)
-        return data, lambda: SparseLinearChain(data.in_features, data.num_states)
+        return data, lambda: SparseLinearChain(data.in_features, data.num_states, structure=Chain(data.num_states))
 
     def race(self, data: Any, make: Callable[[], nn.Module], name: str, where: torch.device, size: Any) -> Figures:
         """Seconds to relative gaps, by plain Frank-Wolfe steps on both sides, and the gap over seconds in race.png."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm import BCFW, GDMM, BlockGap, DualState, Labelings, SparseLinearChain, SparseLinearMultilabel, TorchLoop
+from torchssvm import BCFW, GDMM, BlockGap, Chain, DualState, Labelings, SparseLinearChain, SparseLinearMultilabel, TorchLoop
 from torchssvm.core.batch import apply_head, in_order
 from torchssvm.datasets import LargeChains, Multilabel, MultilabelScores, SparseRows, UnitRows, multilabel_scores
 from torchssvm.solvers.gdmm import AwayStep, BlockGreedy, BruteForce, FullyCorrective, Penalty, SortedOracle
@@ -27,7 +27,7 @@ ORACLES = {"sorted": SortedOracle, "brute force": BruteForce}
 def make(states: int, chains: int, lam: float, rule: str, oracle: str) -> tuple[GDMM, LargeChains]:
     """GDMM on synthetic chains, before its first pass."""
     data = LargeChains(num_states=states, num_chains=chains)
-    head = SparseLinearChain(data.in_features, states, boundary=False)
+    head = SparseLinearChain(data.in_features, states, boundary=False, structure=Chain(states))
     rules = {"rule": RULES[rule](), "oracle": ORACLES[oracle]()}
     return GDMM(head, in_order(data), num_examples=chains, lam=lam, **rules), data
 
@@ -95,7 +95,7 @@ def bcfw(states: int, chains: int, lam: float, sample: int, batch: int, sweeps: 
         sweeps: Of the box QP; 0 is one step for the batch.
     """
     data = LargeChains(num_states=states, num_chains=chains)
-    head = SparseLinearChain(data.in_features, states, boundary=False)
+    head = SparseLinearChain(data.in_features, states, boundary=False, structure=Chain(states))
     dual = DualState.for_head(head, chains, lam, storage=Labelings())
     block_steps = BoxQP(sweeps) if sweeps else CommonStep()
     optim, loss = BCFW(head.parameters(), dual), BlockGap(dual, block_steps=block_steps)

@@ -4,10 +4,18 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from scipy import sparse
 from sklearn.utils.estimator_checks import check_estimator
 
+from torchssvm import SparseFeatures
+from torchssvm.deployment import load_head, load_model
 from torchssvm.estimators import MultilabelSVC
+
+
+def _sparse(chance, n=30, features=8):
+    X = chance.normal(size=(n, features)) * (chance.random((n, features)) < 0.3) * chance.uniform(0.1, 50.0, (n, 1))
+    return X, (X @ chance.normal(size=(features, 3)) > 0).astype(int)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -28,9 +36,6 @@ def test_sets_and_decisions():
     best = [[max(row[sets[:, k] == on]) for on in (0, 1)] for row in scores for k in range(3)]
     decisions = np.diff(best, axis=1).reshape(16, 3)
     assert estimator.decision_function(X) == pytest.approx(decisions, abs=1e-9)
-    lists = MultilabelSVC(random_state=0, tol=0.1).fit(sparse.csr_matrix(X), y)
-    assert lists.certificate_.dual <= estimator.certificate_.primal
-    assert estimator.certificate_.dual <= lists.certificate_.primal
 
 
 @pytest.mark.filterwarnings("ignore:the run ended at max_passes")
@@ -39,3 +44,53 @@ def test_many_labels_name_the_solver_without_decoding():
     with pytest.warns(UserWarning, match=r"31 labels have 465 pairs.*GDMM") as told:
         MultilabelSVC(tol=0.9, max_passes=1).fit(x, y)
     assert sum("GDMM" in str(warning.message) for warning in told) == 1
+
+
+def test_arrays_that_are_mostly_not_zero_are_standardised():
+    """Shifted and stretched columns, and one that never varies, change nothing but the weights of these columns."""
+    chance = np.random.default_rng(1)
+    X = chance.normal(size=(40, 3))
+    y = (X @ chance.normal(size=(3, 3)) + 0.3 > 0).astype(int)
+    stretch, shift = np.array([1e-3, 1.0, 1e4]), np.array([5.0, -2.0, 1e5])
+    other = np.hstack([X * stretch + shift, np.full((40, 1), 0.1)])
+    one, two = (MultilabelSVC(random_state=0, tol=1e-4).fit(rows, y) for rows in (X, other))
+    assert two.certificate_.primal == pytest.approx(one.certificate_.primal, rel=1e-4)
+    assert two.coef_[:, :3] * stretch == pytest.approx(one.coef_, rel=0.02, abs=1e-3)
+    assert not two.coef_[:, 3].any()
+    assert np.array_equal(two.predict(other), one.predict(X))
+    assert one.lam_ == pytest.approx(2.0 / (6.0 * 40))
+    without = MultilabelSVC(random_state=0, fit_intercept=False).fit(X, y)
+    assert without.lam_ == pytest.approx(1.0 / (6.0 * 40))
+
+
+def test_mostly_zero_rows_have_unit_length_in_saved_models_too(tmp_path):
+    X, y = _sparse(np.random.default_rng(2))
+    found = MultilabelSVC(random_state=0).fit(sparse.csr_matrix(X), y)
+    assert np.array_equal(found.predict(X), found.predict(7.0 * X))
+    assert found.lam_ == pytest.approx((np.any(X, axis=1).mean() + 1.0) / (6.0 * len(X)))
+    array = MultilabelSVC(random_state=0).fit(X, y)
+    assert array.certificate_.primal == pytest.approx(found.certificate_.primal)
+    array.save(tmp_path / "sets.safetensors")
+    assert load_head(tmp_path / "sets.safetensors").decode(torch.tensor(X)).tolist() == found.predict(X).tolist()
+    found.save(tmp_path / "sets.safetensors")
+    at = torch.arange(X.shape[1]).expand(X.shape)
+    lists = SparseFeatures(at.where(torch.tensor(X) != 0.0, -1), torch.tensor(X))
+    assert load_head(tmp_path / "sets.safetensors").decode(lists).tolist() == found.predict(X).tolist()
+    classes = MultilabelSVC(random_state=0).fit(sparse.csr_matrix(X), y.argmax(1))
+    classes.save(tmp_path / "classes.safetensors")
+    decoder = load_model(tmp_path / "classes.safetensors")
+    assert [int(decoder.labels[code]) for code in decoder(torch.tensor(X))] == classes.predict(X).tolist()
+
+
+def test_lambda_is_chosen_on_held_out_examples():
+    chance = np.random.default_rng(3)
+    X, y = chance.normal(size=(60, 3)), chance.integers(0, 2, (60, 2))  # there is nothing to learn
+    found = MultilabelSVC("choose", random_state=0).fit(X, y)
+    assert found.lam_ == pytest.approx(3.0 * 2.0 / (6.0 * 60))
+    assert found.lam_ == found.certificate_.lam
+    assert len(found.choice_.points) >= 2
+    assert MultilabelSVC().fit(X, y).choice_ is None
+    with pytest.raises(ValueError, match="C='choose' holds a third"):
+        MultilabelSVC("choose").fit(X[:1], y[:1])
+    with pytest.raises(ValueError, match="C='best' must be"):
+        MultilabelSVC("best").fit(X, y)

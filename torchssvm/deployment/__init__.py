@@ -6,5 +6,6 @@
 
 from torchssvm.deployment.decoder import Decoder, batch_of_names
 from torchssvm.deployment.files import SavedModel, load_head, load_model, save_model
+from torchssvm.deployment.unit_rows import UnitRows
 
-__all__ = ["Decoder", "SavedModel", "batch_of_names", "load_head", "load_model", "save_model"]
+__all__ = ["Decoder", "SavedModel", "UnitRows", "batch_of_names", "load_head", "load_model", "save_model"]

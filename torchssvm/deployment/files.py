@@ -17,6 +17,7 @@ from torchssvm.core.structure import Structure
 from torchssvm.deployment.checks import check_fit, check_labels, check_vocabulary
 from torchssvm.deployment.decoder import Decoder, parts_of
 from torchssvm.deployment.recipes import Recipe, describe, rebuild
+from torchssvm.deployment.unit_rows import UnitRows
 
 _FORMAT = 2  # format 1 had no seal
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -33,11 +34,12 @@ class SavedModel(NamedTuple):
         structure: How its potentials are decoded.
         labels: The names of the outputs, or None.
         vocabulary: The columns of the features by name, or None.
+        features: What scales features before the head gets them, or None.
 
     Example:
         >>> save_model("classes.safetensors", LinearMulticlass(4, 3), labels=["red", "green", "blue"])
         >>> saved = load_head("classes.safetensors")
-        >>> saved.labels[saved.structure.decode(saved.head(points[:1]))]
+        >>> saved.labels[saved.decode(points[:1])]
         'red'
     """
 
@@ -45,6 +47,13 @@ class SavedModel(NamedTuple):
     structure: Structure
     labels: list[str] | None
     vocabulary: dict[str, int] | None
+    features: nn.Module | None = None
+
+    @torch.no_grad()
+    def decode(self, *inputs: Any) -> Any:
+        """The best outputs of features, and of lengths where the head takes them."""
+        x, *lengths = inputs
+        return self.structure.decode(self.head(x if self.features is None else self.features(x), *lengths))
 
 
 def save_model(
@@ -54,6 +63,7 @@ def save_model(
     *,
     labels: Sequence[str] | None = None,
     vocabulary: Mapping[str, int] | None = None,
+    features: nn.Module | None = None,
 ) -> None:
     """Write a trained head and its structure to one safetensors file, whole or not at all.
 
@@ -67,6 +77,7 @@ def save_model(
         structure: Where it is not the head's own.
         labels: The names of the states, classes or labels, in the order of their numbers.
         vocabulary: The column of every feature by its name, for heads that take :class:`~torchssvm.SparseFeatures`.
+        features: :class:`UnitRows`, which scales features before the head gets them.
 
     Raises:
         TypeError: Head or structure is of a class that is not made again, or there are features; labels are no
@@ -82,9 +93,12 @@ def save_model(
     """
     with needs(_EXTRA, "safetensors"):
         from safetensors.torch import save
-    head, structure, features = parts_of(head, structure, None)
-    if features is not None:
-        raise TypeError(f"features={type(features).__name__} are not saved: save features.state_dict() beside the file")
+    head, structure, features = parts_of(head, structure, features)
+    if not isinstance(features, UnitRows | None):
+        raise TypeError(
+            f"features={type(features).__name__} below the head are not saved here: save features.state_dict() beside "
+            "the file, and give Decoder(head, features=...) both after loading"
+        )
     own = getattr(head, "structure", None)
     for name, weight in head.named_parameters():
         if weight.is_meta or weight.dtype not in _DTYPES.values():
@@ -96,6 +110,7 @@ def save_model(
         "format": _FORMAT,
         "head": _to_json(_recipe(head, "head"), tensors),
         "structure": None if structure is own else _to_json(_recipe(structure, "structure"), tensors),
+        **({} if features is None else {"features": _to_json(_recipe(features, "features"), tensors)}),
         "labels": None if labels is None else check_labels(labels, structure),
     }
     if vocabulary is not None:  # a header has at most 100 MB
@@ -179,10 +194,14 @@ def _made(content: dict[str, Any], tensors: dict[str, Tensor]) -> SavedModel:
             raise ValueError(f"its weight {name} is {state[name].dtype}, and the head's is {weight.dtype}")
     head.load_state_dict(state, assign=True)
     head.requires_grad_(False)
+    scaling = content.get("features")
+    features = None if scaling is None else rebuild(_from_json(scaling, tensors))
+    if not isinstance(features, UnitRows | None):
+        raise ValueError(f"its features are a {type(features).__name__}, which does not scale rows")
     labels = None if content["labels"] is None else check_labels(content["labels"], structure)
     names = tensors.get(_VOCABULARY)
     vocabulary = None if names is None else check_vocabulary(json.loads(names.numpy().tobytes()), head)
-    return SavedModel(head.eval(), structure, labels, vocabulary)
+    return SavedModel(head.eval(), structure, labels, vocabulary, features)
 
 
 def _sentence(error: Exception) -> str:
@@ -206,7 +225,7 @@ def load_model(path: str | os.PathLike[str]) -> Decoder:
         torch.Size([2, 5])
     """
     found = load_head(path)
-    decoder = Decoder(found.head, found.structure)
+    decoder = Decoder(found.head, found.structure, found.features)
     decoder.labels, decoder.vocabulary = found.labels, found.vocabulary
     return decoder
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchssvm import structures
 from torchssvm.core.structure import Structure
+from torchssvm.deployment.unit_rows import UnitRows
 
 Recipe = dict[str, Any]
 """``{"class": name, "arguments": {...}}``; arguments are numbers, strings, tensors, lists of these, or recipes."""
@@ -27,7 +28,7 @@ _RULES = (
 _exported = [getattr(structures, name) for name in structures.__all__ if name != "TorchStruct"]  # it is made of a class
 _CLASSES: dict[str, type] = {
     thing.__name__: thing
-    for thing in _exported
+    for thing in (*_exported, UnitRows)
     if isinstance(thing, type) and (issubclass(thing, Structure | nn.Module) or thing in _RULES)
 }
 """What may be made again: the structures and heads that ``torchssvm.structures`` exports, and oracles of structures."""
@@ -77,8 +78,8 @@ def _describe(thing: Any) -> Recipe:
         if name not in arguments:
             arguments[name] = getattr(thing, name)
     recipe: Recipe = {"class": type(thing).__name__, "arguments": {k: _plain(v) for k, v in arguments.items()}}
-    if isinstance(thing, nn.Module):
-        recipe["dtype"] = next(thing.parameters()).dtype
+    if (weight := next(thing.parameters(), None) if isinstance(thing, nn.Module) else None) is not None:
+        recipe["dtype"] = weight.dtype
     return recipe
 
 

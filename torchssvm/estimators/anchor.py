@@ -20,7 +20,7 @@ ANCHORS = ("zero", "least-squares")
 
 
 def anchor(
-    problems: Sequence[DecisionProblems], kind: str, intercept_scaling: float
+    problems: Sequence[DecisionProblems], kind: str, intercept_scaling: float, weight: Array | None = None
 ) -> tuple[list[DecisionProblems], tuple[Array, Array]]:
     """Problems with the anchor's costs among the known ones, and with the feature of the intercepts.
 
@@ -28,13 +28,14 @@ def anchor(
         problems: The anchor is fitted on the first of them.
         kind: One of ``ANCHORS``.
         intercept_scaling: The size of that feature; 0 adds none.
+        weight: ``[n]``, how often each example of the first counts.
 
     Returns:
         The problems, and the anchor's weights and intercepts as :func:`least_squares` returns them.
     """
     base = (np.zeros(1), np.zeros(1))
     if kind == "least-squares":
-        base = least_squares(problems[0], bool(intercept_scaling))
+        base = least_squares(problems[0], bool(intercept_scaling), weight)
     found = []
     for one in problems:
         anchored, x = copy.copy(one), situations(one)
@@ -50,7 +51,9 @@ def anchor(
     return found, base
 
 
-def least_squares(problems: DecisionProblems, intercept: bool) -> tuple[Array, Array]:
+def least_squares(
+    problems: DecisionProblems, intercept: bool, weight: Array | None = None
+) -> tuple[Array, Array]:
     """The weights ``[D, F]`` and the intercepts ``[D]`` of least squares; ``[1, F]`` and ``[1]`` for shared ones."""
     given = situations(problems)
     x, costs = given.x.to(torch.float64).numpy(), problems.target.cost.numpy()
@@ -59,7 +62,8 @@ def least_squares(problems: DecisionProblems, intercept: bool) -> tuple[Array, A
     if x.ndim == 3:
         x, costs = x.reshape(-1, x.shape[-1]), costs.reshape(-1, 1)
     ones = np.full((len(x), 1), float(intercept))
-    found = np.linalg.lstsq(np.hstack([x, ones]), costs, rcond=None)[0].T
+    roots = np.ones(1) if weight is None else np.sqrt(np.repeat(weight, len(x) // len(weight)))
+    found = np.linalg.lstsq(np.hstack([x, ones]) * roots[:, None], costs * roots[:, None], rcond=None)[0].T
     return found[:, :-1], found[:, -1]
 
 

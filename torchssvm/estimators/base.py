@@ -27,13 +27,16 @@ from torchssvm.solvers.guess_lam import advice_if_small, warn_if_zero
 from torchssvm.solvers.schedules import Relative, is_within
 from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.training import make_trainer
+from torchssvm.structures.weighted import WeightedExamples, WeightedHead
 
 MATRIX: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
 _FLAGS = ("fit_intercept", "interactions", "normalize", "warm_start")
 
 
 class CertifiedEstimator(BaseEstimator):
-    """Minimises ``lam/2 |w|^2 + (1/n) sum_i max_y [loss(y) + score(y) - score(y_i)]`` to a certified gap.
+    """Minimises ``lam/2 |w|^2 + (1/n) sum_i t_i max_y [loss(y) + score(y) - score(y_i)]`` to a certified gap.
+
+    ``t_i`` is the ``sample_weight`` of an example, 1 where none is given, and n is their sum.
 
     Subclasses have the common parameters ``tol``, ``max_passes``, ``random_state`` and ``verbose``, and ``warm_start``
     where they keep runs; they call :meth:`_train`.
@@ -66,14 +69,22 @@ class CertifiedEstimator(BaseEstimator):
         if not is_whole(self.verbose):  # scikit-learn's estimators take verbose=1
             check_flags(verbose=self.verbose)
 
-    def _train(self, head: nn.Module, examples: Any, lam: float, solver: Solver | None = None) -> Any:
+    def _train(
+        self, head: Any, examples: Any, lam: float, solver: Solver | None = None, weight: np.ndarray | None = None
+    ) -> Any:
         """The head, trained to the gap, or that of the last fit, which goes on; sets the fitted attributes of the run.
 
-        ``solver`` gives rules and bounds; the seed is that of the estimator.
+        ``solver`` gives rules and bounds; the seed is that of the estimator. ``weight`` ``[n]`` multiplies the hinges.
         """
+        if weight is not None and not (weight == 1.0).all():
+            head, examples = WeightedHead(head), WeightedExamples(examples, weight)
+            bounds = {f"head.{name}": pair for name, pair in (solver.bounds or {}).items()} if solver else None
+            solver = replace(solver, bounds=bounds) if solver and bounds else solver
         digests: Any = _digests(examples) if self._goes_on else None
         run: tuple[Any, Any, Any] = self._run if self._goes_on and self._run else (None, None, None)
         trainer, last, held = run
+        if isinstance(last, WeightedHead) != isinstance(head, WeightedHead):
+            trainer = last = held = None
         structure: Any = head.structure
         if last is not None and not structure.extends(last.structure):
             raise ValueError(
@@ -99,7 +110,8 @@ class CertifiedEstimator(BaseEstimator):
             tolerance, max_passes=before + self.max_passes, on_check=self._note, progress=bool(self.verbose)
         )
         self.certificate_, self.n_passes_ = certificate, certificate.passes
-        self.head_, self.structure_ = head, head.structure
+        own = head.head if isinstance(head, WeightedHead) else head
+        self.head_, self.structure_ = own, own.structure
         if is_within(certificate.gap, tolerance, certificate.primal):
             warn_if_zero(certificate, trainer.dual, head, examples, C)
         else:
@@ -111,7 +123,7 @@ class CertifiedEstimator(BaseEstimator):
                 f"smaller C (a larger lam){small}",
                 ConvergenceWarning,
             )
-        return head
+        return own
 
     def _note(self, certificate: Certificate) -> None:
         names = ("passes", "primal", "dual", "gap", "exact", "seconds")
@@ -126,12 +138,13 @@ class CertifiedEstimator(BaseEstimator):
 class StructuredEstimator(CertifiedEstimator):
     """A certified estimator of labels.
 
-    With ``C`` in the place of ``lam``, ``1/2 |w|^2 + C sum_i max_y [...]`` is minimised, so ``lam = 1 / (C n)``.
+    With ``C`` in the place of ``lam``, ``1/2 |w|^2 + C sum_i t_i max_y [...]`` is minimised, so ``lam = 1 / (C n)``.
     """
 
     C: Any
     lam: Any
     classes_: Any
+    _C: Any = 1.0  # what C is unless it is given
 
     def __init__(
         self, C: Any, lam: Any, tol: float, max_passes: float, random_state: Any, verbose: bool, warm_start: bool
@@ -143,7 +156,7 @@ class StructuredEstimator(CertifiedEstimator):
         """Raise ValueError or TypeError for parameters that are out of range, or flags that are not flags."""
         if self.lam is None and self.C is None:
             raise ValueError("C and lam are both None: give one of them, lam is 1 / (C n)")
-        if self.lam is not None and self.C is not None and self.C != 1.0:
+        if self.lam is not None and self.C is not None and self.C != self._C:
             raise ValueError(f"C={self.C} and lam={self.lam} are both given: lam is 1 / (C n), so give one of them")
         name = "C" if self.lam is None else "lam"
         check_number(getattr(self, name), name, above=0.0)
@@ -186,7 +199,12 @@ class StructuredEstimator(CertifiedEstimator):
         """
         check_is_fitted(self)
         names = [str(label) for label in self.classes_]
-        save_model(path, self.head_, labels=names, vocabulary=getattr(self, "vocabulary_", None))
+        vocabulary = getattr(self, "vocabulary_", None)
+        save_model(path, self.head_, labels=names, vocabulary=vocabulary, features=self._features())
+
+    def _features(self) -> Any:
+        """What scales features below the head, in a saved model."""
+        return None
 
 
 class MatrixClassifier(ClassifierMixin, StructuredEstimator):

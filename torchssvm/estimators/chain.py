@@ -13,8 +13,8 @@ from torchssvm.core.batch import in_order
 from torchssvm.core.naming import naming
 from torchssvm.core.sparse_features import vocabulary_of
 from torchssvm.estimators.base import StructuredEstimator
-from torchssvm.estimators.labels import accuracy, check_lists, labelled, state_weights, states_of
-from torchssvm.estimators.sequences import ARRAYS, NAMED, batches_of, check_list, kind_of, rows_of, size_of
+from torchssvm.estimators.labels import accuracy, check_lists, counted, labelled, state_weights, states_of
+from torchssvm.estimators.sequences import ARRAYS, NAMED, batches_of, check_list, kind_of, listed, rows_of, size_of
 from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.sparse_head import SparseLinearChain
 from torchssvm.structures.chain.structure import Chain
@@ -28,7 +28,7 @@ class ChainSVC(StructuredEstimator):
 
     ``X`` is a list of arrays or of scipy sparse matrices ``[N_i, F]``, one row for each token; or a list of lists of
     tokens, each token a dictionary ``{name: text, number, True or False}`` or a list of names, as sklearn-crfsuite
-    takes them. A text becomes the feature ``name=text``. ``y`` is a list of lists of labels, texts or numbers.
+    takes them. A text becomes the feature ``name=text``. Generators are read, once. ``y`` is a list of lists of labels, texts or numbers.
 
     Args:
         C, lam, tol, max_passes, random_state, verbose, warm_start: As in :class:`MultinomialSVC`.
@@ -71,8 +71,13 @@ class ChainSVC(StructuredEstimator):
         self.min_count = min_count
         self.class_weight = class_weight
 
-    def fit(self, X: Any, y: Any) -> ChainSVC:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> ChainSVC:
         """Train on the sequences ``X`` and their labels ``y``.
+
+        Args:
+            X: Sequences.
+            y: Their labels.
+            sample_weight: ``[n]``, how often each sequence counts, as in :class:`MultinomialSVC`.
 
         Raises:
             ValueError: A parameter is out of range, a sequence is empty, there is one label only, a label is missing,
@@ -80,8 +85,9 @@ class ChainSVC(StructuredEstimator):
             TypeError: A token is neither a row of an array, nor a dictionary, nor a list of names.
         """
         self._seen = None
-        self._fit(X, y)
-        self._last = list(X), list(y)
+        X, y = listed(X), listed(y)
+        self._fit(X, y, sample_weight)
+        self._last = (list(X), list(y)) if sample_weight is None else None
         return self
 
     def partial_fit(self, X: Any, y: Any) -> ChainSVC:
@@ -93,18 +99,21 @@ class ChainSVC(StructuredEstimator):
             ValueError: As :meth:`fit`, of all sequences; or the estimator is a copy of a trained one.
             TypeError: As :meth:`fit`.
         """
+        X, y = listed(X), listed(y)
         check_list(X)
         return self._add(list(X), list(y), self._fit)
 
-    def _fit(self, X: Any, y: Any) -> ChainSVC:
+    def _fit(self, X: Any, y: Any, sample_weight: Any = None) -> ChainSVC:
         """Train on all sequences, from the last fit where the estimator goes on."""
         self._check_parameters()
+        check_list(X)
+        X, y, times, total = counted(X, y, sample_weight)
         least = check_whole(self.min_count, "min_count")
         kind, lengths = kind_of(X), [size_of(sequence) for sequence in X]
         rows = X if kind == NAMED else rows_of(X)
         goes_on = self._goes_on and self._run is not None
         classes, states = states_of(check_lists(y, lengths, "token"), self.classes_ if goes_on else None)
-        weights = state_weights(self.class_weight, classes, states)
+        weights = state_weights(self.class_weight, classes, states, times)
         held: dict[str, int] | None = getattr(self, "vocabulary_", None) if goes_on else None
         vocabulary = vocabulary_of(X, least, held) if kind == NAMED else None
         size = rows[0].shape[1] if vocabulary is None else len(vocabulary)
@@ -114,7 +123,8 @@ class ChainSVC(StructuredEstimator):
         head = (LinearChain if kind == ARRAYS else SparseLinearChain)(size, len(classes), structure=structure)
         if vocabulary is None and rows[0].dtype == np.float64:
             head = head.double()
-        head = self._train(head, labelled(lengths, states, batches_of(rows, vocabulary)), self._lam(len(lengths)))
+        examples = labelled(lengths, states, batches_of(rows, vocabulary))
+        head = self._train(head, examples, self._lam(total or len(lengths)), weight=times)
         self.classes_, self.vocabulary_, self.n_features_in_, self._kind = classes, vocabulary, size, kind
         self.coef_ = head.by_feature(head.emission.detach()).numpy().T.copy()
         found = (head.transition, head.bias, head.start_transitions, head.end_transitions)
@@ -125,6 +135,7 @@ class ChainSVC(StructuredEstimator):
 
     def predict(self, X: Any) -> list[list[Any]]:
         """The labels with the highest score for every sequence, a list of lists like ``y``; [] for an empty one."""
+        X = listed(X)
         check_list(X)
         found: list[list[Any]] = [[] for _ in X]
         for index, length, potentials in self._scored(X):
@@ -140,6 +151,7 @@ class ChainSVC(StructuredEstimator):
         labels of ``predict``, and not above for others. Its size says how sure the model is.
         """
         check_is_fitted(self)
+        X = listed(X)
         check_list(X)
         found = [np.zeros((0, len(self.classes_))) for _ in X]
         for index, length, potentials in self._scored(X):
@@ -149,6 +161,7 @@ class ChainSVC(StructuredEstimator):
 
     def score(self, X: Any, y: Any) -> float:
         """The share of tokens with the right label."""
+        X, y = listed(X), listed(y)
         check_list(X)
         return accuracy(check_lists(y, [size_of(sequence) for sequence in X], "token"), self.predict(X))
 

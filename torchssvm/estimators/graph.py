@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from torchssvm.core.batch import in_order
 from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import Examples, check_matrix, padded
-from torchssvm.estimators.labels import accuracy, check_lists, labelled, state_weights, states_of
+from torchssvm.estimators.labels import accuracy, check_lists, counted, labelled, state_weights, states_of
 from torchssvm.estimators.sequences import check_list
 from torchssvm.solvers.choice import BATCH
 from torchssvm.solvers.solver import Solver
@@ -55,8 +55,7 @@ class GraphSVC(StructuredEstimator):
 
     Args:
         C, lam, tol, max_passes, random_state, verbose, warm_start: As in :class:`MultinomialSVC`.
-        class_weight: None, "balanced", or a dictionary by label: the cost of a wrong label, by the true one. Forests
-            only.
+        class_weight: None, "balanced", or a dictionary by label: the cost of a wrong label, by the true one.
 
     Attributes:
         classes_: ``[K]``, the labels in ascending order.
@@ -88,17 +87,24 @@ class GraphSVC(StructuredEstimator):
         super().__init__(C, lam, tol, max_passes, random_state, verbose, warm_start)
         self.class_weight = class_weight
 
-    def fit(self, X: Any, y: Any) -> GraphSVC:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> GraphSVC:
         """Train on the graphs ``X`` and the labels ``y`` of their nodes.
+
+        Args:
+            X: Graphs.
+            y: Labels of their nodes.
+            sample_weight: ``[n]``, how often each graph counts, as in :class:`MultinomialSVC`.
 
         Raises:
             ValueError: A parameter is out of range, there is one label only, X and y do not fit, or graphs with cycles
                 have more than two labels.
         """
         self._check_parameters()
+        check_list(X, "graphs")
+        X, y, times, total = counted(X, y, sample_weight)
         graphs = _graphs(X)
         classes, states = states_of(check_lists(y, [len(graph.nodes) for graph in graphs], "node"))
-        weights = state_weights(self.class_weight, classes, states)
+        weights = state_weights(self.class_weight, classes, states, times)
         self.n_features_in_, self.n_edge_features_in_ = graphs[0].nodes.shape[1], graphs[0].features.shape[1]
         self.classes_ = classes
         cyclic = next((place for place, graph in enumerate(graphs) if graph.parent is None), None)
@@ -108,7 +114,7 @@ class GraphSVC(StructuredEstimator):
             )
             # Trees are quick to decode: many cheap steps take less time, where there is more than one batch of them.
             solver = Solver(direction=FrankWolfe()) if len(graphs) > BATCH else None
-            head = self._train(head, _forests(graphs, states), self._lam(len(graphs)), solver)
+            head = self._train(head, _forests(graphs, states), self._lam(total or len(graphs)), solver, times)
             self.coef_, self.intercept_ = (t.detach().numpy().copy() for t in (head.node, head.bias))
             self.edge_coef_ = head.edge.detach().numpy().copy()
             return self
@@ -118,13 +124,12 @@ class GraphSVC(StructuredEstimator):
                 "labels only. Graphs without cycles, such as a spanning tree, take any number of labels; for cycles "
                 "train torchssvm.LinearPairwiseGraph by torchssvm.solve"
             )
-        if weights is not None:
-            raise ValueError(f"class_weight={self.class_weight!r} is for graphs without cycles: leave it out")
         attractive = all((graph.features >= 0).all() for graph in graphs)
         structure = GraphCut(None if attractive else RoofDual(), normalize=False)
         head = LinearGraph(self.n_features_in_ + 1, self.n_edge_features_in_, structure=structure)
         solver = Solver(bounds={"pairwise": (0.0, None)}) if attractive else None
-        head = self._train(head, _cuts(graphs, states), self._lam(len(graphs)), solver)
+        examples = _cuts(graphs, states, weights)
+        head = self._train(head, examples, self._lam(total or len(graphs)), solver, times)
         unary = 2.0 * head.unary.detach().numpy()[None]  # a node's score is half the difference
         self.coef_, self.intercept_ = unary[:, :-1], unary[:, -1]
         self.edge_coef_ = head.pairwise.detach().numpy().copy()
@@ -251,7 +256,9 @@ def _forests(graphs: Sequence[Graph], states: Sequence[np.ndarray] | None = None
     return labelled([len(graph.nodes) for graph in graphs], states, features)
 
 
-def _cuts(graphs: Sequence[Graph], states: Sequence[np.ndarray] | None = None) -> Examples:
+def _cuts(
+    graphs: Sequence[Graph], states: Sequence[np.ndarray] | None = None, costs: torch.Tensor | None = None
+) -> Examples:
     """The training set of :class:`LinearGraph`, with a last feature of the nodes that is 1."""
     nodes = [np.hstack([graph.nodes, np.ones((len(graph.nodes), 1), np.float32)]) for graph in graphs]
 
@@ -262,4 +269,4 @@ def _cuts(graphs: Sequence[Graph], states: Sequence[np.ndarray] | None = None) -
             padded([graphs[i].edges for i in rows], -1),
         )
 
-    return labelled([len(graph.nodes) for graph in graphs], states, features)
+    return labelled([len(graph.nodes) for graph in graphs], states, features, costs)

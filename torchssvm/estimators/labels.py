@@ -13,6 +13,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from torchssvm.core.batch import Batch
 from torchssvm.estimators.examples import Examples, padded
+from torchssvm.structures.arguments import WeightedLabels
 
 NO_LABELS = (-1, -100)
 """Numbers that stand for a missing label elsewhere, in scikit-learn and torch."""
@@ -91,6 +92,36 @@ def states_of(y: Sequence[Sequence[Any]], known: np.ndarray | None = None) -> tu
     return classes, np.split(states.astype(np.int64), ends)
 
 
+def times_of(sample_weight: Any, n: int) -> np.ndarray:
+    """How often each example counts, ``[n]`` float64, checked."""
+    found = np.asarray(sample_weight, np.float64)
+    if found.shape != (n,):
+        raise ValueError(
+            f"sample_weight has shape {list(found.shape)}, and [{n}] is expected, a number for each example"
+        )
+    if not (np.isfinite(found).all() and (found >= 0.0).all() and found.any()):
+        raise ValueError("sample_weight must hold finite numbers that are not negative, and not only zeros")
+    return found
+
+
+def counted(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, np.ndarray | None, float | None]:
+    """The examples whose weight is not 0; their weights divided by the mean, ``[n]``, and the sum of the weights.
+
+    Both are None where no weights are given: then n takes the place of the sum.
+
+    Raises:
+        ValueError: The weights are not one for each example, finite, not negative, and not only zeros.
+    """
+    if sample_weight is None:
+        return X, y, None, None
+    times = times_of(sample_weight, X.shape[0] if hasattr(X, "shape") else len(X))
+    kept = times.nonzero()[0]
+    if len(kept) < len(times) == len(y):
+        X, y = (own[kept] if hasattr(own, "shape") else [own[i] for i in kept] for own in (X, y))
+        times = times[kept]
+    return X, y, times / times.mean(), float(times.sum())
+
+
 def weights_of(
     class_weight: Any, classes: np.ndarray, codes: np.ndarray, sample_weight: np.ndarray | None = None
 ) -> np.ndarray:
@@ -106,8 +137,9 @@ def weights_of(
         ValueError: ``class_weight`` is something else, or a weight is negative or not finite.
     """
     if isinstance(class_weight, str) and class_weight == "balanced":
-        counts = np.bincount(codes, sample_weight)
-        return counts.sum() / (len(classes) * counts)
+        counts = np.bincount(codes, sample_weight, len(classes)).astype(np.float64)
+        least = counts[counts > 0.0].min(initial=np.inf)  # that of a class which does not occur
+        return counts.sum() / (len(classes) * np.maximum(counts, least))
     if class_weight is not None and not isinstance(class_weight, dict):
         raise ValueError(f"class_weight={class_weight!r} must be None, 'balanced' or a dictionary by class")
     found = compute_class_weight(class_weight, classes=classes, y=classes)
@@ -116,15 +148,21 @@ def weights_of(
     return found
 
 
-def state_weights(class_weight: Any, classes: np.ndarray, states: Sequence[np.ndarray]) -> torch.Tensor | None:
-    """:func:`weights_of` for lists of states; None for 1 throughout."""
+def state_weights(
+    class_weight: Any, classes: np.ndarray, states: Sequence[np.ndarray], times: np.ndarray | None = None
+) -> torch.Tensor | None:
+    """:func:`weights_of` for lists of states, and how often each list counts; None for 1 throughout."""
     if class_weight is None:
         return None
-    return torch.from_numpy(weights_of(class_weight, classes, np.concatenate(states)))
+    each = None if times is None else np.repeat(times, [len(own) for own in states])
+    return torch.from_numpy(weights_of(class_weight, classes, np.concatenate(states), each))
 
 
 def labelled(
-    lengths: Sequence[int], states: Sequence[np.ndarray] | None, features: Callable[[np.ndarray], Any]
+    lengths: Sequence[int],
+    states: Sequence[np.ndarray] | None,
+    features: Callable[[np.ndarray], Any],
+    costs: torch.Tensor | None = None,
 ) -> Examples:
     """A training set of examples with a state for each token or node.
 
@@ -132,12 +170,15 @@ def labelled(
         lengths: The number of tokens or nodes of each example.
         states: The states of each example; None, to predict, is 0 throughout.
         features: Places ``[B]`` -> the features of these examples.
+        costs: ``[K]``, of a wrong label, by the true one: targets are then :class:`WeightedLabels`.
     """
     sizes = np.asarray(lengths, np.int64)
     y = [np.zeros(size, np.int64) for size in sizes] if states is None else states
 
     def fetch(rows: np.ndarray) -> Batch:
-        target = padded([y[i] for i in rows], -1)
+        target: Any = padded([y[i] for i in rows], -1)
+        if costs is not None:
+            target = WeightedLabels(target, costs[target.clamp(min=0)])
         return Batch(features(rows), target, torch.from_numpy(rows), torch.from_numpy(sizes[rows]))
 
     return Examples(fetch, sizes)

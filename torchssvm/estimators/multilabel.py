@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from typing import Any
 
 import numpy as np
 import torch
 from scipy import sparse
+from sklearn.preprocessing import normalize
+from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from torchssvm.core.batch import Batch
+from torchssvm.core.batch import Batch, Part
 from torchssvm.core.caller import warn
 from torchssvm.core.potentials import Potentials
-from torchssvm.deployment import save_model
+from torchssvm.deployment import UnitRows, save_model
 from torchssvm.estimators.base import MATRIX, MatrixClassifier
 from torchssvm.estimators.examples import Examples, check_matrix, reader
-from torchssvm.estimators.labels import check_classes
+from torchssvm.estimators.labels import check_classes, counted, weights_of
+from torchssvm.path.choose_lam import choose_lam
+from torchssvm.solvers.schedules import Relative
+from torchssvm.solvers.solver import Solver
 from torchssvm.structures.multiclass.head import LinearMulticlass
 from torchssvm.structures.multilabel.head import LinearMultilabel
 from torchssvm.structures.multilabel.sparse_head import SparseLinearMultilabel
+from torchssvm.structures.multilabel.structure import Multilabel
+
+GUESS, CHOOSE = "guess", "choose"
+
+_SHARE = 1 / 6
+"""Of the lambda at which a label is fitted to one example alone; see docs/guides/label-sets.md for what it is worth."""
+
+_FACTORS = (3.0, 1.0, 0.3, 0.1)
+"""Of the guess, to choose from: at larger lambdas pairs outweigh labels, and many labels are slow to decode."""
+
+_HELD_OUT = 1 / 3
+_COARSE = 0.05
+"""The gap at each lambda that is tried, as a share of the primal."""
+
+_DENSE = 0.5
+"""Columns are standardised where more than this share of an array is not zero."""
 
 _MANY = 30
 """With more labels, branch and bound leaves many sets open, unless the weights of pairs are small."""
@@ -51,24 +73,35 @@ class MultilabelSVC(MatrixClassifier):
     """Sets of labels with a score for each label and for each pair, trained by max margin to a certified gap.
 
     A set scores the sum of its labels' ``coef_ @ x + intercept_`` and of the ``interactions_`` of its pairs, the model
-    of [Yen et al. 2016, section 5]; the loss is the share of wrong labels. Sets are decoded by branch and bound. Where
+    of [Yen et al. 2016, section 5]; the loss is the number of wrong labels. Sets are decoded by branch and bound. Where
     that leaves an example open, its upper bound counts: ``certificate_`` holds, and says ``exact=False``. With more
     than 30 labels and their pairs that is usual: a warning names :class:`torchssvm.GDMM`, which trains without
     decoding.
+
+    Features are scaled, so that rows are about 1 long: the columns of an array that is mostly not zero get mean 0 and
+    equal variances, and other rows, those of sparse matrices too, are divided by their length.
 
     ``y`` is an indicator matrix ``[n, K]``. A vector of classes stands for sets of one label, and ``predict`` then
     gives the label with the highest score.
 
     Args:
-        C, lam, tol, max_passes, random_state, verbose, warm_start: As in :class:`MultinomialSVC`.
+        C: A number as in :class:`MultinomialSVC`; "guess", ``6 / m``, where m is the mean square of the length of a
+            scaled row and its intercept, so 3 or 6; or "choose", which trains at 3, 1, 0.3 and 0.1 times the
+            guess's lambda on two thirds of the examples, takes what predicts the rest best, and trains on all.
+        lam, tol, max_passes, random_state, verbose, warm_start: As in :class:`MultinomialSVC`.
         interactions: Whether pairs of labels are scored.
-        fit_intercept: Whether every label has an intercept; it is regularised like the other weights.
+        class_weight: None, "balanced", or a dictionary by label: the cost of deciding a label wrongly, "balanced"
+            by how seldom it is on; where ``y`` is a vector, the weight of an example's loss, by its class.
+        fit_intercept: Whether every label has an intercept; it is regularised like the other weights. Without, columns
+            keep their means.
 
     Attributes:
         classes_: ``[K]``, the labels: 0 to K - 1 for an indicator matrix.
-        coef_: ``[K, F]``, for two classes in a vector ``[1, F]``.
+        coef_: ``[K, F]``, for two classes in a vector ``[1, F]``; of rows as they are given, or of unit length.
         intercept_: ``[K]`` or ``[1]``, zero without intercepts.
         interactions_: ``[K, K]``, symmetric with a zero diagonal; None without interactions.
+        unit_rows_: Whether rows are divided by their length.
+        lam_, choice_: Lambda, and the :class:`torchssvm.path.LamChoice`; None where nothing was chosen.
         n_features_in_: F.
         certificate_, n_passes_, history_, head_, structure_: As in :class:`MultinomialSVC`.
 
@@ -78,13 +111,16 @@ class MultilabelSVC(MatrixClassifier):
         (5, 3)
     """
 
+    _C = GUESS
+
     def __init__(
         self,
-        C: float | None = 1.0,
+        C: float | str | None = GUESS,
         *,
         lam: float | None = None,
         interactions: bool = True,
         fit_intercept: bool = True,
+        class_weight: Any = None,
         tol: float = 0.01,
         max_passes: float = 1000.0,
         random_state: Any = None,
@@ -94,9 +130,15 @@ class MultilabelSVC(MatrixClassifier):
         super().__init__(C, lam, tol, max_passes, random_state, verbose, warm_start)
         self.interactions = interactions
         self.fit_intercept = fit_intercept
+        self.class_weight = class_weight
 
-    def fit(self, X: Any, y: Any) -> MultilabelSVC:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> MultilabelSVC:
         """Train on ``X`` ``[n, F]``, dense or a scipy sparse matrix, and the label sets ``y``.
+
+        Args:
+            X: Features.
+            y: Label sets.
+            sample_weight: ``[n]``, how often each example counts, as in :class:`MultinomialSVC`.
 
         Raises:
             ValueError: A parameter is out of range, there is one class only, or X and y do not fit.
@@ -109,6 +151,7 @@ class MultilabelSVC(MatrixClassifier):
         y = y.toarray() if sparse.issparse(y) else np.asarray(y)
         check_classification_targets(y)
         y = y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
+        X, y, times, total = counted(X, y, sample_weight)
         self._sets = y.ndim == 2
         if self._sets and type_of_target(y) != "multilabel-indicator":
             raise ValueError(_FORM)
@@ -120,8 +163,22 @@ class MultilabelSVC(MatrixClassifier):
         labels = target.shape[1]
         make = SparseLinearMultilabel if sparse.issparse(X) else LinearMultilabel
         pairs = self.interactions and labels > 1
-        head = make(X.shape[1], labels, bias=self.fit_intercept, pairwise=pairs)
+        costs = None
+        if self._sets and self.class_weight is not None:
+            each = None if times is None else times[target.nonzero()[:, 0]]
+            costs = torch.from_numpy(weights_of(self.class_weight, classes, target.nonzero()[:, 1].numpy(), each))
+        elif self.class_weight is not None:
+            codes = classes.searchsorted(y)
+            by_class = weights_of(self.class_weight, classes, codes, times)[codes]
+            times = by_class if times is None else times * by_class
+            if not times.all():
+                raise ValueError(f"class_weight={self.class_weight!r} has a class of weight 0: leave its rows out")
+        structure = Multilabel(labels, pairwise=pairs, normalize=False, weights=costs)
+        head = make(X.shape[1], labels, bias=self.fit_intercept, pairwise=pairs, structure=structure)
         head = head.double() if X.dtype == np.float64 else head
+        self.unit_rows_ = sparse.issparse(X) or np.count_nonzero(X) <= _DENSE * X.size
+        mean, factor = (0.0, 1.0) if self.unit_rows_ else _standardised(X, self.fit_intercept, times)
+        X = normalize(X) if self.unit_rows_ else ((X - mean) * factor).astype(X.dtype)
         read = reader(X)
 
         def fetch(rows: np.ndarray) -> Batch:
@@ -136,12 +193,60 @@ class MultilabelSVC(MatrixClassifier):
                 "torchssvm.GDMM(LinearMultilabel(...), ...) trains such models without decoding; interactions=False "
                 "leaves the pairs out"
             )
-        head = self._train(head, Examples(fetch, n=X.shape[0]), self._lam(X.shape[0]))
-        self.classes_ = classes
-        self.coef_ = head.by_feature(head.unary.detach()).numpy().T.copy()
+        examples = Examples(fetch, n=X.shape[0])
+        self.choice_ = None
+        if self.lam is None and isinstance(self.C, str):
+            squares = np.asarray((X.multiply(X) if sparse.issparse(X) else X * X).sum(1), np.float64).ravel()
+            square = float(np.average(squares, weights=times)) + self.fit_intercept
+            lam = _SHARE * max(square, 1e-6) / (total or X.shape[0])
+            if self.C == CHOOSE and times is not None:
+                raise ValueError(f"C={CHOOSE!r} holds examples out, which count alike: give C or lam with weights")
+            lam = lam if self.C == GUESS else self._chosen(copy.deepcopy(head), examples, lam)
+        else:
+            lam = self._lam(total or X.shape[0])
+        self.lam_ = lam
+        trained = self._train(head, examples, lam, weight=times)
+        head = copy.deepcopy(trained).double()
+        with torch.no_grad():  # the head that is kept takes rows as they are given
+            weight = head.by_feature(trained.unary).numpy().T * np.asarray(factor, np.float64)
+            head.load_state_dict(trained.state_dict())
+            head.unary.copy_(head.by_feature(torch.from_numpy(weight.T)))
+            if head.bias is not None:
+                head.bias.sub_(torch.from_numpy(weight @ np.broadcast_to(mean, weight.shape[1])))
+        self.head_, self.classes_, self.coef_ = head, classes, weight
         self.intercept_ = np.zeros(labels) if head.bias is None else head.bias.detach().numpy().copy()
         self.interactions_ = head.interactions().detach().numpy() if pairs else None
         return self
+
+    def _check_parameters(self) -> None:
+        if self.lam is None and isinstance(self.C, str):
+            if self.C not in (GUESS, CHOOSE):
+                raise ValueError(f"C={self.C!r} must be a positive number, {GUESS!r} or {CHOOSE!r}")
+            self._check_run()
+        else:
+            super()._check_parameters()
+
+    def _chosen(self, head: Any, examples: Examples, guess: float) -> float:
+        """The lambda that predicts held-out examples best."""
+        n = len(examples)
+        held = round(_HELD_OUT * n)
+        if not held:
+            raise ValueError(f"C={CHOOSE!r} holds a third of the examples out, and there are {n}: give C or lam")
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        order = torch.from_numpy(np.random.RandomState(seed).permutation(n))
+        share = n / (n - held)  # lam n is that of all examples
+        self.choice_ = choose_lam(
+            head,
+            Part(examples, order[held:]),
+            Part(examples, order[:held]),
+            [factor * guess * share for factor in _FACTORS],
+            tolerance=Relative(max(_COARSE, float(self.tol))),
+            patience=2,
+            max_passes=float(self.max_passes),
+            solver=Solver(seed=seed),
+            progress=bool(self.verbose),
+        )
+        return self.choice_.best.lam / share
 
     def decision_function(self, X: Any) -> np.ndarray:
         """For each label, the best score of a set with it less the best of one without it, ``[n, K]``.
@@ -188,7 +293,7 @@ class MultilabelSVC(MatrixClassifier):
             weight, bias = torch.cat([torch.zeros_like(weight), weight]), torch.cat([torch.zeros_like(bias), bias])
         head = LinearMulticlass(weight.shape[1], len(weight)).to(weight.dtype)
         head.load_state_dict({"weight": weight, "bias": bias})
-        save_model(path, head, labels=[str(label) for label in self.classes_])
+        save_model(path, head, labels=[str(label) for label in self.classes_], features=self._features())
 
     def _decode(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The best sets ``[n, K]`` and their scores ``[n]``."""
@@ -198,8 +303,12 @@ class MultilabelSVC(MatrixClassifier):
         found = self.structure_.argmax(Potentials(potentials))
         return found.labeling, found.value
 
+    def _features(self) -> UnitRows | None:
+        return UnitRows() if self.unit_rows_ else None
+
     def _scores(self, X: Any) -> torch.Tensor:
         X = self._matrix(X)
+        X = normalize(X) if self.unit_rows_ else X
         return torch.from_numpy(np.asarray(X @ self.coef_.T + self.intercept_, np.float64))
 
     def __sklearn_tags__(self) -> Any:
@@ -207,3 +316,13 @@ class MultilabelSVC(MatrixClassifier):
         tags.classifier_tags.multi_label = True
         tags.target_tags.multi_output = True
         return tags
+
+
+def _standardised(X: np.ndarray, centre: bool, times: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """What is subtracted from each column, and what it is then multiplied by, ``[F]``: rows are 1 long, by the mean."""
+    X = X.astype(np.float64)
+    mean = np.average(X, 0, times) if centre else np.zeros(X.shape[1])
+    deviation = np.sqrt(np.average(np.square(X - mean), 0, times))
+    varies = deviation > 1e-7 * abs(mean)  # the mean of equal numbers is rounded
+    size = max(int(varies.sum()), 1) ** 0.5
+    return mean, np.divide(1.0, size * deviation, out=np.zeros_like(mean), where=varies)

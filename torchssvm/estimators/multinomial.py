@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torchssvm.core.batch import Batch
 from torchssvm.estimators.base import MATRIX, MatrixClassifier
 from torchssvm.estimators.examples import Examples, check_matrix, reader
-from torchssvm.estimators.labels import check_classes, weights_of
+from torchssvm.estimators.labels import check_classes, times_of, weights_of
 from torchssvm.structures.arguments import WeightedLabels
 from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.sparse_head import SparseLinearChain
@@ -121,7 +121,7 @@ class MultinomialSVC(MatrixClassifier):
         if sample_weight is None:
             times = np.ones(len(y))
         else:
-            times = _times(sample_weight, len(y))
+            times = times_of(sample_weight, len(y))
             X, y, times = X[times > 0.0], y[times > 0.0], times[times > 0.0]
         classes, codes = np.unique(y, return_inverse=True)
         if named is not None:
@@ -205,15 +205,3 @@ class MultinomialSVC(MatrixClassifier):
         """The class with the highest score for every row of ``X``, ``[n]``."""
         scores = self.decision_function(X)
         return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)]
-
-
-def _times(sample_weight: Any, n: int) -> np.ndarray:
-    """How often each example counts, ``[n]`` float64, checked."""
-    found = np.asarray(sample_weight, np.float64)
-    if found.shape != (n,):
-        raise ValueError(
-            f"sample_weight has shape {list(found.shape)}, and [{n}] is expected, a number for each example"
-        )
-    if not (np.isfinite(found).all() and (found >= 0.0).all() and found.any()):
-        raise ValueError("sample_weight must hold finite numbers that are not negative, and not only zeros")
-    return found

@@ -13,12 +13,14 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_number, check_tensor
+from torchssvm.core.batch import tree_map
 from torchssvm.core.head_call import largest_feature
 from torchssvm.core.jit import clock
 from torchssvm.estimators.anchor import ANCHORS, anchor, linear, part, situations
 from torchssvm.estimators.base import CertifiedEstimator
 from torchssvm.estimators.choose_by_regret import choose_by_regret
 from torchssvm.estimators.examples import check_matrix
+from torchssvm.estimators.labels import counted
 from torchssvm.path.lam_choice import LamChoice
 from torchssvm.solvers.solver import Solver
 from torchssvm.steps.cache import CacheOracle
@@ -103,8 +105,13 @@ class PredictThenOptimize(CertifiedEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
-    def fit(self, X: Any, costs: Any) -> PredictThenOptimize:
+    def fit(self, X: Any, costs: Any, sample_weight: Any = None) -> PredictThenOptimize:
         """Train on features ``X`` and the true costs ``[n, D]``.
+
+        Args:
+            X: Features.
+            costs: The true costs.
+            sample_weight: ``[n]``, how often each example counts, as in :class:`MultinomialSVC`; needs ``lam``.
 
         Raises:
             ValueError: A parameter is out of range; X and costs do not fit, or are not finite; or the program did not
@@ -114,6 +121,11 @@ class PredictThenOptimize(CertifiedEstimator):
         structure = self._checked()
         x = self._inputs(X)
         costs = _as_costs(costs)
+        if sample_weight is not None and self.lam is None:
+            raise ValueError("lam=None chooses lam on held-out examples, which count alike: give lam with sample_weight")
+        kept, _, times, _ = counted(torch.arange(len(x.x)), costs, sample_weight)
+        if len(kept) < len(x.x) == len(costs):
+            x, costs = tree_map(lambda tensor: tensor[kept], (x, costs))
         structure.target(costs[:1], None if x.given is None else x.given[:1])  # compiles, and checks shapes
         start = clock()
         problems = DecisionProblems(x, costs, structure)
@@ -127,11 +139,11 @@ class PredictThenOptimize(CertifiedEstimator):
         if lam is None:
             choice = self._choose(problems, solver)
             lam = choice.best.lam
-        (anchored,), base = anchor([problems], self.anchor, self.intercept_scaling)
+        (anchored,), base = anchor([problems], self.anchor, self.intercept_scaling, times)
         with warnings.catch_warnings():
             if self.anchor != "zero":  # which may be right about every example
                 warnings.filterwarnings("ignore", message="the primal is 0 at zero weights")
-            head = self._train(self._new_head(x, structure), anchored, float(lam), solver)
+            head = self._train(self._new_head(x, structure), anchored, float(lam), solver, times)
         self.lam_, self.choice_, self.seconds_per_decision_ = float(lam), choice, seconds
         weight = head.weight.detach().numpy().astype(np.float64)
         coef, intercept = weight, np.zeros(len(weight))

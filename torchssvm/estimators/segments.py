@@ -13,7 +13,7 @@ from torchssvm.core.arguments import check_whole, is_whole
 from torchssvm.core.batch import in_order
 from torchssvm.core.naming import naming
 from torchssvm.estimators.base import StructuredEstimator
-from torchssvm.estimators.labels import check_lists, labelled, states_of
+from torchssvm.estimators.labels import check_lists, counted, labelled, states_of
 from torchssvm.estimators.sequences import ARRAYS, batches_of, check_list, kind_of, rows_of, size_of
 from torchssvm.structures.segments.head import LinearSegments
 from torchssvm.structures.segments.spans import span_f1
@@ -74,14 +74,21 @@ class SegmentSVC(StructuredEstimator):
         self.boundary = boundary
         self.span_loss = span_loss
 
-    def fit(self, X: Any, y: Any) -> SegmentSVC:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> SegmentSVC:
         """Train on the sequences ``X`` and their segments ``y``.
+
+        Args:
+            X: Sequences.
+            y: Their segments.
+            sample_weight: ``[n]``, how often each sequence counts, as in :class:`MultinomialSVC`.
 
         Raises:
             ValueError: A parameter is out of range, a sequence is empty, there is one label only, spans do not follow
                 one another, one is longer than ``max_duration``, or X and y do not fit.
         """
         self._check_parameters()
+        check_list(X)
+        X, y, times, total = counted(X, y, sample_weight)
         if kind_of(X) != ARRAYS:
             raise ValueError("X must be a list of arrays [N, F], a row of features for each frame")
         rows, lengths = rows_of(X), [size_of(sequence) for sequence in X]
@@ -97,7 +104,8 @@ class SegmentSVC(StructuredEstimator):
         codes = [np.repeat(k, [e - s for s, e, _ in own]) for k, own in zip(states, spans, strict=True)]
         for own, of in zip(codes, spans, strict=True):
             own[[start for start, _, _ in of]] += len(classes)
-        head = self._train(head, labelled(lengths, codes, batches_of(rows, None)), self._lam(len(lengths)))
+        examples = labelled(lengths, codes, batches_of(rows, None))
+        head = self._train(head, examples, self._lam(total or len(lengths)), weight=times)
         self.classes_, self.n_features_in_ = classes, head.in_features
         found = (head.emission, head.bias, head.transition, head.duration)
         self.coef_, self.intercept_, self.transitions_, self.durations_ = (t.detach().numpy().copy() for t in found)

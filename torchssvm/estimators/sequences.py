@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -26,6 +26,14 @@ def check_list(X: Any, what: str = "sequences") -> None:
     """Raise ValueError for anything without a length, such as a generator, which could be read once only."""
     if isinstance(X, str | Mapping) or sparse.issparse(X) or not hasattr(X, "__len__"):
         raise ValueError(f"X must be a list of {what}, not {_short(X)}: list(X) makes one of what can be iterated")
+
+
+def listed(X: Any) -> Any:
+    """What can be read once only, X itself or the sequences in it, as lists."""
+    X = list(X) if isinstance(X, Iterator) else X
+    if isinstance(X, list | tuple) and any(isinstance(own, Iterator) for own in X):
+        return [list(own) if isinstance(own, Iterator) else own for own in X]
+    return X
 
 
 def kind_of(X: Any) -> str:

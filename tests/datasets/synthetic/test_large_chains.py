@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tables import each_row
 from torch.utils.data import DataLoader, Subset
 
-from torchssvm import BlockGap, DualState, SparseFeatures, SparseLinearChain, TorchLoop
+from torchssvm import BlockGap, Chain, DualState, SparseFeatures, SparseLinearChain, TorchLoop
 from torchssvm.datasets import LargeChains, SparseChains
 
 SMALL = {"num_states": 4, "in_features": 5, "lengths": (1, 5), "successors": 2, "own": 2, "num_chains": 20}
@@ -156,7 +156,7 @@ def test_training_finds_transitions():
     train, test = (
         LargeChains(split, num_states=12, successors=2, num_chains=120, seed=5) for split in ("train", "test")
     )
-    head = SparseLinearChain(train.in_features, train.num_states, boundary=False)
+    head = SparseLinearChain(train.in_features, train.num_states, boundary=False, structure=Chain(12))
     dual = DualState.for_head(head, num_examples=len(train), lam=1.0)
     assert TorchLoop(head, BlockGap(dual), train, batch_size=4).solve(0.05, max_passes=15).gap < 0.05
     batch = test.__getitems__(range(len(test)))

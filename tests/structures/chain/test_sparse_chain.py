@@ -13,6 +13,7 @@ from torchssvm import (
     Batch,
     BlockGap,
     CacheOracle,
+    Chain,
     CompiledBCFW,
     Corrective,
     DualState,
@@ -110,7 +111,7 @@ def batch_of(sparse, data, rows):
 
 
 def make(sparse, storage, dtype=torch.float64):
-    head = (SparseLinearChain if sparse else LinearChain)(F, K).to(dtype)
+    head = (SparseLinearChain if sparse else LinearChain)(F, K, structure=Chain(K)).to(dtype)
     return head, DualState.for_head(head, EXAMPLES, LAM, storage=storage)
 
 
@@ -417,3 +418,11 @@ def test_the_norm_is_read_now_and_then(monkeypatch):
 def test_a_batch_without_examples_has_potentials():
     found = SparseLinearChain(F, K)(SparseFeatures(torch.zeros(0, 3, 2, dtype=torch.int64)))
     assert found["emission"].shape == (0, 3, K)
+
+
+def test_lists_of_features_count_wrong_tags():
+    """Text counts, OCR divides; what is saved says which."""
+    wrong, right = torch.tensor([[1, 1, 0, 0]]), torch.zeros(1, 4, dtype=torch.int64)
+    losses = [kind(5, 2).structure.loss(wrong, right).item() for kind in (SparseLinearChain, LinearChain)]
+    assert losses == [2.0, 0.5]
+    assert SparseLinearChain(5, 2, structure=Chain(2)).structure.normalize

@@ -53,6 +53,8 @@ class LinearChain(LinearHead):
         torch.Size([2, 5])
     """
 
+    _normalize = True  # what the structure does that is made where none is given
+
     def __init__(
         self,
         in_features: int,
@@ -69,7 +71,7 @@ class LinearChain(LinearHead):
         if positions is not None:
             positions = check_whole(positions, "positions", 2, advice=", or None for shared transitions")
         self.structure = check_structure(structure, "Chain(num_states)", "num_states", "shared") or Chain(
-            num_states, shared=positions is None
+            num_states, shared=positions is None, normalize=self._normalize
         )
         if self.structure.num_states != num_states or self.structure.shared != (positions is None):
             raise ValueError(f"structure={self.structure} does not fit num_states={num_states}, positions={positions}")

@@ -29,7 +29,9 @@ class SparseLinearChain(LinearChain):
 
     Args:
         in_features: F, the number of columns.
-        num_states, bias, boundary, structure: As in :class:`LinearChain`.
+        num_states, bias, boundary: As in :class:`LinearChain`.
+        structure: As there; None is ``Chain(num_states, normalize=False)``, whose loss counts wrong labels: lists of
+            features are of text, whose labels are tags.
         sparse_gradient: Whether ``emission`` gets a sparse gradient. BCFW takes both and is faster with a sparse one;
             most other optimizers (``torch.optim.Adam`` with ``StructuredHinge``) need False.
 
@@ -44,6 +46,7 @@ class SparseLinearChain(LinearChain):
     """
 
     _version = 1  # see LinearHead
+    _normalize = False
 
     def __init__(
         self,

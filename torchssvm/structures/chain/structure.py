@@ -39,7 +39,8 @@ class Chain(Labelled):
     Args:
         num_states: K, the number of states.
         shared: Whether one transition matrix serves all positions of an example.
-        normalize: Divide the loss by the length of the sequence, as the OCR experiments of the papers do.
+        normalize: Divide the loss by the length of the sequence, as the OCR experiments of the papers do. False counts
+            wrong labels: for tags of text, and what :class:`SparseLinearChain` does unless it is given a structure.
         class_weight: ``[K]``, non-negative, by the target's state; None is 1 for all.
         transitions: Which sequences are outputs; None means that all are.
 

@@ -1,0 +1,93 @@
+"""Weights of examples: 2 is the example twice, and 0 is without it, for every estimator."""
+
+import numpy as np
+import pytest
+import torch
+
+from torchssvm import Batch, LinearChain, check
+from torchssvm.estimators import ChainSVC, GraphSVC, MultilabelSVC, MultinomialSVC, PredictThenOptimize, SegmentSVC
+from torchssvm.structures.decisions import ShortestPath
+from torchssvm.structures.weighted import Weighted, WeightedHead
+
+chance = np.random.default_rng(5)
+SIZES = chance.integers(2, 5, 8)
+ROWS = [chance.normal(size=(size, 2)) for size in SIZES]
+LABELS = [chance.integers(0, 2, size).tolist() for size in SIZES]
+LABELS = [["ab"[k] for k in own] for own in LABELS]
+NAMED = [[{"big": bool(row[0] > 0), "size": float(row[1])} for row in rows] for rows in ROWS]
+CHAINS = [np.array([(i - 1, i) for i in range(1, size)]) for size in SIZES]
+TRIANGLE = np.array([(0, 1), (1, 2), (0, 2)])
+CYCLES = [(chance.normal(size=(3, 2)), TRIANGLE) for _ in SIZES]
+MATRIX = chance.normal(size=(8, 3))
+CASES = {
+    "classes": (MultinomialSVC(), MATRIX, chance.integers(0, 3, 8)),
+    "sets": (MultilabelSVC(), MATRIX, chance.integers(0, 2, (8, 3))),
+    "rare sets": (MultilabelSVC(class_weight="balanced"), MATRIX, chance.integers(0, 2, (8, 3))),
+    "one of a set": (MultilabelSVC(class_weight={0: 2.0, 1: 1.0, 2: 1.0}), MATRIX, np.arange(8) % 3),
+    "arrays": (ChainSVC(), ROWS, LABELS),
+    "names": (ChainSVC(class_weight="balanced"), NAMED, LABELS),
+    "segments": (SegmentSVC(max_duration=4), ROWS, LABELS),
+    "spans": (SegmentSVC(max_duration=4, span_loss=True, boundary=True), ROWS, LABELS),
+    "forests": (GraphSVC(class_weight="balanced"), list(zip(ROWS, CHAINS, strict=True)), LABELS),
+    "cycles": (GraphSVC(class_weight={"a": 2.0, "b": 1.0}), CYCLES, [list("aab"), list("bba")] * 4),
+    "decisions": (PredictThenOptimize(ShortestPath.grid(2, 2), 0.1), MATRIX, chance.uniform(1, 3, (8, 4))),
+    "anchored": (
+        PredictThenOptimize(ShortestPath.grid(2, 2), 0.1, anchor="least-squares"), MATRIX, chance.uniform(1, 3, (8, 4)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", CASES)
+def test_a_weight_of_2_is_the_example_twice_and_0_is_none(case):
+    """The objective is the same one: each run's dual is below the other's primal, and strong convexity bounds weights."""
+    if case == "cycles":
+        pytest.importorskip("maxflow")
+    estimator, X, y = CASES[case]
+    times = [2, 1, 0, 1, 3, 1, 1, 1]
+    places = np.repeat(np.arange(8), times)
+    several = [own[places] if isinstance(own, np.ndarray) else [own[i] for i in places] for own in (X, y)]
+    estimator.set_params(tol=0.02, random_state=0)
+    runs = []
+    for given in ((X, y, times), tuple(several)):
+        runs.append(estimator.fit(*given).certificate_)
+        weights = torch.nn.utils.parameters_to_vector(estimator.head_.parameters()).double()
+        runs.append(weights)
+    one, first, two, second = runs
+    assert one.lam == pytest.approx(two.lam)
+    assert one.dual <= two.primal + 1e-9
+    assert two.dual <= one.primal + 1e-9
+    if case not in ("classes", "sets", "rare sets", "one of a set"):  # there the head that is kept is made anew
+        distance = sum((2.0 * max(run.gap, 0.0) / run.lam) ** 0.5 for run in (one, two))
+        assert float((first - second).norm()) <= distance + 1e-4
+
+
+def test_weights_are_checked():
+    for estimator, X, y in CASES.values():
+        if isinstance(estimator, MultinomialSVC):
+            continue
+        for wrong in ([1.0] * 7, [-1.0] + [1.0] * 7, [0.0] * 8):
+            with pytest.raises(ValueError, match="sample_weight"):
+                estimator.fit(X, y, wrong)
+    with pytest.raises(ValueError, match="give lam with sample_weight"):
+        PredictThenOptimize(ShortestPath.grid(2, 2)).fit(MATRIX, np.ones((8, 4)), np.arange(8))
+    with pytest.raises(ValueError, match="count alike"):
+        MultilabelSVC("choose").fit(MATRIX, np.eye(8, 3, dtype=int), np.arange(8))
+
+
+def test_the_weighted_structure_keeps_the_contract():
+    x, y = torch.randn(3, 4, 2, dtype=torch.float64), torch.randint(0, 3, (3, 4))
+    weight = torch.tensor([0.25, 1.0, 7.0], dtype=torch.float64)
+    head = WeightedHead(LinearChain(2, 3).double())
+    batch = Batch(Weighted(x, weight), Weighted(y, weight), torch.arange(3), torch.tensor([4, 2, 1]))
+    report = check(head, head.structure, batch)
+    assert report.ok, str(report)
+
+
+def test_generators_are_read_once():
+    def tokens(rows):
+        yield from rows
+
+    found = ChainSVC(tol=0.1, random_state=0).fit((tokens(own) for own in NAMED), (tokens(own) for own in LABELS))
+    assert found.predict(tokens(own) for own in NAMED) == found.predict(NAMED)
+    assert found.score((own for own in NAMED), (own for own in LABELS)) == found.score(NAMED, LABELS)

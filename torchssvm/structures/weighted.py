@@ -1,0 +1,164 @@
+"""Examples that count more or less than others: potentials and losses are both multiplied by a weight.
+
+The hinge of an example is linear in both together, so that it is multiplied by the weight, and nothing else changes:
+dual variables stay in the simplex, and the weights of the head get the example's features so many times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchssvm.core.batch import Batch, fetcher, lengths_of
+from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
+from torchssvm.core.structure import Decoding, OracleResult, Structure, as_decoding
+
+
+class Weighted(NamedTuple):
+    """Inputs or targets of a batch, and the weight of each example, ``[B]`` float64, positive."""
+
+    value: Any
+    weight: Tensor
+
+
+class WeightedExamples:
+    """A map-style dataset whose examples have weights, ``[n]``."""
+
+    def __init__(self, dataset: Any, weight: Any) -> None:
+        self.weight, self.lengths = torch.as_tensor(weight, dtype=torch.float64), lengths_of(dataset)
+        self._fetch = fetcher(dataset)
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+    def __getitems__(self, rows: Sequence[int]) -> Batch:
+        """The examples as one batch."""
+        batch = self._fetch(rows)
+        own = self.weight[batch.index]
+        return batch.replace(x=Weighted(batch.x, own), y=Weighted(batch.y, own))
+
+    @staticmethod
+    def collate(batch: Any) -> Batch:
+        """The batch of ``__getitems__``."""
+        return batch
+
+
+class WeightedHead(nn.Module):
+    """A head of :class:`WeightedExamples`; ``head``, the one that it is made of, holds the weights."""
+
+    def __init__(self, head: Any) -> None:
+        super().__init__()
+        self.head = head
+        self.structure = WeightedStructure(head.structure)
+
+    def forward(self, x: Weighted, lengths: Tensor | None = None) -> Potentials:
+        """The potentials of the head, multiplied."""
+        inner = as_potentials(self.head(x.value) if lengths is None else self.head(x.value, lengths))
+        found, weight = inner.replace(scale(inner.tensors, x.weight)), x.weight
+        adjoint, gram_product, gram = inner.adjoint, inner.gram_product, inner.gram
+        found.weights = inner.weights
+        if adjoint is not None:
+            found.adjoint = lambda parts: adjoint(scale(parts, weight))
+        if gram_product is not None:
+            found.gram_product = lambda parts: scale(gram_product(scale(parts, weight)), weight)
+        if gram is not None:
+            found.gram = lambda parts: gram(scale(parts, weight))
+        return found
+
+
+class WeightedStructure(Structure):
+    """Another structure, with its losses multiplied; targets are :class:`Weighted`."""
+
+    def __init__(self, inner: Structure) -> None:
+        self.inner, self.padding, self.unit = inner, inner.padding, inner.unit
+        self.quick_to_decode, self.pairwise_if_few = inner.quick_to_decode, inner.pairwise_if_few
+
+    def argmax(self, potentials: Potentials) -> Any:
+        """Those of all outputs grow alike."""
+        return self.inner.argmax(potentials)
+
+    def augmented_argmax(self, potentials: Potentials, target: Weighted) -> Decoding:
+        """Of the potentials without the weight."""
+        own = potentials.replace(scale(potentials.tensors, 1.0 / target.weight))
+        found = as_decoding(self.inner.augmented_argmax(own, target.value))
+        value, bound = (None if each is None else each * target.weight for each in (found.value, found.bound))
+        return found._replace(value=value, bound=bound)
+
+    def parts(self, labeling: Any) -> Any:
+        """Of a labeling, or of a target."""
+        return self.inner.parts(_bare(labeling))
+
+    def difference(self, labeling: Any, target: Weighted, potentials: Potentials) -> Parts:
+        """As in the other structure."""
+        return self.inner.difference(_bare(labeling), target.value, potentials)
+
+    def loss(self, labeling: Any, target: Weighted) -> Tensor:
+        """Multiplied."""
+        return self.inner.loss(_bare(labeling), target.value) * target.weight
+
+    def task_loss(self, labeling: Any, target: Weighted) -> Tensor:
+        """Multiplied."""
+        return self.inner.task_loss(_bare(labeling), target.value) * target.weight
+
+    def loss_potentials(self, target: Weighted) -> Any:
+        """Multiplied."""
+        delta, constant = self.inner.loss_potentials(target.value)
+        if isinstance(delta, Tensor):
+            return scale({"": delta}, target.weight)[""], constant * target.weight
+        return scale(dict(delta), target.weight), constant * target.weight
+
+    def examine(self, labeling: Any, target: Weighted, potentials: Potentials) -> OracleResult:
+        """Scores have the weight already."""
+        found = self.inner.examine(_bare(labeling), target.value, potentials)
+        return OracleResult(found.labeling, found.score, found.loss * target.weight, found.made)
+
+    def mean_loss(self, psi: Parts, target: Weighted, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
+        """Multiplied."""
+        found = self.inner.mean_loss(psi, target.value, potentials)
+        return None if found is None else (found[0] * target.weight, found[1] * target.weight)
+
+    def add_difference(self, parts: Parts, labeling: Any, target: Weighted, potentials: Potentials) -> Parts:
+        """As in the other structure."""
+        return self.inner.add_difference(parts, _bare(labeling), target.value, potentials)
+
+    def relative_scores(self, labelings: Any, target: Weighted, potentials: Potentials) -> Tensor:
+        """Scores have the weight already."""
+        return self.inner.relative_scores(labelings, target.value, potentials)
+
+    def mean_difference(self, labelings: Any, mass: Tensor, target: Weighted, potentials: Potentials) -> Parts:
+        """As in the other structure."""
+        return self.inner.mean_difference(labelings, mass, target.value, potentials)
+
+    def resize(self, labelings: Any, target: Weighted) -> Any:
+        """As in the other structure."""
+        return self.inner.resize(labelings, target.value)
+
+    def known_scores(self, potentials: Potentials) -> Parts | None:
+        """As in the other structure."""
+        return self.inner.known_scores(potentials)
+
+    def places(self, potentials: Potentials) -> dict[str, Tensor]:
+        """As in the other structure."""
+        return self.inner.places(potentials)
+
+    def check_target(self, target: Weighted, potentials: Potentials) -> Weighted:
+        """That of the other structure."""
+        return Weighted(self.inner.check_target(target.value, potentials), target.weight.to(potentials.device))
+
+    def settings(self) -> str:
+        """Those of the other structure."""
+        return f"weighted, {self.inner.settings()}"
+
+    def extends(self, other: Structure) -> bool:
+        """Whether the other structure does."""
+        return isinstance(other, WeightedStructure) and self.inner.extends(other.inner)
+
+    def __repr__(self) -> str:
+        return f"WeightedStructure({self.inner!r})"
+
+
+def _bare(output: Any) -> Any:
+    return output.value if isinstance(output, Weighted) else output
