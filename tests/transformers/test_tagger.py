@@ -353,7 +353,7 @@ def test_the_whole_in_plain_operators(tagger, masked):
 def test_exported_and_in_onnx(tagger, masked, tmp_path):
     decoder = TaggerDecoder(tagger)
     sizes = {0: torch.export.Dim("batch", min=2, max=512), 1: torch.export.Dim("pieces", min=2, max=24)}
-    few = tuple(each[:2, 3:8] for each in masked)
+    few = tuple(each[:, :9] for each in masked)
     program = torch.export.export(decoder, few, dynamic_shapes=(sizes, sizes, sizes))
     expected = decoder(*masked)
     assert torch.equal(program.module()(*masked), expected)
