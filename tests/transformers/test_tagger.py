@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from torchssvm import HiddenStates, LinearChain, SoftmaxMargin
+from torchssvm.datasets import PaddedDataset, PrecomputedFeatures
 
 transformers = pytest.importorskip("transformers")
 
@@ -353,7 +354,7 @@ def test_the_whole_in_plain_operators(tagger, masked):
 def test_exported_and_in_onnx(tagger, masked, tmp_path):
     decoder = TaggerDecoder(tagger)
     sizes = {0: torch.export.Dim("batch", min=2, max=512), 1: torch.export.Dim("pieces", min=2, max=24)}
-    few = tuple(each[:, :9] for each in masked)
+    few = tuple(each[:2, 3:8].clone() for each in masked)
     program = torch.export.export(decoder, few, dynamic_shapes=(sizes, sizes, sizes))
     expected = decoder(*masked)
     assert torch.equal(program.module()(*masked), expected)
@@ -376,6 +377,42 @@ def test_a_frozen_encoder_stays_as_it_is(tmp_path):
     assert all(p.grad is None for p in tagger.encoder.parameters())
     assert isinstance(tagger.head, LinearChain)
     assert tagger.head.emission.grad is not None
+
+
+class Naive(torch.nn.Module):
+    """Ids without a mask."""
+
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, x):
+        return self.encoder(x).last_hidden_state
+
+
+def test_an_encoder_below_a_head():
+    torch.manual_seed(0)
+    encoder = transformers.BertModel(encoder_config())
+    ids, lengths = torch.randint(4, 70, (6, 8)), torch.tensor([8, 3, 5, 8, 2, 7])
+    words = PaddedDataset(ids, torch.randint(0, 5, (6, 8)), lengths)
+    held = PrecomputedFeatures(words, encoder)
+    with torch.no_grad():
+        for example, length in zip(held, lengths.tolist(), strict=True):
+            alone = encoder.eval()(ids[example.index : example.index + 1, :length]).last_hidden_state[0]
+            torch.testing.assert_close(example.x[:length], alone, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="Naive gives ids other features where they are padded"):
+        PrecomputedFeatures(words, Naive(encoder))
+    L = pytest.importorskip("lightning")
+    from torchssvm.lightning import JointTraining, StructuredSVM
+
+    before = [p.clone() for p in encoder.parameters()]
+    joint = JointTraining(epochs=1, clip=1.0, accumulate=2, warmup=0.5)
+    model = StructuredSVM(LinearChain(16, 5), 0.1, encoder.train(), joint=joint)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    loader = torch.utils.data.DataLoader(words, batch_size=2, collate_fn=words.collate)
+    L.Trainer(max_epochs=3, **quiet).fit(model, loader, loader)
+    assert model.choice is not None
+    assert sum(not torch.equal(a, b) for a, b in zip(before, encoder.parameters(), strict=True)) > 10
 
 
 BAD_CONFIGS = [

@@ -53,12 +53,13 @@ def check_trainer(trainer: L.Trainer, *, averages: bool) -> None:
     if clip is not None and clip > 0:
         raise ValueError(
             f"Trainer(gradient_clip_val={clip}): the step is exact, and a clipped gradient would give another one. "
-            "Remove gradient_clip_val"
+            "Remove gradient_clip_val; JointTraining(clip=...) clips where network and head are trained together"
         )
     if trainer.accumulate_grad_batches != 1:
         raise ValueError(
             f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}): every batch takes an exact step of "
-            "its own. Remove accumulate_grad_batches. Use larger batches instead"
+            "its own. Remove accumulate_grad_batches. Use larger batches instead, or JointTraining(accumulate=...), "
+            "which accumulates where network and head are trained together"
         )
     if str(trainer.precision) in _INEXACT:
         raise ValueError(
