@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from torchssvm import HiddenStates, LinearChain, SoftmaxMargin
-from torchssvm.datasets import PaddedDataset, PrecomputedFeatures
+from torchssvm.datasets import PaddedDataset, PrecomputedFeatures, chunk_scores
 
 transformers = pytest.importorskip("transformers")
 
@@ -403,15 +403,24 @@ def test_an_encoder_below_a_head():
     with pytest.raises(ValueError, match="Naive gives ids other features where they are padded"):
         PrecomputedFeatures(words, Naive(encoder))
     L = pytest.importorskip("lightning")
-    from torchssvm.lightning import JointTraining, StructuredSVM
+    from torchssvm.lightning import JointTraining, SpanF1, StructuredSVM
 
     before = [p.clone() for p in encoder.parameters()]
     joint = JointTraining(epochs=1, clip=1.0, accumulate=2, warmup=0.5)
     model = StructuredSVM(LinearChain(16, 5), 0.1, encoder.train(), joint=joint)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
     loader = torch.utils.data.DataLoader(words, batch_size=2, collate_fn=words.collate)
-    L.Trainer(max_epochs=3, **quiet).fit(model, loader, loader)
+    trainer = L.Trainer(max_epochs=3, callbacks=[SpanF1(LABELS)], **quiet)
+    trainer.fit(model, loader, loader)
     assert model.choice is not None
+    found = trainer.validate(model, loader, verbose=False)[0]
+    tags, true = [], []
+    for batch in loader:
+        for own, target, length in zip(model.decode(batch.x, batch.lengths), batch.y, batch.lengths, strict=True):
+            tags.append([LABELS[state] for state in own[:length].tolist()])
+            true.append([LABELS[state] for state in target[:length].tolist()])
+    assert found["val_f1"] == pytest.approx(chunk_scores(true, tags).overall.f1)
+    assert found["val_loss"] >= 0.0
     assert sum(not torch.equal(a, b) for a, b in zip(before, encoder.parameters(), strict=True)) > 10
 
 
