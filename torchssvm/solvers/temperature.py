@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchssvm.core.potentials import Potentials, inner
+from torchssvm.core.potentials import Potentials, conform, inner
 from torchssvm.core.structure import Structure
 
 _STEPS = 40  # of the search: they halve the interval
@@ -29,7 +29,7 @@ def fit_temperature(structure: Structure, examples: Iterable[tuple[Potentials, A
     """
     scored = []
     for potentials, target in examples:
-        parts = structure.parts(structure.check_target(target, potentials))
+        parts = conform(structure.parts(structure.check_target(target, potentials)), potentials, "parts(target)")
         scored.append((potentials, float(inner(parts, potentials.tensors).sum())))
 
     def slope(factor: float) -> float:
