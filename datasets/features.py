@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from torchssvm.core.arguments import check_length_form, check_whole
 from torchssvm.core.batch import to_device
-from torchssvm.core.head_call import apply_features, evaluating
+from torchssvm.core.head_call import apply_features, evaluating, knows_padding
 
 from .padded import PADDING, PaddedDataset
 
@@ -22,8 +22,10 @@ class PrecomputedFeatures(PaddedDataset):
     The module is called with a batch's padded ``x``, in evaluation mode and without gradients, on the device
     of its parameters; afterwards each submodule has its former mode. If its ``forward`` has a parameter called
     ``lengths``, as that of a packed LSTM, it is called as ``features(x, lengths=lengths)`` where batches have
-    lengths. Features at padded positions are set to zero. Each example is padded to the longest of its batch; a
-    module that depends on padding, such as a convolution along the sequence, must handle this itself.
+    lengths, and with ``attention_mask=`` where it has that, as an ``AutoModel`` of transformers, of which
+    ``last_hidden_state`` is taken. Features at padded positions are set to zero. Each example is padded to the longest
+    of its batch; a module that depends on padding, such as a convolution along the sequence, must handle this itself.
+    Where ``x`` are ids, it is looked at whether the first padded example has the features that it has alone.
 
     Args:
         dataset: any map-style dataset with a ``collate`` that makes a :class:`torchssvm.core.batch.Batch`.
@@ -32,6 +34,9 @@ class PrecomputedFeatures(PaddedDataset):
         batch_size: examples in a call of ``features``.
         device: where the features are held; default: on the CPU. Targets, lengths and numbers are on the CPU, where a
             training step checks them without waiting for a device.
+
+    Raises:
+        ValueError: Features have another shape than the targets; or ids, padded, have others than alone.
 
     Example:
         >>> words = PaddedDataset(x=torch.zeros(5, 3, 4), y=torch.zeros(5, 3, dtype=torch.long))
@@ -59,14 +64,15 @@ class PrecomputedFeatures(PaddedDataset):
         ys: list[Tensor] = []
         indices: list[Tensor] = []
         lengths: list[Tensor] = []
+        looked = knows_padding(features) is not None
         with evaluating(features), torch.no_grad():
             for batch in DataLoader(dataset, batch_size=batch_size, collate_fn=collate):
                 if batch.lengths is not None:
                     check_length_form(batch.lengths, len(batch.index))
                 inputs = batch.x, batch.lengths
-                out = apply_features(
-                    features, *(to_device(inputs, parameter.device) if parameter is not None else inputs)
-                )
+                if parameter is not None:
+                    inputs = to_device(inputs, parameter.device)
+                out = apply_features(features, *inputs)
                 leading = batch.y.shape[: 1 if batch.lengths is None else 2]
                 if out.shape[: len(leading)] != leading:
                     raise ValueError(
@@ -75,6 +81,9 @@ class PrecomputedFeatures(PaddedDataset):
                 if batch.lengths is not None:
                     beyond = torch.arange(leading[1]) >= batch.lengths.cpu()[:, None]
                     out = out.masked_fill(beyond.view(*leading, *[1] * (out.dim() - 2)).to(out.device), 0)
+                    if not looked and bool(beyond.any()):
+                        _check_padding(features, inputs[0], out, batch.lengths)
+                        looked = True
                     lengths.append(batch.lengths.cpu())
                 xs.append(out.to(held))
                 ys.append(batch.y.cpu())
@@ -86,6 +95,19 @@ class PrecomputedFeatures(PaddedDataset):
             y=_joined(ys, PADDING) if lengths else torch.cat(ys),
             lengths=torch.cat(lengths) if lengths else None,
             index=torch.cat(indices),
+        )
+
+
+def _check_padding(features: nn.Module, x: Any, out: Tensor, lengths: Tensor) -> None:
+    """Raise ValueError if the ids of the shortest example have other features without their padding."""
+    if not isinstance(x, Tensor) or x.is_floating_point():
+        return
+    row, length = int(lengths.argmin()), int(lengths.min())
+    alone, padded = apply_features(features, x[row : row + 1, :length])[0], out[row, :length]
+    if float((alone - padded).abs().amax()) > 1e-3 * float(alone.abs().amax()):
+        raise ValueError(
+            f"{type(features).__name__} gives ids other features where they are padded: its forward must take lengths, "
+            "[B], or attention_mask, [B, N], and leave the padding out"
         )
 
 

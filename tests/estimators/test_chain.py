@@ -1,5 +1,7 @@
 """ChainSVC: the forms of X, empty sequences, and errors that name the sentence."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -74,3 +76,42 @@ def test_tensors_are_arrays():
     fitted = ChainSVC(tol=0.3, random_state=0).fit(*as_tensors)
     assert fitted.classes_.tolist() == [97, 98]
     assert fitted.predict(X) == fitted.predict(as_tensors[0])
+
+
+def test_probabilities_are_there_once_they_are_calibrated():
+    fitted = ChainSVC(tol=0.1, random_state=0).fit(X, y)
+    assert not hasattr(fitted, "predict_proba")
+    with pytest.raises(AttributeError, match=r"call calibrate\(X, y\)"):
+        fitted.predict_proba(X)
+    with pytest.raises(ValueError, match="'c', which was not there in training"):
+        fitted.calibrate(X[:1], [["a", "c"]])
+    noisy = [["ab"[int(chance.random() < 0.3) ^ (label == "b")] for label in labels] for labels in y]
+    before, found = fitted.predict(X), fitted.calibrate(X, noisy).predict_proba([X[0], [], X[3]])
+    assert fitted.predict(X) == before
+    assert found[1].shape == (0, 2)
+
+    def scores(rows):  # of all sequences of labels
+        states = np.array(list(itertools.product(range(2), repeat=len(rows))))
+        emission = rows @ fitted.coef_.T + fitted.intercept_
+        emission[0] += fitted.start_
+        emission[-1] += fitted.end_
+        pairs = fitted.transitions_[states[:, :-1], states[:, 1:]].sum(1)
+        return states, emission[np.arange(len(rows)), states].sum(1) + pairs
+
+    for rows, own in zip((X[0], X[3]), (found[0], found[2]), strict=True):
+        states, score = scores(rows)
+        weight = np.exp(score / fitted.temperature_)
+        expected = np.stack([weight @ (states == state) for state in range(2)], 1) / weight.sum()
+        assert own == pytest.approx(expected, abs=1e-6)
+
+    def likelihood(temperature):
+        total = 0.0
+        for rows, labels in zip(X, noisy, strict=True):
+            states, score = scores(rows)
+            true = (states == np.array([label == "b" for label in labels])).all(1)
+            total += score[true][0] / temperature - np.log(np.exp(score / temperature).sum())
+        return total
+
+    best = likelihood(fitted.temperature_)
+    assert all(best >= likelihood(fitted.temperature_ * factor) for factor in (0.9, 0.99, 1.01, 1.1))
+    assert not hasattr(fitted.fit(X, y), "predict_proba")

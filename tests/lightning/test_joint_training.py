@@ -560,3 +560,47 @@ def test_frozen_numbers_of_any_size_are_no_weights(words):
     model = together()
     model.features.mask = torch.nn.Parameter(torch.tensor([0.0, -math.inf]), requires_grad=False)
     check_start(model.features, model.head)
+
+
+def plain(joint, batches, epochs=2):
+    """The head and network of a fit without dropout and without batch norms, at the end of its first stage."""
+    torch.manual_seed(0)
+    words = some_words()
+    network = nn.Linear(128, 12)
+    model = StructuredSVM(LinearChain(12, 26), 0.01, network, joint=joint)
+    own = DataLoader(words, batch_sampler=batches, collate_fn=words.collate)
+    watch = Watch()
+    trainer(watch, max_epochs=epochs + 1).fit(model, own)
+    return [p.detach() for p in (*network.parameters(), *model._stages.weights)], watch.rates
+
+
+def test_steps_of_several_batches_of_like_length():
+    """A step of two batches is that of both together; the last one of an epoch has what is left."""
+    order = some_words().lengths.argsort().tolist()  # a sampler of batches by length
+    sgd = functools.partial(JointTraining, epochs=2, lr=0.1, optimizer=torch.optim.SGD)
+    for whole, size, count in (([order[:6], order[6:12]], 3, 2), ([order[:9]], 3, 4)):
+        used = sum(map(len, whole))
+        expected, _ = plain(sgd(), whole)
+        found, rates = plain(sgd(accumulate=count), [order[i : i + size] for i in range(0, used, size)])
+        assert len(rates) == 2 * used // size
+        for one, other in zip(expected, found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_clipped_steps_and_a_warm_up():
+    order = list(range(9))
+    batches = [order[i : i + 3] for i in range(0, 9, 3)]
+    sgd = functools.partial(JointTraining, epochs=2, lr=0.5, optimizer=torch.optim.SGD)
+    start, _ = plain(sgd(clip=1e-9), batches)
+    found, rates = plain(sgd(clip=1e-3, warmup=0.5), batches)
+    assert rates == pytest.approx([0.5 / 3, 1.0 / 3, 0.5, 0.5, 1.0 / 3, 0.5 / 3])
+    path = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(start, found, strict=True)))
+    assert 0.0 < path <= 1e-3 * sum(rates) * 1.01
+
+
+@pytest.mark.parametrize(
+    ("given", "message"), [({"clip": 0.0}, "clip"), ({"accumulate": 0}, "accumulate"), ({"warmup": 1.0}, "warmup=1.0")]
+)
+def test_rules_of_steps_that_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        JointTraining(**given)

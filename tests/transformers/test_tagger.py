@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from torchssvm import HiddenStates, LinearChain, SoftmaxMargin
+from torchssvm.datasets import PaddedDataset, PrecomputedFeatures, chunk_scores
 
 transformers = pytest.importorskip("transformers")
 
-from torchssvm.transformers import StructuredTagger, StructuredTaggerConfig, tokenized  # noqa: E402
+from torchssvm.transformers import StructuredTagger, StructuredTaggerConfig, TaggerDecoder, tokenized  # noqa: E402
 from torchssvm.transformers.batches import batches_of  # noqa: E402
 
 LABELS = ["O", "B-X", "I-X", "B-Y", "I-Y"]
@@ -178,36 +179,75 @@ def test_a_new_head_is_zero_however_the_model_is_made(tmp_path):
     assert made.head.structure.transitions.pairs.device.type == "cpu"
 
 
-def test_under_a_trainer(items, tokenizer, tmp_path, monkeypatch):
+@pytest.fixture
+def trained(items, tokenizer, tmp_path, monkeypatch):
+    """Trains a model by a Trainer."""
     pytest.importorskip("accelerate")
     # the folder datasets/ of a checkout looks like another package of this name
     monkeypatch.setattr(transformers.trainer, "is_datasets_available", lambda: False)
+
+    def fit(model, **options):
+        options = {"num_train_epochs": 30, "learning_rate": 3e-3, "save_strategy": "no"} | options
+        quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True}
+        torch.manual_seed(0)
+        trainer = transformers.Trainer(
+            model=model,
+            args=transformers.TrainingArguments(output_dir=str(tmp_path), **quiet, **options),
+            train_dataset=items,
+            eval_dataset=items[:10],
+            data_collator=transformers.DataCollatorForTokenClassification(tokenizer),
+            compute_metrics=getattr(model, "compute_metrics", None),
+        )
+        trainer.train()
+        return trainer
+
+    return fit
+
+
+def new_tagger(**dropout):
     torch.manual_seed(0)
-    tagger = StructuredTagger(StructuredTaggerConfig(encoder_config(), LABELS, "BIO"))
-    trainer = transformers.Trainer(
-        model=tagger,
-        args=transformers.TrainingArguments(
-            output_dir=str(tmp_path),
-            per_device_train_batch_size=8,
-            num_train_epochs=30,
-            learning_rate=3e-3,
-            gradient_accumulation_steps=1,
-            max_grad_norm=1.0,
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
-            save_strategy="no",
-        ),
-        train_dataset=items,
-        eval_dataset=items[:10],
-        data_collator=transformers.DataCollatorForTokenClassification(tokenizer),
-        compute_metrics=tagger.compute_metrics,
-    )
-    before = trainer.evaluate()["eval_f1"]
-    trainer.train()
-    after = trainer.evaluate()
-    assert after["eval_f1"] > 0.9 > before
+    return StructuredTagger(StructuredTaggerConfig(encoder_config(**dropout), LABELS, "BIO"))
+
+
+def test_under_a_trainer(trained, items):
+    tagger = new_tagger()
+    before = tagger.eval()(**batch_of(items)).predictions
+    after = trained(tagger, per_device_train_batch_size=8, max_grad_norm=1.0).evaluate()
+    assert not torch.equal(before, tagger.eval()(**batch_of(items)).predictions)
+    assert after["eval_f1"] > 0.9
     assert after["eval_accuracy"] > 0.95
+
+
+def test_accumulated_steps_are_those_of_the_whole_batch(trained):
+    """Clipped, too: the norm is that of the sum. The loss is the mean of sentences, whatever words they have."""
+    ends = []
+    for size, parts in ((8, 1), (4, 2)):
+        tagger = new_tagger(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts, "max_grad_norm": 0.1}
+        trained(tagger, max_steps=3, optim="sgd", learning_rate=1.0, **options)
+        ends.append([p.detach().clone() for p in tagger.parameters()])
+    for whole, accumulated in zip(*ends, strict=True):
+        torch.testing.assert_close(whole, accumulated, rtol=1e-4, atol=1e-6)
+
+
+def test_lora(trained, items, tmp_path):
+    peft = pytest.importorskip("peft")
+    tagger = new_tagger()
+    own = peft.LoraConfig(target_modules=["query", "value"], modules_to_save=["head"], r=2)
+    model = peft.get_peft_model(tagger, own)
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert all("lora" in name or "head" in name for name in names)
+    assert any("head" in name for name in names)
+    trained(model, per_device_train_batch_size=8, max_steps=3)
+    expected = model.eval()(**batch_of(items))
+    merged = model.merge_and_unload()
+    assert type(merged) is StructuredTagger
+    assert isinstance(merged.head, LinearChain)
+    assert bool(merged.head.emission.any())
+    merged.save_pretrained(tmp_path / "merged")
+    found = StructuredTagger.from_pretrained(tmp_path / "merged").eval()(**batch_of(items))
+    torch.testing.assert_close(found.loss, expected.loss)
+    assert torch.equal(found.predictions, expected.predictions)
 
 
 def test_metrics_against_hand_counts(tagger):
@@ -295,6 +335,39 @@ def test_without_a_scheme_every_word_is_a_span(classifier, tokenizer):
     assert all(span.label in LABELS and 0.2 <= span.score <= 1.0 for span in spans)
 
 
+@pytest.fixture
+def masked():
+    batch = random_batch(longest=12)
+    mask = torch.rand(3, 12, generator=torch.Generator().manual_seed(2)) < 0.5
+    mask[:, 4] = True
+    return batch["input_ids"], batch["attention_mask"], mask
+
+
+def test_the_whole_in_plain_operators(tagger, masked):
+    tagger.train()
+    decoder = TaggerDecoder(tagger)
+    assert not tagger.training
+    assert torch.equal(decoder(*masked), tagger(*masked[:2], word_mask=masked[2]).predictions)
+
+
+@pytest.mark.slow
+def test_exported_and_in_onnx(tagger, masked, tmp_path):
+    decoder = TaggerDecoder(tagger)
+    sizes = {0: torch.export.Dim("batch", min=2, max=512), 1: torch.export.Dim("pieces", min=2, max=24)}
+    few = tuple(each[:2, 3:8].clone() for each in masked)
+    program = torch.export.export(decoder, few, dynamic_shapes=(sizes, sizes, sizes))
+    expected = decoder(*masked)
+    assert torch.equal(program.module()(*masked), expected)
+    for package in ("onnx", "onnxscript"):
+        pytest.importorskip(package)
+    runtime = pytest.importorskip("onnxruntime")
+    torch.onnx.export(program, dynamo=True, verbose=False).save(tmp_path / "tagger.onnx")
+    session = runtime.InferenceSession(tmp_path / "tagger.onnx")
+    names = [each.name for each in session.get_inputs()]
+    (found,) = session.run(None, {name: each.numpy() for name, each in zip(names, masked, strict=True)})
+    assert found.tolist() == expected.tolist()
+
+
 def test_a_frozen_encoder_stays_as_it_is(tmp_path):
     config = StructuredTaggerConfig(encoder_config(), LABELS, freeze_encoder=True)
     tagger = StructuredTagger(config).train()
@@ -304,6 +377,51 @@ def test_a_frozen_encoder_stays_as_it_is(tmp_path):
     assert all(p.grad is None for p in tagger.encoder.parameters())
     assert isinstance(tagger.head, LinearChain)
     assert tagger.head.emission.grad is not None
+
+
+class Naive(torch.nn.Module):
+    """Ids without a mask."""
+
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, x):
+        return self.encoder(x).last_hidden_state
+
+
+def test_an_encoder_below_a_head():
+    torch.manual_seed(0)
+    encoder = transformers.BertModel(encoder_config())
+    ids, lengths = torch.randint(4, 70, (6, 8)), torch.tensor([8, 3, 5, 8, 2, 7])
+    words = PaddedDataset(ids, torch.randint(0, 5, (6, 8)), lengths)
+    held = PrecomputedFeatures(words, encoder)
+    with torch.no_grad():
+        for example, length in zip(held, lengths.tolist(), strict=True):
+            alone = encoder.eval()(ids[example.index : example.index + 1, :length]).last_hidden_state[0]
+            torch.testing.assert_close(example.x[:length], alone, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="Naive gives ids other features where they are padded"):
+        PrecomputedFeatures(words, Naive(encoder))
+    L = pytest.importorskip("lightning")
+    from torchssvm.lightning import JointTraining, SpanF1, StructuredSVM
+
+    before = [p.clone() for p in encoder.parameters()]
+    joint = JointTraining(epochs=1, clip=1.0, accumulate=2, warmup=0.5)
+    model = StructuredSVM(LinearChain(16, 5), 0.1, encoder.train(), joint=joint)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    loader = torch.utils.data.DataLoader(words, batch_size=2, collate_fn=words.collate)
+    trainer = L.Trainer(max_epochs=3, callbacks=[SpanF1(LABELS)], **quiet)
+    trainer.fit(model, loader, loader)
+    assert model.choice is not None
+    found = trainer.validate(model, loader, verbose=False)[0]
+    tags, true = [], []
+    for batch in loader:
+        for own, target, length in zip(model.decode(batch.x, batch.lengths), batch.y, batch.lengths, strict=True):
+            tags.append([LABELS[state] for state in own[:length].tolist()])
+            true.append([LABELS[state] for state in target[:length].tolist()])
+    assert found["val_f1"] == pytest.approx(chunk_scores(true, tags).overall.f1)
+    assert found["val_loss"] >= 0.0
+    assert sum(not torch.equal(a, b) for a, b in zip(before, encoder.parameters(), strict=True)) > 10
 
 
 BAD_CONFIGS = [

@@ -25,17 +25,33 @@ def largest_feature(dtype: torch.dtype) -> float:
     return 1e-3 * torch.finfo(dtype).max ** 0.5
 
 
-def takes_lengths(features: nn.Module) -> bool:
-    """Whether ``features.forward`` has a parameter called ``lengths``; of a wrapped module, the module inside."""
+def knows_padding(features: nn.Module) -> str | None:
+    """``"lengths"`` or ``"attention_mask"``, if ``forward`` has such a parameter; of a wrapped module, that inside."""
     inside = getattr(features, "_orig_mod", features)
     if isinstance(inside, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        return takes_lengths(inside.module)
-    return "lengths" in inspect.signature(inside.forward).parameters
+        return knows_padding(inside.module)
+    names = inspect.signature(inside.forward).parameters
+    return next((name for name in ("lengths", "attention_mask") if name in names), None)
 
 
 def apply_features(features: nn.Module, x: Any, lengths: Tensor | None = None) -> Any:
-    """``features(x, lengths=lengths)`` if there are lengths and ``forward`` takes them; else ``features(x)``."""
-    return features(x) if lengths is None or not takes_lengths(features) else features(x, lengths=lengths)
+    """``features(x)``, and ``lengths=`` or ``attention_mask=`` where there are lengths and ``forward`` takes it.
+
+    Of an output with ``last_hidden_state``, as encoders of ``transformers`` return it, that is taken.
+
+    Args:
+        features: The module below the head.
+        x: Its input.
+        lengths: ``[B]`` int64, where examples differ in length.
+    """
+    how = None if lengths is None else knows_padding(features)
+    if how == "lengths":
+        found = features(x, lengths=lengths)
+    elif how is not None and lengths is not None:
+        found = features(x, attention_mask=(torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)).long())
+    else:
+        found = features(x)
+    return getattr(found, "last_hidden_state", found)
 
 
 @contextmanager

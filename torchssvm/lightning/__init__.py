@@ -13,6 +13,7 @@ from torchssvm.lightning.gap_bar import GapBar
 from torchssvm.lightning.joint_training import HeadChoice, JointTraining
 from torchssvm.lightning.report import Report
 from torchssvm.lightning.safe_checkpoint_io import SafeCheckpointIO
+from torchssvm.lightning.span_f1 import SpanF1
 from torchssvm.lightning.structured_svm import StructuredSVM
 from torchssvm.lightning.write_predictions import WritePredictions
 
@@ -26,6 +27,7 @@ __all__ = [
     "JointTraining",
     "Report",
     "SafeCheckpointIO",
+    "SpanF1",
     "StructuredSVM",
     "WritePredictions",
 ]

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchssvm.core.arguments import check_number, check_whole
+from torchssvm.core.arguments import as_number, check_number, check_whole
 from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.core.head_call import apply_features, evaluating
@@ -56,6 +56,9 @@ class JointTraining:
             temperature 1 where the structure has marginals, else ``StructuredHinge``.
         optimizer: ``(parameters, lr=...) -> torch.optim.Optimizer``, such as ``functools.partial(torch.optim.AdamW,
             weight_decay=0.01)``; weight decay is for the features alone. None is ``torch.optim.Adam``.
+        clip: The largest norm of a step's gradient, that of network and head together; None is any.
+        accumulate: Batches of one step, whose gradients are averaged.
+        warmup: The share of the steps of the first stage in which the learning rate rises to ``lr``.
 
     Raises:
         ValueError: A number is out of range.
@@ -76,10 +79,18 @@ class JointTraining:
     head_lr: float | None = None
     loss: Callable[[Structure], nn.Module] | None = None
     optimizer: Callable[..., Optimizer] | None = None
+    clip: float | None = None
+    accumulate: int = 1
+    warmup: float = 0.0
 
     def __post_init__(self) -> None:
         check_whole(self.epochs, "epochs")
         check_number(self.lr, "lr", above=0.0)
+        check_whole(self.accumulate, "accumulate")
+        if self.clip is not None:
+            check_number(self.clip, "clip", above=0.0)
+        if not 0.0 <= as_number(self.warmup, "warmup") < 1.0:
+            raise ValueError(f"warmup={self.warmup} must be a share of the steps, from 0 to less than 1, such as 0.1")
         if self.head_lr is not None:
             check_number(self.head_lr, "head_lr", above=0.0)
         for name, expected in (("loss", "SoftmaxMargin or StructuredHinge"), ("optimizer", "torch.optim.Adam")):
@@ -90,6 +101,16 @@ class JointTraining:
     def trains_features(self, epoch: int) -> bool:
         """Whether epoch number ``epoch``, counted from 0, trains the features."""
         return epoch < self.epochs
+
+    def rate(self, done: float, step: float) -> float:
+        """The learning rate as a share of ``lr``: it rises in the warm-up, and falls linearly to 0.
+
+        Args:
+            done: The share of the first stage that is behind.
+            step: The share that the step is.
+        """
+        falling = (1.0 - done) / (1.0 - self.warmup)
+        return falling if done >= self.warmup else min((done + step) / self.warmup, falling)
 
     def make_loss(self, structure: Structure) -> nn.Module:
         """The loss of the first stage."""
@@ -192,19 +213,26 @@ class JointRun(HeadAlone):
 
     def step(self, module: Predicting, batch: Batch, batch_idx: int) -> None:
         """One step on network and head, and their learning rate."""
-        trainer, optimizer = module.trainer, module.optimizer_of(bcfw=False)
-        done = (trainer.current_epoch + batch_idx / trainer.num_training_batches) / self.joint.epochs
-        for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * (1.0 - done)
+        joint, optimizer, batches = self.joint, module.optimizer_of(bcfw=False), module.trainer.num_training_batches
         assert self._loss is not None
-        _clip(module)
-        optimizer.zero_grad()
+        place = batch_idx % joint.accumulate
+        together = min(joint.accumulate, int(batches) - batch_idx + place)  # the last step of an epoch has what is left
+        if not place:
+            done = (module.trainer.current_epoch + batch_idx / batches) / joint.epochs
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * joint.rate(done, together / (batches * joint.epochs))
+            _clip(module)
+            optimizer.zero_grad()
         extracted = apply_features(cast(nn.Module, module.features), batch.x, batch.lengths)
         loss = self._loss(module.potentials_of(extracted, batch.lengths), batch.y)
         squares = [parameter.square().sum() for parameter in module.head.parameters()]
-        module.manual_backward(share_of(len(batch.index)) * loss + module.lam / 2 * sum(squares))
-        optimizer.step()
-        _clip(module)
+        value = share_of(len(batch.index)) * loss + module.lam / 2 * sum(squares)
+        module.manual_backward(value / together)
+        if place + 1 == together:
+            if joint.clip is not None:
+                nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], joint.clip)
+            optimizer.step()
+            _clip(module)
         module.log("joint_loss", loss.detach(), prog_bar=True, batch_size=len(batch.index))
 
     def begin_solving(self, module: Predicting) -> None:

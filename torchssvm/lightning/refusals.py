@@ -47,11 +47,15 @@ def check_trainer(trainer: L.Trainer, *, averages: bool) -> None:
         return
     clip = trainer.gradient_clip_val
     if clip is not None and clip > 0:
-        raise ValueError(f"Trainer(gradient_clip_val={clip}) would change the exact step. Remove gradient_clip_val")
+        raise ValueError(
+            f"Trainer(gradient_clip_val={clip}) would change the exact step. Remove gradient_clip_val; "
+            "JointTraining(clip=...) clips where network and head are trained together"
+        )
     if trainer.accumulate_grad_batches != 1:
         raise ValueError(
             f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}): every batch takes an exact step of "
-            "its own. Remove accumulate_grad_batches. Use larger batches instead"
+            "its own. Remove accumulate_grad_batches. Use larger batches instead, or JointTraining(accumulate=...), "
+            "which accumulates where network and head are trained together"
         )
     if str(trainer.precision) in _INEXACT:
         raise ValueError(

@@ -7,6 +7,7 @@ with needs("torchssvm.transformers needs transformers: pip install 'torchssvm[tr
 
 from torchssvm.transformers.batches import tokenized
 from torchssvm.transformers.config import StructuredTaggerConfig
+from torchssvm.transformers.exporting import TaggerDecoder
 from torchssvm.transformers.solving import Solved
 from torchssvm.transformers.tagger import StructuredTagger, TaggerOutput
 from torchssvm.transformers.tagging import Span
@@ -14,4 +15,12 @@ from torchssvm.transformers.tagging import Span
 AutoConfig.register(StructuredTaggerConfig.model_type, StructuredTaggerConfig)
 AutoModelForTokenClassification.register(StructuredTaggerConfig, StructuredTagger)
 
-__all__ = ["Solved", "Span", "StructuredTagger", "StructuredTaggerConfig", "TaggerOutput", "tokenized"]
+__all__ = [
+    "Solved",
+    "Span",
+    "StructuredTagger",
+    "StructuredTaggerConfig",
+    "TaggerDecoder",
+    "TaggerOutput",
+    "tokenized",
+]

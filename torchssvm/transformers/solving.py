@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any, NamedTuple
 
 import torch
 
 from torchssvm.core.batch import in_order
-from torchssvm.core.potentials import inner
 from torchssvm.datasets.padded import PaddedDataset
 from torchssvm.path.choose_lam import choose_lam
 from torchssvm.path.lam_choice import LamChoice
@@ -17,10 +15,9 @@ from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.schedules import Tolerance
 from torchssvm.solvers.solver import Solver
+from torchssvm.solvers.temperature import fit_temperature
 from torchssvm.solvers.training import solve
 from torchssvm.transformers.batches import batches_of
-
-_STEPS = 40  # of the search for a temperature: they halve the interval
 
 
 class Solved(NamedTuple):
@@ -127,26 +124,8 @@ def solve_head(
 @torch.no_grad()
 def calibrate(tagger: Any, held_out: Any, batch_size: int) -> float:
     """See :meth:`StructuredTagger.calibrate`."""
-    head, structure = copy.deepcopy(tagger.head).cpu(), tagger.head.structure
-    batches = list(in_order(features_of(tagger, held_out, batch_size)))
-    scored = []
-    for batch in batches:
-        potentials = head(batch.x, batch.lengths)
-        target = structure.check_target(batch.y, potentials)
-        scored.append((potentials, float(inner(structure.parts(target), potentials.tensors).sum())))
-
-    def slope(factor: float) -> float:
-        """The derivative of the negative log-likelihood by 1/T, which grows with 1/T."""
-        total = 0.0
-        for potentials, own in scored:
-            tensors = potentials.tensors
-            warm = potentials.replace({name: factor * tensor for name, tensor in tensors.items()})
-            total += float(inner(structure.marginals(warm).parts, tensors).sum()) - own
-        return total
-
-    low, high = math.log(1e-3), math.log(1e3)
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if slope(math.exp(middle)) < 0.0 else (low, middle)
-    tagger.config.probability_temperature = math.exp(-(low + high) / 2)
-    return tagger.config.probability_temperature
+    head = copy.deepcopy(tagger.head).cpu()
+    batches = in_order(features_of(tagger, held_out, batch_size))
+    found = fit_temperature(head.structure, ((head(batch.x, batch.lengths), batch.y) for batch in batches))
+    tagger.config.probability_temperature = found
+    return found

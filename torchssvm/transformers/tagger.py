@@ -154,6 +154,13 @@ class StructuredTagger(PreTrainedModel):
             self.encoder.eval()
         return self
 
+    def hidden(self, **inputs: Any) -> Tensor:
+        """What the head reads at every position, ``[B, N, F]``: hidden states of the encoder, side by side."""
+        several = self.config.layers != [-1]
+        with torch.no_grad() if self.config.freeze_encoder else nullcontext():
+            found = self.encoder(**inputs, output_hidden_states=several)
+        return torch.cat([found.hidden_states[i] for i in self.config.layers], -1) if several else found[0]
+
     def words(self, labels: Tensor | None = None, word_mask: Tensor | None = None, **inputs: Any) -> Words:
         """The features of the words of a batch.
 
@@ -170,12 +177,8 @@ class StructuredTagger(PreTrainedModel):
             raise ValueError(
                 "labels and word_mask are None: word_mask says at which positions the words are, bool [B, N]"
             )
-        with torch.no_grad() if self.config.freeze_encoder else nullcontext():
-            several = self.config.layers != [-1]
-            found = self.encoder(**inputs, output_hidden_states=several)
-        hidden = torch.cat([found.hidden_states[i] for i in self.config.layers], -1) if several else found[0]
         mask = torch.as_tensor(labels != NO_WORD) if word_mask is None else word_mask.bool()
-        return words_of(hidden, mask, labels)
+        return words_of(self.hidden(**inputs), mask, labels)
 
     def potentials(self, words: Words) -> Potentials:
         """The scores of the labels of words."""

@@ -177,7 +177,7 @@ def test_labels_whose_first_states_are_forbidden_are_taken_where_other_states_sh
 
 @st.composite
 def unknown(draw):
-    """Chains whose labels are known in part, and what their states show."""
+    """Chains whose labels are known in part, what their states show, and the labels that each token may have."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
     shows = draw(st.sampled_from([None, [0, 1, 1], [0, 0, 1]]))
     lengths = torch.randint(1, 4, (3,), generator=generator)
@@ -187,13 +187,18 @@ def unknown(draw):
     }
     target = torch.randint(0, 3 if shows is None else 2, (3, 3), generator=generator)
     target[torch.rand(3, 3, generator=generator) < 0.5] = -100
-    return HiddenStates(Chain(3, normalize=draw(st.booleans())), shows), Potentials(tensors, lengths), target
+    allowed = [[{0, 1, 2} if label == -100 else {label} for label in row] for row in target.tolist()]
+    if draw(st.booleans()):
+        target = torch.rand(3, 3, 3 if shows is None else 2, generator=generator) < 0.5
+        target[..., 0] |= ~target.any(2)
+        allowed = [[set(its.nonzero().flatten().tolist()) for its in row] for row in target]
+    return HiddenStates(Chain(3, normalize=draw(st.booleans())), shows), Potentials(tensors, lengths), target, allowed
 
 
 @settings(deadline=None)
 @given(unknown(), st.sampled_from([1.0, 0.3]))
 def test_unknown_labels_are_summed_over(problem, temperature):
-    structure, potentials, target = problem
+    structure, potentials, target, allowed = problem
     checked = structure.check_target(target, potentials)
     assert not bool(structure.loss(structure.complete(potentials, checked), checked).any())
     total = 0.0
@@ -204,8 +209,7 @@ def test_unknown_labels_are_summed_over(problem, temperature):
         for states in itertools.product(range(3), repeat=length):
             score = sum(float(emission[t, k]) for t, k in enumerate(states))
             score += sum(float(transition[a, b]) for a, b in itertools.pairwise(states))
-            shown = [(int(structure.shows[k]), int(target[row, t])) for t, k in enumerate(states)]
-            wrong = sum(label not in (own, -100) for own, label in shown)
+            wrong = sum(int(structure.shows[k]) not in allowed[row][t] for t, k in enumerate(states))
             every.append((score + wrong / (length if structure.structure.normalize else 1)) / temperature)
             if not wrong:
                 right.append(score / temperature)
@@ -233,6 +237,10 @@ def test_labels_that_are_unknown_are_refused_elsewhere():
         HiddenStates(Chain(2)).check_target(torch.tensor([[0, -5]]), potentials)
     with pytest.raises(TypeError, match="shows=None"):
         HiddenStates(Matching())
+    with pytest.raises(ValueError, match=r"bool \[B, 2\] or \[B, N, 2\], got \[1, 2, 3\]"):
+        HiddenStates(Chain(2)).check_target(torch.ones(1, 2, 3, dtype=torch.bool), potentials)
+    with pytest.raises(ValueError, match=r"no label is allowed somewhere in rows \[0\]"):
+        HiddenStates(Chain(2)).check_target(torch.tensor([[[True, False], [False, False]]]), potentials)
 
 
 def test_a_label_that_becomes_unknown_is_another_target():

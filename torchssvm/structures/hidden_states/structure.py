@@ -29,8 +29,9 @@ class Completed(NamedTuple):
     """A target of :class:`HiddenStates` with its hidden part.
 
     Attributes:
-        observed: int64 ``[B]`` or ``[B, N]``, the labels; -1 in the padding, -100 where the label is unknown.
-        states: Of the same shape, a state for each label that shows it.
+        observed: int64 ``[B]`` or ``[B, N]``, the labels; -1 in the padding, -100 where the label is unknown. Or sets
+            of labels, bool ``[B, L]`` or ``[B, N, L]``; empty in the padding.
+        states: int64 ``[B]`` or ``[B, N]``, a state for each label, or set, that shows it.
     """
 
     observed: Tensor
@@ -47,8 +48,8 @@ class HiddenStates(Structure):
 
     Each label is shown by one or several states: with ``shows=[0, 1, 1]``, label 1 by states 1 and 2. Outputs are
     states; :meth:`observe` gives their labels. Targets are labels, int64 ``[B]`` or ``[B, N]``, and -100 where a label
-    is unknown, which all states show. The loss is that of the structure, where a state that shows the right label, or
-    is at an unknown one, costs nothing.
+    is unknown, which all states show; or the labels that are allowed, bool ``[B, L]`` or ``[B, N, L]``, at least one at
+    each position. The loss is that of the structure, where a state that shows a right or allowed label costs nothing.
 
     :func:`torchssvm.latent` trains it: it chooses the states of the targets, by :meth:`complete`, and trains the
     weights, in turns. :class:`torchssvm.SoftmaxMargin` sums over all states that show the labels. Without them, the
@@ -114,8 +115,7 @@ class HiddenStates(Structure):
             for name, costs in delta.items()
         }
         found = as_decoding(self.structure.argmax(augmented(potentials.detach(), barred)))
-        real = target.observed >= 0
-        wrong = (self.observe(found.labeling) != target.observed) & real
+        wrong = ~self._shown(found.labeling, target.observed) & (target.states >= 0)
         reject_rows(
             wrong.flatten(1).any(1) if wrong.ndim > 1 else wrong,
             "no states show the labels of {rows}: the structure allows none, or its decoding is not exact",
@@ -146,8 +146,9 @@ class HiddenStates(Structure):
     def loss(self, labeling: Tensor | Completed, target: Completed) -> Tensor:
         """What states that show wrong labels cost, ``[B]``."""
         states = _states(labeling)
-        right = (self.observe(states) == target.observed) | (target.observed == UNKNOWN)
-        return self.structure.loss(torch.where(right, target.states, states), target.states)
+        return self.structure.loss(
+            torch.where(self._shown(states, target.observed), target.states, states), target.states
+        )
 
     def loss_potentials(self, target: Completed) -> tuple[Tensor | Parts, Tensor]:
         """Those of the structure, and 0 for states that show the right label."""
@@ -165,23 +166,33 @@ class HiddenStates(Structure):
         """
         potentials = as_potentials(potentials)
         observed = target.observed if isinstance(target, Completed) else target
-        check_int64(observed, "target", observed.shape if observed.ndim in (1, 2) else ("B", "N"), ", labels")
-        real = torch.ones_like(observed, dtype=torch.bool)
-        if observed.ndim == 2 and potentials.lengths is not None:
-            real = check_lengths(potentials.lengths, len(observed), observed.shape[1], observed.device)
-        check_labels(observed, self.num_labels, real & (observed != UNKNOWN))
-        observed = observed.masked_fill(~real, -1)
+        sets = isinstance(observed, Tensor) and observed.dtype == torch.bool
+        if sets and (observed.ndim not in (2, 3) or observed.shape[-1] != self.num_labels):
+            raise ValueError(
+                f"sets of labels must be bool [B, {self.num_labels}] or [B, N, {self.num_labels}], got "
+                f"{list(observed.shape)}"
+            )
+        if not sets:
+            check_int64(observed, "target", observed.shape if observed.ndim in (1, 2) else ("B", "N"), ", labels")
+        shape = observed.shape[:-1] if sets else observed.shape
+        real = torch.ones(shape, dtype=torch.bool, device=observed.device)
+        if len(shape) == 2 and potentials.lengths is not None:
+            real = check_lengths(potentials.lengths, *shape, observed.device)
+        if sets:
+            empty = real & ~observed.any(-1)
+            reject_rows(empty.flatten(1).any(1) if empty.ndim > 1 else empty, "no label is allowed somewhere in {rows}")
+            observed = observed & real.unsqueeze(-1)
+        else:
+            check_labels(observed, self.num_labels, real & (observed != UNKNOWN))
+            observed = observed.masked_fill(~real, -1)
         if isinstance(target, Completed):
-            if target.states.shape != observed.shape:
-                raise ValueError(f"target.states must be {list(observed.shape)}, got {list(target.states.shape)}")
+            if target.states.shape != shape:
+                raise ValueError(f"target.states must be {list(shape)}, got {list(target.states.shape)}")
             states = target.states.masked_fill(~real, -1)
-            outside = (states >= len(self.shows)) | ((states < 0) & real)
-            shown = torch.where(observed == UNKNOWN, UNKNOWN, self.observe(states))
-            if bool(outside.any()) or not torch.equal(shown, observed):
+            if bool((((states < 0) | (states >= len(self.shows)) | ~self._shown(states, observed)) & real).any()):
                 raise ValueError("target.states must show the labels of target.observed")
         else:
-            first = (self.shows.unsqueeze(0) == torch.arange(self.num_labels).unsqueeze(1)).to(torch.int8).argmax(1)
-            states = torch.where(real, first.to(observed.device)[observed.clamp(min=0)], -1)
+            states = self._allowed(observed).to(torch.int8).argmax(-1).masked_fill(~real, -1)  # the first ones
             if getattr(self.structure, "transitions", None) is not None:  # the first states may be forbidden
                 nothing = potentials.replace({name: torch.zeros_like(t) for name, t in potentials.tensors.items()})
                 states = self.complete(nothing, Completed(observed, states)).states
@@ -205,16 +216,29 @@ class HiddenStates(Structure):
         """All states that the structure lists."""
         return self.structure.enumerate(potentials)
 
+    def _allowed(self, observed: Tensor) -> Tensor:
+        """Which states show the labels, or one of a set: ``[..., S]`` bool."""
+        shows = self.shows.to(observed.device)
+        if observed.dtype == torch.bool:
+            return observed[..., shows]
+        observed = observed.unsqueeze(-1)
+        return (shows == observed) | (observed == UNKNOWN)
+
+    def _shown(self, states: Tensor, observed: Tensor) -> Tensor:
+        """Whether states, those of the padding aside, show the labels: of the shape of ``states``."""
+        allowed = self._allowed(observed)
+        return allowed.gather(-1, states.clamp(0, len(self.shows) - 1).unsqueeze(-1)).squeeze(-1)
+
     def _wrong(self, observed: Tensor, costs: Tensor) -> Tensor:
         """Where ``costs``, ``[..., S]``, is that of a state that shows a wrong label, float64."""
-        shows = self.shows.to(observed.device)
-        if costs.shape != (*observed.shape, len(shows)):
+        allowed = self._allowed(observed)
+        if costs.shape != allowed.shape:
             raise ValueError(
-                f"shows={shows.tolist()} has {len(shows)} states for labels {list(observed.shape)}, and the loss of "
-                f"the structure costs {list(costs.shape)}: it must be a sum of costs of states, one for each of shows"
+                f"shows={self.shows.tolist()} has {len(self.shows)} states for labels {list(allowed.shape[:-1])}, and "
+                f"the loss of the structure costs {list(costs.shape)}: it must be a sum of costs of states, one for "
+                "each of shows"
             )
-        observed = observed.unsqueeze(-1)
-        return ((shows != observed) & (observed != UNKNOWN)).to(torch.float64)
+        return (~allowed).to(torch.float64)
 
     def settings(self) -> str:
         """Those of the structure, and what its states show."""
