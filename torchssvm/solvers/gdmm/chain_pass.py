@@ -120,21 +120,11 @@ def make_scratch(duals: Duals, num_states: int) -> Scratch:
     """Scratch arrays for the largest block."""
     active = int(max(np.diff(duals.variables.start).max(), np.diff(duals.factors.start).max(), 1))
     around = int(max(np.diff(duals.sides.start).max(), 1))
-    return Scratch(
-        scores=np.zeros(num_states),
-        tables=np.zeros((2, num_states)),
-        mass=np.zeros(active),
-        gradient=np.zeros(active),
-        point=np.zeros(active),
-        order=np.zeros(active, np.int64),
-        new=np.zeros(active),
-        marked_left=np.zeros(num_states, np.int64),
-        marked_right=np.zeros(num_states, np.int64),
-        labels=np.zeros((2, around), np.int64),
-        forces=np.zeros((2, around)),
-        totals=np.zeros(3),
-        stamp=np.zeros(1, np.int64),
-    )
+    mass, gradient, point, new = np.zeros((4, active))
+    block = mass, gradient, point, np.zeros(active, np.int64), new
+    marked, sides = np.zeros((2, num_states), np.int64), (np.zeros((2, around), np.int64), np.zeros((2, around)))
+    scores, tables = np.zeros(num_states), np.zeros((2, num_states))
+    return Scratch(scores, tables, *block, marked[0], marked[1], *sides, np.zeros(3), np.zeros(1, np.int64))
 
 
 @njit

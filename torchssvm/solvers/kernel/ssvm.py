@@ -93,7 +93,7 @@ class BlockStep(NamedTuple):
     sizes: Tensor  # [B] float64
 
 
-@dataclass
+@dataclass(eq=False)
 class KernelBlocks:
     """Everything that a step reads and changes."""
 
