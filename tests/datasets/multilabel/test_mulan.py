@@ -110,7 +110,7 @@ BAD_ARFF = [
     ("@attribute a {red,green}\n@data\ngreen\nblue\n", 4, "'blue' is not among the values .* {red,green} by line 1"),
     ("@attribute a {1,2,3}\n@data\n?\n", 3, "attribute 'a' is a missing value, must be one of its values"),
     ("@attribute a {0,'1}\n", 1, "a quote is not closed"),
-    (HEAD + "@attribute a real\n@data\n0,0,0\n", 4, "attribute 'a' is declared on line 2 already"),
+    (HEAD + "@attribute a real\n@data\n0,0,0\n", 4, "'a' is declared on line 2 too"),
     (HEAD + "0.5,1\n", 4, "'0.5,1' stands before @data"),
     ("@data\n1\n", 1, "@data comes before any @attribute"),
     (HEAD, None, "has no @data line"),
