@@ -72,7 +72,7 @@ def test_selected_tokens_come_first_in_their_order(rows):
     [
         (MASK.long(), (X,), "mask must be bool"),
         (MASK[0], (X,), "mask must be bool"),
-        (MASK, (X[:, :3],), r"tensors\[0\] has shape \[2, 3, 4\]"),
+        (MASK, (X[:, :3],), r"tensors\[0\] \[2, 3, 4\] and mask"),
         (MASK & torch.tensor([[True], [False]]), (X,), "no True in row 1"),
     ],
 )
@@ -164,7 +164,7 @@ def test_a_dataset_that_gives_no_batch_later_is_refused():
     batches = in_order(data)
     assert len(list(batches)) == 1
     data.collate = lambda items: None
-    with pytest.raises(TypeError, match=r"gave a NoneType.*torchssvm\.Batch"):
+    with pytest.raises(TypeError, match="gave a NoneType, not a Batch"):
         list(in_order(data))
 
 

@@ -219,7 +219,7 @@ def test_a_subclass_with_another_forward_is_not_taken_for_its_base():
 
 def test_weights_that_are_no_parameters_are_refused():
     head = Head()
-    with pytest.raises(TypeError, match="not a parameter of head=Head"):
+    with pytest.raises(TypeError, match="no whole parameter of Head"):
         Form(head, Subsets(4), head.weight.T.clone(), bias=head.bias, pairs=head.both.unsqueeze(0))
 
 

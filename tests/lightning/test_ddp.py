@@ -134,11 +134,11 @@ def test_predictions_are_divided(found, folder):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("sampler", "draws by a WeightedRandomSampler, and of 2 processes each draws from its own examples"),
+        ("sampler", "draws by a WeightedRandomSampler, and 2 processes draw from their own examples"),
         ("few", "1 examples and 2 processes"),
         ("envelope", "world size 2: .*JointTraining"),
         ("compiled", "compiled=True, and the compiled loop cannot be used: of several processes"),
-        ("factorwise", "world size 2: GDMM, which FactorwiseSVM trains by, runs in one process"),
+        ("factorwise", "world size 2: GDMM runs in one process"),
     ],
 )
 def test_what_several_processes_cannot_do_is_refused_in_all_of_them(found, name, text):

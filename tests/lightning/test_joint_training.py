@@ -502,7 +502,7 @@ def test_refusals_of_the_envelope_gradient(words):
     with pytest.raises(TypeError, match="envelope"):
         Alternate(envelope=1)
     for most, fits in ((1, 60), (61, 121), (100, 121), (182 + 3, 243)):
-        with pytest.raises(ValueError, match=rf"max_epochs={most}\) does not end with a solved head.*such as {fits}"):
+        with pytest.raises(ValueError, match=rf"max_epochs={most}\) does not end with a solved head.*at {fits}"):
             trainer(max_epochs=most).fit(alternating(), loader(words))
 
 

@@ -169,12 +169,12 @@ class Subclass(StructuredSVM):
 
 
 REFUSED_CALLBACKS = {
-    "WeightAveraging": (WeightAveraging, "the gap would be that of other weights: use .*AveragedWeights"),
-    "EMAWeightAveraging": (EMAWeightAveraging, "the gap would be that of other weights: use .*AveragedWeights"),
-    "Averages": (Averages, "the gap would be that of other weights: use .*AveragedWeights"),
+    "WeightAveraging": (WeightAveraging, "in the place of those that are certified: use .*AveragedWeights"),
+    "EMAWeightAveraging": (EMAWeightAveraging, "in the place of those that are certified: use .*AveragedWeights"),
+    "Averages": (Averages, "in the place of those that are certified: use .*AveragedWeights"),
     "StochasticWeightAveraging": (
         lambda: StochasticWeightAveraging(1e-2),
-        "the gap would be that of other weights: use .*AveragedWeights",
+        "in the place of those that are certified: use .*AveragedWeights",
     ),
     "GradientAccumulationScheduler": (
         lambda: GradientAccumulationScheduler({0: 1, 1: 2}),
@@ -188,9 +188,9 @@ REFUSED_CALLBACKS = {
     ),
 }
 REFUSED_OPTIONS = {
-    "gradient_clip_val": (1, r"gradient_clip_val=1\): the step is exact, .* Remove gradient_clip_val"),
+    "gradient_clip_val": (1, r"gradient_clip_val=1\) would change the exact step. Remove gradient_clip_val"),
     "accumulate_grad_batches": (2, r"accumulate_grad_batches=2\): .* Use larger batches instead"),
-    "precision": ("bf16-true", "use 'bf16-mixed', .* '32-true' or '64-true'"),
+    "precision": ("bf16-true", "use 'bf16-mixed', '32-true' or '64-true'"),
 }
 
 

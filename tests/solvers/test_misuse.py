@@ -179,7 +179,7 @@ def test_another_optimizer_on_the_head_is_named():
 def test_a_loss_called_with_targets_first_says_so():
     x, y = torch.randn(6, 3), torch.arange(6) % 3
     head, _, loss, _, _ = problem(x, y)
-    with pytest.raises(TypeError, match=r"potentials are torch.int64: the first argument must be what the head"):
+    with pytest.raises(TypeError, match=r"potentials are torch.int64: give what the head returned"):
         loss(y, head(x), torch.arange(6))
 
 

@@ -284,7 +284,7 @@ def test_a_resumed_run_says_nothing_of_weights_that_were_not_zero(tmp_path, recw
 def test_a_checkpoint_of_another_dataset_is_refused(tmp_path, monkeypatch):
     run(tmp_path, checkpoint={"every_n_train_steps": 5}, epochs=1)
     monkeypatch.setitem(globals(), "WORDS", 20)
-    with pytest.raises(ValueError, match="trained on 30 examples, and the training dataset has 20"):
+    with pytest.raises(ValueError, match="trained on 30 examples, and the dataset has 20"):
         run(tmp_path, resume=tmp_path / "step=005.ckpt", epochs=1)
 
 

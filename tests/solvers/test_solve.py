@@ -196,7 +196,7 @@ def test_bad_input_changes_nothing():
     for wrong, error, words in (
         ({"compiled": "yes"}, TypeError, "compiled='yes'"),
         ({"direction": Pairwise}, TypeError, "must be an object"),
-        ({"direction": Pairwise(), "storage": MeanParts()}, ValueError, "moves between single labelings"),
+        ({"direction": Pairwise(), "storage": MeanParts()}, ValueError, "needs single labelings"),
         ({"storage": "labelings"}, TypeError, "storage=labelings"),
         ({"batch_size": 8, "compiled": True}, ValueError, "batch_size=8 is for the torch loop, and compiled=True"),
         ({"round_visits": 8, "compiled": False}, ValueError, "round_visits=8 is for the compiled loop, and compiled="),

@@ -295,7 +295,8 @@ class StructuredSVM(Predicting):
         check_strategy(self.trainer)
         if self.trainer.world_size > 1 and getattr(self.joint, "envelope", False):
             raise ValueError(
-                f"world size {self.trainer.world_size}: {self.joint} runs in one process. Use Trainer(devices=1)"
+                f"world size {self.trainer.world_size}: {self.joint} runs in one process. Use Trainer(devices=1), "
+                "or joint=JointTraining(...)"
             )
         if isinstance(self.joint, Alternate):  # DDP would wait for gradients of the head
             self._ddp_params_and_buffers_to_ignore = [f"head.{name}" for name, _ in self.head.named_parameters()]

@@ -258,5 +258,5 @@ def check_rules(direction: DirectionRule, oracle: OracleRule, storage: Storage, 
             raise TypeError(f"{name}={rule!r} must be an object such as {such}")
         if rule.needs_labelings and not storage.keeps_labelings and not (whole and solves_whole(rule, storage)):
             raise ValueError(
-                f"{name}={rule} moves between single labelings: use storage=Labelings(), not {type(storage).__name__}()"
+                f"{name}={rule} needs single labelings: storage={type(storage).__name__}() must be storage=Labelings()"
             )

@@ -94,7 +94,7 @@ def test_refusals(tmp_path):
     for scaling in (Standardised(), ByDensity()):
         with pytest.raises(ValueError, match=r"scaling=train\.scaling"):
             scaling.apply(rows)
-    with pytest.raises(ValueError, match="fitted to 3 features, and these rows have 2"):
+    with pytest.raises(ValueError, match="of 3 features, and these rows have 2"):
         Standardised().fit(rows).apply(rows_of(np.eye(2)))
     assert Unscaled().fit(rows).apply(rows) is rows
     folder = tmp_path / "multilabel" / "scene"

@@ -207,7 +207,7 @@ def test_tags_of_the_test_set_are_those_of_the_file(train, tests):
 def test_arguments_are_checked(train):
     with pytest.raises(ValueError, match="split must be 'train' or 'test', not 'dev'"):
         CoNLL2000("dev")
-    with pytest.raises(ValueError, match="min_count=1, but the vocabulary given has min_count=3"):
+    with pytest.raises(ValueError, match="min_count=1, but the vocabulary has min_count=3"):
         CoNLL2000("test", min_count=1, vocabulary=train.vocabulary)
     with pytest.raises(ValueError, match="min_count=0 must be a whole number, at least 1"):
         CoNLL2000("train", min_count=0)
