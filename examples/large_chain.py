@@ -57,9 +57,7 @@ def main(
     else:
         train = WordChains("train", num_states=labels, num_chains=chains)
         test = WordChains("test", vocabulary=train.vocabulary, num_chains=test_chains)
-    head = SparseLinearChain(
-        train.in_features, train.num_states, boundary=False, structure=Chain(train.num_states)
-    )
+    head = SparseLinearChain(train.in_features, train.num_states, boundary=False, structure=Chain(train.num_states))
     mean_cost = len(train) / len(train.states)  # a wrong state costs 1 / length
     model = FactorwiseSVM(head, lam, penalty=None if rho is None else Penalty(rho * mean_cost), seed=seed)
     result = Report(report, f"{data} chains of {labels} states")

@@ -10,7 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm import BCFW, GDMM, BlockGap, Chain, DualState, Labelings, SparseLinearChain, SparseLinearMultilabel, TorchLoop
+from torchssvm import (
+    BCFW,
+    GDMM,
+    BlockGap,
+    Chain,
+    DualState,
+    Labelings,
+    SparseLinearChain,
+    SparseLinearMultilabel,
+    TorchLoop,
+)
 from torchssvm.core.batch import apply_head, in_order
 from torchssvm.datasets import LargeChains, Multilabel, MultilabelScores, SparseRows, UnitRows, multilabel_scores
 from torchssvm.solvers.gdmm import AwayStep, BlockGreedy, BruteForce, FullyCorrective, Penalty, SortedOracle

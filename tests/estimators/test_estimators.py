@@ -146,7 +146,7 @@ def test_lam_is_one_over_C_n(case):
     estimator, X, y = case
     estimator.set_params(tol=0.1)
     one = clone(estimator).set_params(C=0.5).fit(X, y)
-    other = clone(estimator).set_params(lam=2 / len(X)).fit(X, y)
+    other = clone(estimator).set_params(C=type(estimator)().C, lam=2 / len(X)).fit(X, y)
     assert np.array_equal(one.coef_, other.coef_)
     third = clone(estimator).set_params(C=None, lam=2 / len(X)).fit(X, y)
     assert np.array_equal(third.coef_, other.coef_)

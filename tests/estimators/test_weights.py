@@ -40,7 +40,7 @@ CASES = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", CASES)
 def test_a_weight_of_2_is_the_example_twice_and_0_is_none(case):
-    """The objective is the same one: each run's dual is below the other's primal, and strong convexity bounds weights."""
+    """The objective is the same: each run's dual is below the other's primal, and strong convexity bounds weights."""
     if case == "cycles":
         pytest.importorskip("maxflow")
     estimator, X, y = CASES[case]

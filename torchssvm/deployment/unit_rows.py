@@ -19,6 +19,9 @@ class UnitRows(nn.Module):
         tensor([[0.6000, 0.8000]])
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def forward(self, x: Any) -> Any:
         """The rows, scaled."""
         if isinstance(x, SparseFeatures):

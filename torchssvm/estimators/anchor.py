@@ -51,9 +51,7 @@ def anchor(
     return found, base
 
 
-def least_squares(
-    problems: DecisionProblems, intercept: bool, weight: Array | None = None
-) -> tuple[Array, Array]:
+def least_squares(problems: DecisionProblems, intercept: bool, weight: Array | None = None) -> tuple[Array, Array]:
     """The weights ``[D, F]`` and the intercepts ``[D]`` of least squares; ``[1, F]`` and ``[1]`` for shared ones."""
     given = situations(problems)
     x, costs = given.x.to(torch.float64).numpy(), problems.target.cost.numpy()

@@ -14,7 +14,6 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import nn
 
 from torchssvm.core.arguments import as_number, check_flags, check_number, is_whole, or_default
 from torchssvm.core.batch import in_order, tree_tensors

@@ -31,7 +31,8 @@ class ChainSVC(StructuredEstimator):
 
     ``X`` is a list of arrays or of scipy sparse matrices ``[N_i, F]``, one row for each token; or a list of lists of
     tokens, each token a dictionary ``{name: text, number, True or False}`` or a list of names, as sklearn-crfsuite
-    takes them. A text becomes the feature ``name=text``. Generators are read, once. ``y`` is a list of lists of labels, texts or numbers.
+    takes them. A text becomes the feature ``name=text``. ``y`` is a list of lists of labels, texts or numbers.
+    Generators are read, once.
 
     Args:
         C, lam, tol, max_passes, random_state, verbose, warm_start: As in :class:`MultinomialSVC`.

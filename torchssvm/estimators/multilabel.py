@@ -22,6 +22,7 @@ from torchssvm.estimators.base import MATRIX, MatrixClassifier
 from torchssvm.estimators.examples import Examples, check_matrix, reader
 from torchssvm.estimators.labels import check_classes, counted, weights_of
 from torchssvm.path.choose_lam import choose_lam
+from torchssvm.path.lam_choice import LamChoice
 from torchssvm.solvers.schedules import Relative
 from torchssvm.solvers.solver import Solver
 from torchssvm.structures.multiclass.head import LinearMulticlass
@@ -194,7 +195,7 @@ class MultilabelSVC(MatrixClassifier):
                 "leaves the pairs out"
             )
         examples = Examples(fetch, n=X.shape[0])
-        self.choice_ = None
+        self.choice_: LamChoice | None = None
         if self.lam is None and isinstance(self.C, str):
             squares = np.asarray((X.multiply(X) if sparse.issparse(X) else X * X).sum(1), np.float64).ravel()
             square = float(np.average(squares, weights=times)) + self.fit_intercept
@@ -235,7 +236,7 @@ class MultilabelSVC(MatrixClassifier):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         order = torch.from_numpy(np.random.RandomState(seed).permutation(n))
         share = n / (n - held)  # lam n is that of all examples
-        self.choice_ = choose_lam(
+        self.choice_ = choice = choose_lam(
             head,
             Part(examples, order[held:]),
             Part(examples, order[:held]),
@@ -246,7 +247,7 @@ class MultilabelSVC(MatrixClassifier):
             solver=Solver(seed=seed),
             progress=bool(self.verbose),
         )
-        return self.choice_.best.lam / share
+        return choice.best.lam / share
 
     def decision_function(self, X: Any) -> np.ndarray:
         """For each label, the best score of a set with it less the best of one without it, ``[n, K]``.

@@ -122,7 +122,7 @@ class PredictThenOptimize(CertifiedEstimator):
         x = self._inputs(X)
         costs = _as_costs(costs)
         if sample_weight is not None and self.lam is None:
-            raise ValueError("lam=None chooses lam on held-out examples, which count alike: give lam with sample_weight")
+            raise ValueError("lam=None holds examples out, which count alike: give lam with sample_weight")
         kept, _, times, _ = counted(torch.arange(len(x.x)), costs, sample_weight)
         if len(kept) < len(x.x) == len(costs):
             x, costs = tree_map(lambda tensor: tensor[kept], (x, costs))
