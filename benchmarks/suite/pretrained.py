@@ -232,7 +232,9 @@ def summarise(found: dict[str, Any]) -> Summary:
         for other in ("pytorch-crf", "that classifier, decoded within BIO"):
             if other in score:
                 limits.append(Limit(f"{task}: F1 of {other} over {best}", ratio(score[other], score[best]), 1.0))
-        share = seconds[frozen] / seconds["pytorch-crf"]
+        share = seconds[frozen] / seconds["pytorch-crf"]  # of the same way whose F1 is compared here
+        lost = ratio(score["pytorch-crf"], score[frozen])
+        limits.append(Limit(f"{task}: F1 of pytorch-crf over {frozen}", lost, 1.0))
         limits.append(Limit(f"{task}: CPU seconds of {frozen} over pytorch-crf's", share, THIRD))
         columns = ["way", "F1, %", "less pytorch-crf's", "sentences right, %", "CPU s"]
         tables.append(Table(f"{task}: {found['sentences']:,} sentences, {len(runs)} seeds", columns, rows))

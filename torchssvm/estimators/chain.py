@@ -130,7 +130,8 @@ class ChainSVC(StructuredEstimator):
             head = head.double()
         examples = labelled(lengths, states, batches_of(rows, vocabulary))
         head = self._train(head, examples, self._lam(total or len(lengths)), weight=times)
-        vars(self).pop("temperature_", None)  # that of the model before
+        if hasattr(self, "temperature_"):
+            del self.temperature_  # that of the model before
         self.classes_, self.vocabulary_, self.n_features_in_, self._kind = classes, vocabulary, size, kind
         self.coef_ = head.by_feature(head.emission.detach()).numpy().T.copy()
         found = (head.transition, head.bias, head.start_transitions, head.end_transitions)
@@ -184,7 +185,7 @@ class ChainSVC(StructuredEstimator):
         lengths = [size_of(sequence) for sequence in X]
         classes, states = states_of(check_lists(y, lengths, "token"), self.classes_)
         if len(classes) > len(self.classes_):
-            raise ValueError(f"y has the label {classes[-1]!r}, which was not there in training: leave it out")
+            raise ValueError(f"y has the label {classes[-1].item()!r}, which was not there in training: leave it out")
         self.temperature_ = fit_temperature(
             self.structure_,
             ((potentials, padded([states[i] for i in index], -1)) for index, _, potentials in self._scored(X)),

@@ -29,7 +29,9 @@ class TaggerDecoder(nn.Module):
     def __init__(self, tagger: StructuredTagger) -> None:
         super().__init__()
         self.tagger = tagger
-        self.rule = tagger.head.structure.plain_decoder()
+        rule = tagger.head.structure.plain_decoder()
+        assert rule is not None  # chains have one
+        self.rule = rule
         self.eval()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, word_mask: Tensor) -> Tensor:
