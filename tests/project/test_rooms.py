@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "solvers": {"core", "kinds", "structures", "dual", "steps", "distributed"},
     "path": {"core", "structures", "dual", "steps", "solvers"},
     "deployment": {"core", "structures"},
-    "lightning": {"core", "structures", "dual", "steps", "solvers", "deployment"},
+    "lightning": {"core", "structures", "dual", "steps", "solvers", "deployment", "datasets"},
     "estimators": {"core", "structures", "dual", "steps", "solvers", "path", "deployment"},
     "transformers": {"core", "structures", "solvers", "path", "datasets"},
     "datasets": {"core", "structures", "steps"},
