@@ -226,8 +226,13 @@ def test_sequences_are_added_with_new_features_and_labels():
     _same_optimum(tagger, fresh)
     assert sorted(tagger.vocabulary_) == sorted(fresh.vocabulary_)
     assert tagger.predict(more[1:]) == [["w"]]
-    with pytest.raises(ValueError, match="sequence"):
-        tagger.partial_fit([[]], [[]])
+    for words, tags, message in (
+        ([[]], [[]], r"X\[0\] has no token"),
+        (more, [["w", "x"], ["w", "x"]], r"X\[1\] has 1 tokens and y\[1\] has 2"),
+        (more, labels[:1], "X has 2 examples and y has 1"),
+    ):  # they count from the first sequence of the call
+        with pytest.raises(ValueError, match=message):
+            tagger.partial_fit(words, tags)
     _same_optimum(tagger.partial_fit(more, labels), ChainSVC(tol=0.02).fit(X + 2 * more, y + 2 * labels))
 
 

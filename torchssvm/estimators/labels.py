@@ -12,6 +12,7 @@ import torch
 from sklearn.utils.class_weight import compute_class_weight
 
 from torchssvm.core.batch import Batch
+from torchssvm.core.naming import number_of
 from torchssvm.estimators.examples import Examples, padded
 from torchssvm.structures.arguments import WeightedLabels
 
@@ -35,7 +36,8 @@ def check_lists(y: Any, sizes: Sequence[int], what: str) -> list[Sequence[Any]]:
         raise ValueError(f"X has {len(sizes)} examples and y has {count}: each example needs its labels")
     y = [np.asarray(labels) if hasattr(labels, "__array__") else labels for labels in y]
     kinds: set[type] = set()
-    for place, (size, labels) in enumerate(zip(sizes, y, strict=True)):
+    for row, (size, labels) in enumerate(zip(sizes, y, strict=True)):
+        place = number_of(row)
         if isinstance(labels, str) or not hasattr(labels, "__len__"):
             raise ValueError(f"y[{place}]={labels!r} must be a list of labels, one for each {what} of X[{place}]")
         if getattr(labels, "ndim", 1) != 1:
@@ -64,8 +66,9 @@ def check_classes(y: np.ndarray, classes: np.ndarray) -> None:
     """Raise ValueError for one class, or -100, which torch leaves out; -1 is one of two classes in scikit-learn."""
     missing = y == -100 if y.dtype.kind in "if" else np.zeros(len(y), bool)
     if missing.any():
+        place = number_of(int(missing.argmax()))
         raise ValueError(
-            f"y[{int(missing.argmax())}]=-100 marks an example without a class: leave such examples out of X and y; "
+            f"y[{place}]=-100 marks an example without a class: leave such examples out of X and y; "
             "where it is a class of its own, give texts, as y.astype(str)"
         )
     if len(classes) < 2:
