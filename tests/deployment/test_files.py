@@ -265,7 +265,7 @@ def test_what_is_not_saved_leaves_the_old_file(tmp_path) -> None:
             save_model(path, head, **arguments)
     model = nn.Module()
     model.head, model.features = LinearMulticlass(5, 3), nn.Identity()
-    with pytest.raises(TypeError, match="features=Identity are not saved"):
+    with pytest.raises(TypeError, match="features=Identity below the head are not saved here"):
         save_model(path, model)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["model"]

@@ -389,7 +389,7 @@ def test_samplers_of_other_data():
     dual = multiclass(1).train().dual
     with pytest.raises(ValueError, match=r"num_examples=0.*empty"):
         GapBatchSampler(batch_size=4, num_examples=0)
-    with pytest.raises(ValueError, match="num_examples=5, and the dual was made for 6"):
+    with pytest.raises(ValueError, match="num_examples=5, and the dual 6"):
         GapBatchSampler(dual, batch_size=4, num_examples=5)
     with pytest.raises(ValueError, match="num_examples=7"):
         GapBatchSampler(batch_size=4, num_examples=7).bind(dual)

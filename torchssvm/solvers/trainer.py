@@ -246,7 +246,8 @@ class DualTrainer:
         """Take steps until an exact pass proves that the gap is within ``tolerance``; as :meth:`Trainer.solve`.
 
         Args:
-            tolerance, on_check, progress: As there.
+            tolerance: A number, or ``Relative(share)`` of the primal.
+            on_check, progress: As there.
             max_passes: The run stops after the step that reaches it; the certificate takes one more pass.
             schedule: When exact passes are made, asked after every step; None is that of the solver given
                 to :func:`torchssvm.make_trainer`, else ``WhenEstimated()``.

@@ -336,7 +336,7 @@ def test_the_box_qp_without_its_kernel(monkeypatch):
 
 def test_other_optimizers_take_a_dense_gradient():
     data = problem()
-    head = SparseLinearChain(F, K, sparse_gradient=False).double()
+    head = SparseLinearChain(F, K, structure=Chain(K), sparse_gradient=False).double()
     batch = batch_of(True, data, torch.arange(EXAMPLES))
     optimizer, hinge = torch.optim.Adam(head.parameters(), lr=0.01), StructuredHinge(head.structure)
     values = []
