@@ -27,11 +27,13 @@ class GraphOracle(Protocol):
 class TreeReweighted:
     """Messages, cycles, and branch and bound; each begins where the one before leaves a gap.
 
-    Graphs without cycles are solved by one round of messages. For others, TRW-S [1]_ minimises the dual of the linear
-    program over the local polytope; labels are read off in the order of the messages, and single ones are changed as
-    long as the score rises. If a gap remains, the max-marginals of triangles and of cycles of four edges are shared out
-    between the rounds [2]_, and at last branch and bound begins from the same messages. Training may do with less than
-    a certificate: ``head.structure.oracle`` can be another one before the last ``certify``.
+    Graphs without cycles are solved by one round of messages. For others, TRW-S (V. Kolmogorov, Convergent
+    tree-reweighted message passing for energy minimization, TPAMI 2006) minimises the dual of the linear program over
+    the local polytope; labels are read off in the order of the messages, and single ones are changed as long as the
+    score rises. If a gap remains, the max-marginals of triangles and of cycles of four edges are shared out between the
+    rounds (D. Sontag et al., Tightening LP relaxations for MAP using message passing, UAI 2008), and at last branch and
+    bound begins from the same messages. Training may do with less than a certificate: ``head.structure.oracle`` can be
+    another one before the last ``certify``.
 
     Args:
         max_rounds: Most rounds of messages along an example's edges.
@@ -40,11 +42,6 @@ class TreeReweighted:
 
     Raises:
         ValueError: A number is negative, or ``max_rounds`` is 0.
-
-    References:
-        .. [1] V. Kolmogorov. Convergent tree-reweighted message passing for energy minimization. TPAMI 2006.
-        .. [2] D. Sontag, T. Meltzer, A. Globerson, T. Jaakkola and Y. Weiss. Tightening LP relaxations for MAP using
-           message passing. UAI 2008.
 
     Example:
         >>> potentials = PairwisePotentials(torch.zeros(1, 3, 2), -torch.eye(2).expand(1, 3, 2, 2),
