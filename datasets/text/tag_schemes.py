@@ -17,7 +17,7 @@ _TAG = re.compile(r"O|[BIESLUM]-\S+")
 _LETTER = {"B": "B", "S": "B", "U": "B", "I": "I", "M": "I", "E": "I", "L": "I"}  # of BIO
 
 
-def to_bio(tags: Sequence[str], offsets: np.ndarray) -> list[str]:
+def to_bio(tags: Sequence[str], offsets: np.ndarray | None = None) -> list[str]:
     """The tags of the same chunks in BIO: B-X at the first token of every chunk, I-X at the others, O elsewhere.
 
     A chunk begins at B-X, S-X and U-X, and at any other tag of type X where the token before is O, of another type, or
@@ -26,17 +26,17 @@ def to_bio(tags: Sequence[str], offsets: np.ndarray) -> list[str]:
 
     Args:
         tags: O, or a letter (B, I, E, S, L, U or M), a hyphen and a type: of all tokens.
-        offsets: int64 ``[n + 1]``: sentence i has the tokens ``offsets[i]`` to ``offsets[i + 1] - 1``.
+        offsets: int64 ``[n + 1]``: sentence i has the tokens ``offsets[i]`` to ``offsets[i + 1] - 1``;
+            None is one sentence.
 
     Raises:
         ValueError: A tag has another form.
 
     Example:
-        >>> import numpy as np
-        >>> to_bio(["I-LOC", "I-LOC", "O", "I-LOC"], offsets=np.array([0, 4]))
+        >>> to_bio(["I-LOC", "I-LOC", "O", "I-LOC"])
         ['B-LOC', 'I-LOC', 'O', 'B-LOC']
     """
-    starts = set(np.asarray(offsets).tolist())
+    starts = {0} if offsets is None else set(np.asarray(offsets).tolist())
     found: list[str] = []
     before, closed = "", False  # the type of the token before, and whether its tag ends a chunk
     for place, tag in enumerate(tags):

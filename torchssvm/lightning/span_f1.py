@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 
@@ -71,4 +70,4 @@ class SpanF1(Callback):
         pl_module.log("val_f1", score.f1, prog_bar=True)
 
     def _bio(self, states: torch.Tensor) -> list[str]:
-        return to_bio([self.labels[state] for state in states.tolist()], np.array([0, len(states)]))
+        return to_bio([self.labels[state] for state in states.tolist()])

@@ -230,8 +230,8 @@ class StructuredTagger(PreTrainedModel):
             names = self.config.labels
 
             def chunked(rows: Tensor) -> list[list[str]]:
-                tagged = [[names[state] for state in row[kept].tolist()] for row, kept in zip(rows, real, strict=True)]
-                return [to_bio(row, torch.tensor([0, len(row)]).numpy()) for row in tagged]
+                pairs = zip(rows, real, strict=True)
+                return [to_bio([names[state] for state in row[kept].tolist()]) for row, kept in pairs]
 
             overall = chunk_scores(chunked(labels), chunked(tags)).overall
             found |= {"f1": overall.f1, "precision": overall.precision, "recall": overall.recall}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from torchssvm.core.potentials import Potentials
@@ -113,7 +112,7 @@ def _chunks(tagger: Any, states: Sequence[int]) -> list[Chunk]:
     names = [tagger.config.labels[state] for state in states]
     if tagger.config.scheme is None:
         return [Chunk(place, place + 1, name) for place, name in enumerate(names)]
-    return chunks(to_bio(names, np.array([0, len(names)])))
+    return chunks(to_bio(names))
 
 
 def _probabilities(tagger: Any, potentials: Potentials, tags: torch.Tensor, found: list[list[Chunk]]) -> list[float]:
