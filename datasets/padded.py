@@ -113,31 +113,34 @@ def stack(examples: Sequence[Example]) -> Batch:
     return Batch(torch.stack(xs), torch.stack(ys), torch.tensor(numbers, device=ys[0].device))
 
 
-def _check_labelled(y: Tensor, lengths: Tensor | None) -> None:
+def _inside(y: Tensor, lengths: Tensor | None) -> Tensor | None:
+    """Which labels lie within the lengths, ``[n, N]`` bool; None if all do, or there is one for each example."""
+    if lengths is None or y.ndim < 2:
+        return None
+    return torch.arange(y.shape[1], device=y.device) < lengths.to(y.device).unsqueeze(1)
+
+
+def _check_labelled(y: Tensor, inside: Tensor | None) -> None:
     """Raise ValueError for the label -100, which other libraries leave out of their losses, at a token."""
     if y.is_floating_point() or y.ndim < 2:  # values, or classes
         return
     missing = y == -100
-    if lengths is not None:
-        inside = torch.arange(y.shape[1], device=y.device) < lengths.to(y.device).unsqueeze(1)
+    if inside is not None:
         missing &= inside.view(*inside.shape, *[1] * (y.ndim - 2))
     if bool(missing.any()):
         place = missing.nonzero()[0].tolist()
         raise ValueError(f"y{place} is -100{NO_LABEL}")
 
 
-def _warn_of_labels_beyond(y: Tensor, lengths: Tensor | None) -> None:
+def _warn_of_labels_beyond(y: Tensor, inside: Tensor) -> None:
     """Warn where the padding of labels holds several values: lengths that are too short drop labels."""
-    if lengths is None or y.ndim < 2:
-        return
-    beyond = torch.arange(y.shape[1], device=y.device) >= lengths.to(y.device).unsqueeze(1)
-    padding = y[beyond]
+    padding = y[~inside]
     if len(padding) and bool((wrong := padding != padding[0]).any()):
-        i, place = beyond.nonzero()[wrong.nonzero()[0, 0]].tolist()
+        i, place = (~inside).nonzero()[wrong.nonzero()[0, 0]].tolist()
         warn(
             f"y holds several values beyond lengths, which are left out, such as {y[i, place].tolist()} at position "
-            f"{place} of example {i}, whose length is {int(lengths[i])}: are lengths too short? Padding of -1 says "
-            "that they are not"
+            f"{place} of example {i}, whose length is {int(inside[i].sum())}: are lengths too short? Padding of -1 "
+            "says that they are not"
         )
 
 
@@ -192,9 +195,11 @@ class PaddedDataset(Dataset[Example]):
                     f"lengths must lie between 1 and {longest}, got {int(lengths.min())} to {int(lengths.max())}"
                 )
         check_flags(unknown=unknown)
+        inside = _inside(y, lengths)
         if not unknown:
-            _check_labelled(y, lengths)
-        _warn_of_labels_beyond(y, lengths)
+            _check_labelled(y, inside)
+        if inside is not None:
+            _warn_of_labels_beyond(y, inside)
         self.x = x
         self._pack()
         self.y = y
