@@ -21,7 +21,7 @@ from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_targets
 from torchssvm.core.naming import naming
 from torchssvm.deployment import save_model
-from torchssvm.estimators.examples import check_matrix
+from torchssvm.estimators.examples import check_matrix, size_of
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.guess_lam import advice_if_small, warn_if_zero
 from torchssvm.solvers.schedules import Relative, is_within
@@ -171,13 +171,12 @@ class StructuredEstimator(CertifiedEstimator):
                 "partial_fit adds to the examples of the calls before, and this estimator has none: it is a copy, or "
                 "was trained with sample_weight. Give all examples to fit; warm_start=True goes on there"
             )
-        new, given = (of.shape[0] if hasattr(of, "shape") else len(of) for of in (X, y))
+        new, given = size_of(X), size_of(y)
         if new != given:
             raise ValueError(f"X has {new} examples and y has {given}: each example needs its labels")
         self._seen = (X, y) if before is None else (_joined(before[0], X), _joined(before[1], y))
-        every = self._seen[0].shape[0] if hasattr(self._seen[0], "shape") else len(self._seen[0])
         try:
-            with naming(torch.arange(new - every, new)):  # errors count from the first of this call
+            with naming(torch.arange(new - size_of(self._seen[0]), new)):  # errors count from the first of this call
                 return fit(*self._seen)
         except BaseException:
             self._seen = kept

@@ -14,9 +14,9 @@ from torchssvm.core.batch import in_order
 from torchssvm.core.naming import naming
 from torchssvm.core.sparse_features import vocabulary_of
 from torchssvm.estimators.base import StructuredEstimator
-from torchssvm.estimators.examples import padded
+from torchssvm.estimators.examples import padded, size_of
 from torchssvm.estimators.labels import accuracy, check_lists, counted, labelled, state_weights, states_of
-from torchssvm.estimators.sequences import ARRAYS, NAMED, batches_of, check_list, kind_of, listed, rows_of, size_of
+from torchssvm.estimators.sequences import ARRAYS, NAMED, batches_of, check_list, kind_of, listed, rows_of
 from torchssvm.solvers.temperature import fit_temperature
 from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.sparse_head import SparseLinearChain

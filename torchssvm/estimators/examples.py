@@ -13,6 +13,11 @@ from torchssvm.core.batch import Batch
 from torchssvm.core.sparse_features import SparseFeatures, padded_lists
 
 
+def size_of(rows: Any) -> int:
+    """The number of tokens or examples: scipy's sparse matrices have no ``len``."""
+    return int(rows.shape[0]) if sparse.issparse(rows) else len(rows)
+
+
 class Examples:
     """A map-style dataset of n examples whose batches a function makes.
 

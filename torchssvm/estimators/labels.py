@@ -13,7 +13,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from torchssvm.core.batch import Batch
 from torchssvm.core.naming import number_of
-from torchssvm.estimators.examples import Examples, padded
+from torchssvm.estimators.examples import Examples, padded, size_of
 from torchssvm.structures.arguments import WeightedLabels
 
 NO_LABELS = (-1, -100)
@@ -117,7 +117,7 @@ def counted(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, np.ndarray | 
     """
     if sample_weight is None:
         return X, y, None, None
-    times = times_of(sample_weight, X.shape[0] if hasattr(X, "shape") else len(X))
+    times = times_of(sample_weight, size_of(X))
     kept = times.nonzero()[0]
     if len(kept) < len(times) == len(y):
         X, y = (own[kept] if hasattr(own, "shape") else [own[i] for i in kept] for own in (X, y))

@@ -13,8 +13,9 @@ from torchssvm.core.arguments import check_whole, is_whole
 from torchssvm.core.batch import in_order
 from torchssvm.core.naming import naming
 from torchssvm.estimators.base import StructuredEstimator
+from torchssvm.estimators.examples import size_of
 from torchssvm.estimators.labels import check_lists, counted, labelled, states_of
-from torchssvm.estimators.sequences import ARRAYS, batches_of, check_list, kind_of, rows_of, size_of
+from torchssvm.estimators.sequences import ARRAYS, batches_of, check_list, kind_of, rows_of
 from torchssvm.structures.segments.head import LinearSegments
 from torchssvm.structures.segments.spans import span_f1
 from torchssvm.structures.segments.structure import Segments

@@ -12,14 +12,9 @@ from scipy import sparse
 
 from torchssvm.core.naming import number_of
 from torchssvm.core.sparse_features import FeatureLists
-from torchssvm.estimators.examples import check_matrix, padded, reader
+from torchssvm.estimators.examples import check_matrix, padded, reader, size_of
 
 ARRAYS, MATRICES, NAMED = "arrays", "scipy sparse matrices", "lists of tokens with named features"
-
-
-def size_of(sequence: Any) -> int:
-    """The number of tokens."""
-    return int(sequence.shape[0]) if sparse.issparse(sequence) else len(sequence)
 
 
 def check_list(X: Any, what: str = "sequences") -> None:
