@@ -95,9 +95,7 @@ class Bench:
     def training(self) -> Iterator[Row]:
         """A network under the head; then to a gap by equal rules, on the device and by the compiled loop of the CPU."""
         yield "joint CNN training", self.joint
-        sides = [
-            (f"device, batches of {size}", self.device, size) for size in ((4,) if self.quick else (64, 256, 1024))
-        ]
+        sides = [(f"device, batches of {size}", self.device, size) for size in ((4,) if self.quick else (64, 1024))]
         sides.append(("compiled, CPU", torch.device("cpu"), None))
         for what, data in [("OCR-large", self.words), ("CoNLL-2000", self.chunks)]:
             for name, where, size in sides:
@@ -120,7 +118,7 @@ class Bench:
     def race(self, data: Any, make: Callable[[], nn.Module], name: str, where: torch.device, size: Any) -> Figures:
         """Seconds to relative gaps, by plain Frank-Wolfe steps on both sides, and the gap over seconds in race.png."""
         rules = {"direction": FrankWolfe(), "oracle": MaxOracle(), "compiled": size is None, "batch_size": size}
-        lam, limit = 1.0 / len(data), 1.0 if self.quick else 60.0
+        lam, limit = 1.0 / len(data), 1.0 if self.quick else 15.0
         curve: list[tuple[float, float]] = []
 
         def run(passes: float) -> None:
@@ -150,18 +148,23 @@ class Bench:
     def joint(self) -> Figures:
         """Images a second of a convolutional network and a chain, by Adam on the structured hinge."""
         data = OCR("train", "small" if self.quick else "large")
+        sides = {"device": self.device, f"CPU, {torch.get_num_threads()} threads": torch.device("cpu")}
+        return {f"{name}: images/s": self.images(data, where) for name, where in sides.items()}
+
+    def images(self, data: OCR, device: torch.device) -> float:
+        """As :meth:`joint`, on one device, padding counted."""
         network = nn.Sequential(
             *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU()),
             *(nn.MaxPool2d(2), nn.Flatten()),
-        ).to(self.device)
-        head = LinearChain(512, STATES).to(self.device)
+        ).to(device)
+        head = LinearChain(512, STATES).to(device)
         hinge, adam = StructuredHinge(head.structure), torch.optim.Adam([*network.parameters(), *head.parameters()])
         loader = DataLoader(data, batch_size=8 if self.quick else 256, collate_fn=data.collate)
         batches = [batch for batch, _ in zip(loader, range(3 if self.quick else 1000), strict=False)]
         for counts in (False, True):  # the first epoch compiles
             images, start = 0, time.perf_counter()
             for batch in batches:
-                batch = to_device(batch, self.device)
+                batch = to_device(batch, device)
                 size = batch.y.shape
                 made = network(batch.x.view(-1, 1, 16, 8)).view(*size, 512)
                 adam.zero_grad()
@@ -169,7 +172,7 @@ class Bench:
                 adam.step()
                 images += int(size.numel()) if counts else 0
             self.wait()
-        return {"images/s": images / (time.perf_counter() - start), "with padding": True}
+        return images / (time.perf_counter() - start)
 
     # steps
 
@@ -182,11 +185,11 @@ class Bench:
         for size in sizes if self.quick else (256, 1024, 4096):
             yield f"certificate of 4096 chains in batches of {size}", lambda size=size: self.certificate(size)
 
-    def chains(self, number: int) -> Batch:
+    def chains(self, number: int, states: int = STATES) -> Batch:
         """Random chains, on the CPU."""
         random = torch.Generator().manual_seed(0)
         x = torch.randn(number, LONGEST, FEATURES, generator=random)
-        y = (x @ torch.randn(FEATURES, STATES, generator=random)).argmax(2)
+        y = (x @ torch.randn(FEATURES, states, generator=random)).argmax(2)
         lengths = torch.randint(4, LONGEST + 1, (number,), generator=random)
         y[torch.arange(LONGEST) >= lengths.unsqueeze(1)] = -1
         return Batch(x, y, torch.arange(number), lengths)
@@ -291,30 +294,41 @@ class Bench:
         """Many states, classes of many features, and the box QP by its size."""
         for shape in [(4, 5, 3)] if self.quick else [(1024, 14, 128), (64, 14, 1000), (4096, 14, 26)]:
             yield f"Viterbi, B, T, K = {shape}", lambda shape=shape: self.decoders(list(shape))
-        for features in (8,) if self.quick else (8192, 1024, 128):
-            yield f"classes of {features} features", lambda size=features: self.classes(size)
+        for features in (8,) if self.quick else (8192, 1024, 512, 256, 128):
+            yield f"1000 classes, {features} features", lambda size=features: self.classes(size)
+        for states in (3,) if self.quick else (1000, 512, 256, 128, 64):
+            yield f"chains of {states} states", lambda size=states: self.chain_visits(size)
         for blocks in (8,) if self.quick else (16, 64, 256, 512, 1024, 2048):
             yield f"box QP of {blocks} blocks", lambda blocks=blocks: self.box_qp(blocks)
 
     def classes(self, features: int) -> Figures:
         """Visits a second of 1000 classes, on the device and in the compiled loop of the CPU."""
-        number, labels, size = (20, 3, 4) if self.quick else (4096, 1000, 64)
+        number, labels = (20, 3) if self.quick else (4096, 1000)
         random = torch.Generator().manual_seed(0)
         x = torch.randn(number, features, generator=random)
         data = PaddedDataset(x, (x @ torch.randn(features, labels, generator=random)).argmax(1))
+        return self.visits(lambda: LinearMulticlass(features, labels), data)
+
+    def chain_visits(self, states: int) -> Figures:
+        """Visits a second of chains of many states, on the device and in the compiled loop of the CPU."""
+        batch = self.chains(8 if self.quick else 1024, states)
+        return self.visits(lambda: LinearChain(FEATURES, states), PaddedDataset(batch.x, batch.y, batch.lengths))
+
+    def visits(self, make: Callable[[], nn.Module], data: PaddedDataset) -> Figures:
+        """Visits a second by plain Frank-Wolfe steps, on the device and in the compiled loop of the CPU."""
         found: Figures = {}
-        for name, where, batch_size in (("device", self.device, size), ("compiled, CPU", torch.device("cpu"), None)):
-            rules = {"direction": FrankWolfe(), "oracle": MaxOracle(), "compiled": batch_size is None}
-            solver = Solver(**rules, storage=MeanParts(), batch_size=batch_size)
-            head = LinearMulticlass(features, labels).to(where)
-            trainer = make_trainer(head, data, 1.0 / number, solver=solver, progress=False)
+        sides = [(f"device, batches of {size}", self.device, size) for size in ((4,) if self.quick else (64, 256))]
+        for name, where, size in (*sides, ("compiled, CPU", torch.device("cpu"), None)):
+            rules = {"direction": FrankWolfe(), "oracle": MaxOracle(), "compiled": size is None}
+            solver = Solver(**rules, storage=MeanParts(), batch_size=size)
+            trainer = make_trainer(make().to(where), data, 1.0 / len(data), solver=solver, progress=False)
             trainer.step()  # compiles
             self.wait()
             visits, start = 0, time.perf_counter()
-            while visits < number and time.perf_counter() - start < (1.0 if self.quick else 20.0):
+            while visits < len(data) and time.perf_counter() - start < (1.0 if self.quick else 2.0):
                 visits += trainer.step()
                 self.wait()
-            found[f"{name} visits/s"] = visits / (time.perf_counter() - start)
+            found[f"{name}: visits/s"] = visits / (time.perf_counter() - start)
         return found
 
     # checks

@@ -31,7 +31,11 @@ from torchssvm.structures.tree.oracle import max_sum_tree
 
 
 def launches(
-    device: torch.device, *, size: int = 20, states: Sequence[int] = (26, 200, 640), blocks: Sequence[int] = (70, 300)
+    device: torch.device,
+    *,
+    size: int = 20,
+    states: Sequence[int] = (26, 200, 640),
+    blocks: Sequence[int] = (70, 300, 1100),
 ) -> dict[str, Callable[[], Any]]:
     """Calls that together launch every kernel.
 
@@ -39,7 +43,7 @@ def launches(
         device: A CUDA device.
         size: Tokens, nodes, labels and pixels along an axis.
         states: Of chains: few, many in tiles of a chain, and many in tiles that chains share.
-        blocks: Of box QPs: in one block of coordinates, and in several.
+        blocks: Of box QPs: in one program, of one warp and of several, and in several programs.
     """
     random = torch.Generator().manual_seed(0)
 

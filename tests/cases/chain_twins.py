@@ -69,12 +69,33 @@ def _inner(a: Tensor, b: Tensor, total: Tensor, *sizes: Any, **options: Any) -> 
     total.copy_((a.double() * b).flatten(1).sum(1))
 
 
-def _ascend(matrix: Tensor, values: Tensor, residual: Tensor, gammas: Tensor, changes: Tensor, size: int, sweeps: int,
-            *, converged: float, **options: Any) -> None:  # fmt: skip
+def _ascend(matrix: Tensor, values: Tensor, gammas: Tensor, room: Tensor, size: int, sweeps: int, *, converged: float,
+            **options: Any) -> None:  # fmt: skip
     gammas.zero_()
     ascend_gram(matrix.numpy(), values.numpy().copy(), gammas.numpy(), sweeps, converged)
 
 
+def _ascend_together(matrix: Tensor, residual: Tensor, next_residual: Tensor, gammas: Tensor, next_gammas: Tensor,
+                     room: Tensor, largest: Tensor, size: int, begin: int, sweep: int, *, converged: float, group: int,
+                     **options: Any) -> None:  # fmt: skip
+    some = slice(begin, begin + group)
+    next_gammas[some] = gammas[some]
+    if largest[sweep] < converged:
+        return
+    next_residual.copy_(residual)
+    rest, found = next_residual.numpy(), next_gammas.numpy()
+    for place, row in enumerate(matrix.numpy()[some], begin):
+        step = rest[place] / row[place] if row[place] > 0.0 else float(rest[place] > 0.0)
+        move = min(max(found[place] + step, 0.0), 1.0) - found[place]
+        found[place] += move
+        rest -= row * move
+        largest[sweep + 1] = max(float(largest[sweep + 1]), abs(move))
+
+
 CHAIN_TWINS = {
-    twin.__name__: twin for twin in (_decode, _augment, _examine, _mark, _add_difference, _read, _add, _inner, _ascend)
+    twin.__name__: twin
+    for twin in (
+        *(_decode, _augment, _examine, _mark, _add_difference, _read, _add, _inner),
+        *(_ascend, _ascend_together),
+    )
 }

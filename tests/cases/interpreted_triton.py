@@ -23,6 +23,7 @@ from torchssvm.core.inner_triton import inner_triton
 from torchssvm.core.potentials import Potentials
 from torchssvm.dual.rows import RowBuffer
 from torchssvm.dual.rows_triton import add_triton, read_triton
+from torchssvm.steps import box_qp_triton
 from torchssvm.steps.box_qp_triton import ascend_triton
 from torchssvm.steps.numba import ascend_gram
 from torchssvm.structures import EdgePotentials, Matching
@@ -213,14 +214,21 @@ def test_the_box_qp_is_that_of_the_cpu(seed, size, rank, sweeps):
     assert found.numpy().tobytes() == expected.tobytes()
 
 
-def test_the_box_qp_of_several_warps_is_that_of_the_cpu():
-    """With fewer coordinates in a block than threads: each warp has them all."""
+@pytest.mark.parametrize(("size", "most", "sweeps"), [(130, 256, 1), (40, 32, 2), (33, 32, 0)])
+@pytest.mark.parametrize("converged", [1e-3, 2.0])
+def test_the_box_qp_of_several_warps_and_programs_is_that_of_the_cpu(size, most, sweeps, converged, monkeypatch):
+    """With fewer coordinates in a block than threads each warp has them all; with more than ``most`` each program."""
+    for name, value in (("_ALONE", most), ("_GROUP", 32), ("_SPAN", 32)):
+        monkeypatch.setattr(box_qp_triton, name, value)
     random = np.random.default_rng(1)
-    factors, values = random.normal(size=(130, 3)), random.normal(size=130) * 2
-    matrix, expected = factors @ factors.T, np.zeros(130)
-    ascend_gram(matrix, values.copy(), expected, 1, 1e-3)
-    found = ascend_triton(torch.from_numpy(matrix), torch.from_numpy(values), 1, 1e-3)
+    factors, values = random.normal(size=(size, 3)), random.normal(size=size) * 2
+    factors[7] = 0.0
+    matrix, expected = factors @ factors.T, np.zeros(size)
+    ascend_gram(matrix, values.copy(), expected, sweeps, converged)
+    given = torch.from_numpy(matrix), torch.from_numpy(values.copy())
+    found = ascend_triton(*given, sweeps, converged)
     assert found.numpy().tobytes() == expected.tobytes()
+    assert given[1].numpy().tobytes() == values.tobytes()
 
 
 @examples(10)

@@ -150,6 +150,9 @@ class DeviceTensor(torch.Tensor):
     def __repr__(self, **_: Any) -> str:
         return f"DeviceTensor({self.numbers})"
 
+    def data_ptr(self) -> int:
+        return self.numbers.data_ptr()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> DeviceTensor:
         memo[id(self)] = made = _rebuild(self.numbers.clone(), self.requires_grad, hasattr(self, "_is_param"))
         return made
@@ -377,6 +380,7 @@ _PATCHES: dict[str, Any] = {
     "get_rng_state_all": lambda: [_own_generator.state.clone()],
     "initial_seed": lambda: torch.initial_seed(),
     "is_available": lambda: True,
+    "is_bf16_supported": lambda including_emulation=True: True,
     "is_initialized": lambda: True,
     "manual_seed": _own_generator.seed,
     "manual_seed_all": _own_generator.seed,

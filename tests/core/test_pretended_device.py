@@ -34,6 +34,7 @@ def test_tensors_say_where_they_are(device):
         assert tensor.new_tensor([1.0]).is_cuda
         assert torch.zeros_like(tensor, device="cpu").is_cpu
     assert torch.zeros(2).is_cpu
+    assert len({tensor.data_ptr() for tensor in made}) == 4  # weights are told apart by it
     head = nn.Linear(3, 2).cuda()
     assert {p.device for p in head.parameters()} == {device}
     assert all(isinstance(p, nn.Parameter) for p in copy.deepcopy(head).parameters())

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from compiled_kinds import ARCS, KINDS
 from problems import chain, through_a_file
 
 from torchssvm import (
@@ -20,6 +21,7 @@ from torchssvm import (
     Solver,
     certify,
     choose_lam,
+    evaluate,
     make_trainer,
     solve,
 )
@@ -56,6 +58,32 @@ def test_two_runs_have_the_same_bits(cuda):
 def test_a_run_goes_on_to_the_same_bits(cuda):
     state = through_a_file(trained(cuda, ROWS[:2]).optim.state_dict())
     assert same_bits(trained(cuda, ROWS[2:], state=state), trained(cuda))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="takes minutes on the pretended device")
+@pytest.mark.parametrize("kind", [*KINDS, *ARCS])
+def test_a_run_of_every_kind_is_that_of_the_cpu(kind, cuda):
+    """And has the same bits twice; the steps of eight examples in batches of four."""
+    rows, found = [[0, 1, 2, 3], [4, 5, 6, 7]] * 3, []
+    for device in (torch.device("cpu"), cuda, cuda):
+        problem = (KINDS | ARCS)[kind]()
+        problem.head.to(device)
+        training = problem.train()
+        for some in rows:
+            training.step(to_device(problem.batch(some), device))
+        found.append((training, certify(training.head, training.dual, problem.everything(4))))
+    (_, here), (one, there), (other, _) = found
+    assert there.primal == pytest.approx(here.primal, rel=1e-10)
+    assert there.dual == pytest.approx(here.dual, rel=1e-10)
+    assert same_bits(one, other)
+
+
+def test_evaluate_moves_batches_to_the_weights(cuda):
+    problem = chain(3)
+    figures = [
+        evaluate(problem.copy().head.to(device), problem.structure, problem.everything(2)) for device in ("cpu", cuda)
+    ]
+    assert figures[0] == figures[1]
 
 
 def test_tf32_changes_nothing(cuda):

@@ -38,7 +38,7 @@ SHARE = 0.5
 """The largest share of the free memory that features, and that the blocks of the dual, may take unasked."""
 
 LONG_VISIT = 1_000_000
-"""Multiplications of a visit beyond which a head on a device is trained there: a thousand visits a second on a core."""
+"""Multiplications of a visit beyond which a head on a device is trained there; measured in `docs/devices.md`."""
 
 CPU = torch.device("cpu")
 

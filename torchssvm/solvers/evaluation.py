@@ -89,7 +89,7 @@ def evaluate(
         structure: What an output is.
         batches: The examples: a map-style dataset with ``collate``, or an iterable of :class:`torchssvm.Batch` such as
             a ``DataLoader``.
-        device: The device to move batches to; None leaves them where they are.
+        device: The device to move batches to; None is that of the weights of ``forward``, if it has any.
 
     Raises:
         ValueError: There are no examples, or a target does not fit.
@@ -107,6 +107,8 @@ def evaluate(
     if isinstance(forward, Structure):
         raise TypeError(f"forward={forward} is a structure, which comes second: evaluate(head, structure, batches)")
     check_fits(forward, as_structure(structure), batches)
+    if device is None and isinstance(forward, nn.Module):
+        device = next((weights.device for weights in forward.parameters()), None)
     examples, loss, wrong, tokens, spoilt, counted, exact = 0, 0.0, 0, 0, 0, True, True
     each: list[Tensor] = []
     try:

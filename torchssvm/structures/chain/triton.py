@@ -18,7 +18,7 @@ from torchssvm.core.jit import on_device
 _IN_REGISTERS = 128  # up to this many states, the transitions of a chain stay in registers
 _TILE = 64  # with more states: the rows and the columns of a tile of the transitions
 _MANY = 512  # from so many states on, chains with the same transitions share their tiles
-_CHAINS = 16  # that share a tile
+_CHAINS = 2  # that share a tile: a warp each, as what a row costs is its latency
 
 
 def viterbi_triton(emission: Tensor, transition: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -52,7 +52,7 @@ def viterbi_triton(emission: Tensor, transition: Tensor, lengths: Tensor | None)
                 old, new = scores[(t - 1) % 2], scores[t % 2]
                 _advance[grid](
                     *arguments[:4], old, new, t, batch, *sizes[:2], by_position,
-                    tile=_TILE, together=_CHAINS, enable_fp_fusion=False,
+                    tile=_TILE, together=_CHAINS, num_warps=1, enable_fp_fusion=False,
                 )  # fmt: skip
             _finish[(batch,)](*arguments[2:], scores[(longest - 1) % 2], *sizes[:2], tile=_TILE, enable_fp_fusion=False)
         else:
@@ -151,7 +151,7 @@ def _advance(
     before = tl.zeros([together, tile], tl.int32)
     pairs += tl.cast(t - 1, tl.int64) * by_position + column
     old_scores = old + chain * states
-    for row in tl.range(0, states, loop_unroll_factor=4):
+    for row in tl.range(0, states, loop_unroll_factor=8):
         score = tl.load(old_scores + row, real, 0.0)
         found = score[:, None] + tl.load(pairs + tl.cast(row, tl.int64) * states, inside, 0.0)[None, :]
         better = found > best  # ties go to the first row
