@@ -91,10 +91,10 @@ class Draws(ByRank):
             return chosen
         if not began and total < _FALL * self._gap:
             self._gap, chosen = math.inf, torch.arange(n)
-        times = max(1, min(_TIMES, max(n, LEAST) // len(chosen)))
-        places = torch.empty(times, len(chosen), dtype=torch.int64)
+        size = len(chosen)
+        places = torch.empty(max(1, min(_TIMES, max(n, LEAST) // size)), size, dtype=torch.int64)
         for row in places.unbind():
-            torch.randperm(len(chosen), generator=self.generator, out=row)
+            torch.randperm(size, generator=self.generator, out=row)
         return chosen.index_select(0, places.view(-1))
 
     def order_of(self, visits: int) -> Tensor:
