@@ -57,7 +57,9 @@ def place_of(i: int, n: int, what: str = "examples") -> int:
 
 def places_of(indices: Sequence[int] | Tensor, n: int, what: str = "examples") -> list[int]:
     """The positions of a batch's items among n; errors as of :func:`place_of`, and ValueError if there is none."""
-    places = [_whole(i) for i in (indices.reshape(-1).tolist() if isinstance(indices, Tensor) else indices)]
+    places = indices.reshape(-1).tolist() if isinstance(indices, Tensor) else list(indices)
+    if set(map(type, places)) != {int}:
+        places = [_whole(i) for i in places]
     if not places:
         raise ValueError("indices is empty: a batch needs at least one example")
     low, high = min(places), max(places)

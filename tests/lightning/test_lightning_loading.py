@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import runpy
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,9 @@ L = pytest.importorskip("lightning")
 from every_head import HEADS  # noqa: E402
 from short_words import Words, trainer  # noqa: E402
 
+import torchssvm.structures as structures  # noqa: E402
 from torchssvm import Chain, LinearChain, LinearMulticlass, Multiclass, SlackRescaling, Solver  # noqa: E402
-from torchssvm import structures as own_heads  # noqa: E402
+from torchssvm.deployment import recipes  # noqa: E402
 from torchssvm.deployment.recipes import describe, rebuild  # noqa: E402
 from torchssvm.lightning import FactorwiseSVM, StructuredSVM  # noqa: E402
 from torchssvm.structures.slack_rescaling import EveryClass  # noqa: E402
@@ -45,7 +48,7 @@ def test_a_head_is_made_again_from_plain_values(name: str):
 
 
 def test_every_head_of_the_package_is_among_them():
-    public = vars(own_heads).items()
+    public = vars(structures).items()
     heads = {name for name, value in public if isinstance(value, type) and issubclass(value, nn.Module)}
     assert {type(make()).__name__ for make in HEADS.values()} == heads
 
@@ -67,6 +70,24 @@ NOT_MADE = [
 def test_nothing_else_is_made_from_a_checkpoint(name: str):
     with pytest.raises(ValueError, match=f"the class '{name}', and it may be one of"):
         rebuild({"class": name, "arguments": {}})
+
+
+def test_rules_with_defaults_are_made_again():
+    """Oracles and measures that structures are made with, wherever they are declared."""
+    found = set()
+    for thing in (getattr(structures, name) for name in structures.__all__):
+        with suppress(TypeError, ValueError, ImportError):  # it needs arguments
+            found.add(thing())
+    assert len(found) >= 15
+    assert all(type(rebuild(describe(made))) is type(made) for made in found)
+
+
+def test_a_new_kind_is_declared_in_its_folder_alone(monkeypatch):
+    monkeypatch.setattr(structures, "MyChain", MyChain, raising=False)
+    monkeypatch.setattr(structures, "__all__", [*structures.__all__, "MyChain"])
+    fresh = runpy.run_path(recipes.__file__)
+    again = fresh["rebuild"](fresh["describe"](LinearChain(3, 3, structure=MyChain(3))))
+    assert type(again.structure) is MyChain
 
 
 class MyHead(LinearChain):

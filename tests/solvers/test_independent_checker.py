@@ -37,6 +37,10 @@ def test_runs_claim_nothing_wrong(kind):
         found.update({seed: check(kind, seed) for seed in range(1, 1 + COUNT)})
 
 
+def test_solvers_of_programs_are_exact_up_to_their_tolerance():
+    assert check("programs", 430) == []  # its two best decisions differ by 2e-14
+
+
 def test_rounds_with_hidden_states_claim_nothing_wrong():
     with reported("hidden states") as found:
         found.update({seed: check_latent(seed) for seed in range(1, 1 + COUNT)})

@@ -11,6 +11,7 @@ from problems import rng
 from torch import nn
 
 from torchssvm import (
+    Batch,
     Chain,
     DualState,
     Graphs,
@@ -129,6 +130,39 @@ def test_the_potentials_are_those_of_the_call_that_was_made(how):
     model = Doubled(head) if how == "wrapped" else head
     found = primal(model, head.structure, in_order(data), 1e-9, parameters=head.parameters())
     assert found.hinge == pytest.approx(primal(scaled, head.structure, in_order(data), 1e-9).hinge, rel=1e-5)
+
+
+SIZES = list[torch.Size]()
+
+
+class Counted(LinearMulticlass):
+    """A head that notes the sizes of its inputs in float64, which it takes as rows or as columns."""
+
+    by_column = False
+
+    def forward(self, x):
+        if x.dtype is torch.float64:
+            SIZES.append(x.shape)
+        return super().forward(x.T if self.by_column else x)
+
+
+@pytest.mark.parametrize("by_column", [False, True])
+@pytest.mark.parametrize("far", [0.0, 3e5])
+def test_a_sample_of_rows_is_compared_where_inputs_have_a_row_for_each_example(by_column, far):
+    """And every batch is computed anew where that finds a rounding, in whichever batch it begins."""
+    head, lam, (own, data) = Counted(3, 3, bias=False), 0.1, separable(0, "classes", 600)
+    with torch.no_grad():
+        head.weight.copy_(0.1 + 1e-5 * torch.randn(3, 3, generator=rng(0)))  # scores cancel
+    data.x[300:] += far
+    head.by_column = by_column
+    batches = [Batch(b.x.T if by_column else b.x, b.y, b.index) for b in in_order(data)]
+    SIZES.clear()
+    found = primal(head, head.structure, batches, lam)
+    own.load_state_dict(head.state_dict())
+    assert found.value == pytest.approx(in_float64(own, data, lam), rel=1e-6)
+    rows = [size[by_column] for size in SIZES]
+    assert (rows[0] == 256) == by_column
+    assert max(rows) == (256 if by_column or far else 16)
 
 
 class Float32Alone(Multiclass):

@@ -126,7 +126,7 @@ class Ranks:
 
     def run_on_all(self, action: Callable[[], T]) -> T:
         """What ``action`` returns, once no rank has raised an error; RankError if another one has."""
-        return self.share(lambda: (action(), torch.zeros(0)), 0)[0]
+        return self.share(lambda: (action(), torch.zeros(0)), 0)[0] if self else action()
 
     def is_small(self, numbers: int) -> bool:
         """Whether so many numbers of every rank should go to all ranks in one message, and not in slices."""

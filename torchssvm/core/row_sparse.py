@@ -80,15 +80,14 @@ def products(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[float, float]:
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
     """All numbers of ``tensors`` in one float64 vector; sparse tensors give their stored numbers."""
-    with torch.no_grad():
-        numbers = [(t.coalesce().values() if t.is_sparse else t).reshape(-1) for t in tensors]
-        return torch.cat(numbers).to(torch.float64)
+    numbers = [(t.coalesce().values() if t.is_sparse else t).detach().reshape(-1) for t in tensors]
+    return (torch.cat(numbers) if len(numbers) > 1 else numbers[0]).to(torch.float64)
 
 
 def squared_norm(tensors: Iterable[Tensor]) -> float:
     """``sum |t|^2`` in float64."""
     numbers = flat(tensors)
-    return float(numbers @ numbers)
+    return float(numbers.dot(numbers))
 
 
 def _products(x: Tensor, y: Tensor) -> tuple[float, float]:

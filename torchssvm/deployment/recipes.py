@@ -7,31 +7,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from torchssvm import structures
-from torchssvm.core.structure import Structure
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.structure import OracleResult, Structure
 from torchssvm.deployment.unit_rows import UnitRows
 
 Recipe = dict[str, Any]
 """``{"class": name, "arguments": {...}}``; arguments are numbers, strings, tensors, lists of these, or recipes."""
 
-_RULES = (
-    *(structures.NonProjective, structures.Projective, structures.MinCut, structures.RoofDual),
-    *(structures.BranchAndBound, structures.MessagePassing, structures.BruteForceSearch, structures.EveryClass),
-    *(structures.EveryLossLevel, structures.LossScaleSearch, structures.Transitions, structures.TreeReweighted),
-    *(structures.PairSwaps, structures.AveragePrecision, structures.NDCG, structures.PrecisionAt),
-    *(structures.ShortestPath, structures.Selection, structures.Knapsack, structures.Assignment),
-    *(structures.SpanningTree, structures.IntegerProgram),
-    *(structures.SciPyMilp, structures.HiGHS, structures.SCIP, structures.CPSAT),
-)
+_DATA = (tuple, Potentials, OracleResult, Dataset)  # what goes into a structure, and what comes out
 
 _exported = [getattr(structures, name) for name in structures.__all__ if name != "TorchStruct"]  # it is made of a class
 _CLASSES: dict[str, type] = {
     thing.__name__: thing
     for thing in (*_exported, UnitRows)
-    if isinstance(thing, type) and (issubclass(thing, Structure | nn.Module) or thing in _RULES)
+    if isinstance(thing, type) and not issubclass(thing, _DATA) and not inspect.isabstract(thing)
 }
-"""What may be made again: the structures and heads that ``torchssvm.structures`` exports, and oracles of structures."""
+"""What may be made again: the classes that ``torchssvm.structures`` exports, but those of data."""
 
 
 def describe(thing: Any) -> Recipe | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ class HeadAdapter:
         if len(self.limits):
             self.limits[:] = find_adapter(self.head).limits
 
-    @property
+    @cached_property
     def num_states(self) -> int:
         """K."""
         return self._emission().shape[1]
@@ -191,8 +192,8 @@ class HeadAdapter:
         assert emission is not None
         emission = emission if rows is None else emission[rows]
         width = self.width_of(len(emission))
-        zero = emission.new_zeros(self.num_states)
-        wide = [_fill_up(zero if w is None else w, width) for w in (emission, *biases)]
+        first = _fill_up(emission, width)
+        wide = [first, *(np.zeros(width, first.dtype) if w is None else _fill_up(w, width) for w in biases)]
         pairs = emission.new_zeros(0, self.pair_width) if pairs is None else pairs
         return Model(wide[0], pairs.numpy(), *wide[1:], biases[0] is not None, biases[1] is not None)  # type: ignore
 

@@ -90,18 +90,17 @@ class Rounding:
         if self._owner is None or call is None or not _made(potentials, call[1]):
             return Finer(corner, potentials, self._weights)
         inputs, size = call[0], potentials.batch_size
-        ends = [end for tensor in _filled(inputs) for end in tensor.detach().aminmax()]
-        square, total, *known = scalars(self._square, corner.bound.sum(), *(end.to(potentials.device) for end in ends))
-        largest, wide = max([0.0, *map(abs, known)]), None
-        if self._seen >= self._due or largest > 2.0 * self._largest:
-            wide = self._widen(inputs, potentials)
-            self._compare(potentials, wide and wide[0].detach(), target, corner)
+        squares = [_mean_square(tensor).to(potentials.device) for tensor in _filled(inputs)]
+        square, total, *known = scalars(self._square, corner.bound.sum(), *squares)
+        largest = max([0.0, *known])
+        if self._seen >= self._due or largest > 4.0 * self._largest:
+            self._compare(inputs, potentials, target, corner)
             self._largest = max(largest, self._largest)
             self._due = _AGAIN * (self._seen + size) if self._seen + size >= _SAMPLE else 0
         self._seen += size
         primal = self._lam / 2 * square + total / size
         if not negligible(self._rounding, primal, self._num_examples):
-            wide = wide or self._widen(inputs, potentials)
+            wide = self._widen(inputs, potentials)
             if wide is not None and (found := self._decode(wide[0], target)) is not None:
                 return Finer(found, *wide)
         return Finer(corner, potentials, self._weights)
@@ -120,17 +119,24 @@ class Rounding:
         self._hook.remove()
         self._owner = None
 
-    def _compare(self, potentials: Potentials, wide: Potentials | None, target: Labeling, corner: OracleResult) -> None:
+    def _compare(self, inputs: Any, potentials: Potentials, target: Labeling, corner: OracleResult) -> None:
         """Compare some examples of a batch: those with the largest potentials, and some others."""
-        if wide is None:
-            return
-        size, narrow, bound = potentials.batch_size, potentials.detach(), corner.bound
+        size, narrow, bound, wide = potentials.batch_size, potentials.detach(), corner.bound, None
         if size > _SAMPLE:
-            largest = torch.stack([t.abs().flatten(1).sum(1) for t in wide.tensors.values() if t.numel()]).amax(0)
+            largest = torch.stack([t.abs().flatten(1).sum(1) for t in narrow.tensors.values() if t.numel()]).amax(0)
             others = torch.arange(0, size, -(-2 * size // _SAMPLE), device=potentials.device)
             rows = upload(on_host(torch.cat([largest.topk(_SAMPLE // 2).indices, others])).unique(), others.device)
-            narrow, wide, bound = narrow.select(rows), wide.select(rows), bound[rows]
+            whole, narrow, bound = narrow, narrow.select(rows), bound[rows]
             target = tree_map(lambda t: pick(t, rows), target)
+            own = tree_map(lambda t: pick(t, rows) if t.shape[:1] == (size,) else t, inputs)
+            if (found := self._widen(own, narrow, leave=False)) is not None:
+                wide = found[0]
+            elif (found := self._widen(inputs, whole)) is not None:  # inputs are not a row for each example
+                wide = found[0].select(rows)
+        elif (found := self._widen(inputs, narrow)) is not None:
+            wide = found[0]
+        if wide is None:
+            return
         parts = conform(self._structure.parts(target), wide, "parts(target)")
         if (fine := self._decode(wide, target)) is not None:
             every = [(once(tensor), once(narrow[name])) for name, tensor in wide.tensors.items()]
@@ -143,8 +149,11 @@ class Rounding:
             error *= 2.0 * max(1.0, looked_at)
             self._rounding = max(self._rounding, math.sqrt(max(error, moved)))
 
-    def _widen(self, inputs: Any, like: Potentials) -> tuple[Potentials, list[Tensor]] | None:
-        """The potentials in float64 and the weights that they depend on, where ``like`` differs by rounding alone."""
+    def _widen(self, inputs: Any, like: Potentials, *, leave: bool = True) -> tuple[Potentials, list[Tensor]] | None:
+        """The potentials in float64 and the weights that they depend on, where ``like`` differs by rounding alone.
+
+        Else it is None, and the rest of the pass stays in float32 if ``leave``.
+        """
         owner, (args, kwargs) = self._owner, tree_map(_double, inputs)
         if owner is None:
             return None
@@ -154,14 +163,14 @@ class Rounding:
             with state_kept(owner), full_precision(like.device), torch.set_grad_enabled(like.requires_grad):
                 for name in _HOOKS:  # the inputs have been through them
                     setattr(owner, name, OrderedDict())
-                found = as_potentials(functional_call(owner, held, args, kwargs))
+                found: Potentials | None = as_potentials(functional_call(owner, held, args, kwargs))
         except torch.OutOfMemoryError:
             raise
         except Exception:  # a head of one's own may know float32 alone
-            self._leave()
-            return None
-        if not _differ_by_rounding(found.detach().tensors, like.detach().tensors):
-            self._leave()
+            found = None
+        if found is None or not _differ_by_rounding(found.detach().tensors, like.detach().tensors):
+            if leave:
+                self._leave()
             return None
         found.index = like.index
         return found, weights
@@ -190,6 +199,12 @@ def _differ_by_rounding(numbers: Parts, like: Parts) -> bool:
 
 def _double(tensor: Tensor) -> Tensor:
     return tensor.detach().double() if tensor.is_floating_point() else tensor
+
+
+def _mean_square(tensor: Tensor) -> Tensor:
+    """Of its numbers: the errors of a mean of hinges are no larger than their root."""
+    numbers = tensor.detach().reshape(-1)
+    return numbers.dot(numbers) / numbers.numel()
 
 
 def _filled(numbers: Any) -> list[Tensor]:

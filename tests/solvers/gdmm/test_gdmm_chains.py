@@ -33,6 +33,8 @@ from torchssvm.solvers import primal
 from torchssvm.solvers.gdmm import Penalty, ResidualBalancing
 from torchssvm.solvers.gdmm.chain_exact import round_chains
 from torchssvm.solvers.gdmm.chain_pass import visit_chains
+from torchssvm.solvers.gdmm.chains import ChainProblem
+from torchssvm.solvers.gdmm.problem import Problem
 from torchssvm.solvers.gdmm.ragged import Ragged
 from torchssvm.structures.arguments import WeightedLabels
 
@@ -244,6 +246,28 @@ def test_heads_that_are_not_for_it():
         made.head.register_forward_hook(lambda *_: None)
         with pytest.raises(TypeError, match="hooks"):
             GDMM(made.head, made.everything(), num_examples=made.n, lam=0.1)
+
+
+def test_a_kind_of_ones_own_is_declared_by_its_class_alone(monkeypatch):
+    monkeypatch.setattr(Problem, "of_head", dict(Problem.of_head))
+
+    class Mine(LinearChain):
+        pass
+
+    class MineProblem(ChainProblem, heads=(Mine,)):
+        pass
+
+    task = chain_task(1)
+    found = []
+    for head, kind in (
+        (task.head, ChainProblem),
+        (Mine(task.head.in_features, 3).double(), MineProblem),
+    ):
+        optim = GDMM(head, task.everything(), num_examples=task.n, lam=0.1)
+        assert type(optim.problem) is kind
+        optim.solve(0.01, progress=False)
+        found.append(flat(head.parameters()))
+    assert torch.equal(*found)
 
 
 def test_heads_say_what_they_are():

@@ -55,7 +55,7 @@ class Draws(ByRank):
     def next(self, visits: int) -> tuple[Tensor, Tensor]:
         """Up to ``visits`` examples, or as many random points to draw examples by gap: one of the two is empty."""
         if not len(self._waiting):
-            unknown = torch.isinf(self.dual.gap_estimates)
+            unknown = self.dual.gap_estimates == math.inf
             if isinstance(self.order, Permutation):
                 unknown.fill_(True)
             if isinstance(self.order, Uniform):
@@ -91,8 +91,11 @@ class Draws(ByRank):
             return chosen
         if not began and total < _FALL * self._gap:
             self._gap, chosen = math.inf, torch.arange(n)
-        times = max(1, min(_TIMES, max(n, LEAST) // len(chosen)))
-        return torch.cat([chosen[torch.randperm(len(chosen), generator=self.generator)] for _ in range(times)])
+        size = len(chosen)
+        places = torch.empty(max(1, min(_TIMES, max(n, LEAST) // size)), size, dtype=torch.int64)
+        for row in places.unbind():
+            torch.randperm(size, generator=self.generator, out=row)
+        return chosen.index_select(0, places.view(-1))
 
     def order_of(self, visits: int) -> Tensor:
         """``visits`` examples, drawn by the gaps of now; fewer only when all gaps are zero."""

@@ -103,6 +103,7 @@ class ExactPasses:
     ) -> None:
         self._examples, self._targets = examples, targets
         self._work = np.diff(examples.start)
+        self._split: tuple[int, np.ndarray, np.ndarray] | None = None  # for so many weights: ranges, and their work
         self._rounding: HingeRounding | None = None
         self._make_scratch, self._whole = make_scratch, whole
         self._local = _PerThread()
@@ -118,13 +119,16 @@ class ExactPasses:
         """
         examples = self._examples
         numbers = sum(array.size for array in model if isinstance(array, np.ndarray))
-        ranges = np.array(split(self._work, max(1, min(_RANGES, _NUMBERS // numbers))))
+        if self._split is None or self._split[0] != numbers:
+            ranges = np.array(split(self._work, max(1, min(_RANGES, _NUMBERS // numbers))))
+            self._split = numbers, ranges, np.add.reduceat(self._work, ranges[:-1])
+        _, ranges, sizes = self._split
         totals = _zeros(model, np.float64, len(ranges) - 1)
         size = len(dual.own)
         found, gaps, losses = np.zeros((2, size)), np.zeros(size), np.zeros((2, size))
         corners = np.zeros(len(examples.y) if memory.capacity else 0, np.int32)
         scalars = Scalars(dual.loss.numpy(), gaps, gaps)
-        every, sizes = _EVERY + numbers // 64, np.add.reduceat(self._work, ranges[:-1])
+        every = _EVERY + numbers // 64
 
         kernels = whole_blocks if self._whole else exact
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ class BlockMemory:
         self.curvature = curvature
         self._used: Tensor | None = None  # of ``BlockArrays.rest_used``, while only compiled loops change blocks
         self._finished = 0  # labelings that were used later lack all but their labels
+        self._views: tuple[list[Tensor], BlockArrays] | None = None  # of a rest alone, and the tensors that they show
         if self.labelings is not None:
             if curvature:
                 self.labelings.keep_curvature()
@@ -69,6 +71,8 @@ class BlockMemory:
     @undisturbed()
     def blocks(self) -> BlockArrays:
         """The arrays, sharing their memory with the storage."""
+        if self._views is not None and [*map(id, self._views[0])] == [*map(id, self._rows())]:
+            return self._views[1]
         blocks = self._nothing
         if self.labelings is not None:
             sets, storage = self.labelings.sets, self.labelings
@@ -106,11 +110,21 @@ class BlockMemory:
                 blocks = blocks._replace(
                     rest_transition=rows.numpy(), rest_transition_start=start.numpy(), rest_used=self._used.numpy()
                 )
+        if self.labelings is None:
+            self._views = self._rows(), blocks
         return blocks
+
+    def _rows(self) -> list[Tensor]:
+        return [tensor for buffer in self.rest.buffers.values() for tensor in (buffer.values, buffer.start)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies look at their own storage."""
+        return {**vars(self), "_views": None}
 
     def changed(self) -> None:
         """Others have changed blocks."""
         self._used, self._finished = None, self.clock
+        self._views = None
 
     def make_rest(self) -> None:
         """Give every example its rows in the rest, zero where it had none; MemoryError beyond the dual's
@@ -128,7 +142,7 @@ class BlockMemory:
                 dtype = self.dual.parameters[0].dtype
                 buffer = self.rest.buffers[name] = RowBuffer(len(rows), dtype, torch.device("cpu"))
             buffer.fill_up(rows, trailing)
-        self._used = None
+        self._used = self._views = None
 
     def remember_lengths(self, index: Tensor | None) -> None:
         """Note the lengths of the blocks ``index`` (None for all), which hold labelings now; finish the labelings."""

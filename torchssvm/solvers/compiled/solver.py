@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -175,7 +176,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         n, cycles = self.dual.num_examples, self._corrects and self._rounds is None
         if self._whole:
             # blocks with an unknown gap are visited once; of several processes, each knows the gaps of its own alone
-            one = self._rounds is not None or bool(torch.isinf(self.dual.gap_estimates).any())
+            one = self._rounds is not None or bool((self.dual.gap_estimates == math.inf).any())
             return n if one else min(max(n, LEAST) // 2, 4 * n)
         return (left_of_cycle(self.dual.moved, n) if cycles else None) or usual_visits(n)
 
@@ -383,8 +384,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             from torchssvm.solvers.compiled.loop import visit_blocks
         dual, memory = self.dual, self._memory
         leaves = 1 << max(len(dual.gap_estimates) - 1, 1).bit_length() if len(points) else 1
-        tree = torch.empty(2 * leaves, dtype=torch.float64)
-        counters = torch.tensor([0, 0, memory.clock, 0])
+        tree, counters = np.empty(2 * leaves), np.array([0, 0, memory.clock, 0])
         model, blocks = self._adapter.model(), memory.blocks()
         options = self._options(len(points) > 0, relaxation, power)
         if self._whole:
@@ -393,14 +393,14 @@ class CompiledBCFW(DualTrainer, Stateful):
             visit_blocks(
                 order.numpy(),
                 points.numpy(),
-                tree.numpy(),
+                tree,
                 self.examples,
                 model,
                 blocks,
                 Scalars(dual.loss.numpy(), dual.gap_estimates.numpy(), dual.oracle_gaps.numpy()),
                 options,
                 self._scratch,
-                counters.numpy(),
+                counters,
             )
         finally:  # an interrupt is raised after the compiled code has returned
             self._adapter.take_back(model)

@@ -31,19 +31,27 @@ from torchssvm.solvers.gdmm.chain_pass import (
 from torchssvm.solvers.gdmm.pair_weights import as_list, make_pairs
 from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, digest_features, entry_like
 from torchssvm.solvers.gdmm.ragged import as_tensors, check_lists, check_masses, from_tensors, repacked
-from torchssvm.solvers.gdmm.rules import BlockRule
+from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, SortedOracle
 from torchssvm.solvers.gdmm.sorted_entries import entries_field, grown
+from torchssvm.structures.chain.head import LinearChain
+from torchssvm.structures.chain.sparse_head import SparseLinearChain
+from torchssvm.structures.chain.structure import Chain
+
+_SMALL = 4096  # brute force is the default up to this many configurations of a factor
 
 
-class ChainProblem(Problem):
+class ChainProblem(Problem, heads=(LinearChain, SparseLinearChain)):
     """GDMM's state for a :class:`LinearChain` or :class:`SparseLinearChain` with fixed features.
 
-    ``ordered`` keeps label pairs sorted by weight, for the sublinear oracle.
+    A sorted oracle keeps label pairs sorted by weight, and is sublinear.
     """
 
+    structure = Chain
     has_relaxation = False
 
-    def __init__(self, head: Any, dual: DualState, batches: Iterable[Batch], *, ordered: bool) -> None:
+    def __init__(
+        self, head: Any, dual: DualState, batches: Iterable[Batch], oracle: SortedOracle | BruteForce | None
+    ) -> None:
         self.head = head
         self.dual = dual
         examples, self.targets, _ = pack(find_adapter(head), dual, batches)
@@ -55,11 +63,24 @@ class ChainProblem(Problem):
             self.tokens = self.tokens._replace(value=self.tokens.value.astype(np.float32))
         self.features = digest_features(self.tokens.column, self.tokens.value, self.tokens.row)
         self.weights = np.zeros((self.num_features + 3, self.num_states), self.tokens.value.dtype)
+        large = self.num_states**2 > _SMALL
+        ordered = large if oracle is None else isinstance(oracle, SortedOracle)
         self.pairs = make_pairs(self.num_states, ordered=ordered)
         self.duals = make_duals(self.tokens, self.num_states)
         self.default_penalty = 2.0 * float(self.tokens.cost.mean())
         self.num_sides = int(2 * (len(self.tokens.y) - dual.num_examples))
         self._longest = int(np.diff(self.tokens.start).max())
+
+    @classmethod
+    def check_head(cls, head: Any) -> None:
+        """Raise TypeError for transitions that depend on the place, or that are forbidden."""
+        if head.positions is not None:
+            raise TypeError(f"head={head} must have shared transitions, and has them by position: train it with BCFW")
+        if head.structure.transitions is not None:
+            raise TypeError(
+                f"head.structure={head.structure} forbids transitions, and GDMM's messages do not know of them: use "
+                "BlockGap and BCFW, or CompiledBCFW"
+            )
 
     def visit(self, order: np.ndarray, rule: BlockRule, rho: float) -> np.ndarray:
         """Visit chains; see :class:`Problem`."""

@@ -41,31 +41,35 @@ from torchssvm.solvers.gdmm.label_set_sums import (
 )
 from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, digest_features, entry_like, squares_of
 from torchssvm.solvers.gdmm.ragged import Interactions, empty, repacked
-from torchssvm.solvers.gdmm.rules import BlockRule, ResidualBalancing
+from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, ResidualBalancing, SortedOracle
 from torchssvm.solvers.gdmm.sorted_entries import entries_field, grown, make_entries
 from torchssvm.solvers.objective import every_example
+from torchssvm.structures.multilabel.head import LinearMultilabel
 from torchssvm.structures.multilabel.oracle import best_label_sets, symmetric
+from torchssvm.structures.multilabel.sparse_head import SparseLinearMultilabel
+from torchssvm.structures.multilabel.structure import Multilabel
 
 _PORTION = 1024  # examples decoded at a time
 _EXPLORE = 10  # every so many passes, a factor is added to every example
+_ROUNDS = 200  # of message passing, for the bounds of the relaxation in certificates
 _EXTRA = 32  # new factors of an example in a pass, beyond half of its current ones
 
 
-class LabelSetProblem(Problem):
+class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel)):
     """GDMM's state for a :class:`LinearMultilabel` or :class:`SparseLinearMultilabel` with pairs and fixed features.
 
-    With ``ordered`` the factorwise oracle walks the pairs in descending order of weights; ``max_rounds`` are those of
-    message passing, for the bounds of the relaxation in certificates.
+    A sorted oracle walks the pairs in descending order of weights.
     """
 
+    structure = Multilabel
     has_relaxation = True
     default_rule = ResidualBalancing
 
     def __init__(
-        self, head: Any, dual: DualState, batches: Iterable[Batch], *, ordered: bool, max_rounds: int = 200
+        self, head: Any, dual: DualState, batches: Iterable[Batch], oracle: SortedOracle | BruteForce | None
     ) -> None:
         self.head = head
-        self.dual, self.ordered, self.max_rounds = dual, ordered, max_rounds
+        self.dual, self.ordered = dual, isinstance(oracle, SortedOracle)
         self.num_labels: int = self.head.structure.num_labels
         self.num_features = self.head.in_features
         column, value, row, y, self.targets = self._pack(batches)
@@ -81,6 +85,15 @@ class LabelSetProblem(Problem):
         self.default_penalty = float(cost.mean()) / 3.0
         self.passes = 0
         self._make_room_for_factors()
+
+    @classmethod
+    def check_head(cls, head: Any) -> None:
+        """Raise TypeError for a head without interactions."""
+        if head.pairwise is None:
+            raise TypeError(
+                f"head={head} has no interactions: train it with BCFW, whose oracle is immediate; or make a head with "
+                "pairwise=True"
+            )
 
     @property
     def num_sides(self) -> int:  # type: ignore[override]
@@ -209,7 +222,7 @@ class LabelSetProblem(Problem):
             score_sets(begin, end, self.sets, weights, scores)
             true = (scores * y).sum(1) + 0.5 * np.einsum("bk,kj,bj->b", y, matrix, y)
             augmented = torch.from_numpy(scores + cost * (1.0 - 2.0 * y))
-            _, value, bound = best_label_sets(augmented, pairwise, max_rounds=self.max_rounds)
+            _, value, bound = best_label_sets(augmented, pairwise, max_rounds=_ROUNDS)
             relaxed[begin:end] = np.maximum(bound.numpy() + y @ cost - true, 0.0)
             rows = (~(bound <= value)).nonzero().flatten()
             if len(rows):

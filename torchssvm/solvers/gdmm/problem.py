@@ -21,7 +21,7 @@ from torchssvm.core.schema import Entry, Stateful
 from torchssvm.dual.checks import check_batch, check_targets
 from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.gdmm.rules import Penalty
+from torchssvm.solvers.gdmm.rules import BruteForce, Penalty, SortedOracle
 from torchssvm.solvers.objective import every_example
 
 
@@ -57,9 +57,16 @@ class Hinges(NamedTuple):
 
 
 class Problem(Stateful):
-    """Duals of all factors, the weights that follow from them, and the training data."""
+    """Duals of all factors, the weights that follow from them, and the training data.
+
+    A subclass names the classes of heads and of the structure that it trains, and GDMM finds it by them. It is made of
+    the head, its training problem, the batches, and what GDMM's ``oracle`` is.
+    """
 
     state_name = "problem"
+
+    of_head: ClassVar[dict[type, type[Problem]]] = {}  # by the class of the head; subclasses may compute otherwise
+    structure: ClassVar[type]  # the class of the head's structure
 
     head: Any
     dual: DualState  # the training problem: n, lam, structure, parameters; its blocks are not used
@@ -69,6 +76,19 @@ class Problem(Stateful):
     default_rule: ClassVar[type[Penalty]] = Penalty  # of the penalty
     num_sides: int  # number of pairs of a variable and a factor
     has_relaxation: bool  # whether the local polytope is larger than the hull of the outputs
+
+    def __init_subclass__(cls, heads: Iterable[type] = (), **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.of_head.update(dict.fromkeys(heads, cls))
+
+    @abstractmethod
+    def __init__(
+        self, head: Any, dual: DualState, batches: Iterable[Batch], oracle: SortedOracle | BruteForce | None
+    ) -> None: ...
+
+    @classmethod
+    def check_head(cls, head: Any) -> None:
+        """Raise TypeError for settings of the head that the factors do not have."""
 
     @abstractmethod
     def visit(self, order: np.ndarray, rule: Any, rho: float) -> np.ndarray:
