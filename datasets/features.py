@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from torchssvm.core.arguments import check_length_form, check_whole
 from torchssvm.core.batch import to_device
 from torchssvm.core.head_call import apply_features, evaluating, knows_padding
 
-from .padded import PADDING, PaddedDataset
+from .padded import PADDING, PaddedDataset, padded
 
 
 class PrecomputedFeatures(PaddedDataset):
@@ -91,10 +90,11 @@ class PrecomputedFeatures(PaddedDataset):
         if not xs:
             raise ValueError("dataset is empty")
         super().__init__(
-            x=_joined(xs, 0.0) if lengths else torch.cat(xs),
-            y=_joined(ys, PADDING) if lengths else torch.cat(ys),
+            x=padded([row for batch in xs for row in batch], 0) if lengths else torch.cat(xs),
+            y=padded([row for batch in ys for row in batch], PADDING) if lengths else torch.cat(ys),
             lengths=torch.cat(lengths) if lengths else None,
             index=torch.cat(indices),
+            unknown=getattr(dataset, "unknown", False),
         )
 
 
@@ -109,8 +109,3 @@ def _check_padding(features: nn.Module, x: Any, out: Tensor, lengths: Tensor) ->
             f"{type(features).__name__} gives ids other features where they are padded: its forward must take lengths, "
             "[B], or attention_mask, [B, N], and leave the padding out"
         )
-
-
-def _joined(batches: list[Tensor], padding: float) -> Tensor:
-    """[B, N, ...] tensors of different N one after another, padded to the largest N."""
-    return pad_sequence([row for batch in batches for row in batch], batch_first=True, padding_value=padding)

@@ -82,9 +82,9 @@ def _rows(tensor: Tensor, rows: Tensor) -> Tensor:
 
 
 def padded(tensors: Sequence[Tensor], fill: int) -> Tensor:
-    """Tensors with equally many axes in one tensor ``[B, ...]``, padded with ``fill``."""
+    """Tensors with equally many axes in one tensor ``[B, ...]``, padded with ``fill``; truth values with False."""
     sizes = [max(each) for each in zip(*(tensor.shape for tensor in tensors), strict=True)]
-    found = tensors[0].new_full((len(tensors), *sizes), fill)
+    found = tensors[0].new_full((len(tensors), *sizes), False if tensors[0].dtype == torch.bool else fill)
     for row, tensor in zip(found, tensors, strict=True):
         row[tuple(slice(size) for size in tensor.shape)] = tensor
     return found
@@ -134,6 +134,22 @@ def _check_labelled(y: Tensor, inside: Tensor | None) -> None:
         raise ValueError(f"y{place} is -100{NO_LABEL}")
 
 
+def _check_sets(x: Tensor, y: Tensor, inside: Tensor | None) -> None:
+    """Raise ValueError where ``y`` are sets of labels, of another size than the tokens, or one of them is empty."""
+    if y.dtype != torch.bool or y.ndim != 3:
+        return
+    if y.shape[:2] != x.shape[:2]:
+        raise ValueError(
+            f"y {list(y.shape)}, the labels that tokens may have, and x {list(x.shape)} must share n and N"
+        )
+    empty = ~y.any(2) if inside is None else ~y.any(2) & inside
+    if bool(empty.any()):
+        row, place = empty.nonzero()[0].tolist()
+        raise ValueError(
+            f"y[{row}, {place}] allows no label: at least one must be True at every token, and all where it is unknown"
+        )
+
+
 def _warn_of_labels_beyond(y: Tensor, inside: Tensor) -> None:
     """Warn where the padding of labels holds several values: lengths that are too short drop labels."""
     padding = y[~inside]
@@ -151,14 +167,15 @@ class PaddedDataset(Dataset[Example]):
 
     Args:
         x: features, [n, N, ...], zero at the padded positions; they may be on another device than the rest.
-        y: labels, int64 [n, N], -1 at the padded positions.
+        y: labels, int64 [n, N], -1 at the padded positions. Or the labels that each token may have, for
+            :class:`torchssvm.HiddenStates`: bool [n, N, L], True at one or more for every token, False in the padding.
         lengths: int64 [n], each in 1..N; None if nothing is padded, and then x may be [n, ...] and y [n].
         index: int64 [n], the number of each example's dual block; None is 0..n-1.
         unknown: Whether labels may be -100, for :class:`torchssvm.HiddenStates`, which takes them as unknown.
 
     Raises:
         TypeError: x or y is not a dense tensor; for features by name there is :class:`NamedChains`.
-        ValueError: There is no example; or sizes, lengths or numbers do not fit.
+        ValueError: There is no example; or sizes, lengths or numbers do not fit; or a token may have no label.
 
     Example:
         >>> lengths = torch.tensor([3, 1])
@@ -200,6 +217,7 @@ class PaddedDataset(Dataset[Example]):
         inside = _inside(y, lengths)
         if not unknown:
             _check_labelled(y, inside)
+        _check_sets(x, y, inside)
         if inside is not None:
             _warn_of_labels_beyond(y, inside)
         self.x = x
@@ -207,6 +225,7 @@ class PaddedDataset(Dataset[Example]):
         self.y = y
         self.lengths = lengths
         self.index = index
+        self.unknown = unknown
         self._in_order = bool((index == torch.arange(n, device=index.device)).all())
         self._index: list[int] = index.tolist()
         # A copy on the CPU: the length of a batch must not wait for a device.
@@ -271,7 +290,7 @@ class PaddedDataset(Dataset[Example]):
         lengths = torch.tensor([len(y) for y in ys], device=ys[0].device)
         return Batch(
             x=pad_sequence(list(xs), batch_first=True),
-            y=pad_sequence(list(ys), batch_first=True, padding_value=PADDING),
+            y=padded(ys, PADDING),
             index=index,
             lengths=lengths,
         )

@@ -25,6 +25,7 @@ from torchssvm.lightning import (
     FactorwiseSVM,
     GapBar,
     JointTraining,
+    SpanF1,
     StructuredSVM,
     WritePredictions,
 )
@@ -147,6 +148,22 @@ class OwnModule(L.LightningModule):
         optimizer.step()
 
 
+TAGS = ["O", "B-a", "I-a", "S-b", *[f"{letter}-{kind}" for kind in range(11) for letter in "BI"]]
+
+
+def span_f1(words) -> dict:
+    """What validation logs of a model whose weights differ, each of which should be the same in all processes."""
+    model = chain(0.1)
+    with torch.no_grad():
+        for p in model.head.parameters():
+            p.normal_(generator=torch.Generator().manual_seed(0))
+    several = DataLoader(words, batch_size=4, collate_fn=words.collate)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Using `DistributedSampler`")
+        (found,) = make_trainer(SpanF1(TAGS)).validate(model, several, verbose=False)
+    return {name: found[name] for name in ("val_f1", "val_loss")}
+
+
 def shown(words) -> str:
     """What the progress bar writes to stderr."""
     stream = io.StringIO()
@@ -194,6 +211,7 @@ def main(folder: Path) -> None:
     found["statistics"], found["statistics resumed"] = resumed(with_statistics, words, folder, "step=8.ckpt", **often)
     found["joint"] = joint(words)
     found["alternate"] = alternate(words, Alternate(1, 2))
+    found["span f1"] = span_f1(words)
     model = OwnModule(words)
     gap = DualityGap(0.001, every_n_epochs=3)
     make_trainer(gap, use_distributed_sampler=False).fit(model)

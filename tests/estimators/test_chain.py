@@ -86,6 +86,7 @@ def test_probabilities_are_there_once_they_are_calibrated():
     assert "call calibrate(X, y)" in str(error.value.__cause__)
     with pytest.raises(ValueError, match="'c', which was not there in training"):
         fitted.calibrate(X[:1], [["a", "c"]])
+    assert fitted.calibrate([X[2]], [y[2]]).temperature_ > 0.0  # one label only
     noisy = [*y[:3], ["ab"[y[3][0] == "a"], *y[3][1:]]]  # one is wrong: no temperature makes all certain
     before, found = fitted.predict(X), fitted.calibrate(X, noisy).predict_proba([X[0], [], X[3]])
     assert fitted.predict(X) == before

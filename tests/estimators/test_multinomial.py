@@ -73,3 +73,34 @@ def test_two_classes_have_one_row(data):
     assert estimator.coef_.dtype == np.float32
     assert estimator.decision_function(X).shape == (50,)
     assert np.array_equal(estimator.predict(X), estimator.decision_function(X) > 0)
+
+
+@pytest.mark.parametrize("names", [None, ["b", "a", "c"], ["no", "yes"]])
+def test_probabilities_are_those_of_the_best_temperature(data, names):
+    X, y = data
+    y = y if names is None else np.array(names, dtype=object)[y % len(names)]
+    fitted = MultinomialSVC(tol=0.1).fit(X[:30], y[:30])
+    assert not hasattr(fitted, "predict_proba")
+    with pytest.raises(AttributeError) as error:
+        fitted.predict_proba(X)
+    assert "call calibrate(X, y)" in str(error.value.__cause__)
+    wrong = y[30:].copy()
+    wrong[3] = 7 if names is None else "d"
+    with pytest.raises(ValueError, match=f"{wrong[3]}'?, which was not there in training"):
+        fitted.calibrate(X[30:], wrong)
+    before, found = fitted.predict(X), fitted.calibrate(X[30:], y[30:]).predict_proba(X)
+    assert fitted.predict(X).tolist() == before.tolist() == fitted.classes_[found.argmax(1)].tolist()
+    scores = fitted.decision_function(X)
+    scores = np.stack([0 * scores, scores], 1) if scores.ndim == 1 else scores
+
+    def probabilities(temperature):
+        weights = np.exp(scores / temperature)
+        return weights / weights.sum(1, keepdims=True)
+
+    def likelihood(temperature):
+        return np.log(probabilities(temperature)[range(30, 50), fitted.classes_.searchsorted(y[30:])]).sum()
+
+    assert found == pytest.approx(probabilities(fitted.temperature_))
+    best = likelihood(fitted.temperature_)
+    assert all(best >= likelihood(fitted.temperature_ * factor) for factor in (0.9, 0.99, 1.01, 1.1))
+    assert not hasattr(fitted.fit(X, y), "predict_proba")

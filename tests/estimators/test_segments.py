@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from tables import each_row
 
 from torchssvm.estimators import SegmentSVC
@@ -52,3 +53,65 @@ def one(place, value, of=X):
 def test_what_does_not_fit_is_refused(options, x, y, message):
     with pytest.raises(ValueError, match=message):
         SegmentSVC(**options).fit(x, y)
+
+
+@pytest.mark.parametrize("options", [{}, {"boundary": True}])
+def test_probabilities_are_sums_over_all_segmentations(options):
+    fitted = SegmentSVC(tol=0.1, max_duration=3, random_state=0, **options).fit(X, SPANS)
+    assert not hasattr(fitted, "predict_proba")
+    with pytest.raises(ValueError, match="'c', which was not there in training"):
+        fitted.calibrate(X[:1], [[(0, 4, "c")]])
+    with pytest.raises(ValueError, match="3"):  # the longest duration
+        fitted.calibrate(X[:1], [[(0, 4, "a")]])
+    assert torch.is_grad_enabled()
+    noisy = [[(0, 1, "b"), (1, 4, "a")], *SPANS[1:]]
+    before, found = fitted.predict(X), fitted.calibrate(X, noisy).predict_proba([X[0], np.zeros((0, 2)), X[1]])
+    assert fitted.predict(X) == before
+    assert found[1].shape == (0, 2)
+    temperature = fitted.temperature_
+    assert fitted.calibrate(X, [frames(own) for own in noisy]).temperature_ == temperature
+
+    def likelihood(temperature):
+        total = 0.0
+        for rows, own in zip(X, noisy, strict=True):
+            every, scores = segmentations(fitted, rows)
+            true = [(start, end, "ab".index(label)) for start, end, label in own]
+            total += scores[every.index(true)] / temperature - np.log(np.exp(scores / temperature).sum())
+        return total
+
+    best = likelihood(fitted.temperature_)
+    assert all(best >= likelihood(fitted.temperature_ * factor) for factor in (0.9, 0.99, 1.01, 1.1))
+    for rows, own in ((X[0], found[0]), (X[1], found[2])):
+        every, scores = segmentations(fitted, rows)
+        weights = np.exp(scores / fitted.temperature_)
+        expected = np.zeros((len(rows), 2))
+        for spans, weight in zip(every, weights / weights.sum(), strict=True):
+            for start, end, label in spans:
+                expected[start:end, label] += weight
+        assert own == pytest.approx(expected, abs=1e-6)
+    assert not hasattr(fitted.fit(X, SPANS), "predict_proba")
+
+
+def frames(spans):
+    return [label for start, end, label in spans for _ in range(start, end)]
+
+
+def segmentations(fitted, rows):
+    """All lists of spans, and their scores."""
+    each = rows @ fitted.coef_.T + fitted.intercept_  # of frames, and of boundaries behind them
+
+    def extend(spans, score):
+        at = spans[-1][1] if spans else 0
+        if at == len(rows):
+            return [(spans, score)]
+        found = []
+        for end in range(at + 1, min(at + 3, len(rows)) + 1):
+            for label in range(2):
+                own = score + each[at:end, label].sum() + fitted.durations_[end - at - 1, label]
+                own += each[at, 2 + label] if each.shape[1] == 4 else 0.0
+                own += fitted.transitions_[spans[-1][2], label] if spans else 0.0
+                found += extend([*spans, (at, end, label)], own)
+        return found
+
+    every, scores = zip(*extend([], 0.0), strict=True)
+    return list(every), np.array(scores)

@@ -119,6 +119,13 @@ def test_features_get_the_gradient_of_all_examples(found):
     assert found[0]["joint"]["choice"][1] == pytest.approx(alone["choice"][1], abs=0.02)
 
 
+def test_the_f1_of_spans_is_that_of_all_sentences(found):
+    alone = ddp_runs.span_f1(some_words())
+    assert 0.0 < alone["val_f1"] < 1.0
+    for run in found:
+        assert run["span f1"] == pytest.approx(alone, rel=1e-6)
+
+
 def test_the_bar_is_that_of_the_first_process_and_shows_rho(found):
     assert "rho" in found[0]["bar"]
     assert "torchssvm: gap" not in found[1]["bar"]

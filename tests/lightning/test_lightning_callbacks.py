@@ -36,7 +36,7 @@ from lightning.pytorch.tuner import Tuner  # noqa: E402
 from short_words import MODELS, Watch, Words, svm, trainer  # noqa: E402
 
 from torchssvm import LinearChain, MeanParts, Solver, certify  # noqa: E402
-from torchssvm.lightning import AveragedWeights, DualityGap, FactorwiseSVM, StructuredSVM, compiled_epochs  # noqa: E402
+from torchssvm.lightning import AveragedWeights, DualityGap, FactorwiseSVM, SpanF1, StructuredSVM, compiled_epochs  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),
@@ -378,3 +378,11 @@ def test_factorwise_training_names_the_way_out_of_averages():
         trainer(AveragedWeights(), enable_checkpointing=False).fit(
             FactorwiseSVM(LinearChain(3, 3), lam=0.1), Words().training()
         )
+
+
+def test_spans_need_tags_of_a_scheme_one_for_each_state():
+    """Refused before any sentence is decoded: in all of several processes."""
+    with pytest.raises(ValueError, match=r"tags\[1\]='X'"):
+        SpanF1(["O", "X"])
+    with pytest.raises(ValueError, match="has 1 tags, and the model"):
+        trainer(SpanF1(["O"])).validate(svm(), Words().everything(), verbose=False)

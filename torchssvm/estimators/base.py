@@ -112,6 +112,7 @@ class CertifiedEstimator(BaseEstimator):
         self.certificate_, self.n_passes_ = certificate, certificate.passes
         own = head.head if isinstance(head, WeightedHead) else head
         self.head_, self.structure_ = own, own.structure
+        self.__dict__.pop("temperature_", None)  # that of the model before
         if is_within(certificate.gap, tolerance, certificate.primal):
             warn_if_zero(certificate, trainer.dual, head, examples, C)
         else:

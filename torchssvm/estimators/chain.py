@@ -5,25 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
-from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from torchssvm.core.arguments import check_whole
-from torchssvm.core.batch import in_order
-from torchssvm.core.naming import naming
 from torchssvm.core.sparse_features import vocabulary_of
-from torchssvm.estimators.base import StructuredEstimator
-from torchssvm.estimators.examples import padded, size_of
+from torchssvm.estimators.calibrated import SequenceEstimator
+from torchssvm.estimators.examples import size_of
 from torchssvm.estimators.labels import accuracy, check_lists, counted, labelled, state_weights, states_of
 from torchssvm.estimators.sequences import ARRAYS, NAMED, batches_of, check_list, kind_of, listed, rows_of
-from torchssvm.solvers.temperature import fit_temperature
 from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.sparse_head import SparseLinearChain
 from torchssvm.structures.chain.structure import Chain
 
 
-class ChainSVC(StructuredEstimator):
+class ChainSVC(SequenceEstimator):
     """Labels sequences by a linear chain, as a CRF does, trained by max margin to a certified gap.
 
     The score of a sequence of labels is the sum of ``coef_`` times the features of each token, of ``transitions_`` of
@@ -130,8 +125,6 @@ class ChainSVC(StructuredEstimator):
             head = head.double()
         examples = labelled(lengths, states, batches_of(rows, vocabulary))
         head = self._train(head, examples, self._lam(total or len(lengths)), weight=times)
-        if hasattr(self, "temperature_"):
-            del self.temperature_  # that of the model before
         self.classes_, self.vocabulary_, self.n_features_in_, self._kind = classes, vocabulary, size, kind
         self.coef_ = head.by_feature(head.emission.detach()).numpy().T.copy()
         found = (head.transition, head.bias, head.start_transitions, head.end_transitions)
@@ -166,76 +159,13 @@ class ChainSVC(StructuredEstimator):
                 found[i] = row[:size].copy()
         return found
 
-    def calibrate(self, X: Any, y: Any) -> ChainSVC:
-        """Fit one temperature to sequences that ``fit`` has not seen, for :meth:`predict_proba`.
-
-        It is the T that makes their labels most probable, ``P(y) = exp(score(y) / T) / Z``: without it, scores of max
-        margin are not those of probabilities. Labels that are predicted stay as they are; another ``fit`` forgets it.
-
-        Args:
-            X: As in :meth:`fit`, no sequence empty.
-            y: Their labels, all of them in ``classes_``.
-
-        Raises:
-            ValueError: X and y do not fit, or a label was not there in training.
-            NotFittedError: ``fit`` was not called.
-        """
-        check_is_fitted(self)
-        kind_of(X)  # checked before sizes are read
-        lengths = [size_of(sequence) for sequence in X]
-        classes, states = states_of(check_lists(y, lengths, "token"), self.classes_)
-        if len(classes) > len(self.classes_):
-            raise ValueError(f"y has the label {classes[-1].item()!r}, which was not there in training: leave it out")
-        self.temperature_ = fit_temperature(
-            self.structure_,
-            ((potentials, padded([states[i] for i in index], -1)) for index, _, potentials in self._scored(X)),
-        )
-        return self
-
-    @available_if(lambda self: self._check_calibrated())
-    def predict_proba(self, X: Any) -> list[np.ndarray]:
-        """The probability of each label of each token, ``[N_i, K]`` float64 for every sequence, summed over all others.
-
-        It is there once :meth:`calibrate` was called.
-        """
-        check_list(X)
-        found = [np.zeros((0, len(self.classes_))) for _ in X]
-        for index, length, potentials in self._scored(X):
-            warm = {name: tensor.double() / self.temperature_ for name, tensor in potentials.tensors.items()}
-            parts = self.structure_.marginals(potentials.replace(warm)).parts["emission"].numpy()
-            for i, size, row in zip(index, length, parts, strict=True):
-                found[i] = row[:size].copy()
-        return found
-
     def score(self, X: Any, y: Any) -> float:
         """The share of tokens with the right label."""
         X, y = listed(X), listed(y)
         check_list(X)
         return accuracy(check_lists(y, [size_of(sequence) for sequence in X], "token"), self.predict(X))
 
-    def _check_calibrated(self) -> bool:
-        """Raise AttributeError where there are no probabilities, as ``hasattr`` expects it."""
-        if not hasattr(self, "temperature_"):
-            raise AttributeError(
-                "margins are no probabilities: call calibrate(X, y), with sequences that fit has not seen, before "
-                "predict_proba(X)"
-            )
-        return True
-
-    def _scored(self, X: Any) -> Any:
-        """The places, the lengths and the potentials of the sequences that are not empty, in batches."""
-        check_is_fitted(self)
-        full = [place for place, sequence in enumerate(X) if not hasattr(sequence, "__len__") or size_of(sequence)]
-        if not full:
-            return
-        own = [X[place] for place in full]
-        with naming(torch.tensor(full)):
-            if kind_of(own) != self._kind:
-                raise ValueError(f"X must hold {self._kind}, as in fit")
-            rows = own if self._kind == NAMED else rows_of(own, self.n_features_in_)
-            examples = labelled([size_of(sequence) for sequence in own], None, batches_of(rows, self.vocabulary_))
-        with torch.no_grad():
-            for batch in in_order(examples, lengths=examples.lengths):
-                assert batch.lengths is not None
-                places = [full[i] for i in batch.index.tolist()]
-                yield places, batch.lengths.tolist(), self.head_(batch.x, batch.lengths)
+    def _states(self, y: Any, lengths: list[int]) -> list[np.ndarray]:
+        classes, states = states_of(check_lists(y, lengths, "token"), self.classes_)
+        self._check_known(classes)
+        return states

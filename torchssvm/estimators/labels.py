@@ -79,11 +79,11 @@ def states_of(y: Sequence[Sequence[Any]], known: np.ndarray | None = None) -> tu
     """The distinct labels, those that are ``known`` first and the others in ascending order; the state of each label.
 
     Raises:
-        ValueError: There is only one label, or the known ones are texts and these are numbers.
+        ValueError: There is only one label and none is known, or the known ones are texts and these are numbers.
     """
     everything = np.array(list(itertools.chain.from_iterable(y)))
     classes, states = np.unique(everything, return_inverse=True)
-    if len(classes) < 2:
+    if len(classes) < 2 and known is None:
         raise ValueError(f"y has one label only, {classes.tolist()}: at least two classes are needed")
     if known is not None:
         if (known.dtype.kind == "U") != (classes.dtype.kind == "U"):

@@ -8,11 +8,14 @@ import numpy as np
 import torch
 from scipy import sparse
 from sklearn.utils.extmath import safe_sparse_dot
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from torchssvm.core.batch import Batch
+from torchssvm.core.potentials import as_potentials
 from torchssvm.estimators.base import MATRIX, MatrixClassifier
+from torchssvm.estimators.calibrated import CalibratedEstimator
 from torchssvm.estimators.examples import Examples, check_matrix, reader
 from torchssvm.estimators.labels import check_classes, times_of, weights_of
 from torchssvm.structures.arguments import WeightedLabels
@@ -23,7 +26,7 @@ from torchssvm.structures.multiclass.head import LinearMulticlass
 from torchssvm.structures.multiclass.structure import Multiclass
 
 
-class MultinomialSVC(MatrixClassifier):
+class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
     """The multinomial support vector machine of Crammer and Singer (2001), trained to a certified gap.
 
     Minimises ``1/2 |w|^2 + C sum_i max_y [cost(y_i, y) + score(x_i, y) - score(x_i, y_i)]``; the cost of a wrong class
@@ -46,6 +49,7 @@ class MultinomialSVC(MatrixClassifier):
         classes_: ``[K]``, the classes in ascending order.
         coef_: ``[K, F]``; for two classes ``[1, F]``, the weights of the second less those of the first.
         intercept_: ``[K]`` or ``[1]``, zero without intercepts.
+        temperature_: By which scores are divided for probabilities; of :meth:`calibrate`.
         n_features_in_: F.
         certificate_: Primal, dual and gap of these weights; primal and gap are upper bounds if ``exact`` is False.
         n_passes_: Passes over the data, exact ones included.
@@ -205,3 +209,34 @@ class MultinomialSVC(MatrixClassifier):
         """The class with the highest score for every row of ``X``, ``[n]``."""
         scores = self.decision_function(X)
         return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)]
+
+    def calibrate(self, X: Any, y: Any) -> MultinomialSVC:
+        """Fit one temperature to examples that ``fit`` has not seen, for :meth:`predict_proba`.
+
+        It is the T that makes their classes most probable, ``P(k) = exp(score_k / T) / Z``: without it, scores of max
+        margin are not those of probabilities. What is predicted stays as it is; another ``fit`` forgets it.
+
+        Args:
+            X: ``[m, F]``, as in :meth:`fit`.
+            y: ``[m]``, classes of ``classes_``.
+
+        Raises:
+            ValueError: X and y do not fit, or a class was not there in training.
+            NotFittedError: ``fit`` was not called.
+        """
+        check_is_fitted(self)
+        check_matrix(X)
+        X, y = validate_data(self, X, y, reset=False, **MATRIX)
+        self._check_known(y)
+        states = torch.from_numpy(self.classes_.searchsorted(y))
+        return self._fit_temperature(Multiclass(len(self.classes_)), [(as_potentials(self._scores(X)), states)])
+
+    @available_if(lambda self: self._check_calibrated())
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The probability of each class for every row of ``X``, ``[n, K]`` float64, by :meth:`calibrate`."""
+        return (self._scores(X) / self.temperature_).softmax(1).numpy()
+
+    def _scores(self, X: Any) -> torch.Tensor:
+        """``[n, K]`` float64; for two classes those of the first are 0."""
+        scores = torch.from_numpy(self.decision_function(X)).double()
+        return scores if scores.ndim == 2 else torch.stack([torch.zeros_like(scores), scores], 1)

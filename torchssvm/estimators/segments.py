@@ -6,13 +6,10 @@ import itertools
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.utils.validation import check_is_fitted
 
 from torchssvm.core.arguments import check_whole, is_whole
-from torchssvm.core.batch import in_order
-from torchssvm.core.naming import naming
-from torchssvm.estimators.base import StructuredEstimator
+from torchssvm.estimators.calibrated import SequenceEstimator
 from torchssvm.estimators.examples import size_of
 from torchssvm.estimators.labels import check_lists, counted, labelled, states_of
 from torchssvm.estimators.sequences import ARRAYS, batches_of, check_list, kind_of, rows_of
@@ -24,7 +21,7 @@ Span = tuple[int, int, Any]
 """First frame, the frame after the last, and label."""
 
 
-class SegmentSVC(StructuredEstimator):
+class SegmentSVC(SequenceEstimator):
     """Cuts sequences into labelled segments by a semi-Markov model, trained by max margin to a certified gap.
 
     The score of a segmentation is the sum of ``coef_`` times the features of each frame and ``intercept_``, of
@@ -46,6 +43,7 @@ class SegmentSVC(StructuredEstimator):
         intercept_: ``[K]``, or ``[2 K]``.
         transitions_: ``[K, K]``, from the label before to the label after.
         durations_: ``[D, K]``, of durations 1 to D by label.
+        temperature_: By which scores are divided for probabilities; of :meth:`calibrate`.
         n_features_in_: F.
         certificate_, n_passes_, history_, head_, structure_: As in :class:`MultinomialSVC`.
 
@@ -55,6 +53,8 @@ class SegmentSVC(StructuredEstimator):
         >>> SegmentSVC(C=10.0).fit(X, y).predict([[[0.1], [0.0], [1.0]]])
         [[(0, 2, 'off'), (2, 3, 'on')]]
     """
+
+    _kind = ARRAYS
 
     def __init__(
         self,
@@ -102,10 +102,7 @@ class SegmentSVC(StructuredEstimator):
         structure = Segments(len(classes), most, boundary=self.boundary, span_loss=self.span_loss)
         head = LinearSegments(rows[0].shape[1], len(classes), most, structure=structure)
         head = head.double() if rows[0].dtype == np.float64 else head
-        codes = [np.repeat(k, [e - s for s, e, _ in own]) for k, own in zip(states, spans, strict=True)]
-        for own, of in zip(codes, spans, strict=True):
-            own[[start for start, _, _ in of]] += len(classes)
-        examples = labelled(lengths, codes, batches_of(rows, None))
+        examples = labelled(lengths, _codes(states, spans, len(classes)), batches_of(rows, None))
         head = self._train(head, examples, self._lam(total or len(lengths)), weight=times)
         self.classes_, self.n_features_in_ = classes, head.in_features
         found = (head.emission, head.bias, head.transition, head.duration)
@@ -116,20 +113,18 @@ class SegmentSVC(StructuredEstimator):
         """The best segmentation of every sequence, spans ``(start, end, label)``; [] for an empty one."""
         check_is_fitted(self)
         check_list(X)
-        full = [place for place, sequence in enumerate(X) if not hasattr(sequence, "__len__") or size_of(sequence)]
         found: list[list[Span]] = [[] for _ in X]
-        if not full:
-            return found
-        with naming(torch.tensor(full)):
-            rows = rows_of([X[place] for place in full], self.n_features_in_)
-        examples = labelled([len(own) for own in rows], None, batches_of(rows, None))
-        with torch.no_grad():
-            for batch in in_order(examples, lengths=examples.lengths):
-                codes = self.structure_.decode(self.head_(batch.x, batch.lengths))
-                for i, spans in zip(batch.index.tolist(), self.structure_.spans(codes), strict=True):
-                    names = self.classes_[[label for _, _, label in spans]].tolist()
-                    found[full[i]] = [(s, e, name) for (s, e, _), name in zip(spans, names, strict=True)]
+        for index, _, potentials in self._scored(X):
+            for i, spans in zip(index, self.structure_.spans(self.structure_.decode(potentials)), strict=True):
+                names = self.classes_[[label for _, _, label in spans]].tolist()
+                found[i] = [(s, e, name) for (s, e, _), name in zip(spans, names, strict=True)]
         return found
+
+    def _states(self, y: Any, lengths: list[int]) -> list[np.ndarray]:
+        spans = _spans_of(y, lengths)
+        classes, states = states_of(check_lists(_labels_of(spans), [len(own) for own in spans], "span"), self.classes_)
+        self._check_known(classes)
+        return _codes(states, spans, len(classes))
 
     def score(self, X: Any, y: Any) -> float:
         """The F1 score of spans: one is right where start, end and label are."""
@@ -167,6 +162,14 @@ def _spans_of(y: Any, lengths: list[int]) -> list[list[Span]]:
         if at != length:
             raise ValueError(f"y[{place}] has spans up to {at}, and X[{place}] has {length} frames: cover all of them")
     return [[(start, end, label) for start, end, label in own] for own in y]
+
+
+def _codes(states: list[np.ndarray], spans: list[list[Span]], classes: int) -> list[np.ndarray]:
+    """The targets of the structure, with the states of the spans' labels."""
+    codes = [np.repeat(k, [end - start for start, end, _ in own]) for k, own in zip(states, spans, strict=True)]
+    for own, of in zip(codes, spans, strict=True):
+        own[[start for start, _, _ in of]] += classes
+    return codes
 
 
 def _labels_of(spans: list[list[Span]]) -> list[list[Any]]:

@@ -19,13 +19,14 @@ class SpanF1(Callback):
     """Logs ``val_f1``, the F1 of whole spans, beside the task loss that the module logs; it decodes once more for it.
 
     A span counts if type, first and last word are right, as in conlleval. ``EarlyStopping("val_f1", mode="max")`` and
-    ``ModelCheckpoint`` may follow it.
+    ``ModelCheckpoint`` may follow it. Of several processes, all log that of all sentences; where their number cannot be
+    divided, Lightning's sampler gives some sentences twice, here as in the task loss.
 
     Args:
         labels: The tag of every state, as ``["O", "B-LOC", "I-LOC"]``; those of BIOES too.
 
     Raises:
-        ValueError: A tag is none of a scheme; when validation ends.
+        ValueError: A tag is none of a scheme; or, when validation begins, the model has another number of states.
 
     Example:
         >>> chain = LinearChain(in_features=4, num_states=3)
@@ -39,12 +40,16 @@ class SpanF1(Callback):
     """
 
     def __init__(self, labels: Sequence[str]) -> None:
+        to_bio(labels)  # here, where all processes raise an error
         self.labels = list(labels)
         self._true: list[list[str]] = []
         self._found: list[list[str]] = []
 
-    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Begin to count."""
+        states = getattr(pl_module.structure, "num_states", len(self.labels))
+        if states != len(self.labels):
+            raise ValueError(f"labels={self.labels} has {len(self.labels)} tags, and the model {states} states")
         self._true, self._found = [], []
 
     def on_validation_batch_end(
@@ -67,7 +72,7 @@ class SpanF1(Callback):
         if ranks := Ranks.here():
             table = torch.tensor([score.correct, score.predicted, score.true], dtype=torch.float64)
             score = Score(*(int(count) for count in ranks.gather(table).sum(0).tolist()))
-        pl_module.log("val_f1", score.f1, prog_bar=True)
+        pl_module.log("val_f1", score.f1, prog_bar=True, sync_dist=True)  # the same in all: it satisfies Lightning
 
     def _bio(self, states: torch.Tensor) -> list[str]:
         return to_bio([self.labels[state] for state in states.tolist()])

@@ -232,7 +232,8 @@ def _random_potentials(
             values = dict(zip(names, _random_weights(list(head.parameters()), box, generator), strict=True))
             buffers = {name: buffer.clone() for name, buffer in head.named_buffers()}
             with torch.no_grad():
-                yield as_potentials(functional_call(head, {**buffers, **values}, args))
+                found = as_potentials(functional_call(head, {**buffers, **values}, args))
+            yield found
         else:
             noise = {
                 name: torch.randn(t.shape, generator=generator, dtype=t.dtype).to(t.device)

@@ -9,43 +9,59 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import select_tokens
+from torchssvm.datasets.padded import padded
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 NO_WORD = -100
 """The label of a position that is tagged with no word: padding, special tokens, further pieces of a word."""
 
+_SEVERAL = (set, frozenset, tuple, list)
+
 
 def tokenized(
-    tokenizer: Any, sentences: Sequence[Sequence[str]], tags: Sequence[Sequence[str]], labels: Sequence[str]
-) -> list[dict[str, list[int]]]:
+    tokenizer: Any, sentences: Sequence[Sequence[str]], tags: Sequence[Sequence[Any]], labels: Sequence[str]
+) -> list[dict[str, list[Any]]]:
     """Sentences as lists of words, with their tags, as the items that a tagger and ``transformers.Trainer`` train on.
 
     Args:
         tokenizer: A fast one.
         sentences: Words.
-        tags: The tag of every word.
+        tags: The tag of every word; or, as a set, tuple or list, those that it may have, which are all ``labels`` where
+            it is unknown.
         labels: The name of every state.
 
     Returns:
         For each sentence ``input_ids``, ``attention_mask`` and ``labels``: the state of the tag at the first piece of a
-        word, -100 elsewhere.
+        word, -100 elsewhere. Where a word of any sentence has several tags, ``labels`` are lists of truth values at
+        each piece, one for each of K labels: True at those that are allowed, and all False where no word begins.
 
     Raises:
-        ValueError: A sentence has another number of tags than words, a tag is none of the labels, a word has no piece,
-            or a sentence has more pieces than the tokeniser says that the encoder takes: nothing is cut off.
+        ValueError: A sentence has another number of tags than words, a tag is none of the labels, a word has no piece
+            or may have no tag, or a sentence has more pieces than the tokeniser says that the encoder takes: nothing is
+            cut off.
 
     Example:
         >>> tokenized(tokenizer, sentences, tags, labels)[1]["labels"]
         [0, 1]
+        >>> tokenized(tokenizer, [["in", "Rome"]], [["O", {"B-LOC", "I-LOC"}]], labels)[0]["labels"]
+        [[True, False, False], [False, True, True]]
     """
     states = {name: state for state, name in enumerate(labels)}
+    several = any(isinstance(tag, _SEVERAL) for own in tags for tag in own)
     found = []
     for place, (words, own) in enumerate(zip(sentences, tags, strict=True)):
         if len(words) != len(own):
             raise ValueError(f"sentence {place} has {len(words)} words and {len(own)} tags")
-        if unknown := [tag for tag in own if tag not in states]:
+        allowed = [tag if isinstance(tag, _SEVERAL) else (tag,) for tag in own]
+        if unknown := [tag for each in allowed for tag in each if tag not in states]:
             raise ValueError(f"sentence {place} has the tag {unknown[0]!r}, which is none of labels={list(labels)}")
+        if not all(allowed):
+            word = list(map(bool, allowed)).index(False)
+            raise ValueError(
+                f"word {word} of sentence {place}, {words[word]!r}, may have no tag: give at least one, and all labels "
+                "where it is unknown"
+            )
         pieces = tokenizer(list(words), is_split_into_words=True, truncation=False, verbose=False)
         held = pieces.word_ids()
         check_pieces(len(held), tokenizer.model_max_length, f"sentence {place}")
@@ -53,7 +69,12 @@ def tokenized(
             lost = min(set(range(len(words))) - set(held))
             raise ValueError(f"word {lost} of sentence {place}, {words[lost]!r}, has no piece: the tokeniser drops it")
         first = [word is not None and word not in held[:piece] for piece, word in enumerate(held)]
-        target = [states[own[word]] if begins else NO_WORD for word, begins in zip(held, first, strict=True)]
+        begins = [word if at_first else None for word, at_first in zip(held, first, strict=True)]
+        target: list[Any]
+        if several:
+            target = [[word is not None and name in allowed[word] for name in states] for word in begins]
+        else:
+            target = [NO_WORD if word is None else states[own[word]] for word in begins]
         found.append({**{name: pieces[name] for name in INPUTS if name in pieces}, "labels": target})
     return found
 
@@ -72,7 +93,8 @@ class Words(NamedTuple):
 
     Attributes:
         features: ``[B, T, F]``.
-        labels: ``[B, T]`` int64, -1 in the padding; None where none are given.
+        labels: ``[B, T]`` int64, -1 in the padding; or those that are allowed, ``[B, T, K]`` bool, False in the
+            padding; None where none are given.
         lengths: ``[B]`` int64.
         mask: ``[B, N]`` bool, the positions that the words come from.
     """
@@ -98,7 +120,8 @@ def words_of(hidden: Tensor, mask: Tensor, labels: Tensor | None) -> Words:
     if not bool(mask.any(1).all()):
         row = int((~mask.any(1)).nonzero()[0, 0])
         raise ValueError(
-            f"row {row} of the batch has no word: a label of {NO_WORD} stands at every position. Leave the sentence out"
+            f"row {row} of the batch has no word: every position has a label of {NO_WORD}, or none that is allowed. "
+            "Leave the sentence out"
         )
     if labels is None:
         features, lengths = select_tokens(mask, hidden)
@@ -111,8 +134,7 @@ def batches_of(dataset: Any, size: int, pad: int, device: torch.device) -> Itera
     """Padded batches of a dataset of tokenised sentences, in its order.
 
     Args:
-        dataset: Map-style; an item maps names such as ``input_ids``, ``attention_mask`` and ``labels`` to lists of
-            numbers of one length.
+        dataset: Map-style; its items are those of :func:`collate`.
         size: Sentences in a batch.
         pad: The id of padding.
         device: Where the tensors are needed.
@@ -120,7 +142,6 @@ def batches_of(dataset: Any, size: int, pad: int, device: torch.device) -> Itera
     Raises:
         TypeError: An item is no mapping, or has no ``input_ids``.
     """
-    fill = {"input_ids": pad, "labels": NO_WORD}
     for begin in range(0, len(dataset), size):
         items = [dataset[i] for i in range(begin, min(begin + size, len(dataset)))]
         for place, item in enumerate(items):
@@ -129,15 +150,30 @@ def batches_of(dataset: Any, size: int, pad: int, device: torch.device) -> Itera
                     f"dataset[{begin + place}] is a {type(item).__name__}, and must map input_ids, attention_mask and "
                     "labels to lists of numbers, as a tokeniser makes them"
                 )
-        longest = max(len(item["input_ids"]) for item in items)
-        batch = {}
-        for name in items[0]:
-            if name in (*INPUTS, "labels"):
-                rows = torch.full((len(items), longest), fill.get(name, 0))
-                for row, item in zip(rows, items, strict=True):
-                    row[: len(item[name])] = torch.as_tensor(item[name])
-                batch[name] = rows.to(device)
-        if "attention_mask" not in batch:
-            lengths = torch.tensor([len(item["input_ids"]) for item in items]).unsqueeze(1)
-            batch["attention_mask"] = (torch.arange(longest) < lengths).long().to(device)
-        yield batch
+        yield {name: rows.to(device) for name, rows in collate(items, pad).items()}
+
+
+def collate(items: Sequence[Mapping[str, Any]], pad: int) -> dict[str, Tensor]:
+    """A batch of tokenised sentences, padded on the right.
+
+    Args:
+        items: Each maps ``input_ids``, ``attention_mask`` and ``labels``, or some of them, to lists of one length.
+        pad: The id of padding.
+
+    Raises:
+        ValueError: Some sentences have one label for each word, and others sets of labels.
+    """
+    batch = {}
+    for name in items[0]:
+        if name in (*INPUTS, "labels"):
+            rows = [torch.as_tensor(item[name]) for item in items]
+            if len({row.ndim for row in rows}) > 1:
+                raise ValueError(
+                    f"{name} of a batch are lists of numbers and lists of lists: give all sentences one label for each "
+                    "word, or all of them sets of labels"
+                )
+            batch[name] = padded(rows, {"input_ids": pad, "labels": NO_WORD}.get(name, 0))
+    if "attention_mask" not in batch:
+        ids = [torch.as_tensor(item["input_ids"]) for item in items]
+        batch["attention_mask"] = padded([torch.ones_like(row) for row in ids], 0)
+    return batch

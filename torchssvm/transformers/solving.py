@@ -6,9 +6,10 @@ import copy
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from torchssvm.core.batch import in_order
-from torchssvm.datasets.padded import PaddedDataset
+from torchssvm.datasets.padded import PADDING, PaddedDataset, padded
 from torchssvm.path.choose_lam import choose_lam
 from torchssvm.path.lam_choice import LamChoice
 from torchssvm.solvers.certificate import Certificate
@@ -17,6 +18,7 @@ from torchssvm.solvers.schedules import Tolerance
 from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.temperature import fit_temperature
 from torchssvm.solvers.training import solve
+from torchssvm.structures.hidden_states.structure import HiddenStates
 from torchssvm.transformers.batches import batches_of
 
 
@@ -76,13 +78,33 @@ def features_of(tagger: Any, dataset: Any, batch_size: int) -> PaddedDataset:
     finally:
         for name, module in tagger.named_modules():
             module.training = modes[name]
-    longest = max(part.shape[1] for part in y)
-    whole = torch.zeros(sum(map(len, y)), longest, x[0].shape[2]), torch.full((sum(map(len, y)), longest), -1)
-    begin = 0
-    for features, labels in zip(x, y, strict=True):
-        rows = slice(begin, begin := begin + len(labels))
-        whole[0][rows, : labels.shape[1]], whole[1][rows, : labels.shape[1]] = features, labels
-    return PaddedDataset(*whole, torch.cat(lengths))
+    rows = (padded([row for part in parts for row in part], fill) for parts, fill in ((x, 0), (y, PADDING)))
+    return PaddedDataset(*rows, torch.cat(lengths))
+
+
+def _labelled(tagger: Any, held_out: Any, batch_size: int) -> PaddedDataset:
+    """The words of examples whose labels are known."""
+    found = features_of(tagger, held_out, batch_size)
+    if found.y.dtype == torch.bool:
+        raise ValueError(
+            "held_out has sets of labels, of which none is known to be right: give it one label for each word"
+        )
+    return found
+
+
+@torch.no_grad()
+def _completed(head: Any, data: PaddedDataset) -> PaddedDataset:
+    """The words with the labels that score highest among those that are allowed."""
+    if not any(bool(p.any()) for p in head.parameters()):
+        raise ValueError(
+            "dataset has sets of labels, among which the head as it is chooses, and its weights are zero: train it "
+            "first, by transformers.Trainer"
+        )
+    structure, rows = HiddenStates(head.structure), list[Tensor]()
+    for batch in in_order(data):
+        potentials = head(batch.x, batch.lengths)
+        rows += structure.complete(potentials, structure.check_target(batch.y, potentials)).states
+    return PaddedDataset(data.x, padded(rows, PADDING), data.lengths)
 
 
 def solve_head(
@@ -99,18 +121,19 @@ def solve_head(
     if held_out is None and lam is None:
         raise ValueError("held_out and lam are None: give examples to choose lam by, or lam itself")
     train = features_of(tagger, dataset, batch_size)
+    other = None if held_out is None else _labelled(tagger, held_out, batch_size)
     head = copy.deepcopy(tagger.head).cpu()
+    if train.y.dtype == torch.bool:
+        train = _completed(head, train)
     head.requires_grad_(True)
     head.reset_parameters()
     before = after = choice = None
-    if held_out is None or lam is not None:
-        assert lam is not None
+    if lam is None:
+        choice = choose_lam(head, train, other, tolerance=tolerance, solver=solver, progress=progress)
+        certificate = choice.best.certificate
+    else:
         certificate = solve(head, train, lam, tolerance=tolerance, solver=solver, progress=progress)
-    if held_out is not None:
-        other = features_of(tagger, held_out, batch_size)
-        if lam is None:
-            choice = choose_lam(head, train, other, tolerance=tolerance, solver=solver, progress=progress)
-            certificate = choice.best.certificate
+    if other is not None:
         old = copy.deepcopy(tagger.head).cpu()
         before, after = (evaluate(each, each.structure, other).token_error for each in (old, head))
     kept = before is None or after is None or after <= before
@@ -125,7 +148,7 @@ def solve_head(
 def calibrate(tagger: Any, held_out: Any, batch_size: int) -> float:
     """See :meth:`StructuredTagger.calibrate`."""
     head = copy.deepcopy(tagger.head).cpu()
-    batches = in_order(features_of(tagger, held_out, batch_size))
+    batches = in_order(_labelled(tagger, held_out, batch_size))
     found = fit_temperature(head.structure, ((head(batch.x, batch.lengths), batch.y) for batch in batches))
     tagger.config.probability_temperature = found
     return found

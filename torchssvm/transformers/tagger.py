@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from torchssvm.core.arguments import describe
 from torchssvm.core.potentials import Potentials
 from torchssvm.datasets.text.chunk_f1 import chunk_scores
 from torchssvm.datasets.text.tag_schemes import to_bio
@@ -21,7 +22,7 @@ from torchssvm.solvers.solver import Solver
 from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.hidden_states.structure import HiddenStates
-from torchssvm.transformers.batches import NO_WORD, Words, words_of
+from torchssvm.transformers.batches import NO_WORD, Words, collate, words_of
 from torchssvm.transformers.config import StructuredTaggerConfig
 from torchssvm.transformers.solving import Solved, calibrate, solve_head
 from torchssvm.transformers.tagging import Span, tag_texts
@@ -49,9 +50,10 @@ class StructuredTagger(PreTrainedModel):
     """A linear chain over the words of a sentence, on the hidden states of a pretrained encoder.
 
     ``labels`` are those of ``DataCollatorForTokenClassification``: a state at the first piece of every word and -100 at
-    all other positions, wherever they are. In ``transformers.Trainer`` it trains by the loss of its configuration, with
-    clipping, accumulation and 16-bit steps as any model; :meth:`solve` trains the head to a certified gap. The head is
-    in float32. Make it by :meth:`from_classifier` or :meth:`from_pretrained`.
+    all other positions, wherever they are; or the labels that words may have, as :meth:`collate` makes them. In
+    ``transformers.Trainer`` it trains by the loss of its configuration, with clipping, accumulation and 16-bit steps as
+    any model; :meth:`solve` trains the head to a certified gap. The head is in float32. Make it by
+    :meth:`from_classifier` or :meth:`from_pretrained`.
 
     Args:
         config: See :class:`StructuredTaggerConfig`.
@@ -165,20 +167,41 @@ class StructuredTagger(PreTrainedModel):
         """The features of the words of a batch.
 
         Args:
-            labels: ``[B, N]`` int64, -100 where no word is.
+            labels: ``[B, N]`` int64, -100 where no word is. Or the K labels that are allowed, bool ``[B, N, K]``: True
+                at one or more for every word, and all False where no word is.
             word_mask: ``[B, N]`` bool, the first piece of each word; None is where labels are not -100. With both, a
                 label of -100 at a word is unknown: the loss sums over all labels that the word may have.
             **inputs: Those of the encoder.
 
         Raises:
-            ValueError: Neither is given, or a row has no word.
+            ValueError: Neither is given, ``labels`` have another shape or dtype, or a row has no word.
         """
         if labels is None and word_mask is None:
             raise ValueError(
                 "labels and word_mask are None: word_mask says at which positions the words are, bool [B, N]"
             )
-        mask = torch.as_tensor(labels != NO_WORD) if word_mask is None else word_mask.bool()
+        if labels is None:
+            mask = cast(Tensor, word_mask).bool()
+        else:
+            sets, states = labels.ndim == 3, len(self.config.labels)
+            if (labels.dtype == torch.bool) != sets or (sets and labels.shape[2] != states):
+                raise ValueError(
+                    f"labels must be int64 [B, N], or bool [B, N, {states}] for sets of labels, and are "
+                    f"{describe(labels)}"
+                )
+            own = labels.any(2) if sets else torch.as_tensor(labels != NO_WORD)
+            mask = own if word_mask is None else word_mask.bool()
         return words_of(self.hidden(**inputs), mask, labels)
+
+    def collate(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """The batch of some items of :func:`tokenized`, for ``Trainer(data_collator=tagger.collate)``.
+
+        Unlike ``DataCollatorForTokenClassification`` it takes sets of labels too.
+
+        Raises:
+            ValueError: Some items have one label for each word, and others sets.
+        """
+        return collate(items, self.config.encoder.pad_token_id or 0)
 
     def potentials(self, words: Words) -> Potentials:
         """The scores of the labels of words."""
@@ -209,6 +232,8 @@ class StructuredTagger(PreTrainedModel):
 
     def _loss(self, potentials: Potentials, words: Words) -> Tensor:
         labels, structure = cast(Tensor, words.labels), self.head.structure
+        if labels.ndim == 3:
+            return self._loss_of_sets(potentials, labels)
         unknown = labels == NO_WORD
         if self.config.loss == "softmax-margin":
             return SoftmaxMargin(HiddenStates(structure) if bool(unknown.any()) else structure)(potentials, labels)
@@ -217,9 +242,27 @@ class StructuredTagger(PreTrainedModel):
         known = labels.masked_fill(unknown, -1)
         return nn.functional.cross_entropy(potentials["emission"].flatten(0, 1), known.flatten(), ignore_index=-1)
 
+    def _loss_of_sets(self, potentials: Potentials, allowed: Tensor) -> Tensor:
+        structure = HiddenStates(self.head.structure)
+        if self.config.loss == "softmax-margin":
+            return SoftmaxMargin(structure)(potentials, allowed)
+        structure.check_target(allowed, potentials)
+        said = allowed.any(2) & ~allowed.all(2)  # as with single labels, unknown ones do not count
+        own = potentials["emission"].log_softmax(2)[said].masked_fill(~allowed[said], -torch.inf)
+        return -own.logsumexp(1).sum() / said.sum().clamp(min=1)
+
     def compute_metrics(self, predicted: Any) -> dict[str, float]:
-        """For ``Trainer(compute_metrics=tagger.compute_metrics)``: accuracy of words and sentences, F1 of spans."""
+        """For ``Trainer(compute_metrics=tagger.compute_metrics)``: accuracy of words and sentences, F1 of spans.
+
+        Raises:
+            ValueError: The labels are sets: which is right is not known.
+        """
         tags, labels = (torch.as_tensor(each) for each in (predicted.predictions, predicted.label_ids))
+        if labels.ndim == 3:
+            raise ValueError(
+                "the evaluation set has sets of labels, of which none is known to be right: give it one label for each "
+                "word, or leave compute_metrics out"
+            )
         real = labels != NO_WORD
         right = (tags == labels) | ~real
         found = {
@@ -251,7 +294,9 @@ class StructuredTagger(PreTrainedModel):
         """Train the head on the encoder's features, computed once, to a certified gap; the encoder is not trained.
 
         Args:
-            dataset: Map-style; an item maps ``input_ids``, ``attention_mask`` and ``labels`` to lists of numbers.
+            dataset: Map-style; an item maps ``input_ids``, ``attention_mask`` and ``labels`` to lists of numbers, as
+                those of :func:`tokenized`. Among sets of labels, the head as it is chooses the best sequence, and the
+                certificate is that of these labels: a call is one round of :func:`torchssvm.latent`.
             held_out: Examples that are not trained on, by which lambda is chosen and the head with fewer wrong words is
                 kept: the one from before, or the new one. None needs ``lam`` and keeps the new one.
             lam: Regularisation; None chooses it by :func:`torchssvm.choose_lam`.
@@ -261,7 +306,8 @@ class StructuredTagger(PreTrainedModel):
             progress: Whether a line on stderr follows the run.
 
         Raises:
-            ValueError: Neither ``held_out`` nor ``lam`` is given, or labels do not fit.
+            ValueError: Neither ``held_out`` nor ``lam`` is given; labels do not fit; ``held_out`` has sets of them; or
+                ``dataset`` has, and the head is zero.
         """
         return solve_head(self, dataset, held_out, lam, batch_size, tolerance, solver, progress)
 

@@ -239,6 +239,11 @@ def test_labels_that_are_unknown_are_refused_elsewhere():
         HiddenStates(Matching())
     with pytest.raises(ValueError, match=r"bool \[B, 2\] or \[B, N, 2\], got \[1, 2, 3\]"):
         HiddenStates(Chain(2)).check_target(torch.ones(1, 2, 3, dtype=torch.bool), potentials)
+    several = torch.ones(1, 2, 2, dtype=torch.bool)
+    scores = Potentials({"scores": torch.zeros(1, 2)})
+    for other, own, sets in ((Chain(2), potentials, several), (Multiclass(2), scores, several[0, :1])):
+        with pytest.raises(ValueError, match=r"sets of labels are targets of torchssvm.HiddenStates\(structure\)"):
+            other.check_target(sets, own)
     with pytest.raises(ValueError, match=r"no label is allowed somewhere in rows \[0\]"):
         HiddenStates(Chain(2)).check_target(torch.tensor([[[True, False], [False, False]]]), potentials)
 

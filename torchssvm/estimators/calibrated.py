@@ -1,0 +1,113 @@
+"""Probabilities, by one temperature that is fitted to examples which were not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted
+
+from torchssvm.core.batch import in_order
+from torchssvm.core.naming import naming
+from torchssvm.core.potentials import Potentials
+from torchssvm.estimators.base import StructuredEstimator
+from torchssvm.estimators.examples import padded, size_of
+from torchssvm.estimators.labels import labelled
+from torchssvm.estimators.sequences import NAMED, batches_of, check_list, kind_of, listed, rows_of
+from torchssvm.solvers.temperature import fit_temperature
+
+
+class CalibratedEstimator(StructuredEstimator):
+    """An estimator whose structure has ``marginals``; ``temperature_`` is there once it is calibrated."""
+
+    temperature_: float
+
+    def _fit_temperature(self, structure: Any, examples: Iterable[tuple[Potentials, Any]]) -> Any:
+        self.temperature_ = fit_temperature(structure, examples)
+        return self
+
+    def _check_calibrated(self) -> bool:
+        """Raise AttributeError where there are no probabilities, as ``hasattr`` expects it."""
+        if not hasattr(self, "temperature_"):
+            raise AttributeError(
+                "margins are no probabilities: call calibrate(X, y), with examples that fit has not seen, before "
+                "predict_proba(X)"
+            )
+        return True
+
+    def _check_known(self, labels: np.ndarray) -> None:
+        """Raise ValueError if one of the labels was not there in training."""
+        if len(new := labels[~np.isin(labels, self.classes_)].tolist()):
+            raise ValueError(f"y has the label {new[0]!r}, which was not there in training: leave it out")
+
+
+class SequenceEstimator(CalibratedEstimator):
+    """An estimator of a label for each token or frame of sequences."""
+
+    vocabulary_: Any = None
+    _kind: str
+
+    def _states(self, y: Any, lengths: list[int]) -> list[np.ndarray]:
+        """The target of every sequence, in the known labels; ValueError where there are others."""
+        raise NotImplementedError
+
+    def calibrate(self, X: Any, y: Any) -> Any:
+        """Fit one temperature to sequences that ``fit`` has not seen, for :meth:`predict_proba`.
+
+        It is the T that makes their labels most probable, ``P(y) = exp(score(y) / T) / Z``: without it, scores of max
+        margin are not those of probabilities. What is predicted stays as it is; another ``fit`` forgets it.
+
+        Args:
+            X: As in :meth:`fit`, no sequence empty.
+            y: As there, with labels of ``classes_``.
+
+        Raises:
+            ValueError: X and y do not fit, or a label was not there in training.
+            NotFittedError: ``fit`` was not called.
+        """
+        check_is_fitted(self)
+        X, y = listed(X), listed(y)
+        kind_of(X)  # checked before sizes are read
+        states = self._states(y, [size_of(sequence) for sequence in X])
+        scored = self._scored(X)
+        return self._fit_temperature(
+            self.structure_, ((potentials, padded([states[i] for i in index], -1)) for index, _, potentials in scored)
+        )
+
+    @available_if(lambda self: self._check_calibrated())
+    def predict_proba(self, X: Any) -> list[np.ndarray]:
+        """The probability of each label of each token, or frame, summed over all outputs, by :meth:`calibrate`.
+
+        Returns:
+            ``[N_i, K]`` float64 for every sequence.
+        """
+        X = listed(X)
+        check_list(X)
+        found = [np.zeros((0, len(self.classes_))) for _ in X]
+        for index, length, potentials in self._scored(X):
+            warm = {name: tensor.double() / self.temperature_ for name, tensor in potentials.tensors.items()}
+            parts = self.structure_.marginals(potentials.replace(warm)).parts["emission"].numpy()
+            for i, size, row in zip(index, length, parts, strict=True):
+                found[i] = row[:size, : len(self.classes_)].copy()
+        return found
+
+    def _scored(self, X: Any) -> Any:
+        """The places, the lengths and the potentials of the sequences that are not empty, in batches."""
+        check_is_fitted(self)
+        full = [place for place, sequence in enumerate(X) if not hasattr(sequence, "__len__") or size_of(sequence)]
+        if not full:
+            return
+        own = [X[place] for place in full]
+        with naming(torch.tensor(full)):
+            if kind_of(own) != self._kind:
+                raise ValueError(f"X must hold {self._kind}, as in fit")
+            rows = own if self._kind == NAMED else rows_of(own, self.n_features_in_)
+            examples = labelled([size_of(sequence) for sequence in own], None, batches_of(rows, self.vocabulary_))
+        for batch in in_order(examples, lengths=examples.lengths):
+            assert batch.lengths is not None
+            with torch.no_grad():  # not around the yield: where the caller raises, it would stay
+                potentials = self.head_(batch.x, batch.lengths)
+            yield [full[i] for i in batch.index.tolist()], batch.lengths.tolist(), potentials
