@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import in_order
 from torchssvm.core.naming import naming
-from torchssvm.core.sparse_features import vocabulary_of
+from torchssvm.core.sparse_features import FeatureLists, NamedLists
 from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import padded, size_of
 from torchssvm.estimators.labels import accuracy, check_lists, counted, labelled, state_weights, states_of
@@ -92,7 +93,7 @@ class ChainSVC(StructuredEstimator):
         self._seen = None
         X, y = listed(X), listed(y)
         self._fit(X, y, sample_weight)
-        self._last = (list(X), list(y)) if sample_weight is None else None
+        self._trained = self._last = (list(X), list(y)) if sample_weight is None else None
         return self
 
     def partial_fit(self, X: Any, y: Any) -> ChainSVC:
@@ -106,21 +107,35 @@ class ChainSVC(StructuredEstimator):
         """
         X, y = listed(X), listed(y)
         check_list(X)
-        return self._add(list(X), list(y), self._fit)
+        return self._add(list(X), list(y), lambda rows, own, stay: self._fit(rows, own, stay=stay))
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any = None) -> ChainSVC:
-        """Train on all sequences, from the last fit where the estimator goes on."""
+    def _fit(self, X: Any, y: Any, sample_weight: Any = None, stay: int = 0) -> ChainSVC:
+        """Train on all sequences, from the last fit where the estimator goes on; it has read the first ``stay``."""
         self._check_parameters()
         check_list(X)
         X, y, times, total = counted(X, y, sample_weight)
         least = check_whole(self.min_count, "min_count")
-        kind, lengths = kind_of(X), [size_of(sequence) for sequence in X]
-        rows = X if kind == NAMED else rows_of(X)
         goes_on = self._goes_on and self._run is not None
-        classes, states = states_of(check_lists(y, lengths, "token"), self.classes_ if goes_on else None)
+        known = self.classes_ if goes_on else None
+        more, added = X[stay:], y[stay:]
+        with naming(torch.arange(len(more))) if stay else nullcontext():
+            kind, lengths = kind_of(more), [size_of(sequence) for sequence in more]
+            rows: Any = more if kind == NAMED else rows_of(more)
+            labels = check_lists(added, lengths, "token")
+            classes, states = states_of(labels, known, least=1 if stay else 2)
+            if kind == NAMED:
+                rows = self._encoded[2].with_more(more) if stay and self._encoded[0] == NAMED else NamedLists(more)
+        if stay:
+            before, held_lengths, held_rows, held_states = self._encoded
+            if kind != before or (kind != NAMED and _form(rows) != _form(held_rows)):
+                return self._fit(X, y)  # which says so
+            lengths, states = [*held_lengths, *lengths], [*held_states, *states]
+            rows = rows if kind == NAMED else [*held_rows, *rows]
         weights = state_weights(self.class_weight, classes, states, times)
+        encoded = kind, lengths, rows, states
         held: dict[str, int] | None = getattr(self, "vocabulary_", None) if goes_on else None
-        vocabulary = vocabulary_of(X, least, held) if kind == NAMED else None
+        vocabulary = rows.vocabulary(least, held) if kind == NAMED else None
+        rows = rows if vocabulary is None else rows.lists(vocabulary)
         size = rows[0].shape[1] if vocabulary is None else len(vocabulary)
         if not size:
             raise ValueError(f"X has no feature that occurs min_count={least} times: every token needs some")
@@ -128,8 +143,10 @@ class ChainSVC(StructuredEstimator):
         head = (LinearChain if kind == ARRAYS else SparseLinearChain)(size, len(classes), structure=structure)
         if vocabulary is None and rows[0].dtype == np.float64:
             head = head.double()
-        examples = labelled(lengths, states, batches_of(rows, vocabulary))
-        head = self._train(head, examples, self._lam(total or len(lengths)), weight=times)
+        examples = labelled(lengths, states, batches_of(rows))
+        others = bool(stay and vocabulary) and rows.has_beyond(len(held or ()), stay)
+        head = self._train(head, examples, self._lam(total or len(lengths)), weight=times, stay=stay, changed=others)
+        self._encoded = encoded
         if hasattr(self, "temperature_"):
             del self.temperature_  # that of the model before
         self.classes_, self.vocabulary_, self.n_features_in_, self._kind = classes, vocabulary, size, kind
@@ -232,10 +249,16 @@ class ChainSVC(StructuredEstimator):
         with naming(torch.tensor(full)):
             if kind_of(own) != self._kind:
                 raise ValueError(f"X must hold {self._kind}, as in fit")
-            rows = own if self._kind == NAMED else rows_of(own, self.n_features_in_)
-            examples = labelled([size_of(sequence) for sequence in own], None, batches_of(rows, self.vocabulary_))
+            named = self._kind == NAMED
+            rows = FeatureLists(own, self.vocabulary_ or {}) if named else rows_of(own, self.n_features_in_)
+            examples = labelled([size_of(sequence) for sequence in own], None, batches_of(rows))
         with torch.no_grad():
             for batch in in_order(examples, lengths=examples.lengths):
                 assert batch.lengths is not None
                 places = [full[i] for i in batch.index.tolist()]
                 yield places, batch.lengths.tolist(), self.head_(batch.x, batch.lengths)
+
+
+def _form(rows: Any) -> tuple[Any, int]:
+    """The dtype and the number of features of arrays or matrices."""
+    return rows[0].dtype, rows[0].shape[1]

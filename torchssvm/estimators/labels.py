@@ -75,15 +75,17 @@ def check_classes(y: np.ndarray, classes: np.ndarray) -> None:
         raise ValueError(f"y has one class only, {classes.tolist()[0]!r}: at least two classes are needed")
 
 
-def states_of(y: Sequence[Sequence[Any]], known: np.ndarray | None = None) -> tuple[np.ndarray, list[np.ndarray]]:
+def states_of(
+    y: Sequence[Sequence[Any]], known: np.ndarray | None = None, *, least: int = 2
+) -> tuple[np.ndarray, list[np.ndarray]]:
     """The distinct labels, those that are ``known`` first and the others in ascending order; the state of each label.
 
     Raises:
-        ValueError: There is only one label, or the known ones are texts and these are numbers.
+        ValueError: There are fewer than ``least`` labels, or the known ones are texts and these are numbers.
     """
     everything = np.array(list(itertools.chain.from_iterable(y)))
     classes, states = np.unique(everything, return_inverse=True)
-    if len(classes) < 2:
+    if len(classes) < least:
         raise ValueError(f"y has one label only, {classes.tolist()}: at least two classes are needed")
     if known is not None:
         if (known.dtype.kind == "U") != (classes.dtype.kind == "U"):

@@ -105,7 +105,7 @@ class SegmentSVC(StructuredEstimator):
         codes = [np.repeat(k, [e - s for s, e, _ in own]) for k, own in zip(states, spans, strict=True)]
         for own, of in zip(codes, spans, strict=True):
             own[[start for start, _, _ in of]] += len(classes)
-        examples = labelled(lengths, codes, batches_of(rows, None))
+        examples = labelled(lengths, codes, batches_of(rows))
         head = self._train(head, examples, self._lam(total or len(lengths)), weight=times)
         self.classes_, self.n_features_in_ = classes, head.in_features
         found = (head.emission, head.bias, head.transition, head.duration)
@@ -122,7 +122,7 @@ class SegmentSVC(StructuredEstimator):
             return found
         with naming(torch.tensor(full)):
             rows = rows_of([X[place] for place in full], self.n_features_in_)
-        examples = labelled([len(own) for own in rows], None, batches_of(rows, None))
+        examples = labelled([len(own) for own in rows], None, batches_of(rows))
         with torch.no_grad():
             for batch in in_order(examples, lengths=examples.lengths):
                 codes = self.structure_.decode(self.head_(batch.x, batch.lengths))

@@ -184,11 +184,10 @@ def make_trainer(
     bounds = check_bounds(head, given.bounds)
     check_fits(head, structure, dataset)
     begun = None
-    held = None
+    loop = start if isinstance(start, CompiledBCFW) else None
     if start is not None:
-        if isinstance(start, CompiledBCFW | TorchLoop):
-            held, start = start, start.dual
-        begun, given = check_start(start, kept, n, head, structure, given)
+        old = start.dual if isinstance(start, CompiledBCFW | TorchLoop) else start
+        begun, given = check_start(old, kept, n, head, structure, given)
     elif kept is not None:
         raise ValueError(f"kept={kept} says where examples were in the dataset of start: give start too")
     ranks = Ranks.here()
@@ -204,21 +203,23 @@ def make_trainer(
         dual = DualState.for_head(
             head, n, lam, structure=structure, storage=copy.deepcopy(rules.storage), memory_limit=rules.memory_limit
         )
-        packed = choice.adapter is not None and isinstance(held, CompiledBCFW) and held.packs_for(head)
+        held = None
         if begun is not None:
-            go_on(head, dual, begun, dataset, sample.potentials, unread=packed)
+            if loop is not None and choice.adapter is not None and loop.packs_for(head):
+                held = loop, begun.kept
+            go_on(head, dual, begun, dataset, sample.potentials, unread=held is not None)
         if choice.adapter is not None:
             trainer: Any = CompiledBCFW(
                 head,
                 dual,
-                _new(dataset, begun.kept) if packed else pass_over(dataset),
+                pass_over(dataset) if held is None else _new(dataset, held[1]),
                 direction=rules.direction,
                 oracle=rules.oracle,
                 order=rules.order,
                 seed=rules.seed,
                 round_visits=rules.round_visits,
                 adapter=choice.adapter,
-                held=(held, begun.kept) if packed else None,
+                held=held,
             )
         else:
             order, lengths = rules.order, lengths_of(dataset)

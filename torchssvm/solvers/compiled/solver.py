@@ -23,12 +23,12 @@ from torchssvm.dual.checks import check_visits
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import HeadAdapter, find_adapter
-from torchssvm.kinds.examples import make_scratch
+from torchssvm.kinds.examples import Examples, make_scratch
 from torchssvm.solvers.certificate import Certificate, conclude
 from torchssvm.solvers.compiled.draws import ALL, LEAST, Draws, left_of_cycle, phase
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
 from torchssvm.solvers.compiled.memory import BlockMemory
-from torchssvm.solvers.compiled.packing import largest_rows, long_features, pack, staying
+from torchssvm.solvers.compiled.packing import Piece, largest_rows, long_features, pack, staying
 from torchssvm.solvers.compiled.rounds import Kept, Rounds, blend, keep_blocks
 from torchssvm.solvers.compiled.state import Options, Scalars
 from torchssvm.solvers.compiled.validate import validate_blocks, validate_problem, validate_weights
@@ -75,6 +75,8 @@ class CompiledBCFW(DualTrainer, Stateful):
         True
     """
 
+    examples: Examples
+    piece: Piece  # the same, which another loop may take over
     state_name = "draws"
     idle_epochs = 10  # an exact pass costs less than an epoch of visits, and the gaps that they are drawn by grow old
 
@@ -137,18 +139,17 @@ class CompiledBCFW(DualTrainer, Stateful):
         validate_weights(adapter, dual, self._layout, begun=False)
         before = None
         if held is not None:
-            loop, kept = held
-            adapter.carries |= loop._adapter.carries
-            before = staying(adapter, loop._piece, kept)
-        self.examples, self._piece = pack(adapter, dual, batches, before)
-        self._targets, self._lengths = self._piece.targets, self._piece.lengths
+            adapter.carries |= held[0]._adapter.carries
+            before = staying(adapter, held[0].piece, held[1])
+        self.examples, self.piece = pack(adapter, dual, batches, before)
+        self._targets, self._lengths = self.piece.targets, self.piece.lengths
         self._validate_blocks()
         labels = int(torch.from_numpy(self.examples.start).diff().max())
         self._memory = BlockMemory(adapter, dual, self._lengths, labels, curvature=self.direction.needs_curvature)
 
     def packs_for(self, head: nn.Module) -> bool:
         """Whether a loop of this head can take over packed examples from here; not from a copy, which has none."""
-        return type(head) is type(self.head) and not self._adapter.notes and hasattr(self, "_piece")
+        return type(head) is type(self.head) and not self._adapter.notes and hasattr(self, "piece")
 
     def reseed(self, seed: int) -> None:
         """Begin the draws of the blocks anew, by another seed."""
@@ -311,7 +312,7 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies have the packed training set, and a copy of head and dual; scratch is made again."""
-        return {name: value for name, value in vars(self).items() if name not in ("_scratch", "_piece")}
+        return {name: value for name, value in vars(self).items() if name not in ("_scratch", "piece")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
