@@ -16,7 +16,9 @@ from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import transformed
 from torchssvm.core.structure import Decoding, as_decoding
 from torchssvm.structures.arguments import check_lengths
+from torchssvm.structures.chain.nbest import NBest
 from torchssvm.structures.labelled import Indexed, Places, real_rows
+from torchssvm.structures.segments.nbest import best_segmentations
 from torchssvm.structures.segments.oracle import semi_markov, semi_markov_marginals
 from torchssvm.structures.segments.spans import Span, durations_of, every_segmentation
 
@@ -122,6 +124,28 @@ class Segments(Indexed):
         emission, segment = potentials["emission"], potentials["segment"]
         *parts, whole = semi_markov_marginals(emission, segment, self._on(emission.device), potentials.lengths)
         return Marginals(dict(zip(("emission", "segment"), parts, strict=True)), whole)
+
+    def nbest(self, potentials: Potentials, n: int) -> NBest:
+        """The n best segmentations of every example, the best one first; equals in no certain order.
+
+        It takes O(N D^2 K^2) time, D K times that of :meth:`argmax`.
+
+        Args:
+            potentials: Of a batch.
+            n: How many, at least 1.
+
+        Raises:
+            ValueError: ``n`` is less than 1, or scores are NaN or infinitely large.
+            TypeError: ``n`` is not a number.
+        """
+        n = check_whole(n, "n")
+        for name, scores in potentials.tensors.items():
+            if not bool((scores < torch.inf).all()):
+                raise ValueError(f"potentials have {name} that is NaN or infinite: scores must be numbers")
+        emission, segment = potentials["emission"], potentials["segment"]
+        real = check_lengths(potentials.lengths, *emission.shape[:2], emission.device)
+        found = best_segmentations(emission, segment, self._least, real.sum(1).cpu(), n)
+        return NBest(*(tensor.to(emission.device) for tensor in found))
 
     def spans(self, labeling: Tensor) -> list[list[Span]]:
         """The spans (first frame, frame after the last, label) of every example."""
