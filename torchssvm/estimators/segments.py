@@ -14,7 +14,7 @@ from torchssvm.core.batch import in_order
 from torchssvm.core.naming import naming
 from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import size_of
-from torchssvm.estimators.labels import check_lists, counted, labelled, states_of
+from torchssvm.estimators.labels import check_lists, counted, labelled, state_weights, states_of
 from torchssvm.estimators.sequences import ARRAYS, batches_of, check_list, kind_of, rows_of
 from torchssvm.structures.segments.head import LinearSegments
 from torchssvm.structures.segments.spans import span_f1
@@ -39,6 +39,7 @@ class SegmentSVC(StructuredEstimator):
         max_duration: The largest duration in frames; None is that of the training set.
         boundary: Whether features also score that a segment begins at a frame.
         span_loss: Whether the loss counts missed and wrong spans, or wrong frames.
+        class_weight: None, "balanced", or a dictionary by label: the cost of a wrong frame, by its true label.
 
     Attributes:
         classes_: ``[K]``, the labels in ascending order.
@@ -64,6 +65,7 @@ class SegmentSVC(StructuredEstimator):
         max_duration: int | None = None,
         boundary: bool = False,
         span_loss: bool = False,
+        class_weight: Any = None,
         tol: float = 0.01,
         max_passes: float = 1000.0,
         random_state: Any = None,
@@ -74,6 +76,7 @@ class SegmentSVC(StructuredEstimator):
         self.max_duration = max_duration
         self.boundary = boundary
         self.span_loss = span_loss
+        self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> SegmentSVC:
         """Train on the sequences ``X`` and their segments ``y``.
@@ -99,10 +102,11 @@ class SegmentSVC(StructuredEstimator):
         most = longest if self.max_duration is None else check_whole(self.max_duration, "max_duration")
         if longest > most:
             raise ValueError(f"max_duration={most}, and a segment of y has {longest} frames: give more, or None")
-        structure = Segments(len(classes), most, boundary=self.boundary, span_loss=self.span_loss)
+        codes = [np.repeat(k, [e - s for s, e, _ in own]) for k, own in zip(states, spans, strict=True)]
+        weights = state_weights(self.class_weight, classes, codes, times)
+        structure = Segments(len(classes), most, boundary=self.boundary, span_loss=self.span_loss, class_weight=weights)
         head = LinearSegments(rows[0].shape[1], len(classes), most, structure=structure)
         head = head.double() if rows[0].dtype == np.float64 else head
-        codes = [np.repeat(k, [e - s for s, e, _ in own]) for k, own in zip(states, spans, strict=True)]
         for own, of in zip(codes, spans, strict=True):
             own[[start for start, _, _ in of]] += len(classes)
         examples = labelled(lengths, codes, batches_of(rows))
