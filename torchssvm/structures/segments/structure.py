@@ -34,8 +34,8 @@ class Segments(Indexed):
     that two neighbours of one label are told apart; -1 beyond an example's length (values of a target there are
     ignored). :meth:`from_spans` and :meth:`from_frames` make them, :meth:`spans` and :meth:`frames` read them.
 
-    The loss counts frames of another label, ``class_weight`` times each; with ``span_loss``, the target's spans that are
-    missed and the found spans that are none of the target's.
+    The loss counts frames of another label, ``class_weight`` times each; with ``span_loss``, the target's spans that
+    are missed and the found spans that are none of the target's.
 
     Args:
         num_labels: K.
@@ -91,7 +91,7 @@ class Segments(Indexed):
             class_weight = check_tensor(class_weight, "class_weight").to(torch.float64)
             if class_weight.shape != (num_labels,) or not bool(((class_weight >= 0) & class_weight.isfinite()).all()):
                 raise ValueError(
-                    f"class_weight={class_weight} must hold {num_labels} finite numbers, none below 0, one for each label"
+                    f"class_weight={class_weight} must hold {num_labels} finite numbers, one a label, none below 0"
                 )
         self.boundary, self.span_loss, self.class_weight = boundary, span_loss, class_weight
         self._least = torch.tensor(self.min_duration)
@@ -155,7 +155,8 @@ class Segments(Indexed):
             if not bool((scores < torch.inf).all()):
                 raise ValueError(f"potentials have {name} that is NaN or infinite: scores must be numbers")
         emission, segment = potentials["emission"], potentials["segment"]
-        real = check_lengths(potentials.lengths, *emission.shape[:2], emission.device)
+        batch, longest, _ = emission.shape
+        real = check_lengths(potentials.lengths, batch, longest, emission.device)
         found = best_segmentations(emission, segment, self._least, real.sum(1).cpu(), n)
         return NBest(*(tensor.to(emission.device) for tensor in found))
 
