@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchssvm.core.arguments import check_whole
-from torchssvm.core.sparse_features import FeatureLists, vocabulary_of
+from torchssvm.core.sparse_features import FeatureLists, NamedLists
 
 from .sparse_chains import SparseChains
 
@@ -66,10 +66,11 @@ class NamedChains(SparseChains):
         state = {label: number for number, label in enumerate(known)}
         if wrong := [label for sequence in y for label in sequence if label not in state]:
             raise ValueError(f"y holds {wrong[0]!r}, which is not one of labels={known}")
-        columns = vocabulary_of(x, min_count) if vocabulary is None else dict(vocabulary)
+        named = NamedLists(x) if vocabulary is None else None
+        columns = dict(vocabulary or {}) if named is None else named.vocabulary(min_count)
         if not columns:
             raise ValueError(f"x has no feature that occurs min_count={min_count} times")
-        lists = FeatureLists(x, columns)
+        lists = FeatureLists(x, columns) if named is None else named.lists(columns)
         super().__init__(
             offsets=lists.offsets,
             rows=lists.rows,

@@ -10,6 +10,7 @@ import joblib
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -234,6 +235,26 @@ def test_sequences_are_added_with_new_features_and_labels():
         with pytest.raises(ValueError, match=message):
             tagger.partial_fit(words, tags)
     _same_optimum(tagger.partial_fit(more, labels), ChainSVC(tol=0.02).fit(X + 2 * more, y + 2 * labels))
+
+
+@pytest.mark.parametrize("kind", ["names", "arrays", "matrices"])
+def test_what_is_added_is_all_that_is_read(kind):
+    X, y = _words() if kind == "names" else _sequences()
+    if kind == "names":  # most are too rare for a weight until the last call
+        X = [[{**token, "rare": str((place + at) % 9)} for at, token in enumerate(own)] for place, own in enumerate(X)]
+    elif kind == "matrices":
+        X = [sparse.csr_matrix(own) for own in X]
+    least = sum(token["rare"] == "0" for own in X for token in own) if kind == "names" else 1
+    tagger = ChainSVC(tol=0.02, min_count=least).fit(X[:12], y[:12])
+    for part in (slice(12, -1), slice(len(X) - 1, None)):
+        tagger.partial_fit(X[part], y[part])
+    fresh = ChainSVC(tol=0.02, min_count=least).fit(X, y)
+    _same_optimum(tagger, fresh)
+    assert sorted(tagger.vocabulary_ or ()) == sorted(fresh.vocabulary_ or ())
+    assert tagger.certificate_.num_examples == len(X)
+    with pytest.raises(ValueError, match=r"X\[.*is not one of the"):
+        tagger.partial_fit([np.ones((1, 2))] if kind != "arrays" else [[{"a": 1.0}]], [y[0][:1]])
+    assert tagger.partial_fit(X[:1], [[y[0][0]] * len(y[0])]).certificate_.num_examples == len(X) + 1  # of one label
 
 
 def test_rows_are_added_with_the_classes_of_the_first_call():

@@ -115,3 +115,14 @@ def segmentations(fitted, rows):
 
     every, scores = zip(*extend([], 0.0), strict=True)
     return list(every), np.array(scores)
+
+
+def test_class_weights_multiply_the_costs_of_frames():
+    given = {"tol": 1e-3, "random_state": 0}
+    weighted = SegmentSVC(C=3.0, class_weight={"a": 3.0, "b": 3.0}, **given).fit(X, SPANS).certificate_
+    plain = SegmentSVC(C=1.0, **given).fit(X, SPANS).certificate_  # costs and scores scale together
+    assert weighted.primal == pytest.approx(3.0 * plain.primal, rel=2e-3)
+    balanced = SegmentSVC(class_weight="balanced", **given).fit(X, SPANS).structure_.class_weight
+    assert balanced.tolist() == pytest.approx([12 / 14, 12 / 10])  # 7 frames of a, 5 of b
+    with pytest.raises(ValueError, match="class_weight="):
+        SegmentSVC(class_weight={"a": 2.0}, span_loss=True).fit(X, SPANS)

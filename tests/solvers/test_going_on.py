@@ -1,5 +1,7 @@
 """Runs that go on from a dual with more examples, fewer, or others."""
 
+import pickle
+
 import pytest
 import torch
 from tables import each_row
@@ -73,15 +75,17 @@ KINDS = [
 OTHERS = {"more": (range(25), None), "fewer": (range(12), None), "others": ([7, 25, 3, 4, 3, 29], [7, -1, 3, 4, 3, -1])}
 
 
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize(("storage", "compiled"), KINDS)
 @pytest.mark.parametrize("case", OTHERS)
-def test_it_reaches_the_optimum_of_a_fresh_run(storage, compiled, case, recwarn):
+def test_it_reaches_the_optimum_of_a_fresh_run(storage, compiled, case, whole, recwarn):
     places, kept = OTHERS[case]
     old = trained(storage=storage(), compiled=compiled)
     before = {name: value for name, value in old.dual.state_dict().items() if name in ("loss", "targets", "steps")}
     rules, data = Solver(compiled=compiled), Some(places)
     kept = None if kept is None else torch.tensor(kept)
-    trainer = make_trainer(head(), data, 0.04, solver=rules, start=old.dual, kept=kept, progress=False)
+    start = old if whole else old.dual  # a trainer has features, too
+    trainer = make_trainer(head(), data, 0.04, solver=rules, start=start, kept=kept, progress=False)
     first = trainer.certify()
     assert type(trainer.dual.storage) is type(old.dual.storage)
     assert isinstance(trainer, CompiledBCFW) == compiled
@@ -96,6 +100,30 @@ def test_it_reaches_the_optimum_of_a_fresh_run(storage, compiled, case, recwarn)
     assert torch.equal(before["loss"], after["loss"])
     assert torch.equal(before["targets"], after["targets"])
     assert not [w for w in recwarn if "differ from those of the dual" in str(w.message)]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_examples_that_stay_are_not_read_again(sparse):
+    class Read(Some):
+        def collate(self, rows):
+            read.extend(self.places[i] for i in rows)
+            batch = super().collate(rows)
+            batch.x[..., 4:] = 0.0
+            return batch.replace(x=torch.where(batch.x > 1.5, batch.x, 0.0)) if sparse else batch
+
+    read: list[int] = []
+    trainer = make_trainer(head(), Read(range(20)), 0.05, progress=False)
+    trainer.solve(Relative(0.05), progress=False)
+    data, kept = Read([5, 25, 3, 3, 29, 19], features=6), torch.tensor([5, -1, 3, 3, -1, 19])
+    read.clear()
+    found = make_trainer(head(6), data, 0.05, start=trainer, kept=kept, progress=False)
+    assert sorted(read[-2:]) == [25, 29]  # the others for the sample, and to subtract those that have gone
+    fresh = make_trainer(head(6), Read(data.places, features=6), 0.05, progress=False)
+    for name in ("start", "line", "y", "cost", "inner_start"):
+        assert (getattr(found.examples, name) == getattr(fresh.examples, name)).all()
+    copy = pickle.loads(pickle.dumps(found))
+    again = make_trainer(head(6), data, 0.05, start=copy, progress=False)
+    assert again.certify().gap == pytest.approx(found.certify().gap, rel=1e-5)
 
 
 def test_the_same_examples_keep_their_certificate():

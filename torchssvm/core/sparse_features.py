@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -118,14 +119,6 @@ def _values_of(token: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
             raise TypeError(f"has the feature {name!r} = {value!r}: values are texts, numbers, True or False")
 
 
-def vocabulary_of(X: Iterable[Sequence[Any]], min_count: int, known: Mapping[str, int] | None = None) -> dict[str, int]:
-    """A column for every feature that occurs at least ``min_count`` times, in alphabetical order, behind ``known``."""
-    counts = Counter(name for token in named_tokens(X) for name, _ in token)
-    found, held = sorted(name for name in counts if counts[name] >= min_count), known or {}
-    new = [name for name in found if name not in held]
-    return {**held, **{name: column for column, name in enumerate(new, len(held))}}
-
-
 class FeatureLists:
     """The features of sequences that have a column in ``vocabulary``, token after token.
 
@@ -138,20 +131,29 @@ class FeatureLists:
     """
 
     def __init__(self, X: Sequence[Sequence[Any]], vocabulary: Mapping[str, int]) -> None:
-        self.lengths = torch.tensor([len(sequence) for sequence in X])
-        self.offsets = torch.cat([torch.zeros(1, dtype=torch.int64), self.lengths.cumsum(0)])
+        self._read(X, vocabulary.get)
+
+    def _read(self, X: Sequence[Sequence[Any]], find: Callable[[str], int | None]) -> None:
         columns: list[int] = []
         values: list[float] = []
         ends = [0]
         for token in named_tokens(X):
             for name, value in token:
-                if (column := vocabulary.get(name)) is not None:
+                if (column := find(name)) is not None:
                     columns.append(column)
                     values.append(value)
             ends.append(len(columns))
-        self.columns, self.rows = torch.tensor(columns, dtype=torch.int32), torch.tensor(ends)
-        found = torch.tensor(values, dtype=torch.float32)
-        self.values = None if bool((found == 1.0).all()) else found
+        lengths, numbers = torch.tensor([len(sequence) for sequence in X]), torch.tensor(values, dtype=torch.float32)
+        self._set(lengths, torch.tensor(ends), torch.tensor(columns, dtype=torch.int32), numbers)
+
+    def _set(self, lengths: Tensor, rows: Tensor, columns: Tensor, values: Tensor | None) -> None:
+        self.lengths, self.rows, self.columns = lengths, rows, columns
+        self.offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+        self.values = None if values is None or bool((values == 1.0).all()) else values
+
+    def has_beyond(self, column: int, first: int) -> bool:
+        """Whether one of the ``first`` sequences has a feature at this column or behind it."""
+        return bool((self.columns[: self.rows[self.offsets[first]]] >= column).any())
 
     def batch(self, rows: Tensor) -> SparseFeatures:
         """The sequences ``rows`` ``[B]``: ``[B, N, P]``, -1 in the columns where a list or a sequence ends."""
@@ -160,3 +162,47 @@ class FeatureLists:
         token = torch.where(real, self.offsets[rows].unsqueeze(1) + place, 0)
         count = torch.where(real, self.rows[token + 1] - self.rows[token], 0)
         return padded_lists(self.rows[token], count, self.columns, self.values)
+
+
+class NamedLists(FeatureLists):
+    """Sequences whose names of features are read once, before it is known which of them have a column.
+
+    ``columns`` are the numbers of names in the order in which they occur.
+    """
+
+    def __init__(self, X: Sequence[Sequence[Any]]) -> None:
+        self._numbers: defaultdict[str, int] = defaultdict(itertools.count().__next__)
+        self._read(X, self._numbers.__getitem__)
+
+    def with_more(self, X: Sequence[Sequence[Any]]) -> NamedLists:
+        """These sequences, and others behind them."""
+        numbers = self._numbers.copy()
+        numbers.default_factory = itertools.count(len(numbers)).__next__
+        more, found = copy.copy(self), copy.copy(self)
+        found._numbers = numbers
+        more._read(X, numbers.__getitem__)
+        values = None
+        if self.values is not None or more.values is not None:
+            values = torch.cat([torch.ones(len(o.columns)) if o.values is None else o.values for o in (self, more)])
+        rows = torch.cat([self.rows, self.rows[-1] + more.rows[1:]])
+        lengths, columns = (torch.cat([getattr(o, name) for o in (self, more)]) for name in ("lengths", "columns"))
+        found._set(lengths, rows, columns, values)
+        return found
+
+    def vocabulary(self, min_count: int, known: Mapping[str, int] | None = None) -> dict[str, int]:
+        """A column for each feature that occurs at least ``min_count`` times, in alphabetical order, behind ``known``.
+
+        What is known has its column, however often it occurs.
+        """
+        counts, held = torch.bincount(self.columns, minlength=len(self._numbers)).tolist(), known or {}
+        new = sorted(name for name, number in self._numbers.items() if counts[number] >= min_count and name not in held)
+        return {**held, **{name: column for column, name in enumerate(new, len(held))}}
+
+    def lists(self, vocabulary: Mapping[str, int]) -> FeatureLists:
+        """The features that have a column, in these columns."""
+        column = torch.tensor([vocabulary.get(name, -1) for name in self._numbers], dtype=torch.int32)
+        columns, found = column[self.columns.long()], FeatureLists.__new__(FeatureLists)
+        real = columns >= 0
+        rows = torch.nn.functional.pad(real.cumsum(0), (1, 0))[self.rows]
+        found._set(self.lengths, rows, columns[real], None if self.values is None else self.values[real])
+        return found

@@ -30,6 +30,7 @@ from torchssvm.solvers.training import make_trainer
 from torchssvm.structures.weighted import WeightedExamples, WeightedHead
 
 MATRIX: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
+_OF_RUN = ("_run", "_trained", "_encoded", "_seen", "_last")
 _FLAGS = ("fit_intercept", "interactions", "normalize", "warm_start")
 
 
@@ -42,7 +43,9 @@ class CertifiedEstimator(BaseEstimator):
     where they keep runs; they call :meth:`_train`.
     """
 
-    _run: Any = None  # trainer, its head, digests of its examples; while the estimator goes on
+    _run: Any = None  # trainer, its head, digests of its examples; while the estimator may go on
+    _trained: Any = None  # X and y of that run, where it has ended
+    _encoded: Any = None  # what was read of them
     _seen: Any = None  # X and y of all calls of partial_fit
     _named: Any = None  # classes of its first call
     _last: Any = None  # X and y of the last fit, to which partial_fit adds
@@ -70,21 +73,30 @@ class CertifiedEstimator(BaseEstimator):
             check_flags(verbose=self.verbose)
 
     def _train(
-        self, head: Any, examples: Any, lam: float, solver: Solver | None = None, weight: np.ndarray | None = None
+        self,
+        head: Any,
+        examples: Any,
+        lam: float,
+        solver: Solver | None = None,
+        weight: np.ndarray | None = None,
+        stay: int = 0,
+        changed: bool = False,
     ) -> Any:
         """The head, trained to the gap, or that of the last fit, which goes on; sets the fitted attributes of the run.
 
         ``solver`` gives rules and bounds; the seed is that of the estimator. ``weight`` ``[n]`` multiplies the hinges.
+        The first ``stay`` examples are those of the last fit, whose features may have ``changed``.
         """
         if weight is not None and not (weight == 1.0).all():
             head, examples = WeightedHead(head), WeightedExamples(examples, weight)
             bounds = {f"head.{name}": pair for name, pair in (solver.bounds or {}).items()} if solver else None
             solver = replace(solver, bounds=bounds) if solver and bounds else solver
-        digests: Any = _digests(examples) if self._goes_on else None
+        digests: Any = _digests(examples) if self.warm_start else None
         run: tuple[Any, Any, Any] = self._run if self._goes_on and self._run else (None, None, None)
         trainer, last, held = run
         if isinstance(last, WeightedHead) != isinstance(head, WeightedHead):
             trainer = last = held = None
+        self._trained = None
         structure: Any = head.structure
         if last is not None and not structure.extends(last.structure):
             raise ValueError(
@@ -99,9 +111,12 @@ class CertifiedEstimator(BaseEstimator):
         else:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
             solver = replace(or_default(solver, Solver, "solver"), seed=seed)
-            start: dict[str, Any] = {} if trainer is None else {"start": trainer.dual, "kept": _places(held, digests)}
+            start: dict[str, Any] = {}
+            if trainer is not None and (stay or held is not None):
+                kept = None if stay else _places(held, digests)
+                start = {"start": trainer.dual if changed else trainer, "kept": kept}
             trainer = make_trainer(head, examples, lam, solver=solver, progress=bool(self.verbose), **start)
-        self._run = (trainer, head, digests) if self._goes_on else None
+        self._run = (trainer, head, digests) if self._goes_on or hasattr(self, "partial_fit") else None
         self.history_: list[dict[str, float]] = []
         tolerance = Relative(float(self.tol))
         C = None if getattr(self, "lam", None) is not None else getattr(self, "C", None)
@@ -133,7 +148,7 @@ class CertifiedEstimator(BaseEstimator):
     def __getstate__(self) -> dict[str, Any]:
         """The state without the run: a copy of a fitted estimator predicts, and its next fit begins anew."""
         state = super().__getstate__()
-        return {name: value for name, value in state.items() if name not in ("_run", "_seen", "_last")}
+        return {name: value for name, value in state.items() if name not in _OF_RUN}
 
 
 class StructuredEstimator(CertifiedEstimator):
@@ -163,8 +178,11 @@ class StructuredEstimator(CertifiedEstimator):
         check_number(getattr(self, name), name, above=0.0)
         self._check_run()
 
-    def _add(self, X: Any, y: Any, fit: Callable[[Any, Any], Any]) -> Any:
-        """What ``fit`` makes of X and y behind those of the calls before; nothing is added where it raises."""
+    def _add(self, X: Any, y: Any, fit: Callable[[Any, Any, int], Any]) -> Any:
+        """What ``fit`` makes of X and y behind those of the calls before; nothing is added where it raises.
+
+        It is also given how many examples come first that the last run was trained on.
+        """
         kept = self._seen
         before = kept if kept is not None else self._last
         if before is None and hasattr(self, "head_"):
@@ -175,10 +193,13 @@ class StructuredEstimator(CertifiedEstimator):
         new, given = size_of(X), size_of(y)
         if new != given:
             raise ValueError(f"X has {new} examples and y has {given}: each example needs its labels")
+        stay = 0 if before is None or self._trained is not before else size_of(before[0])
         self._seen = (X, y) if before is None else (_joined(before[0], X), _joined(before[1], y))
         try:
             with naming(torch.arange(new - size_of(self._seen[0]), new)):  # errors count from the first of this call
-                return fit(*self._seen)
+                found = fit(self._seen[0], self._seen[1], stay)
+            self._trained = self._seen
+            return found
         except BaseException:
             self._seen = kept
             raise

@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from torchssvm.core.batch import in_order
 from torchssvm.core.naming import naming
 from torchssvm.core.potentials import Potentials
+from torchssvm.core.sparse_features import FeatureLists
 from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import padded, size_of
 from torchssvm.estimators.labels import labelled
@@ -104,8 +105,9 @@ class SequenceEstimator(CalibratedEstimator):
         with naming(torch.tensor(full)):
             if kind_of(own) != self._kind:
                 raise ValueError(f"X must hold {self._kind}, as in fit")
-            rows = own if self._kind == NAMED else rows_of(own, self.n_features_in_)
-            examples = labelled([size_of(sequence) for sequence in own], None, batches_of(rows, self.vocabulary_))
+            named = self._kind == NAMED
+            rows = FeatureLists(own, self.vocabulary_ or {}) if named else rows_of(own, self.n_features_in_)
+            examples = labelled([size_of(sequence) for sequence in own], None, batches_of(rows))
         for batch in in_order(examples, lengths=examples.lengths):
             assert batch.lengths is not None
             with torch.no_grad():  # not around the yield: where the caller raises, it would stay

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn.utils.validation import check_is_fitted
 
 from torchssvm.core.arguments import check_whole
-from torchssvm.core.sparse_features import vocabulary_of
+from torchssvm.core.naming import naming
+from torchssvm.core.sparse_features import NamedLists
 from torchssvm.estimators.calibrated import SequenceEstimator
 from torchssvm.estimators.examples import size_of
 from torchssvm.estimators.labels import accuracy, check_lists, counted, labelled, state_weights, states_of
@@ -87,7 +90,7 @@ class ChainSVC(SequenceEstimator):
         self._seen = None
         X, y = listed(X), listed(y)
         self._fit(X, y, sample_weight)
-        self._last = (list(X), list(y)) if sample_weight is None else None
+        self._trained = self._last = (list(X), list(y)) if sample_weight is None else None
         return self
 
     def partial_fit(self, X: Any, y: Any) -> ChainSVC:
@@ -101,21 +104,35 @@ class ChainSVC(SequenceEstimator):
         """
         X, y = listed(X), listed(y)
         check_list(X)
-        return self._add(list(X), list(y), self._fit)
+        return self._add(list(X), list(y), lambda rows, own, stay: self._fit(rows, own, stay=stay))
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any = None) -> ChainSVC:
-        """Train on all sequences, from the last fit where the estimator goes on."""
+    def _fit(self, X: Any, y: Any, sample_weight: Any = None, stay: int = 0) -> ChainSVC:
+        """Train on all sequences, from the last fit where the estimator goes on; it has read the first ``stay``."""
         self._check_parameters()
         check_list(X)
         X, y, times, total = counted(X, y, sample_weight)
         least = check_whole(self.min_count, "min_count")
-        kind, lengths = kind_of(X), [size_of(sequence) for sequence in X]
-        rows = X if kind == NAMED else rows_of(X)
         goes_on = self._goes_on and self._run is not None
-        classes, states = states_of(check_lists(y, lengths, "token"), self.classes_ if goes_on else None)
+        known = self.classes_ if goes_on else None
+        more, added = X[stay:], y[stay:]
+        with naming(torch.arange(len(more))) if stay else nullcontext():
+            kind, lengths = kind_of(more), [size_of(sequence) for sequence in more]
+            rows: Any = more if kind == NAMED else rows_of(more)
+            labels = check_lists(added, lengths, "token")
+            classes, states = states_of(labels, known)
+            if kind == NAMED:
+                rows = self._encoded[2].with_more(more) if stay and self._encoded[0] == NAMED else NamedLists(more)
+        if stay:
+            before, held_lengths, held_rows, held_states = self._encoded
+            if kind != before or (kind != NAMED and _form(rows) != _form(held_rows)):
+                return self._fit(X, y)  # which says so
+            lengths, states = [*held_lengths, *lengths], [*held_states, *states]
+            rows = rows if kind == NAMED else [*held_rows, *rows]
         weights = state_weights(self.class_weight, classes, states, times)
+        encoded = kind, lengths, rows, states
         held: dict[str, int] | None = getattr(self, "vocabulary_", None) if goes_on else None
-        vocabulary = vocabulary_of(X, least, held) if kind == NAMED else None
+        vocabulary = rows.vocabulary(least, held) if kind == NAMED else None
+        rows = rows if vocabulary is None else rows.lists(vocabulary)
         size = rows[0].shape[1] if vocabulary is None else len(vocabulary)
         if not size:
             raise ValueError(f"X has no feature that occurs min_count={least} times: every token needs some")
@@ -123,8 +140,10 @@ class ChainSVC(SequenceEstimator):
         head = (LinearChain if kind == ARRAYS else SparseLinearChain)(size, len(classes), structure=structure)
         if vocabulary is None and rows[0].dtype == np.float64:
             head = head.double()
-        examples = labelled(lengths, states, batches_of(rows, vocabulary))
-        head = self._train(head, examples, self._lam(total or len(lengths)), weight=times)
+        examples = labelled(lengths, states, batches_of(rows))
+        others = bool(stay and vocabulary) and rows.has_beyond(len(held or ()), stay)
+        head = self._train(head, examples, self._lam(total or len(lengths)), weight=times, stay=stay, changed=others)
+        self._encoded = encoded
         self.classes_, self.vocabulary_, self.n_features_in_, self._kind = classes, vocabulary, size, kind
         self.coef_ = head.by_feature(head.emission.detach()).numpy().T.copy()
         found = (head.transition, head.bias, head.start_transitions, head.end_transitions)
@@ -169,3 +188,8 @@ class ChainSVC(SequenceEstimator):
         classes, states = states_of(check_lists(y, lengths, "token"), self.classes_)
         self._check_known(classes)
         return states
+
+
+def _form(rows: Any) -> tuple[Any, int]:
+    """The dtype and the number of features of arrays or matrices."""
+    return rows[0].dtype, rows[0].shape[1]

@@ -94,7 +94,7 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         """
         self._seen = None
         self._fit(X, y, sample_weight)
-        self._last = (X, y) if sample_weight is None else None
+        self._trained = self._last = (X, y) if sample_weight is None else None
         self._named = None
         return self
 
@@ -114,10 +114,10 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
             self._matrix(X)  # as many features as before
         if self._seen is None and (classes is not None or self._last is None):
             self._named = None if classes is None else np.unique(classes)
-        return self._add(X, y, lambda rows, own: self._fit(rows, own, named=self._named))
+        return self._add(X, y, lambda rows, own, stay: self._fit(rows, own, named=self._named, stay=stay))
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any = None, named: Any = None) -> MultinomialSVC:
-        """Train on all rows, from the last fit where the estimator goes on."""
+    def _fit(self, X: Any, y: Any, sample_weight: Any = None, named: Any = None, stay: int = 0) -> MultinomialSVC:
+        """Train on all rows, from the last fit where the estimator goes on; it has read the first ``stay``."""
         self._check_parameters()
         check_matrix(X)
         X, y = validate_data(self, X, y, **MATRIX)
@@ -133,7 +133,8 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
             codes = classes.searchsorted(present)[codes]
         check_classes(y, classes)
         weights = weights_of(self.class_weight, classes, codes, times)[codes] * times
-        self.head_ = head = self._train_rows(X, codes, len(classes), weights / times.mean(), float(times.sum()))
+        shares, total = weights / times.mean(), float(times.sum())
+        self.head_ = head = self._train_rows(X, codes, len(classes), shares, total, stay)
         self.classes_ = classes
         self.structure_ = head.structure
         weight = head.weight.detach().numpy().copy()
@@ -144,7 +145,7 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         return self
 
     def _train_rows(
-        self, X: Any, codes: np.ndarray, classes: int, weights: np.ndarray, total: float
+        self, X: Any, codes: np.ndarray, classes: int, weights: np.ndarray, total: float, stay: int
     ) -> LinearMulticlass:
         """Train on features and losses that are both multiplied by the weight of the example, ``[n]``.
 
@@ -185,7 +186,7 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
             target = WeightedLabels(y[index].unsqueeze(1), cost[index].unsqueeze(1))
             return Batch(read(index.unsqueeze(1)), target, index, torch.ones_like(index))
 
-        trained = self._train(head, Examples(fetch, n=X.shape[0]), self._lam(total))
+        trained = self._train(head, Examples(fetch, n=X.shape[0]), self._lam(total), stay=stay)
         if trained.structure.same_as(found.structure):
             return trained
         if isinstance(trained, LinearMulticlass):

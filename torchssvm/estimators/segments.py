@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 from torchssvm.core.arguments import check_whole, is_whole
 from torchssvm.estimators.calibrated import SequenceEstimator
 from torchssvm.estimators.examples import size_of
-from torchssvm.estimators.labels import check_lists, counted, labelled, states_of
+from torchssvm.estimators.labels import check_lists, counted, labelled, state_weights, states_of
 from torchssvm.estimators.sequences import ARRAYS, batches_of, check_list, kind_of, rows_of
 from torchssvm.structures.segments.head import LinearSegments
 from torchssvm.structures.segments.spans import span_f1
@@ -36,6 +36,7 @@ class SegmentSVC(SequenceEstimator):
         max_duration: The largest duration in frames; None is that of the training set.
         boundary: Whether features also score that a segment begins at a frame.
         span_loss: Whether the loss counts missed and wrong spans, or wrong frames.
+        class_weight: None, "balanced", or a dictionary by label: the cost of a wrong frame, by its true label.
 
     Attributes:
         classes_: ``[K]``, the labels in ascending order.
@@ -64,6 +65,7 @@ class SegmentSVC(SequenceEstimator):
         max_duration: int | None = None,
         boundary: bool = False,
         span_loss: bool = False,
+        class_weight: Any = None,
         tol: float = 0.01,
         max_passes: float = 1000.0,
         random_state: Any = None,
@@ -74,6 +76,7 @@ class SegmentSVC(SequenceEstimator):
         self.max_duration = max_duration
         self.boundary = boundary
         self.span_loss = span_loss
+        self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> SegmentSVC:
         """Train on the sequences ``X`` and their segments ``y``.
@@ -99,10 +102,12 @@ class SegmentSVC(SequenceEstimator):
         most = longest if self.max_duration is None else check_whole(self.max_duration, "max_duration")
         if longest > most:
             raise ValueError(f"max_duration={most}, and a segment of y has {longest} frames: give more, or None")
-        structure = Segments(len(classes), most, boundary=self.boundary, span_loss=self.span_loss)
+        codes = [np.repeat(k, [e - s for s, e, _ in own]) for k, own in zip(states, spans, strict=True)]
+        weights = state_weights(self.class_weight, classes, codes, times)
+        structure = Segments(len(classes), most, boundary=self.boundary, span_loss=self.span_loss, class_weight=weights)
         head = LinearSegments(rows[0].shape[1], len(classes), most, structure=structure)
         head = head.double() if rows[0].dtype == np.float64 else head
-        examples = labelled(lengths, _codes(states, spans, len(classes)), batches_of(rows, None))
+        examples = labelled(lengths, _codes(states, spans, len(classes)), batches_of(rows))
         head = self._train(head, examples, self._lam(total or len(lengths)), weight=times)
         self.classes_, self.n_features_in_ = classes, head.in_features
         found = (head.emission, head.bias, head.transition, head.duration)

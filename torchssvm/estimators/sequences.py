@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from numbers import Real
 from typing import Any
 
@@ -101,16 +101,14 @@ def rows_of(X: Any, size: int | None = None) -> list[Any]:
     return [rows.astype(dtype, copy=False) for rows in found]
 
 
-def batches_of(X: Sequence[Any], vocabulary: Mapping[str, int] | None) -> Callable[[np.ndarray], Any]:
+def batches_of(X: Any) -> Callable[[np.ndarray], Any]:
     """A function of places ``[B]``: the features of these sequences, padded.
 
     Args:
-        X: What :func:`rows_of` returns; with a vocabulary, lists of tokens with named features.
-        vocabulary: The column of each named feature, or None.
+        X: What :func:`rows_of` returns, or lists of named features.
     """
-    if vocabulary is not None:
-        named = FeatureLists(X, vocabulary)
-        return lambda places: named.batch(torch.from_numpy(places))
+    if isinstance(X, FeatureLists):
+        return lambda places: X.batch(torch.from_numpy(places))
     if not sparse.issparse(X[0]):
         return lambda places: padded([X[i] for i in places], 0.0)
     ends = np.cumsum([0, *(rows.shape[0] for rows in X)])

@@ -43,6 +43,7 @@ class HeadAdapter:
         ragged_labels: Whether longer examples have more labels.
         carries: Whether a batch's potentials carry what its targets do not tell, such as sizes of the other side.
         exact_labelings: Whether stored labelings are cut to the sizes of :meth:`longest_labeling`.
+        notes: Whether it keeps what batches tell when they are read, such as their largest size.
     """
 
     matrix: str = "weight"
@@ -56,6 +57,7 @@ class HeadAdapter:
     ragged_labels = False
     exact_labelings = False
     carries = False
+    notes = False
 
     def __init__(self, head: Any, limits: Sequence[int] = ()) -> None:
         self.head = head

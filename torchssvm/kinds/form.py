@@ -40,6 +40,8 @@ class Form(HeadAdapter):
         TypeError: A tensor is not a whole parameter of the head, or a view of one.
     """
 
+    notes = True
+
     def __init__(
         self,
         head: Any,

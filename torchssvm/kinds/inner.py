@@ -10,11 +10,15 @@ from torchssvm.core.vectors import exact_dot
 
 @njit
 def fill_inner(examples, has_bias):
-    """``x_t . x_u`` for u <= t, plus 1 where there is a bias; summed in float64. Long examples have none."""
+    """``x_t . x_u`` for u <= t, plus 1 where there is a bias; summed in float64. Long examples have none.
+
+    Examples whose first product is not -1 have theirs, as ``|x_0|^2`` is not negative.
+    """
     extra = 1.0 if has_bias else 0.0
     for i in range(len(examples.start) - 1):
         place = examples.inner_start[i]
-        if examples.line[i + 1] - examples.line[i] > examples.stored:
+        count = examples.line[i + 1] - examples.line[i]
+        if count == 0 or count > examples.stored or examples.inner[place] != -1.0:
             continue
         for t in range(examples.line[i], examples.line[i + 1]):
             for u in range(examples.line[i], t + 1):

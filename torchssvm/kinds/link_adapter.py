@@ -22,7 +22,7 @@ class LinkAdapter(HeadAdapter):
     """A head with weights ``node`` ``[K, F]`` and ``edge`` ``[G, K, K]``, and perhaps a bias of the nodes."""
 
     matrix, table = "node", "edge"
-    emission, pairs, ragged_labels, carries = "node", "edge", True, True
+    emission, pairs, ragged_labels, carries, notes = "node", "edge", True, True, True
 
     def __init__(self, head: Any, symmetric: bool, limits: Sequence[int] = ()) -> None:
         super().__init__(head, limits)

@@ -18,7 +18,7 @@ class VectorAdapter(HeadAdapter):
     Inner products of an example's rows would be as many as pairs of scores: sums over the features take less.
     """
 
-    products = False
+    products, notes = False, True
     _known = False
 
     def __init__(self, head: Any) -> None:

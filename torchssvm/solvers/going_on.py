@@ -18,6 +18,7 @@ from torchssvm.core.structure import Structure
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import recompute_weights
+from torchssvm.solvers.compiled.draws import BEGIN
 from torchssvm.solvers.solver import Solver
 
 
@@ -77,13 +78,16 @@ def check_start(
     return Start(dual, places, None if changed else [w.detach().clone() for w in weights]), solver
 
 
-def go_on(head: nn.Module, dual: DualState, start: Start, dataset: Any, potentials: Potentials) -> None:
+def go_on(
+    head: nn.Module, dual: DualState, start: Start, dataset: Any, potentials: Potentials, *, unread: bool = False
+) -> None:
     """Give a new dual of the same storage the blocks of ``start``; new examples start at their targets.
 
-    The mean parts of a block are those of before; its loss, (1/n) times their mean loss, and its gap are multiplied by
-    the old n over the new one. The weights, ``w = (1/(lam n)) sum_i Phi_i^T (p(y_i) - mu_i)``, are those of before
-    times the old ``lam n`` over the new one, where no example has gone and there are no more features; else one pass
-    without decoding makes them. ``potentials`` are those of some examples.
+    The mean parts of a block are those of before; its loss, (1/n) times their mean loss, is multiplied by the old n
+    over the new one. Its gap is unknown, unless nothing has changed. The weights, ``w = (1/(lam n)) sum_i Phi_i^T
+    (p(y_i) - mu_i)``, are those of before times the old ``lam n`` over the new one, where no example has gone and those
+    that stay have no more features, as where they are ``unread``; else one pass without decoding makes them.
+    ``potentials`` are those of some examples.
 
     Raises RuntimeError for an example whose target is another, or whose features are where the storage keeps weights,
     and ValueError for one of another length.
@@ -98,8 +102,11 @@ def go_on(head: nn.Module, dual: DualState, start: Start, dataset: Any, potentia
         del state["seal"]  # nobody edits what does not leave the process
     state = old.merged_state(states, [range(n), range(n, n + 1)])
     state = old.part_of_state(state, torch.where(kept < 0, n, kept))
-    for name in ("loss", "gap_estimates", "oracle_gaps"):
-        state[name] *= share
+    state["loss"] *= share
+    all_stay = torch.equal(kept[kept >= 0].sort().values, torch.arange(n))
+    if not all_stay or share != 1.0 or dual.lam != old.lam:  # other weights: every block is visited once
+        for name in ("gap_estimates", "oracle_gaps"):
+            state[name].fill_(math.inf)
     state |= {
         "num_examples": dual.num_examples,
         "lam": dual.lam,
@@ -110,6 +117,7 @@ def go_on(head: nn.Module, dual: DualState, start: Start, dataset: Any, potentia
         "oracle_calls": 0,
         "cache_hits": 0,
         "visits": 0,
+        "moved": max(old.moved, round(BEGIN * dual.num_examples)),  # the first epochs of a dual are over
     }
     dual.box = copy.deepcopy(old.box)
     dual.box.to(dual.parameters[0].device)
@@ -122,13 +130,10 @@ def go_on(head: nn.Module, dual: DualState, start: Start, dataset: Any, potentia
     storage.change_number(share)
     storage.widen(potentials.detach())
     gaps = dual.gap_estimates.clone(), dual.oracle_gaps.clone()
-    all_stay = torch.equal(kept[kept >= 0].sort().values, torch.arange(n))
-    if (
-        all_stay
-        and start.weights is not None
-        and [w.shape for w in start.weights] == [p.shape for p in dual.parameters]
-    ):
-        dual.set_weights([w * (share * old.lam / dual.lam) for w in start.weights])
+    same = start.weights is not None and [w.shape for w in start.weights] == [p.shape for p in dual.parameters]
+    if all_stay and start.weights is not None and (same or unread):
+        known = [_widened(w, p) for w, p in zip(start.weights, dual.parameters, strict=True)]
+        dual.set_weights([w * (share * old.lam / dual.lam) for w in known])
     else:
         recompute_weights(head, dual, pass_over(dataset), moved=False)
     lam, inner = dual.lam, dual.lam * squared_norm(dual.parameters)
@@ -136,3 +141,10 @@ def go_on(head: nn.Module, dual: DualState, start: Start, dataset: Any, potentia
         dual.rescale(dual.total_loss / inner)  # where the dual is largest along the way to the targets
         dual.change_lam(lam)
     dual.gap_estimates, dual.oracle_gaps = gaps
+
+
+def _widened(weights: Tensor, like: Tensor) -> Tensor:
+    """The weights with zeros behind them."""
+    found = torch.zeros_like(like)
+    found[tuple(map(slice, weights.shape))] = weights
+    return found

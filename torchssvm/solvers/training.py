@@ -14,7 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_dataset, or_default
-from torchssvm.core.batch import apply_head, check_fits, fetcher, lengths_of, pass_over, rows_in_order, to_device
+from torchssvm.core.batch import (
+    Batch,
+    Part,
+    apply_head,
+    check_fits,
+    fetcher,
+    lengths_of,
+    pass_over,
+    rows_in_order,
+    to_device,
+)
 from torchssvm.core.caller import warn
 from torchssvm.core.moved import moved
 from torchssvm.core.problem import check_lam, find_structure
@@ -30,7 +40,7 @@ from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
 from torchssvm.solvers.going_on import check_start, go_on
 from torchssvm.solvers.guess_lam import advice_if_small, warn_if_zero
 from torchssvm.solvers.parameter_groups import check_bounds, groups
-from torchssvm.solvers.schedules import Relative, Tolerance, is_within
+from torchssvm.solvers.schedules import Relative, Tolerance, WhenEstimated, is_within
 from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.torch_loop import TorchLoop
 from torchssvm.solvers.trainer import check_limits
@@ -52,7 +62,7 @@ def solve(
     max_passes: float = 1000.0,
     solver: Solver | None = None,
     structure: Structure | None = None,
-    start: DualState | None = None,
+    start: DualState | CompiledBCFW | TorchLoop | None = None,
     kept: Tensor | None = None,
     on_check: Callable[[Certificate], None] | None = None,
     progress: bool = True,
@@ -76,9 +86,11 @@ def solve(
         solver: What is given: rules, bounds on the weights, seed, order, memory; the rest is chosen to fit it. None
             gives nothing.
         structure: What an output is; None is ``head.structure``.
-        start: The dual of an earlier run, such as ``trainer.dual``, to go on from; it does not change. Examples keep
-            their blocks, new ones start empty, and those that have gone are subtracted; lambda may be another. The head
-            may have more features, and a chain more states, behind those of before. Passes are counted anew.
+        start: The dual of an earlier run, or its trainer, to go on from; it does not change. Examples keep their
+            blocks, new ones start empty, and those that have gone are subtracted; lambda may be another. The head may
+            have more features, and a chain more states, behind those of before. Passes are counted anew. From a
+            trainer of the compiled loop, examples that stay are not read again: they have the features of before, and
+            none of those behind them.
         kept: ``[n]`` int64, the place that each example had in the dataset of ``start``, -1 for a new one. None is the
             same places: what is beyond the old n is new.
         on_check: Called with the certificate of every exact pass.
@@ -135,7 +147,7 @@ def make_trainer(
     *,
     solver: Solver | None = None,
     structure: Structure | None = None,
-    start: DualState | None = None,
+    start: DualState | CompiledBCFW | TorchLoop | None = None,
     kept: Tensor | None = None,
     progress: bool = True,
 ) -> CompiledBCFW | TorchLoop:
@@ -172,8 +184,10 @@ def make_trainer(
     bounds = check_bounds(head, given.bounds)
     check_fits(head, structure, dataset)
     begun = None
+    loop = start if isinstance(start, CompiledBCFW) else None
     if start is not None:
-        begun, given = check_start(start, kept, n, head, structure, given)
+        old = start.dual if isinstance(start, CompiledBCFW | TorchLoop) else start
+        begun, given = check_start(old, kept, n, head, structure, given)
     elif kept is not None:
         raise ValueError(f"kept={kept} says where examples were in the dataset of start: give start too")
     ranks = Ranks.here()
@@ -189,19 +203,23 @@ def make_trainer(
         dual = DualState.for_head(
             head, n, lam, structure=structure, storage=copy.deepcopy(rules.storage), memory_limit=rules.memory_limit
         )
+        held = None
         if begun is not None:
-            go_on(head, dual, begun, dataset, sample.potentials)
+            if loop is not None and choice.adapter is not None and loop.packs_for(head):
+                held = loop, begun.kept
+            go_on(head, dual, begun, dataset, sample.potentials, unread=held is not None)
         if choice.adapter is not None:
             trainer: Any = CompiledBCFW(
                 head,
                 dual,
-                pass_over(dataset),
+                pass_over(dataset) if held is None else _new(dataset, held[1]),
                 direction=rules.direction,
                 oracle=rules.oracle,
                 order=rules.order,
                 seed=rules.seed,
                 round_visits=rules.round_visits,
                 adapter=choice.adapter,
+                held=held,
             )
         else:
             order, lengths = rules.order, lengths_of(dataset)
@@ -215,7 +233,16 @@ def make_trainer(
                 optimizer=BCFW(groups(head, bounds), dual, line_search=rules.line_search),
             )
     trainer.schedule = rules.schedule
+    if begun is not None:  # few passes are left, of which a certificate too late is a good part
+        trainer.early, trainer.schedule = True, rules.schedule or WhenEstimated(at_least=0.25)
     return trainer
+
+
+def _new(dataset: Any, kept: Tensor) -> Iterator[Batch]:
+    """The batches of the examples that have no old place."""
+    rows = (kept < 0).nonzero().flatten()
+    for batch in pass_over(Part(dataset, rows)) if len(rows) else ():
+        yield batch.replace(index=rows[batch.index])
 
 
 @contextlib.contextmanager

@@ -11,7 +11,19 @@ from problems import Problem, examples, rng
 from structure_cases import StructureTestCase
 from tables import each_row
 
-from torchssvm import Labelings, LinearSegments, Pairwise, Potentials, Segments, check
+from torchssvm import (
+    CacheOracle,
+    CompiledBCFW,
+    Corrective,
+    DualState,
+    Labelings,
+    LinearSegments,
+    Pairwise,
+    Potentials,
+    Segments,
+    certify,
+    check,
+)
 from torchssvm.structures.segments.oracle import semi_markov, semi_markov_torch
 from torchssvm.structures.segments.spans import every_segmentation
 
@@ -67,7 +79,8 @@ class TestSegments(StructureTestCase):
         if structure.span_loss:
             return len(own ^ true)
         frames = [{t: k for s, e, k in spans for t in range(s, e)} for spans in (own, true)]
-        return sum(frames[0][t] != frames[1][t] for t in frames[0])
+        weight = torch.ones(self.labels) if structure.class_weight is None else structure.class_weight
+        return sum(float(weight[frames[1][t]]) * (frames[0][t] != frames[1][t]) for t in frames[0])
 
     def count(self, structure, potentials, row):
         length = potentials["emission"].shape[1] if potentials.lengths is None else int(potentials.lengths[row])
@@ -105,6 +118,11 @@ class TestSegments(StructureTestCase):
 class TestSegmentsWithBoundaries(TestSegments):
     options = {"boundary": True, "min_duration": [1, 2]}  # noqa: RUF012
     most = 3
+
+
+@pytest.mark.variant
+class TestSegmentsWithClassWeights(TestSegments):
+    options = {"class_weight": torch.tensor([0.5, 2.0])}  # noqa: RUF012
 
 
 @pytest.mark.variant
@@ -222,6 +240,8 @@ def test_spans_and_frames_are_read_back():
         (lambda: Segments(2, 2, min_duration=3), "min_duration=3 must be at most max_duration=2"),
         (lambda: Segments(2, 2, min_duration=[1]), r"min_duration=\[1\] must be a whole number, or 2"),
         (lambda: Segments(2, 2, min_duration=[0, 1]), "min_duration=0"),
+        (lambda: Segments(2, 2, class_weight=torch.tensor([1.0, -1.0])), "class_weight=.* none below 0"),
+        (lambda: Segments(2, 2, class_weight=torch.ones(2), span_loss=True), "class_weight=.*leave span_loss out"),
         (lambda: Segments(2, 2).from_spans([[(0, 1, 0), (2, 3, 0)]]), r"\(2, 3, 0\) in row 0.* start 1"),
         (lambda: Segments(2, 2).from_spans([[(0, 1, 2)]]), r"\(0, 1, 2\).*label 0 to 1"),
         (lambda: Segments(2, 2).from_spans([[]]), "no span in row 0"),
@@ -250,7 +270,10 @@ def problem(**options):
     return Problem(LinearSegments(2, 2, 3, structure=structure).double(), x, y, lengths, 0.5)
 
 
-@pytest.mark.parametrize("options", [{}, {"span_loss": True, "boundary": True}], ids=str)
+WEIGHTS = {"class_weight": torch.tensor([0.5, 2.0])}
+
+
+@pytest.mark.parametrize("options", [{}, {"span_loss": True, "boundary": True}, WEIGHTS], ids=str)
 def test_training_certifies_a_small_gap_and_the_checks_for_users_pass(options):
     made = problem(**options)
     batch = made.batch(range(5))
@@ -258,6 +281,15 @@ def test_training_certifies_a_small_gap_and_the_checks_for_users_pass(options):
     assert report.ok, str(report)
     for rules, tolerance in (({}, 0.05), ({"storage": Labelings(8), "direction": Pairwise()}, 1e-3)):
         assert made.copy().train(**rules).until(tolerance, passes=120).gap <= tolerance
+
+
+def test_the_compiled_loop_has_the_costs_of_frames():
+    made = problem(**WEIGHTS)
+    dual = DualState.for_head(made.head, 5, 0.1, storage=Labelings())
+    trainer = CompiledBCFW(made.head, dual, [made.batch(range(5))], direction=Corrective(), oracle=CacheOracle())
+    found = trainer.solve(1e-4, progress=False)
+    again = certify(made.head, dual, [made.batch(range(5))])
+    assert (again.primal, again.dual) == pytest.approx((found.primal, found.dual), rel=1e-9)
 
 
 def test_exported_decoders_give_the_same_codes():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,21 +35,30 @@ class Piece(NamedTuple):
     cost: Tensor  # [labels] float64
     targets: Tensor  # [B] int64, their digests
     own: dict[str, Ragged]  # what the kind needs beside them
+    inner: Tensor | None = None  # products of their rows, where they are known
 
 
-def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tuple[Examples, Tensor, Tensor]:
+def pack(
+    adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch], held: Piece | None = None
+) -> tuple[Examples, Piece]:
     """Every example that this process holds, in order, as NumPy arrays; the head and the structure check them.
 
-    Also returns digests of their targets and their lengths, ``[m]`` int64 both. Raises ValueError if one is missing or
-    duplicated, or a batch is not valid.
+    Those of ``held`` are in no batch; they may have fewer features. Also returns all examples as one piece, which
+    shares memory with the arrays. Raises ValueError if one is missing or duplicated, or a batch is not valid.
     """
     n, dtype = len(dual.own), dual.parameters[0].dtype
     sizes, lengths, lines, targets = torch.zeros(4, n, dtype=torch.int64)
     pieces: list[Piece] = []
     nonzeros = 0
-    for batch in restrict(batches, dual.own) if dual.ranks else batches:
-        _check_kind(adapter.inputs(as_batch(batch).x))
-        piece = _piece(adapter, dual, to_device(batch, "cpu"), dtype)
+
+    def read() -> Iterator[Piece]:
+        if held is not None:
+            yield held
+        for batch in restrict(batches, dual.own) if dual.ranks else batches:
+            _check_kind(adapter.inputs(as_batch(batch).x))
+            yield _piece(adapter, dual, to_device(batch, "cpu"), dtype)
+
+    for piece in read():
         twice = piece.index[sizes[piece.index] > 0]
         if len(twice) or len(piece.index.unique()) < len(piece.index):
             example = int(twice[0]) if len(twice) else int(piece.index.mode().values)
@@ -57,7 +66,10 @@ def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tup
             raise ValueError(f"batches gave example {example} twice: every training example is needed exactly once")
         sizes[piece.index], lengths[piece.index], targets[piece.index] = piece.sizes, piece.lengths, piece.targets
         lines[piece.index] = adapter.lists(piece.sizes, piece.own)
-        nonzeros += int(piece.x.count_nonzero()) if isinstance(piece.x, Tensor) else len(piece.x.columns)
+        if isinstance(piece.x, Tensor):
+            nonzeros += piece.x.numel() if piece is held else int(piece.x.count_nonzero())  # what was dense stays so
+        else:
+            nonzeros += len(piece.x.columns)
         pieces.append(piece)
     if not bool((sizes > 0).all()):
         missing = ((sizes == 0).nonzero().flatten() + dual.own.start).tolist()
@@ -77,7 +89,8 @@ def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tup
         y[place], cost[place] = piece.labels, piece.cost
         line = _places(line_start[piece.index], lines[piece.index])
         if dense and isinstance(piece.x, Tensor):
-            x[line] = piece.x
+            width = piece.x.shape[1]
+            x[line, :width], x[line, width:] = piece.x, 0.0
         else:
             found = lists_of(piece.x) if isinstance(piece.x, Tensor) else piece.x
             counts[line] = found.counts
@@ -93,12 +106,40 @@ def pack(adapter: HeadAdapter, dual: DualState, batches: Iterable[Batch]) -> tup
             value[own_place] = values
     if bool((value == 1).all()):  # lists of ones take half the memory
         value = value.new_empty(0)
-    inner_start = offsets(num_products(lines) if adapter.products else torch.zeros_like(lines))
-    inner = torch.empty(int(inner_start[-1]), dtype=dtype)
+    products = num_products(lines) if adapter.products else torch.zeros_like(lines)
+    inner_start = offsets(products)
+    inner = torch.full((int(inner_start[-1]),), -1.0, dtype=dtype)
+    if held is not None and held.inner is not None:
+        inner[_places(inner_start[held.index], products[held.index])] = held.inner
     arrays = (x, value, column, row, y, cost, cost.to(dtype), start, line_start, inner, inner_start[:-1])
     limits: Any = (STORED if adapter.products else 0, adapter.pair_rows)
     examples = Examples(dense, *(t.numpy() for t in arrays), *limits)  # type: ignore[arg-type]
-    return adapter.complete(examples, own), targets, lengths
+    ragged = {name: (starts.diff(), values) for name, (starts, values) in own.items()}
+    all_x = x if dense else Lists(counts, column, value)
+    whole = Piece(torch.arange(n), sizes, lengths, all_x, y, cost, targets, ragged, inner)
+    return adapter.complete(examples, own), whole
+
+
+def staying(adapter: HeadAdapter, piece: Piece, kept: Tensor) -> Piece:
+    """The examples of a piece that stay: that at the place ``kept[i]`` is example i, where it is not -1."""
+    index = (kept >= 0).nonzero().flatten()
+    at, lines = kept[index], adapter.lists(piece.sizes, piece.own)
+
+    def taken(values: Tensor, sizes: Tensor) -> Tensor:
+        return values[_places(offsets(sizes)[:-1][at], sizes[at])]
+
+    x = piece.x
+    if isinstance(x, Lists):
+        counts = taken(x.counts, lines)
+        ends = offsets(x.counts)
+        place = _places(taken(ends[:-1], lines), counts)
+        x = Lists(counts, x.columns[place], x.values[place] if len(x.values) else x.values)
+    else:
+        x = taken(x, lines)
+    own = {name: (sizes[at], taken(values, sizes)) for name, (sizes, values) in piece.own.items()}
+    labels, cost = (taken(values, piece.sizes) for values in (piece.labels, piece.cost))
+    inner = taken(piece.inner, num_products(lines)) if piece.inner is not None and adapter.products else None
+    return Piece(index, piece.sizes[at], piece.lengths[at], x, labels, cost, piece.targets[at], own, inner)
 
 
 def _join(name: str, pieces: list[Piece], num_examples: int) -> tuple[Tensor, Tensor]:

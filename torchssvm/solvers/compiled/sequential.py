@@ -181,7 +181,7 @@ def _examples(
         added=cost.to(value.dtype).numpy(),
         start=start,
         line=start,
-        inner=torch.empty(int(inner_start[-1]), dtype=value.dtype).numpy(),
+        inner=torch.full((int(inner_start[-1]),), -1.0, dtype=value.dtype).numpy(),
         inner_start=inner_start[:-1].numpy(),
         stored=STORED,
         pair_rows=adapter.pair_rows,

@@ -24,12 +24,12 @@ from torchssvm.dual.checks import check_visits
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import HeadAdapter, find_adapter
-from torchssvm.kinds.examples import make_scratch
+from torchssvm.kinds.examples import Examples, make_scratch
 from torchssvm.solvers.certificate import Certificate, conclude
 from torchssvm.solvers.compiled.draws import ALL, LEAST, Draws, left_of_cycle, phase
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
 from torchssvm.solvers.compiled.memory import BlockMemory
-from torchssvm.solvers.compiled.packing import largest_rows, long_features, pack
+from torchssvm.solvers.compiled.packing import Piece, largest_rows, long_features, pack, staying
 from torchssvm.solvers.compiled.rounds import Kept, Rounds, blend, keep_blocks
 from torchssvm.solvers.compiled.state import Options, Scalars
 from torchssvm.solvers.compiled.validate import validate_blocks, validate_problem, validate_weights
@@ -58,6 +58,8 @@ class CompiledBCFW(DualTrainer, Stateful):
         round_visits: Of several processes, the visits that each makes between two exchanges; None chooses it by the
             sizes of weights and examples.
         adapter: What was found for the head and these rules before, by :func:`torchssvm.solvers.choose`.
+        held: An earlier loop whose examples are in no batch where they stay, and the place ``[n]`` int64 that each
+            example had there, -1 for those of the batches.
 
     Raises:
         TypeError: The head, its structure, a rule or the storage has no compiled form.
@@ -74,6 +76,8 @@ class CompiledBCFW(DualTrainer, Stateful):
         True
     """
 
+    examples: Examples
+    piece: Piece  # the same, which another loop may take over
     state_name = "draws"
     idle_epochs = 10  # an exact pass costs less than an epoch of visits, and the gaps that they are drawn by grow old
 
@@ -89,6 +93,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         seed: int = 0,
         round_visits: int | None = None,
         adapter: HeadAdapter | None = None,
+        held: tuple[CompiledBCFW, Tensor] | None = None,
     ) -> None:
         self.direction: Any = direction if direction is not None else FrankWolfe()
         self.oracle: Any = oracle if oracle is not None else MaxOracle()
@@ -97,8 +102,8 @@ class CompiledBCFW(DualTrainer, Stateful):
             check_compiled(self.direction, self.oracle)
             adapter = find_adapter(head)
         validate_problem(adapter, dual)
-        for held in (dual, dual.storage):  # which may have been made before the head was moved
-            held.to(dual.parameters[0].device)
+        for each in (dual, dual.storage):  # which may have been made before the head was moved
+            each.to(dual.parameters[0].device)
         check_rules(self.direction, self.oracle, dual.storage, whole=adapter.whole() is not None)
         self._whole = self.early = solves_whole(self.direction, dual.storage)
         if self._whole:
@@ -110,7 +115,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         self._made = 0  # visits of the last call
         self._seen: tuple[Any, int] | None = None  # the storage's contents and the version that were validated
         self.head, self.dual = head, dual
-        dual.ranks.run_on_all(lambda: self._read(batches))
+        dual.ranks.run_on_all(lambda: self._read(batches, held))
         dual.ranks.check_same(round_visits=size)
         rows, pairs = largest_rows(self.examples)
         sizes = rows, adapter.row_width, adapter.width, pairs, adapter.pair_width
@@ -129,14 +134,23 @@ class CompiledBCFW(DualTrainer, Stateful):
             warn("the head's weights were not zero, and a new dual stands for zero weights: they are now zero")
         self._rounds = Rounds(self, size) if dual.ranks else None
 
-    def _read(self, batches: Iterable[Batch]) -> None:
+    def _read(self, batches: Iterable[Batch], held: tuple[CompiledBCFW, Tensor] | None) -> None:
         """Pack the examples, and check that weights and blocks are theirs."""
         adapter, dual = self._adapter, self.dual
         validate_weights(adapter, dual, self._layout, begun=False)
-        self.examples, self._targets, self._lengths = pack(adapter, dual, batches)
+        before = None
+        if held is not None:
+            adapter.carries |= held[0]._adapter.carries
+            before = staying(adapter, held[0].piece, held[1])
+        self.examples, self.piece = pack(adapter, dual, batches, before)
+        self._targets, self._lengths = self.piece.targets, self.piece.lengths
         self._validate_blocks()
         labels = int(torch.from_numpy(self.examples.start).diff().max())
         self._memory = BlockMemory(adapter, dual, self._lengths, labels, curvature=self.direction.needs_curvature)
+
+    def packs_for(self, head: nn.Module) -> bool:
+        """Whether a loop of this head can take over packed examples from here; not from a copy, which has none."""
+        return type(head) is type(self.head) and not self._adapter.notes and hasattr(self, "piece")
 
     def reseed(self, seed: int) -> None:
         """Begin the draws of the blocks anew, by another seed."""
@@ -299,7 +313,7 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies have the packed training set, and a copy of head and dual; scratch is made again."""
-        return {name: value for name, value in vars(self).items() if name != "_scratch"}
+        return {name: value for name, value in vars(self).items() if name not in ("_scratch", "piece")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

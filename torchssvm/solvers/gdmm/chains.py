@@ -54,7 +54,8 @@ class ChainProblem(Problem, heads=(LinearChain, SparseLinearChain)):
     ) -> None:
         self.head = head
         self.dual = dual
-        examples, self.targets, _ = pack(find_adapter(head), dual, batches)
+        examples, piece = pack(find_adapter(head), dual, batches)
+        self.targets = piece.targets
         self.num_states: int = self.head.structure.num_states
         self.num_features = self.head.in_features
         has_bias, has_boundary = self.head.bias is not None, self.head.start_transitions is not None

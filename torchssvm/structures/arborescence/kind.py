@@ -25,7 +25,7 @@ class ArcsAdapter(VectorAdapter):
     K is the length of the longest sentence that :meth:`features` has seen, plus 1.
     """
 
-    emission, ragged_labels, longest = "arcs", True, 0
+    emission, ragged_labels, notes, longest = "arcs", True, True, 0
 
     def __init__(self, head: Any, projective: bool) -> None:
         super().__init__(head)

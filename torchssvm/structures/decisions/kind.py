@@ -24,7 +24,7 @@ ORACLES = (Assignment, Knapsack, Selection, ShortestPath, SpanningTree)
 class DecisionAdapter(HeadAdapter):
     """:class:`LinearDecisions` with one of ``ORACLES``. Labels are decisions, and their costs are ``delta``."""
 
-    emission, ragged = SINGLE, False
+    emission, ragged, notes = SINGLE, False, True
 
     def __init__(self, head: Any) -> None:
         super().__init__(head)

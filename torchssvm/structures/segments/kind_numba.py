@@ -63,12 +63,12 @@ def score(kind, examples, i, labels, length, emission, transition):
 @block.loss_of.of(Segmentations)
 @njit
 def loss_of(kind, examples, i, labels):
-    """Wrong frames, or missed and wrong spans."""
+    """The costs of wrong frames, or missed and wrong spans."""
     loss, count, length = 0.0, kind.labels, size_of(examples, i)
     target = examples.y[examples.start[i] :]
     for t in range(length):
         if not kind.spans:
-            loss += labels[t] % count != target[t] % count
+            loss += examples.cost[examples.start[i] + t] * (labels[t] % count != target[t] % count)
             continue
         own, true = labels[t] >= count, target[t] >= count
         loss += own + true
@@ -83,11 +83,12 @@ def mean_loss(kind, examples, i, t, psi, total, absolute):
     """Of frames, as of any labels; of spans unknown."""
     if kind.spans:
         return np.nan, 0.0
-    target, told, size = examples.y[examples.start[i] + t] % kind.labels, 0.0, 0.0
+    place, told, size = examples.start[i] + t, 0.0, 0.0
+    target, cost = examples.y[place] % kind.labels, examples.cost[place]
     for k in range(kind.labels):
         if k != target:
-            told -= np.float64(psi[k])
-            size += abs(np.float64(psi[k]))
+            told -= cost * np.float64(psi[k])
+            size += cost * abs(np.float64(psi[k]))
     return told, size
 
 

@@ -8,15 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_flags, check_int64, check_whole
+from torchssvm.core.arguments import check_flags, check_int64, check_tensor, check_whole
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.naming import row_name
 from torchssvm.core.operators import plain
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import transformed
-from torchssvm.core.structure import Decoding, as_decoding
+from torchssvm.core.structure import Decoding, as_decoding, digest
 from torchssvm.structures.arguments import check_lengths
+from torchssvm.structures.chain.nbest import NBest
 from torchssvm.structures.labelled import Indexed, Places, real_rows
+from torchssvm.structures.segments.nbest import best_segmentations
 from torchssvm.structures.segments.oracle import semi_markov, semi_markov_marginals
 from torchssvm.structures.segments.spans import Span, durations_of, every_segmentation
 
@@ -32,8 +34,8 @@ class Segments(Indexed):
     that two neighbours of one label are told apart; -1 beyond an example's length (values of a target there are
     ignored). :meth:`from_spans` and :meth:`from_frames` make them, :meth:`spans` and :meth:`frames` read them.
 
-    The loss counts frames of another label; with ``span_loss``, the target's spans that are missed and the found spans
-    that are none of the target's.
+    The loss counts frames of another label, ``class_weight`` times each; with ``span_loss``, the target's spans that
+    are missed and the found spans that are none of the target's.
 
     Args:
         num_labels: K.
@@ -41,11 +43,12 @@ class Segments(Indexed):
         min_duration: The smallest duration of every label, or ``[K]`` by label.
         boundary: Whether frames have scores for segments that begin there.
         span_loss: Whether the loss counts spans, or frames.
+        class_weight: ``[K]``, non-negative, by the target's label of a frame; None is 1 for all.
 
     Raises:
         TypeError: A number is not whole.
         ValueError: ``num_labels`` or ``max_duration`` is less than 1, or ``min_duration`` is not 1 to ``max_duration``,
-            or are not K numbers.
+            or are not K numbers; or ``class_weight`` is not such a vector, or is given with ``span_loss``.
 
     Example:
         >>> segments = Segments(num_labels=2, max_duration=3)
@@ -66,6 +69,7 @@ class Segments(Indexed):
         min_duration: int | Sequence[int] = 1,
         boundary: bool = False,
         span_loss: bool = False,
+        class_weight: Tensor | None = None,
     ) -> None:
         self.num_labels = check_whole(num_labels, "num_labels")
         self.max_duration = check_whole(max_duration, "max_duration")
@@ -79,7 +83,17 @@ class Segments(Indexed):
         self.min_duration = [check_whole(least, "min_duration") for least in several]
         if max(self.min_duration) > self.max_duration:
             raise ValueError(f"min_duration={min_duration} must be at most max_duration={max_duration}")
-        self.boundary, self.span_loss = boundary, span_loss
+        if class_weight is not None:
+            if span_loss:
+                raise ValueError(
+                    f"class_weight={class_weight} weighs wrong frames: leave span_loss out, or class_weight"
+                )
+            class_weight = check_tensor(class_weight, "class_weight").to(torch.float64)
+            if class_weight.shape != (num_labels,) or not bool(((class_weight >= 0) & class_weight.isfinite()).all()):
+                raise ValueError(
+                    f"class_weight={class_weight} must hold {num_labels} finite numbers, one a label, none below 0"
+                )
+        self.boundary, self.span_loss, self.class_weight = boundary, span_loss, class_weight
         self._least = torch.tensor(self.min_duration)
 
     @property
@@ -122,6 +136,29 @@ class Segments(Indexed):
         emission, segment = potentials["emission"], potentials["segment"]
         *parts, whole = semi_markov_marginals(emission, segment, self._on(emission.device), potentials.lengths)
         return Marginals(dict(zip(("emission", "segment"), parts, strict=True)), whole)
+
+    def nbest(self, potentials: Potentials, n: int) -> NBest:
+        """The n best segmentations of every example, the best one first; equals in no certain order.
+
+        It takes O(N D^2 K^2) time, D K times that of :meth:`argmax`.
+
+        Args:
+            potentials: Of a batch.
+            n: How many, at least 1.
+
+        Raises:
+            ValueError: ``n`` is less than 1, or scores are NaN or infinitely large.
+            TypeError: ``n`` is not a number.
+        """
+        n = check_whole(n, "n")
+        for name, scores in potentials.tensors.items():
+            if not bool((scores < torch.inf).all()):
+                raise ValueError(f"potentials have {name} that is NaN or infinite: scores must be numbers")
+        emission, segment = potentials["emission"], potentials["segment"]
+        batch, longest, _ = emission.shape
+        real = check_lengths(potentials.lengths, batch, longest, emission.device)
+        found = best_segmentations(emission, segment, self._least, real.sum(1).cpu(), n)
+        return NBest(*(tensor.to(emission.device) for tensor in found))
 
     def spans(self, labeling: Tensor) -> list[list[Span]]:
         """The spans (first frame, frame after the last, label) of every example."""
@@ -181,17 +218,21 @@ class Segments(Indexed):
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
         """Wrong frames, or missed and wrong spans, ``[B]`` float64."""
         if not self.span_loss:
-            return (self.frames(labeling) != self.frames(target)).sum(1).double()
+            return (self.costs(target) * (self.frames(labeling) != self.frames(target))).sum(1)
         own, true = (durations_of(codes, self.num_labels) for codes in (labeling, target))
         found = (own > 0) & (own == true) & (labeling == target)
         return ((own > 0).sum(1) + (true > 0).sum(1) - 2 * found.sum(1)).double()
 
     def costs(self, target: Tensor) -> Tensor:
-        """1 for each frame, ``[B, N]`` float64, zero in the padding."""
-        return (target >= 0).double()
+        """1 for each frame, or its class's weight, ``[B, N]`` float64, zero in the padding."""
+        costs = (target >= 0).double()
+        if self.class_weight is None:
+            return costs
+        self.class_weight = self.class_weight.to(target.device)
+        return costs * self.class_weight[self.frames(target).clamp(min=0)]
 
     def loss_potentials(self, target: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """1 for each wrong label of a frame; the constant is zero.
+        """The cost of each wrong label of a frame; the constant is zero.
 
         Raises:
             NotImplementedError: With ``span_loss``, which is none of frames and durations.
@@ -294,9 +335,10 @@ class Segments(Indexed):
     def __repr__(self) -> str:
         least = self.min_duration
         shown = least if len(set(least)) > 1 else least[0]
+        weighted = "" if self.class_weight is None else f", class_weight={digest(self.class_weight)}"
         return (
             f"Segments({self.num_labels}, {self.max_duration}, min_duration={shown}, boundary={self.boundary}, "
-            f"span_loss={self.span_loss})"
+            f"span_loss={self.span_loss}{weighted})"
         )
 
 
