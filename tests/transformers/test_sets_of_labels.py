@@ -134,7 +134,7 @@ def test_sets_of_labels_train_the_tagger(tagger, items, tmp_path, monkeypatch):
     assert trainer.evaluate()["eval_loss"] < 0.5 * before
     solved = tagger.solve(sets, items, lam=0.01, progress=False)
     assert solved.certificate.relative_gap <= 0.01
-    assert solved.after < 0.1
+    assert solved.after > 0.9
     assert tagger.solve(sets, items, progress=False).choice is not None  # another round
     for refused in (lambda: tagger.solve(items, sets, lam=0.01), lambda: tagger.calibrate(sets)):
         with pytest.raises(ValueError, match="held_out has sets of labels"):

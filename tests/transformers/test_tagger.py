@@ -201,8 +201,12 @@ def test_solved_to_a_gap_with_the_better_head_kept(tagger, items):
     assert found.certificate.relative_gap <= 0.01
     assert found.certificate.exact
     assert found.kept
-    assert found.after <= found.before
+    assert found.after >= found.before
     assert "kept" in str(found)
+    batch = batch_of(items[16:])
+    predictions = tagger.eval()(**batch).predictions
+    metrics = tagger.compute_metrics(SimpleNamespace(predictions=predictions, label_ids=batch["labels"]))
+    assert found.after == metrics["f1"]
     held = [p.clone() for p in tagger.head.parameters()]
     worse = tagger.solve(items[:2], items[16:], lam=1e3, progress=False)
     assert not worse.kept

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,13 +15,12 @@ from torchssvm.datasets.padded import PADDING, PaddedDataset, padded
 from torchssvm.path.choose_lam import choose_lam
 from torchssvm.path.lam_choice import LamChoice
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.schedules import Tolerance
 from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.temperature import fit_temperature
 from torchssvm.solvers.training import solve
 from torchssvm.structures.hidden_states.structure import HiddenStates
-from torchssvm.transformers.batches import batches_of
+from torchssvm.transformers.batches import NO_WORD, batches_of
 
 
 class Solved(NamedTuple):
@@ -28,7 +29,8 @@ class Solved(NamedTuple):
     Attributes:
         certificate: The primal, dual and gap of the new head.
         choice: Every lambda that was tried; None where it was given.
-        before: The share of wrong held-out words of the head as it was; None without examples that are held out.
+        before: The score of the head as it was on examples that are held out, None without them: the F1 of spans, or
+            without a scheme the share of right words.
         after: That of the new head.
         kept: Whether the tagger has the new head.
 
@@ -37,7 +39,7 @@ class Solved(NamedTuple):
         >>> items = tokenized(tokenizer, sentences, tags, labels)
         >>> solved = tagger.solve(items, items, lam=0.01, progress=False)
         >>> solved.after, solved.kept
-        (0.0, True)
+        (1.0, True)
     """
 
     certificate: Certificate
@@ -50,8 +52,8 @@ class Solved(NamedTuple):
         if self.before is None or self.after is None:
             return f"{self.certificate}"
         kept = "the new head is kept" if self.kept else "the head from before is kept"
-        shares = f"wrong words held out: {100 * self.before:.2f} % before, {100 * self.after:.2f} % now"
-        return f"{self.certificate}\n{shares}: {kept}"
+        scores = f"score of what is held out: {100 * self.before:.2f} % before, {100 * self.after:.2f} % now"
+        return f"{self.certificate}\n{scores}: {kept}"
 
 
 @torch.no_grad()
@@ -92,6 +94,22 @@ def _labelled(tagger: Any, held_out: Any, batch_size: int) -> PaddedDataset:
     return found
 
 
+def _scorer(tagger: Any, data: PaddedDataset) -> Callable[[Any], float]:
+    """Scores heads by what the Trainer says of the tagger: F1 of spans, or accuracy where tags have no scheme."""
+    labels = data.y.masked_fill(data.y == PADDING, NO_WORD)
+    measure = "accuracy" if tagger.config.scheme is None else "f1"
+
+    @torch.no_grad()
+    def score(head: Any) -> float:
+        tags = torch.full_like(labels, NO_WORD)
+        for batch in in_order(data):
+            found = head.structure.decode(head(batch.x, batch.lengths))
+            tags[batch.index, : found.shape[1]] = found
+        return float(tagger.compute_metrics(SimpleNamespace(predictions=tags, label_ids=labels))[measure])
+
+    return score
+
+
 @torch.no_grad()
 def _completed(head: Any, data: PaddedDataset) -> PaddedDataset:
     """The words with the labels that score highest among those that are allowed."""
@@ -122,6 +140,7 @@ def solve_head(
         raise ValueError("held_out and lam are None: give examples to choose lam by, or lam itself")
     train = features_of(tagger, dataset, batch_size)
     other = None if held_out is None else _labelled(tagger, held_out, batch_size)
+    score = None if other is None else _scorer(tagger, other)
     head = copy.deepcopy(tagger.head).cpu()
     if train.y.dtype == torch.bool:
         train = _completed(head, train)
@@ -129,14 +148,13 @@ def solve_head(
     head.reset_parameters()
     before = after = choice = None
     if lam is None:
-        choice = choose_lam(head, train, other, tolerance=tolerance, solver=solver, progress=progress)
+        choice = choose_lam(head, train, other, tolerance=tolerance, score=score, solver=solver, progress=progress)
         certificate = choice.best.certificate
     else:
         certificate = solve(head, train, lam, tolerance=tolerance, solver=solver, progress=progress)
-    if other is not None:
-        old = copy.deepcopy(tagger.head).cpu()
-        before, after = (evaluate(each, each.structure, other).token_error for each in (old, head))
-    kept = before is None or after is None or after <= before
+    if score is not None:
+        before, after = score(copy.deepcopy(tagger.head).cpu()), score(head)
+    kept = before is None or after is None or after >= before
     if kept:
         with torch.no_grad():
             for mine, new in zip(tagger.head.parameters(), head.parameters(), strict=True):

@@ -297,8 +297,9 @@ class StructuredTagger(PreTrainedModel):
             dataset: Map-style; an item maps ``input_ids``, ``attention_mask`` and ``labels`` to lists of numbers, as
                 those of :func:`tokenized`. Among sets of labels, the head as it is chooses the best sequence, and the
                 certificate is that of these labels: a call is one round of :func:`torchssvm.latent`.
-            held_out: Examples that are not trained on, by which lambda is chosen and the head with fewer wrong words is
-                kept: the one from before, or the new one. None needs ``lam`` and keeps the new one.
+            held_out: Examples that are not trained on, by which lambda is chosen and the better head is kept, the one
+                from before or the new one: by the F1 of spans, or without a scheme by right words. None needs ``lam``
+                and keeps the new one.
             lam: Regularisation; None chooses it by :func:`torchssvm.choose_lam`.
             batch_size: Sentences that the encoder reads at once.
             tolerance: The gap to reach.
