@@ -134,19 +134,13 @@ def _check_labelled(y: Tensor, inside: Tensor | None) -> None:
         raise ValueError(f"y{place} is -100{NO_LABEL}")
 
 
-def _check_sets(x: Tensor, y: Tensor, inside: Tensor | None) -> None:
-    """Raise ValueError where ``y`` are sets of labels, of another size than the tokens, or one of them is empty."""
+def _check_sets(x: Tensor, y: Tensor) -> None:
+    """Raise ValueError where ``y`` are sets of labels, of another size than the tokens."""
     if y.dtype != torch.bool or y.ndim != 3:
         return
     if y.shape[:2] != x.shape[:2]:
         raise ValueError(
             f"y {list(y.shape)}, the labels that tokens may have, and x {list(x.shape)} must share n and N"
-        )
-    empty = ~y.any(2) if inside is None else ~y.any(2) & inside
-    if bool(empty.any()):
-        row, place = empty.nonzero()[0].tolist()
-        raise ValueError(
-            f"y[{row}, {place}] allows no label: at least one must be True at every token, and all where it is unknown"
         )
 
 
@@ -217,7 +211,7 @@ class PaddedDataset(Dataset[Example]):
         inside = _inside(y, lengths)
         if not unknown:
             _check_labelled(y, inside)
-        _check_sets(x, y, inside)
+        _check_sets(x, y)
         if inside is not None:
             _warn_of_labels_beyond(y, inside)
         self.x = x

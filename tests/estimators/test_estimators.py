@@ -270,6 +270,33 @@ def test_rows_are_added_with_the_classes_of_the_first_call():
         model.partial_fit(X[:1, :2], y[:1])
 
 
+@pytest.mark.parametrize("forms", [(np.asarray, sparse.csr_matrix), (sparse.csr_matrix, np.asarray)])
+def test_dense_rows_and_sparse_ones_follow_one_another(forms):
+    X, y = _classes()
+    before, after = forms
+    fresh = MultinomialSVC(tol=0.02).fit(X, y)
+    model = MultinomialSVC(tol=0.02).partial_fit(before(X[:30]), y[:30])
+    _same_optimum(model.partial_fit(after(X[30:]), y[30:]), fresh)
+    _same_optimum(MultinomialSVC(tol=0.02, warm_start=True).fit(before(X), y).fit(after(X), y), fresh)
+
+
+def test_arrays_may_be_filled_again_between_calls():
+    X, y = _classes()
+    rows, labels = X[:20].copy(), y[:20].copy()
+    model = MultinomialSVC(tol=0.02, warm_start=True).partial_fit(rows, labels)
+    rows[:], labels[:] = X[20:40], y[20:40]
+    model.partial_fit(rows, labels)
+    rows[:] = 9.0
+    _same_optimum(model, MultinomialSVC(tol=0.02).fit(X[:40], y[:40]))
+    _same_optimum(model.partial_fit(X[40:], y[40:]), MultinomialSVC(tol=0.02).fit(X, y))
+    X, y = _sequences()
+    own = [rows.copy() for rows in X[:15]]
+    tagger = ChainSVC(tol=0.02).partial_fit(own, y[:15])
+    for rows in own:
+        rows[:] = 9.0
+    _same_optimum(tagger.partial_fit(X[15:], y[15:]), ChainSVC(tol=0.02).fit(X, y))
+
+
 def test_partial_fit_adds_to_fit_and_refuses_a_copy():
     X, y = _sequences()
     tagger = ChainSVC(tol=0.05).fit(X[:15], y[:15]).partial_fit(X[15:], y[15:])

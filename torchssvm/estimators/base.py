@@ -92,6 +92,8 @@ class CertifiedEstimator(BaseEstimator):
             bounds = {f"head.{name}": pair for name, pair in (solver.bounds or {}).items()} if solver else None
             solver = replace(solver, bounds=bounds) if solver and bounds else solver
         digests: Any = _digests(examples) if self.warm_start else None
+        if stay and digests is not None and self._run is not None and self._run[2] is not None:
+            digests[:stay] = self._run[2][:stay]  # those that are packed, whatever their arrays hold by now
         run: tuple[Any, Any, Any] = self._run if self._goes_on and self._run else (None, None, None)
         trainer, last, held = run
         if isinstance(last, WeightedHead) != isinstance(head, WeightedHead):
@@ -116,7 +118,7 @@ class CertifiedEstimator(BaseEstimator):
                 kept = None if stay else _places(held, digests)
                 start = {"start": trainer.dual if changed else trainer, "kept": kept}
             trainer = make_trainer(head, examples, lam, solver=solver, progress=bool(self.verbose), **start)
-        self._run = (trainer, head, digests) if self._goes_on or hasattr(self, "partial_fit") else None
+        self._run = (trainer, head, digests) if self._goes_on else None
         self.history_: list[dict[str, float]] = []
         tolerance = Relative(float(self.tol))
         C = None if getattr(self, "lam", None) is not None else getattr(self, "C", None)
@@ -193,7 +195,8 @@ class StructuredEstimator(CertifiedEstimator):
         new, given = size_of(X), size_of(y)
         if new != given:
             raise ValueError(f"X has {new} examples and y has {given}: each example needs its labels")
-        stay = 0 if before is None or self._trained is not before else size_of(before[0])
+        stay = 0 if before is None or self._run is None or self._trained is not before else size_of(before[0])
+        X, y = _copied(X), _copied(y)  # callers may fill their arrays again
         self._seen = (X, y) if before is None else (_joined(before[0], X), _joined(before[1], y))
         try:
             with naming(torch.arange(new - size_of(self._seen[0]), new)):  # errors count from the first of this call
@@ -202,6 +205,8 @@ class StructuredEstimator(CertifiedEstimator):
             return found
         except BaseException:
             self._seen = kept
+            if self._trained is None:  # training had begun
+                self._run = None
             raise
 
     def _lam(self, weight: float) -> float:
@@ -245,6 +250,13 @@ class MatrixClassifier(ClassifierMixin, StructuredEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
+
+
+def _copied(given: Any) -> Any:
+    """Lists, arrays or sparse matrices, whose numbers stay when those of ``given`` change."""
+    if isinstance(given, list):
+        return [_copied(one) if hasattr(one, "__array__") or sparse.issparse(one) else one for one in given]
+    return given.copy() if hasattr(given, "copy") else given
 
 
 def _joined(before: Any, more: Any) -> Any:

@@ -143,7 +143,7 @@ class ChainSVC(SequenceEstimator):
         examples = labelled(lengths, states, batches_of(rows))
         others = bool(stay and vocabulary) and rows.has_beyond(len(held or ()), stay)
         head = self._train(head, examples, self._lam(total or len(lengths)), weight=times, stay=stay, changed=others)
-        self._encoded = encoded
+        self._encoded = encoded if self._goes_on else None
         self.classes_, self.vocabulary_, self.n_features_in_, self._kind = classes, vocabulary, size, kind
         self.coef_ = head.by_feature(head.emission.detach()).numpy().T.copy()
         found = (head.transition, head.bias, head.start_transitions, head.end_transitions)

@@ -60,6 +60,10 @@ def check_start(
     if (dtype := next(head.parameters()).dtype) is not dual.dtype:
         raise ValueError(f"start={dual} has {dual.dtype} weights, and the head {dtype}: give features of one dtype")
     shapes, before = ([list(p.shape) for p in several] for several in (head.parameters(), dual.parameters))
+    if len(shapes) != len(before):
+        raise ValueError(
+            f"start={dual} has {len(before)} weights, and the head {len(shapes)}: train anew, or with the same biases"
+        )
     if shapes != before and (dual.storage.needs_gradients or dual.box.has_bounds):
         raise ValueError(
             f"start={dual} has weights of the shapes {before}, and the head {shapes}: bounds, and storage=Weights(), "
@@ -86,7 +90,7 @@ def go_on(
     The mean parts of a block are those of before; its loss, (1/n) times their mean loss, is multiplied by the old n
     over the new one. Its gap is unknown, unless nothing has changed. The weights, ``w = (1/(lam n)) sum_i Phi_i^T
     (p(y_i) - mu_i)``, are those of before times the old ``lam n`` over the new one, where no example has gone and those
-    that stay have no more features, as where they are ``unread``; else one pass without decoding makes them.
+    that stay are ``unread``; else one pass without decoding makes them, as features may be others.
     ``potentials`` are those of some examples.
 
     Raises RuntimeError for an example whose target is another, or whose features are where the storage keeps weights,
@@ -130,8 +134,7 @@ def go_on(
     storage.change_number(share)
     storage.widen(potentials.detach())
     gaps = dual.gap_estimates.clone(), dual.oracle_gaps.clone()
-    same = start.weights is not None and [w.shape for w in start.weights] == [p.shape for p in dual.parameters]
-    if all_stay and start.weights is not None and (same or unread):
+    if all_stay and start.weights is not None and unread:
         known = [_widened(w, p) for w, p in zip(start.weights, dual.parameters, strict=True)]
         dual.set_weights([w * (share * old.lam / dual.lam) for w in known])
     else:

@@ -204,7 +204,8 @@ def _double(tensor: Tensor) -> Tensor:
 def _mean_square(tensor: Tensor) -> Tensor:
     """Of its numbers: the errors of a mean of hinges are no larger than their root."""
     numbers = tensor.detach().reshape(-1)
-    return numbers.dot(numbers) / numbers.numel()
+    with full_precision(numbers.device):
+        return numbers.dot(numbers) / numbers.numel()
 
 
 def _filled(numbers: Any) -> list[Tensor]:

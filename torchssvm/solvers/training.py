@@ -106,7 +106,7 @@ def solve(
     Raises:
         ValueError: An argument is out of range, or does not fit the others.
         TypeError: An argument is of another kind.
-        RuntimeError: An example has another target than in the dataset of ``start``.
+        RuntimeError: An example has another target than in the dataset of ``start``; not of examples that are not read.
         MemoryError: The features (with ``compiled=True``) or the blocks do not fit.
 
     Example:
@@ -242,7 +242,7 @@ def _new(dataset: Any, kept: Tensor) -> Iterator[Batch]:
     """The batches of the examples that have no old place."""
     rows = (kept < 0).nonzero().flatten()
     for batch in pass_over(Part(dataset, rows)) if len(rows) else ():
-        yield batch.replace(index=rows[batch.index])
+        yield batch.replace(index=rows[batch.index.cpu()])
 
 
 @contextlib.contextmanager

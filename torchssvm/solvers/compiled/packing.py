@@ -77,7 +77,7 @@ def pack(
         raise ValueError(f"batches left out {len(missing)} of {n} examples, {missing[:5]} among them{used_up}")
     start, line_start = offsets(sizes), offsets(lines)
     labels, rows, features = int(start[-1]), int(line_start[-1]), len(adapter.weights()[0])
-    dense = isinstance(pieces[0].x, Tensor) and nonzeros > _DENSE * rows * features
+    dense = all(isinstance(piece.x, Tensor) for piece in pieces) and nonzeros > _DENSE * rows * features
     y, cost = torch.empty(labels, dtype=torch.int64), torch.empty(labels, dtype=torch.float64)
     x = torch.empty(rows if dense else 0, features, dtype=dtype)
     own = {name: _join(name, pieces, n) for name in pieces[0].own}

@@ -150,7 +150,9 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def packs_for(self, head: nn.Module) -> bool:
         """Whether a loop of this head can take over packed examples from here; not from a copy, which has none."""
-        return type(head) is type(self.head) and not self._adapter.notes and hasattr(self, "piece")
+        pairs = zip(head.parameters(), self.dual.parameters, strict=True)
+        wide = all(now >= then for mine, held in pairs for now, then in zip(mine.shape, held.shape, strict=True))
+        return wide and type(head) is type(self.head) and not self._adapter.notes and hasattr(self, "piece")
 
     def reseed(self, seed: int) -> None:
         """Begin the draws of the blocks anew, by another seed."""

@@ -9,7 +9,7 @@ from torchssvm.structures.chain.nbest import NBest, nbest
 
 
 def best_segmentations(emission: Tensor, segment: Tensor, least: Tensor, lengths: Tensor, n: int) -> NBest:
-    """The n best codes of every sequence, in O(T D^2 K^2) time and O(T D K) memory for each.
+    """The n best codes of every sequence, in O(T D^2 K^2) time and O(T D K + D^2 K^2) memory for each.
 
     State ``(d - 1) K + k`` is frame d of a segment of label k. Every segmentation is one path of these states: it goes
     on to the next frame of the segment, or pays for the duration and begins another one.
