@@ -169,7 +169,7 @@ class PaddedDataset(Dataset[Example]):
 
     Raises:
         TypeError: x or y is not a dense tensor; for features by name there is :class:`NamedChains`.
-        ValueError: There is no example; or sizes, lengths or numbers do not fit; or a token may have no label.
+        ValueError: There is no example; or sizes, lengths or numbers do not fit.
 
     Example:
         >>> lengths = torch.tensor([3, 1])

@@ -196,8 +196,8 @@ class StructuredEstimator(CertifiedEstimator):
         if new != given:
             raise ValueError(f"X has {new} examples and y has {given}: each example needs its labels")
         stay = 0 if before is None or self._run is None or self._trained is not before else size_of(before[0])
-        X, y = _copied(X), _copied(y)  # callers may fill their arrays again
-        self._seen = (X, y) if before is None else (_joined(before[0], X), _joined(before[1], y))
+        # Copies, as callers may fill their arrays again.
+        self._seen = (_copied(X), _copied(y)) if before is None else (_joined(before[0], X), _joined(before[1], y))
         try:
             with naming(torch.arange(new - size_of(self._seen[0]), new)):  # errors count from the first of this call
                 found = fit(self._seen[0], self._seen[1], stay)
@@ -260,9 +260,9 @@ def _copied(given: Any) -> Any:
 
 
 def _joined(before: Any, more: Any) -> Any:
-    """Lists, arrays or sparse matrices, one behind the other."""
+    """Lists, arrays or sparse matrices, one behind the other; as :func:`_copied` leaves what is added."""
     if isinstance(before, list):
-        return [*before, *more]
+        return [*before, *_copied(list(more))]
     if sparse.issparse(before) or sparse.issparse(more):
         return sparse.vstack([before, more], format="csr")
     return np.concatenate([np.asarray(before), np.asarray(more)])

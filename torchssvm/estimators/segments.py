@@ -102,12 +102,12 @@ class SegmentSVC(SequenceEstimator):
         most = longest if self.max_duration is None else check_whole(self.max_duration, "max_duration")
         if longest > most:
             raise ValueError(f"max_duration={most}, and a segment of y has {longest} frames: give more, or None")
-        codes = [np.repeat(k, [e - s for s, e, _ in own]) for k, own in zip(states, spans, strict=True)]
-        weights = state_weights(self.class_weight, classes, codes, times)
+        frames = _frames(states, spans)
+        weights = state_weights(self.class_weight, classes, frames, times)
         structure = Segments(len(classes), most, boundary=self.boundary, span_loss=self.span_loss, class_weight=weights)
         head = LinearSegments(rows[0].shape[1], len(classes), most, structure=structure)
         head = head.double() if rows[0].dtype == np.float64 else head
-        examples = labelled(lengths, _codes(states, spans, len(classes)), batches_of(rows))
+        examples = labelled(lengths, _codes(frames, spans, len(classes)), batches_of(rows))
         head = self._train(head, examples, self._lam(total or len(lengths)), weight=times)
         self.classes_, self.n_features_in_ = classes, head.in_features
         found = (head.emission, head.bias, head.transition, head.duration)
@@ -129,7 +129,7 @@ class SegmentSVC(SequenceEstimator):
         spans = _spans_of(y, lengths)
         classes, states = states_of(check_lists(_labels_of(spans), [len(own) for own in spans], "span"), self.classes_)
         self._check_known(classes)
-        return _codes(states, spans, len(classes))
+        return _codes(_frames(states, spans), spans, len(classes))
 
     def score(self, X: Any, y: Any) -> float:
         """The F1 score of spans: one is right where start, end and label are."""
@@ -169,12 +169,16 @@ def _spans_of(y: Any, lengths: list[int]) -> list[list[Span]]:
     return [[(start, end, label) for start, end, label in own] for own in y]
 
 
-def _codes(states: list[np.ndarray], spans: list[list[Span]], classes: int) -> list[np.ndarray]:
-    """The targets of the structure, with the states of the spans' labels."""
-    codes = [np.repeat(k, [end - start for start, end, _ in own]) for k, own in zip(states, spans, strict=True)]
-    for own, of in zip(codes, spans, strict=True):
+def _frames(states: list[np.ndarray], spans: list[list[Span]]) -> list[np.ndarray]:
+    """The state of every frame, from those of the spans."""
+    return [np.repeat(k, [end - start for start, end, _ in own]) for k, own in zip(states, spans, strict=True)]
+
+
+def _codes(frames: list[np.ndarray], spans: list[list[Span]], classes: int) -> list[np.ndarray]:
+    """The targets of the structure: the states of frames, marked in place where a span begins."""
+    for own, of in zip(frames, spans, strict=True):
         own[[start for start, _, _ in of]] += classes
-    return codes
+    return frames
 
 
 def _labels_of(spans: list[list[Span]]) -> list[list[Any]]:

@@ -51,7 +51,7 @@ def ascend_triton(gram: Tensor, values: Tensor, sweeps: int, converged: float) -
             )  # fmt: skip
             return gammas
         # A launch reads one residual and writes the other; a sweep likewise with the gammas.
-        residuals, gammas = [values, matrix.new_empty(size)], matrix.new_zeros(2, size)
+        residuals, gammas = [values.clone(), torch.empty_like(values)], matrix.new_zeros(2, size)
         programs = triton.cdiv(size, _SPAN)
         room, largest = matrix.new_empty(programs, 2, _GROUP), matrix.new_zeros(sweeps + 1)
         largest[0] = math.inf
@@ -61,7 +61,7 @@ def ascend_triton(gram: Tensor, values: Tensor, sweeps: int, converged: float) -
                     matrix, *residuals, gammas[sweep % 2], gammas[(sweep + 1) % 2], room, largest, size, begin, sweep,
                     converged=converged, block=_BLOCK, group=_GROUP, span=_SPAN, num_warps=1, enable_fp_fusion=False,
                 )  # fmt: skip
-                residuals = [residuals[1], matrix.new_empty(size) if residuals[0] is values else residuals[0]]
+                residuals.reverse()
     return gammas[sweeps % 2]
 
 
