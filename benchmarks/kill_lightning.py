@@ -17,7 +17,14 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from torchssvm import CacheOracle, Corrective, GapBatchSampler, Labelings, LinearChain, Solver
-from torchssvm.lightning import Alternate, AveragedWeights, DualityGap, FactorwiseSVM, SafeCheckpointIO, StructuredSVM
+from torchssvm.lightning import (
+    AveragedWeights,
+    DualityGap,
+    FactorwiseSVM,
+    JointTraining,
+    SafeCheckpointIO,
+    StructuredSVM,
+)
 
 
 class _Words(L.LightningDataModule):
@@ -80,13 +87,8 @@ def train(options: Options, folder: Path, report: Report, saves: bool) -> dict[s
     if kind == "gdmm":
         model: Any = FactorwiseSVM(LinearChain(128, 26), lam=1e-2, seed=1)
     elif kind == "joint":
-        model = StructuredSVM(
-            LinearChain(8, 26),
-            lam=1e-2,
-            features=_Features(),
-            features_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-2),
-            joint=Alternate(features=1, head=1),
-        )
+        together = JointTraining(epochs=2, lr=1e-2)
+        model = StructuredSVM(LinearChain(8, 26), lam=1e-2, features=_Features(), joint=together)
     elif kind == "compiled":
         model = StructuredSVM(LinearChain(128, 26), lam=1e-2, solver=Solver(compiled=True))
     else:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import lightning as L
 import torch
-from items import with_solver
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_words import Features, chain, everything, loader, some_words, trainer
 from torch import nn
@@ -19,7 +18,6 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from torchssvm import BCFW, BlockGap, DualState, GapBatchSampler, LinearChain, SoftmaxMargin, Solver
 from torchssvm.lightning import (
-    Alternate,
     AveragedWeights,
     DualityGap,
     FactorwiseSVM,
@@ -115,11 +113,6 @@ def joint(words) -> dict:
     return {**found, "first": weights.tolist(), "choice": list(model.choice)}
 
 
-def alternate(words, schedule) -> dict:
-    options = {"joint": schedule, "features_optimizer": torch.optim.Adam, "features": Features()}
-    return fit(StructuredSVM(LinearChain(12, 26), lam=0.1, **with_solver(**options)), loader(words))
-
-
 class OwnModule(L.LightningModule):
     """A user's module of the plain objects."""
 
@@ -188,7 +181,6 @@ def refusals(words) -> dict[str, str]:
     return {
         "sampler": refusal(lambda: make_trainer().fit(in_torch(), weighted)),
         "few": refusal(lambda: make_trainer().fit(in_torch(), DataLoader(few, collate_fn=words.collate, shuffle=True))),
-        "envelope": refusal(lambda: alternate(words, Alternate(1, 10, envelope=True))),
         "compiled": refusal(lambda: make_trainer(max_steps=4).fit(chain(compiled=True), loader(words))),
         "factorwise": refusal(
             lambda: make_trainer().fit(FactorwiseSVM(LinearChain(128, 26), lam=0.1), shuffled(words))
@@ -210,7 +202,6 @@ def main(folder: Path) -> None:
     often = {"every_n_train_steps": 8, "filename": "{step}"}  # in the first stage
     found["statistics"], found["statistics resumed"] = resumed(with_statistics, words, folder, "step=8.ckpt", **often)
     found["joint"] = joint(words)
-    found["alternate"] = alternate(words, Alternate(1, 2))
     found["span f1"] = span_f1(words)
     model = OwnModule(words)
     gap = DualityGap(0.001, every_n_epochs=3)

@@ -114,8 +114,7 @@ model:
   head: {class_path: torchssvm.LinearChain, init_args: {in_features: 16, num_states: 26}}
   lam: 0.1
   features: {class_path: torchssvm.models.LetterFeatures, init_args: {width: 16}}
-  features_optimizer: {class_path: torch.optim.Adam, init_args: {lr: 0.001}}
-  joint: {features: 1, head: 1}
+  joint: {epochs: 1, lr: 0.001}
   solver: {storage: {class_path: torchssvm.MeanParts}}
 trainer: {accelerator: cpu, max_epochs: 2, limit_train_batches: 3, limit_val_batches: 1, logger: false}
 """
@@ -123,7 +122,7 @@ trainer: {accelerator: cpu, max_epochs: 2, limit_train_batches: 3, limit_val_bat
     main(["fit", "--config=joint.yaml"])
     content = torch.load(next(tmp_path.rglob("*.ckpt")), weights_only=True)
     assert len(content["optimizer_states"]) == 2
-    assert content["torchssvm"]["features_moved"]
+    assert content["torchssvm_joint"]["weights"]
 
 
 def test_a_share_of_the_primal_as_tolerance(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from lightning_words import WORDS, loader, some_words
 
 pytestmark = pytest.mark.slow
 
-FITS = ("torch", "compiled", "shuffled", "joint", "statistics", "alternate", "own module")
+FITS = ("torch", "compiled", "shuffled", "joint", "statistics", "own module")
 
 
 def run(folder: Path, environment: dict[str, str]) -> None:
@@ -143,7 +143,6 @@ def test_predictions_are_divided(found, folder):
     [
         ("sampler", "draws by a WeightedRandomSampler, and 2 processes draw from their own examples"),
         ("few", "1 examples and 2 processes"),
-        ("envelope", "world size 2: .*JointTraining"),
         ("compiled", "compiled=True, and the compiled loop cannot be used: of several processes"),
         ("factorwise", "world size 2: GDMM runs in one process"),
     ],

@@ -20,7 +20,6 @@ from lightning_words import WORDS, Features, everything, loader, some_words, tra
 from torchssvm import (  # noqa: E402
     Chain,
     Corrective,
-    Labelings,
     LinearChain,
     LinearTree,
     MeanParts,
@@ -31,7 +30,6 @@ from torchssvm import (  # noqa: E402
 )
 from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
 from torchssvm.lightning import (  # noqa: E402
-    Alternate,
     AveragedWeights,
     DualityGap,
     JointTraining,
@@ -41,7 +39,6 @@ from torchssvm.lightning import (  # noqa: E402
 )
 from torchssvm.lightning.refusals import check_start  # noqa: E402
 from torchssvm.solvers import primal  # noqa: E402
-from torchssvm.steps import MaxOracle  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -255,15 +252,9 @@ class Packed(nn.Module):
 @pytest.mark.parametrize("compiled", [None, False])
 def test_features_that_take_lengths(words, compiled):
     torch.manual_seed(0)
-    options = [
-        {"joint": JointTraining(epochs=1)},
-        {"features_optimizer": torch.optim.Adam, "joint": Alternate(1, 1)} if compiled is None else {},
-    ]
-    for option in options:
-        gap, model = (
-            DualityGap(1e-9),
-            StructuredSVM(LinearChain(12, 26), 0.01, Packed(), **with_solver(compiled=compiled, **option)),
-        )
+    for joint in (JointTraining(epochs=1), None):
+        gap, rules = DualityGap(1e-9), with_solver(compiled=compiled)
+        model = StructuredSVM(LinearChain(12, 26), 0.01, Packed(), joint=joint, **rules)
         fitting = trainer(gap, max_epochs=3)
         fitting.fit(model, loader(words), others())
         assert gap.certificate.gap >= 0.0 < gap.certificate.dual
@@ -325,10 +316,6 @@ def test_a_second_fit_begins_with_the_first_stage(words):
 def test_refusals(words):
     with pytest.raises(ValueError, match=r"features=None: give the network"):
         StructuredSVM(LinearChain(128, 26), 0.1, joint=JointTraining())
-    with pytest.raises(ValueError, match=r"features_optimizer is for Alternate"):
-        StructuredSVM(LinearChain(12, 26), 0.1, Features(), torch.optim.Adam, joint=JointTraining())
-    with pytest.raises(ValueError, match=r"joint=Alternate.* needs features_optimizer"):
-        StructuredSVM(LinearChain(12, 26), 0.1, Features(), joint=Alternate())
     with pytest.raises(ValueError, match=r"max_epochs=2\) ends before the head is solved.*max_epochs=202"):
         trainer(max_epochs=2).fit(together(), loader(words))
     for wrong in ({"epochs": 0}, {"lr": 0.0}, {"lr": -1.0}, {"head_lr": 0.0}):
@@ -403,107 +390,6 @@ def test_checkpoints_that_do_not_fit(words, tmp_path):
         trainer(max_epochs=4).fit(together(), loader(words), ckpt_path=tmp_path / "damaged.ckpt")
     model = StructuredSVM.load_from_checkpoint(tmp_path / "joint.ckpt", features=Features())
     assert bool(model.head.emission.any())
-
-
-class Smooth(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(128, 6)
-        self.dropout = nn.Dropout(0.5)  # off: the head is solved on the features without it
-
-    def forward(self, x):
-        return self.dropout(torch.tanh(self.layer(x)))
-
-
-def alternating(lr: float = 0.02, **options) -> StructuredSVM:
-    torch.manual_seed(0)
-    rules = {"direction": Corrective(), "oracle": MaxOracle(), "storage": Labelings()}
-    return StructuredSVM(
-        LinearChain(6, 26).double(),
-        1.0,
-        Smooth().double(),
-        lambda parameters: torch.optim.SGD(parameters, lr=lr),
-        Alternate(1, 60, envelope=True),
-        **with_solver(**rules | options),
-    )
-
-
-class Rounds(Callback):
-    """Optima of the solved head, the gradient and the step of each round."""
-
-    def __init__(self, head_epochs: int) -> None:
-        self.head_epochs = head_epochs
-        self.optima, self.squares, self.calls, self.loops = [], [], [], []
-
-    def on_train_epoch_end(self, trainer, pl_module) -> None:
-        if pl_module._run.trains_features:
-            assert pl_module.dual.oracle_calls == self.calls[-1]  # nothing decoded
-            assert not pl_module.features.training
-            self.squares.append(sum(float(p.grad.square().sum()) for p in pl_module.features.parameters()))
-            return
-        self.calls.append(pl_module.dual.oracle_calls)
-        self.loops.append(pl_module.compiled_loop())
-        if trainer.current_epoch % (self.head_epochs + 1) == self.head_epochs - 1:
-            found = pl_module.compiled_loop().certify()
-            self.calls[-1] = pl_module.dual.oracle_calls
-            assert found.gap < 2e-3  # the optimum is known to half of this, a tenth of a decrease
-            self.optima.append((found.primal + found.dual) / 2)
-
-
-@pytest.mark.slow
-def test_alternation_with_the_envelope_gradient_goes_down_as_predicted(words):
-    rounds, model = Rounds(120), alternating()
-    model.joint = Alternate(1, 120, envelope=True)
-    trainer(rounds, max_epochs=2 * 121 + 120, precision="64-true").fit(model, loader(words))
-    assert len(rounds.squares) == 2
-    observed = [before - after for before, after in zip(rounds.optima, rounds.optima[1:], strict=False)]
-    for decrease, square in zip(observed, rounds.squares, strict=True):
-        assert decrease == pytest.approx(0.02 * square, rel=0.1)
-        assert decrease > 0.0
-    assert all(loop is not None for loop in rounds.loops)
-    assert len({id(loop) for loop in rounds.loops}) == 3  # made again whenever the features have moved
-
-
-@pytest.mark.parametrize("compiled", [None, False])
-@pytest.mark.filterwarnings("ignore:Checkpoint directory")
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
-@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
-def test_alternation_with_the_envelope_gradient_resumes(words, compiled, tmp_path):
-    def run(folder, resume=None):
-        model = alternating(compiled=compiled)
-        model.joint = Alternate(1, 10, envelope=True)
-        save = ModelCheckpoint(folder, filename="{step:03d}-{epoch}", save_top_k=-1, every_n_epochs=1)
-        saving = [save, Within(folder)] if resume is None else []
-        fitting = trainer(*saving, max_epochs=21, enable_checkpointing=not resume, precision="64-true")
-        fitting.fit(model, loader(words), ckpt_path=resume, weights_only=True if resume is not None else None)
-        return {"weights": dict(model.state_dict()), "dual": model.dual.state_dict()}
-
-    class Within(Callback):
-        def __init__(self, folder) -> None:
-            self.folder = folder
-
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-            if pl_module._run.trains_features and batch_idx == 3:
-                trainer.save_checkpoint(self.folder / "within.ckpt")
-
-    from problems import assert_same
-
-    alone = run(tmp_path / "alone")
-    ends = {path.name.split("epoch=")[1]: path for path in (tmp_path / "alone").glob("step*.ckpt")}
-    for number, path in enumerate([ends["9.ckpt"], tmp_path / "alone" / "within.ckpt", ends["10.ckpt"]]):
-        assert_same(run(tmp_path / str(number), resume=path), alone, path.name)
-
-
-def test_refusals_of_the_envelope_gradient(words):
-    with pytest.raises(ValueError, match=r"features=2 must be 1 with envelope=True"):
-        Alternate(2, 10, envelope=True)
-    with pytest.raises(ValueError, match=r"head=4 must be at least 10 with envelope=True"):
-        Alternate(envelope=True)
-    with pytest.raises(TypeError, match="envelope"):
-        Alternate(envelope=1)
-    for most, fits in ((1, 60), (61, 121), (100, 121), (182 + 3, 243)):
-        with pytest.raises(ValueError, match=rf"max_epochs={most}\) does not end with a solved head.*at {fits}"):
-            trainer(max_epochs=most).fit(alternating(), loader(words))
 
 
 def test_a_report_is_about_the_head_that_is_kept(words, tmp_path, monkeypatch):

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 L = pytest.importorskip("lightning")
 
-from items import with_solver  # noqa: E402
 from lightning.pytorch.callbacks import (  # noqa: E402
     Callback,
     EarlyStopping,
@@ -36,25 +35,12 @@ from torchssvm import (  # noqa: E402
     GapBatchSampler,
     LinearChain,
     MeanParts,
-    Solver,
     StructuredHinge,
-    Weights,
     certify,
 )
 from torchssvm.datasets import PaddedDataset  # noqa: E402
-from torchssvm.lightning import Alternate, AveragedWeights, DualityGap, Report, StructuredSVM  # noqa: E402
+from torchssvm.lightning import AveragedWeights, DualityGap, JointTraining, Report, StructuredSVM  # noqa: E402
 from torchssvm.solvers import SuffixAverage  # noqa: E402
-
-
-def joint(lam: float = 0.01, **options) -> StructuredSVM:
-    torch.manual_seed(0)
-    return StructuredSVM(
-        LinearChain(12, 26),
-        lam=lam,
-        features=Features(),
-        features_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=3e-3),
-        **with_solver(**options),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -299,18 +285,12 @@ def test_processes_that_share_the_weights_out_are_refused(words, monkeypatch):
 
 def test_arguments_that_contradict_each_other():
     make = LinearChain(12, 26)
-    with pytest.raises(ValueError, match="nothing for it to train"):
-        StructuredSVM(make, 0.1, features_optimizer=torch.optim.Adam)
-    with pytest.raises(ValueError, match="needs features_optimizer"):
-        StructuredSVM(make, 0.1, features=Features(), joint=Alternate())
-    with pytest.raises(ValueError, match=r"MeanParts\(\)"):
-        StructuredSVM(
-            make, 0.1, features=Features(), features_optimizer=torch.optim.Adam, solver=Solver(storage=Weights())
-        )
+    with pytest.raises(TypeError, match=r"features_optimizer has gone: give joint=JointTraining"):
+        StructuredSVM(make, 0.1, features=Features(), features_optimizer=torch.optim.Adam)
+    with pytest.raises(TypeError, match=r"joint=5 must be JointTraining"):
+        StructuredSVM(make, 0.1, features=Features(), joint=5)
     with pytest.raises(ValueError, match="no attribute `structure`"):
         StructuredSVM(nn.Linear(2, 2), 0.1)
-    with pytest.raises(ValueError, match="features=0"):
-        Alternate(features=0)
 
 
 def test_frozen_features_do_not_change_by_a_bit(words):
@@ -341,57 +321,10 @@ def test_frozen_features_do_not_change_by_a_bit(words):
     assert gap.certificate.drift < 1e-5
 
 
-def test_joint_training_lowers_the_hinge_and_the_certificate_is_for_the_features_as_they_stand(words):
-    model = joint(joint=Alternate(features=1, head=2))
-    hinges = []
-
-    class Watch(Callback):
-        def on_train_epoch_start(self, trainer, pl_module):
-            self.head = copy.deepcopy(pl_module.head.state_dict())
-            self.features = copy.deepcopy(pl_module.features.state_dict())
-            self.grads = [None if p.grad is None else p.grad.clone() for p in pl_module.head.parameters()]
-
-        def on_train_epoch_end(self, trainer, pl_module):
-            trains_features = trainer.current_epoch % 3 == 2
-            unchanged = self.head if trains_features else self.features
-            module = pl_module.head if trains_features else pl_module.features
-            assert all(torch.equal(value, unchanged[name]) for name, value in module.state_dict().items())
-            changed = pl_module.features.network[0].weight, self.features["network.0.weight"]
-            assert torch.equal(*changed) != trains_features
-            if trains_features:
-                grads = [p.grad for p in pl_module.head.parameters()]
-                assert all(torch.equal(a, b) for a, b in zip(grads, self.grads, strict=True))
-
-        def on_train_batch_end(self, trainer, pl_module, *args):
-            assert pl_module.features.training == (trainer.current_epoch % 3 == 2)
-
-    gap = DualityGap(1e-9, every_n_epochs=1)
-    hinge = StructuredHinge(model.structure)
-
-    class Hinge(Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            pl_module.eval()
-            with torch.no_grad():
-                total = sum(hinge(model(b.x, b.lengths), b.y) * len(b.y) for b in everything(words)) / WORDS
-            pl_module.train()
-            hinges.append(float(total))
-
-    trainer(Watch(), Hinge(), gap, max_epochs=12).fit(model, loader(words))
-    # The features' own epochs, before the weights follow.
-    assert all(hinges[epoch] < hinges[epoch - 1] for epoch in (2, 5, 8))
-    assert gap.history[-1].certificate.primal < gap.history[0].certificate.primal
-    assert all(entry.certificate.gap >= 0.0 for entry in gap.history)
-    assert all(entry.certificate.drift < 1e-5 for entry in gap.history)
-    assert certify(model.eval(), model.dual, everything(words)).gap == pytest.approx(gap.certificate.gap, rel=1e-5)
-
-
 def test_trained_features_keep_the_modes_that_they_were_given_in(words):
-    model = joint(joint=Alternate(1, 1))
     features = Features()
     features.network[1].eval()
-    model = StructuredSVM(
-        LinearChain(12, 26), 0.1, features=features, features_optimizer=torch.optim.SGD, joint=Alternate(1, 1)
-    )
+    model = StructuredSVM(LinearChain(12, 26), 0.1, features=features, joint=JointTraining(epochs=1))
     modes = []
 
     class Watch(Callback):
@@ -399,7 +332,7 @@ def test_trained_features_keep_the_modes_that_they_were_given_in(words):
             modes.append((trainer.current_epoch, features.network[1].training, features.network[3].training))
 
     trainer(Watch(), max_epochs=2).fit(model, loader(words))
-    assert set(modes) == {(0, False, False), (1, False, True)}
+    assert set(modes) == {(0, False, True), (1, False, False)}
 
 
 def test_copies_do_not_hold_the_dual(words):
@@ -501,15 +434,6 @@ def test_averaged_weights_are_swapped_only_if_asked(words):
         trainer(average, watch, max_epochs=1, num_sanity_val_steps=0).fit(model, loader(words), everything(words))
         assert torch.equal(watch.validated, model.head.emission) != asked
         assert torch.equal(watch.validated, average.weights[0].float()) == asked
-
-
-def test_the_average_begins_anew_when_the_features_move(words):
-    average = AveragedWeights()
-    model = joint(joint=Alternate(1, 1))
-    fitting = trainer(average, DualityGap(1e-9, every_n_epochs=1), max_epochs=3)
-    fitting.fit(model, loader(words))
-    assert average.count == 10
-    assert average.certify(fitting, model).gap > 0.0
 
 
 def test_an_average_of_nothing(words):

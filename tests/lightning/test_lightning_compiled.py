@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
@@ -93,10 +92,6 @@ OBSTACLES = {
     "storage": {"storage": Weights()},
     "structure": {"structure": SlackRescaling(LinearChain(128, 26).structure)},
     "head": {"head": LinearChain(128, 26, positions=15)},
-    "features": {
-        "features": nn.Linear(128, 128),
-        "features_optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.0),
-    },
 }
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from torchssvm import GDMM, Batch, GapBatchSampler, LinearChain, LinearMultilabel, Relative
 from torchssvm.datasets import PaddedDataset
-from torchssvm.lightning import Alternate, DualityGap, FactorwiseSVM, Report
+from torchssvm.lightning import DualityGap, FactorwiseSVM, Report
 from torchssvm.solvers.gdmm import FactorwiseCertificate, Penalty, ResidualBalancing
 from torchssvm.solvers.gdmm.rules import BlockRule
 
@@ -333,9 +333,6 @@ def test_bad_arguments() -> None:
     for head in (nn.Linear(3, 3), LinearMultilabel(3, 3, pairwise=False), LinearChain(3, 3).parameters()):
         with pytest.raises(TypeError, match="head"):
             FactorwiseSVM(head, lam=0.1)  # type: ignore[arg-type]
-    for options in ({"features_optimizer": torch.optim.Adam}, {"joint": Alternate()}):
-        with pytest.raises(TypeError, match=rf"{next(iter(options))}.*does not train features.*StructuredSVM"):
-            FactorwiseSVM(LinearChain(3, 3), lam=0.1, **options)
     with pytest.raises(TypeError, match=r"unexpected keyword.*sweeps"):
         FactorwiseSVM(LinearChain(3, 3), lam=0.1, sweeps=3)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="violation"):

@@ -10,7 +10,6 @@ import pytest
 import torch
 from problems import Problem, Training, chain, reference
 from tables import each_row
-from torch import nn
 from torch.utils.data import DataLoader
 
 pytest.importorskip("lightning")
@@ -31,7 +30,6 @@ from torchssvm import (
     MeanParts,
     Pairwise,
     Permutation,
-    Solver,
     Weights,
     certify,
     recompute_weights,
@@ -99,17 +97,6 @@ def test_a_storage_that_belongs_to_a_dual_is_refused():
     DualState.for_head(LinearChain(128, 26), 5, 0.1, storage=storage)
     with pytest.raises(ValueError, match="already belongs to a DualState"):
         model(storage=storage)
-
-
-def test_trained_features_refuse_weights():
-    with pytest.raises(ValueError, match=r"storage=Weights\(\).*MeanParts\(\) or Labelings\(\)"):
-        StructuredSVM(
-            LinearChain(4, 26),
-            0.1,
-            features=nn.Linear(128, 4),
-            features_optimizer=torch.optim.SGD,
-            solver=Solver(storage=Weights()),
-        )
 
 
 @pytest.fixture(scope="module")

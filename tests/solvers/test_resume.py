@@ -29,7 +29,7 @@ from torchssvm import (  # noqa: E402
     Permutation,
 )
 from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
-from torchssvm.lightning import Alternate, AveragedWeights, DualityGap, StructuredSVM  # noqa: E402
+from torchssvm.lightning import AveragedWeights, DualityGap, JointTraining, StructuredSVM  # noqa: E402
 from torchssvm.steps import Away, Hybrid, MaxOracle  # noqa: E402
 
 WORDS, BATCH = 30, 3
@@ -128,8 +128,7 @@ def run(
     torch.manual_seed(0)
     options = with_solver(**(rules or {}))
     if joint:
-        options |= {"features": Features(), "joint": Alternate(features=1, head=1)}
-        options["features_optimizer"] = lambda parameters: torch.optim.Adam(parameters, lr=1e-2)
+        options |= {"features": Features(), "joint": JointTraining(epochs=1, lr=1e-2)}
     model = StructuredSVM(LinearChain(8 if joint else 128, 26), lam=1e-2, **options)
     torch.manual_seed(1 if resume is None else 2)  # whatever is random must come from the checkpoint
     everything = Everything()
@@ -264,7 +263,7 @@ def test_the_draws_do_not_depend_on_the_workers(tmp_path):
 
 
 def test_a_checkpoint_holds_tensors_and_numbers_only_and_no_duals_among_the_weights(tmp_path):
-    run(tmp_path, checkpoint={"every_n_train_steps": 5}, epochs=1, joint=True)
+    run(tmp_path, checkpoint={"every_n_train_steps": 5}, epochs=2, joint=True)
     content = torch.load(tmp_path / "step=005.ckpt", weights_only=True)
     assert {name.partition(".")[0] for name in content["state_dict"]} == {"head", "features"}
     assert content["torchssvm"]["num_examples"] == WORDS

@@ -5,7 +5,6 @@ from torchssvm.core.extras import needs
 with needs("torchssvm.lightning needs Lightning: pip install 'torchssvm[lightning]'", "lightning"):
     import lightning  # noqa: F401
 
-from torchssvm.lightning.alternate import Alternate
 from torchssvm.lightning.averaged_weights import AveragedWeights
 from torchssvm.lightning.duality_gap import DualityGap
 from torchssvm.lightning.factorwise import FactorwiseSVM
@@ -18,7 +17,6 @@ from torchssvm.lightning.structured_svm import StructuredSVM
 from torchssvm.lightning.write_predictions import WritePredictions
 
 __all__ = [
-    "Alternate",
     "AveragedWeights",
     "DualityGap",
     "FactorwiseSVM",

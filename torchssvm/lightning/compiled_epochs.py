@@ -24,7 +24,7 @@ from torchssvm.solvers.choice import CPU, STORAGES, Choice, Sample, choose, of_a
 from torchssvm.solvers.compiled.draws import can_draw
 from torchssvm.solvers.compiled.solver import CompiledBCFW, usual_visits
 from torchssvm.solvers.trainer import Pacing
-from torchssvm.solvers.training import device_of, move
+from torchssvm.solvers.training import move
 from torchssvm.steps.orders import Order, Permutation
 from torchssvm.steps.sampler import GapBatchSampler
 
@@ -228,8 +228,6 @@ def choose_solver(module: Any, loader: DataLoader, kind: str | None) -> Choice:
         solver = dataclasses.replace(solver, storage=STORAGES[kind]())  # resumed: whatever memory is free now
     obstacle = None if hook is None else f"{hook} changes batches on their way"
     ranks = Ranks.here()
-    if obstacle is None and module.features_optimizer is not None and (device := device_of(module.head)).type != "cpu":
-        obstacle = f"features and head take turns on {device}"
     if obstacle is None and ranks and not module.draws_in_loop(loader):
         obstacle = (
             "of several processes each draws its own examples, and the loader's batches count (max_steps, "

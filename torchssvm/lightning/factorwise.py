@@ -41,12 +41,10 @@ class FactorwiseSVM(Predicting):
         penalty: rho and eta.
         oracle: The factorwise oracle.
         seed: Seed of the order in which the examples that were in no batch are visited.
-        features_optimizer: Must be None; an argument of :class:`StructuredSVM`.
-        joint: Must be None; an argument of :class:`StructuredSVM`.
 
     Raises:
         ValueError: ``lam`` is not positive.
-        TypeError: GDMM does not train this kind of head, or ``features_optimizer`` or ``joint`` is given.
+        TypeError: GDMM does not train this kind of head.
 
     Example:
         >>> gap = DualityGap(tolerance=0.05)
@@ -66,13 +64,8 @@ class FactorwiseSVM(Predicting):
         penalty: Penalty | None = None,
         oracle: SortedOracle | BruteForce | None = None,
         seed: int = 0,
-        features_optimizer: None = None,
-        joint: None = None,
     ) -> None:
         super().__init__()
-        for name, given in (("features_optimizer", features_optimizer), ("joint", joint)):
-            if given is not None:
-                raise TypeError(f"{name}: GDMM does not train features; StructuredSVM trains them with the head")
         self.automatic_optimization = False
         lam = check_lam(lam)  # hyperparameters in checkpoints are plain numbers
         check_kind(head)
@@ -179,7 +172,7 @@ class FactorwiseSVM(Predicting):
         now = self._versions()
         if any(now.get(name) != version for name, version in self._kept.items()):
             raise RuntimeError(
-                "the features moved during the fit: leave them alone, or use StructuredSVM(features_optimizer=...)"
+                "the features moved during the fit: leave them alone, or use StructuredSVM(joint=JointTraining())"
             )
 
     def on_train_epoch_start(self) -> None:

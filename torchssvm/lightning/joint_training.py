@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -21,7 +21,6 @@ from torchssvm.core.random_state import RandomState
 from torchssvm.core.schema import Entry, Maybe, check
 from torchssvm.core.structure import Structure
 from torchssvm.core.undisturbed import undisturbed
-from torchssvm.lightning.alternate import HeadAlone
 from torchssvm.lightning.exact_pass import in_precision
 from torchssvm.lightning.loaders import of_all, same_buffers, share_of
 from torchssvm.lightning.predicting import Predicting
@@ -157,6 +156,43 @@ class HeadChoice(NamedTuple):
         text = f"the {self.kept} head is kept, the {other} one validates no better (mean task loss: {losses})"
         later = "; checkpoints of the fit hold the solved head, trainer.save_checkpoint(...) saves the kept one"
         return text + (later if self.kept == "joint" else "")
+
+
+class HeadAlone:
+    """A fit on fixed features: the head always holds the weights of the dual. Others override what they do more."""
+
+    choice: Any = None
+
+    @property
+    def solves(self) -> bool:
+        """Whether the head holds the weights of the dual."""
+        return True
+
+    def start(self, module: Predicting, *, resumed: bool) -> None:
+        """Begin a fit, or go on with one from a checkpoint that was loaded."""
+
+    def starting_head(self, module: Predicting, *, resumed: bool) -> AbstractContextManager[None]:
+        """Inside, BCFW is made, which sets the head to the weights of a new dual."""
+        return module.overwriting(resumed=resumed)
+
+    def make_optimizers(self, module: Predicting) -> list[Optimizer]:
+        """The optimizers beside BCFW."""
+        return []
+
+    def step(self, module: Predicting, batch: Batch, batch_idx: int) -> None:
+        """A step on the features."""
+
+    def begin_solving(self, module: Predicting) -> None:
+        """Called when epochs on the head begin."""
+
+    def choose(self, module: Predicting) -> None:
+        """Choose the head that the model keeps, at the end of a fit."""
+
+    def save(self, checkpoint: dict[str, Any]) -> None:
+        """Add what later steps depend on."""
+
+    def load(self, checkpoint: dict[str, Any], module: Predicting) -> None:
+        """Read it again."""
 
 
 class JointRun(HeadAlone):

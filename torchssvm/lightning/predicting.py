@@ -34,7 +34,6 @@ class Predicting(Loading, Resumable):
     structure: Structure
     lam: float
     joint: Any
-    features_optimizer: Any
 
     def forward(self, x: Any, lengths: Tensor | None = None) -> Potentials:
         """Input of the features, or of the head -> potentials, differentiable in the head's weights only.
@@ -96,10 +95,6 @@ class Predicting(Loading, Resumable):
         for name, weight in weights.items():
             if (value := getattr(found, name)) is not None:
                 self.log(f"{stage}_{name}", value, prog_bar=name == "loss", batch_size=weight, sync_dist=True)
-
-    def features_have_moved(self) -> None:
-        """Note that the features were trained: weights, and what the compiled loop keeps, are of the old ones."""
-        self._run.features_moved, self._run.loop = True, None
 
     def optimizer_of(self, *, bcfw: bool) -> Any:
         """Lightning's optimizer of the head's dual, or the other one."""

@@ -87,13 +87,13 @@ def refuse_averages(trainer: L.Trainer, *, possible: bool = True) -> None:
             raise ValueError(f"{name} leaves averaged weights in the place of those that are certified: {way}")
 
 
-def check_start(features: nn.Module, head: nn.Module | None = None) -> None:
+def check_start(features: nn.Module, head: nn.Module) -> None:
     """Raise ValueError if weights that a fit starts from are such as those of memory that was never written to.
 
-    They are those of the features, and of a head that the fit does not set to zero.
+    They are those of the features, and of the head, which the fit does not set to zero.
     """
     for part, module in (("features", features), ("head", head)):
-        for name, weights in () if module is None else module.named_parameters():
+        for name, weights in module.named_parameters():
             trained = weights.requires_grad and not is_lazy(weights) and weights.numel()
             if trained and not float(largest := weights.detach().abs().amax()) < _ABSURD:
                 raise ValueError(

@@ -44,7 +44,6 @@ class ResumePoint:
 
     Attributes:
         num_examples: n.
-        features_moved: Whether the features were trained since the weights were last computed from the dual.
         random: The random state, of several processes as a list ``ranks``.
         sampler: State of the ``GapBatchSampler`` or of the ``EpochParts``, of all processes; None if there were none.
         in_epoch: Whether the epoch under way has batches left.
@@ -52,7 +51,6 @@ class ResumePoint:
     """
 
     num_examples: int
-    features_moved: bool
     random: dict[str, Any]
     sampler: dict[str, Any] | None
     in_epoch: bool
@@ -63,7 +61,6 @@ class ResumePoint:
         """The point from its ``state_dict``; ValueError if the state is damaged."""
         schema = {
             "num_examples": int,
-            "features_moved": bool,
             "random": dict,
             "sampler": Maybe(dict),
             "in_epoch": bool,
@@ -145,7 +142,6 @@ class Run:
         resume: The point to resume from, until the resumed run trains its first batch.
         at_first_batch: The random state to set before that batch.
         before_validation: The random state to set after validation.
-        features_moved: Whether the features were trained since the weights were last computed from the dual.
         trains_features: Whether this epoch trains the features.
         loop: The compiled loop, if it is used.
         at_once: How it makes several epochs at once, where it does.
@@ -158,7 +154,6 @@ class Run:
     resume: ResumePoint | None = None
     at_first_batch: RandomState | None = None
     before_validation: RandomState | None = None
-    features_moved: bool = False
     trains_features: bool = False
     loop: CompiledBCFW | None = None
     at_once: EpochsAtOnce | None = None
@@ -170,7 +165,6 @@ class Run:
         self.resume = self.resume if resumed else None
         self.kind = self.kind if resumed else None
         self.loader, self.sampler = loader, gap_sampler(loader)
-        self.features_moved = self.resume is not None and self.resume.features_moved
         self.trains_features = self.compiled = False
         self.at_first_batch = self.before_validation = self.loop = self.at_once = None
 
@@ -266,7 +260,7 @@ class Resumable(L.LightningModule):
             self._run.before_validation = None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add random state, sampler, and whether the features were trained since the last recomputation."""
+        """Add random state and sampler."""
         run = self._run
         if run.loader is None or "optimizer_states" not in checkpoint:
             return
@@ -276,7 +270,6 @@ class Resumable(L.LightningModule):
             left = used < self.trainer.num_training_batches
             point = ResumePoint(
                 num_examples=count_examples(run.loader),
-                features_moved=run.features_moved,
                 sampler=None if run.sampler is None else _whole(run.sampler, used if left else len(run.sampler)),
                 random=_of_all(RandomState().state_dict()),
                 in_epoch=left and used > 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
@@ -15,14 +15,12 @@ from torch.utils.data import DataLoader
 
 from torchssvm.core.arguments import or_default
 from torchssvm.core.batch import Batch, as_batch
-from torchssvm.core.head_call import evaluating
 from torchssvm.core.moved import TO_SOLVER, moved
 from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import check_lam, find_structure
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
-from torchssvm.lightning.alternate import Alternate, AlternatingRun, HeadAlone
 from torchssvm.lightning.compiled_epochs import (
     EpochPart,
     EpochParts,
@@ -33,14 +31,14 @@ from torchssvm.lightning.compiled_epochs import (
     put_back,
     replace_loader,
 )
-from torchssvm.lightning.exact_pass import certify_by_torch, in_precision
-from torchssvm.lightning.joint_training import HeadChoice, JointRun, JointTraining
-from torchssvm.lightning.loaders import alone, check_strategy, exact_pass_loader, same_buffers
+from torchssvm.lightning.exact_pass import certify_by_torch
+from torchssvm.lightning.joint_training import HeadAlone, HeadChoice, JointRun, JointTraining
+from torchssvm.lightning.loaders import alone, check_strategy, exact_pass_loader
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_trainer, training_modes
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
-from torchssvm.solvers.certificate import Certificate, recompute_weights
+from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.choice import compiled_form
 from torchssvm.solvers.compiled.solver import CompiledBCFW, ProposedVisits
 from torchssvm.solvers.parameter_groups import check_bounds, groups
@@ -63,37 +61,17 @@ def find_solver(module: Any, solver: Solver | None) -> Solver:
 
     Raises:
         TypeError: ``solver`` is not a Solver.
-        ValueError: It has what the Trainer has too; features are trained and the storage cannot follow them; bounds do
-            not fit the head; or ``compiled=True`` where the compiled loop cannot be used.
+        ValueError: It has what the Trainer has too; bounds do not fit the head; or ``compiled=True`` where the compiled
+            loop cannot be used.
     """
     solver = or_default(solver, Solver, "solver")
     for name, where in _OF_THE_TRAINER.items():
         if getattr(solver, name):
             raise ValueError(f"Solver({name}={getattr(solver, name)}) is for solve: under a Trainer give it {where}")
     check_bounds(module.head, solver.bounds)
-    rules, moves = solver.with_defaults(), module.features_optimizer is not None
-    moving = moves and not module.joint.envelope  # between two epochs of the head
-    if moves and rules.storage is not None and rules.storage.needs_gradients:
-        raise ValueError(
-            f"storage={type(rules.storage).__name__}() keeps weights of old features: use MeanParts() or Labelings()"
-        )
-    if solver.compiled and (
-        reason := "the features are trained (features_optimizer)"
-        if moving
-        else compiled_form(module.head, module.structure, rules)[1]
-    ):
+    if solver.compiled and (reason := compiled_form(module.head, module.structure, solver.with_defaults())[1]):
         raise ValueError(f"compiled=True, and the compiled loop cannot be used: {reason}")
     return solver
-
-
-def check_joint(joint: JointTraining, features: nn.Module | None, features_optimizer: Any) -> None:
-    """Raise ValueError if there is nothing for ``joint`` to train, or another optimizer for it."""
-    if features is None:
-        raise ValueError(f"joint={joint} trains features and head together, and features=None: give the network")
-    if features_optimizer is not None:
-        raise ValueError(
-            f"joint={joint} has an optimizer, and features_optimizer is for Alternate(): give joint=Alternate(...)"
-        )
 
 
 _BAR_EVERY = 10
@@ -106,11 +84,8 @@ class StructuredSVM(Predicting):
     is made when a fit begins. The optimizer holds it and checkpoints save it; the module's ``state_dict`` does not
     contain it. A ``GapBatchSampler`` in the training loader is bound to it; runs can then be resumed within an epoch.
 
-    The features are frozen, always in evaluation mode and without gradients, unless ``joint`` or ``features_optimizer``
-    is given. With ``joint=JointTraining()``, one optimizer first trains features and head together, then BCFW solves
-    the head. With ``features_optimizer``, epochs on the features and on the head alternate: the optimizer descends the
-    structured hinge while the head's weights are fixed, and the head's weights are recomputed from the dual before BCFW
-    continues.
+    The features are frozen, always in evaluation mode and without gradients, unless ``joint=JointTraining()`` is given:
+    one optimizer first trains features and head together, then BCFW solves the head.
 
     An epoch is n visits, whatever takes them, and ``max_epochs`` counts them. Where the compiled loop draws the
     examples, the schedule of a ``DualityGap`` ends the run, and nothing else follows single epochs (no logger, no
@@ -135,15 +110,13 @@ class StructuredSVM(Predicting):
         lam: Regularisation of the head, the lambda of ``lam/2 |w|^2``.
         features: The module below the head, ``x`` -> features; None gives ``x`` to the head. A module whose
             ``forward`` has a parameter called ``lengths`` gets the lengths of the batch too.
-        features_optimizer: ``parameters -> torch.optim.Optimizer``; trains the features in alternation with the head.
-        joint: How features and head are trained together: ``JointTraining(...)``, without ``features_optimizer``; or
-            ``Alternate(...)``, which is what None means with one.
+        joint: How features and head are trained together before the head is solved; None trains the head alone.
         structure: What an output is; None is ``head.structure``.
         solver: What is given of the rules, the bounds on the weights and the memory; None gives nothing. When a fit
-            begins, the rest is chosen as :func:`torchssvm.solve` does, and said with the reason; with
-            ``features_optimizer`` it is that of ``BlockGap``. Order, seed, batch size and schedule are those of the
-            loader and of :class:`DualityGap`. With the compiled loop, features are computed once and kept for the whole
-            run: give ``Solver(compiled=False)`` if the dataset gives an example other features each time.
+            begins, the rest is chosen as :func:`torchssvm.solve` does, and said with the reason. Order, seed, batch
+            size and schedule are those of the loader and of :class:`DualityGap`. With the compiled loop, features are
+            computed once and kept for the whole run: give ``Solver(compiled=False)`` if the dataset gives an example
+            other features each time.
 
     Attributes:
         rules: The solver of the last fit, with every rule.
@@ -166,34 +139,29 @@ class StructuredSVM(Predicting):
 
     several_epochs = True  # nothing here follows single epochs; subclasses may
 
-    @moved(*TO_SOLVER)
+    @moved(*TO_SOLVER, features_optimizer="joint=JointTraining(optimizer=...)")
     def __init__(
         self,
         head: nn.Module,
         lam: float,
         features: nn.Module | None = None,
-        features_optimizer: Callable[[Iterable], Optimizer] | None = None,
-        joint: JointTraining | Alternate | None = None,
+        joint: JointTraining | None = None,
         structure: Structure | None = None,
         solver: Solver | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        if features is None and features_optimizer is not None:
-            raise ValueError("features_optimizer is given, and features=None: there is nothing for it to train")
-        if isinstance(joint, JointTraining):
-            check_joint(joint, features, features_optimizer)
-        elif joint is not None and features_optimizer is None:
-            raise ValueError(f"joint={joint} needs features_optimizer; without it the features are frozen")
+        if not (joint is None or isinstance(joint, JointTraining)):
+            raise TypeError(f"joint={joint!r} must be JointTraining(...), or None for the head alone")
+        if joint is not None and features is None:
+            raise ValueError(f"joint={joint} trains features and head together, and features=None: give the network")
         lam = check_lam(lam)  # hyperparameters in checkpoints are plain numbers
         self.head = head
         self.features = features
         self.lam = lam
         self.structure = find_structure(head, structure)
-        self.features_optimizer = features_optimizer
-        self.joint = (joint or Alternate()) if features_optimizer is not None else joint
-        alternates = isinstance(self.joint, Alternate)
-        self._stages = AlternatingRun() if alternates else HeadAlone() if self.joint is None else JointRun()
+        self.joint = joint
+        self._stages = HeadAlone() if joint is None else JointRun()
         self.solver = find_solver(self, solver)
         kept = {name: value for name in ("bounds", "memory_limit") if (value := getattr(self.solver, name)) is not None}
         self.save_hyperparameters({"lam": lam, **({"solver": kept} if kept else {})})
@@ -204,7 +172,7 @@ class StructuredSVM(Predicting):
     # Steps
 
     def training_step(self, batch: Batch | EpochPart, batch_idx: int) -> None:
-        """One step of BCFW on the head, or of the features' optimizer on the hinge; or visits of the compiled loop."""
+        """One step of BCFW on the head, or on features and head together; or visits of the compiled loop."""
         if isinstance(batch, EpochPart):
             if self._run.at_once is None:
                 self._visit(batch.visits)
@@ -290,30 +258,21 @@ class StructuredSVM(Predicting):
 
     def setup(self, stage: str) -> None:
         """Refuse what several processes cannot do."""
-        if stage != "fit":
-            return
-        check_strategy(self.trainer)
-        if self.trainer.world_size > 1 and getattr(self.joint, "envelope", False):
-            raise ValueError(
-                f"world size {self.trainer.world_size}: {self.joint} runs in one process. Use Trainer(devices=1), "
-                "or joint=JointTraining(...)"
-            )
-        if isinstance(self.joint, Alternate):  # DDP would wait for gradients of the head
-            self._ddp_params_and_buffers_to_ignore = [f"head.{name}" for name, _ in self.head.named_parameters()]
+        if stage == "fit":
+            check_strategy(self.trainer)
 
     def configure_optimizers(self) -> list[Optimizer]:
-        """BCFW with a new dual state for the training dataset, and the optimizer of the features, if any."""
+        """BCFW with a new dual state for the training dataset, and the optimizer of joint training, if any."""
         run, n = self._run, self.begin_fit()
         resume, stages = run.resume, self._stages
         stages.start(self, resumed=resume is not None)
-        if self.joint is not None and not getattr(self.joint, "envelope", False):
+        if self.joint is not None:
             self._modes = training_modes(self._modes)
-        if not isinstance(self.joint, Alternate) or self.joint.envelope:
-            choice = choose_solver(self, self.training_loader, run.kind)
-            if not Ranks.here().rank:
-                print_choice(choice)
-            self.rules = choice.solver
-            run.compiled = choice.adapter is not None
+        choice = choose_solver(self, self.training_loader, run.kind)
+        if not Ranks.here().rank:
+            print_choice(choice)
+        self.rules = choice.solver
+        run.compiled = choice.adapter is not None
         dual = DualState.for_head(
             self.head,
             n,
@@ -338,8 +297,6 @@ class StructuredSVM(Predicting):
         """
         self._turn()
         self._solve_head()
-        if self._run.resume is not None and not self._run.resume.in_epoch and not self._run.trains_features:
-            self.follow_features()
         super().on_train_start()
 
     def _solve_head(self) -> None:
@@ -351,9 +308,8 @@ class StructuredSVM(Predicting):
 
     def draws_in_loop(self, loader: DataLoader) -> bool:
         """Whether the compiled loop can draw the examples of this fit in place of the loader."""
-        trained = self.features_optimizer is not None  # its epochs need the loader's batches
         own_step = type(self).training_step is not StructuredSVM.training_step
-        return not (trained or own_step) and own_draws(self.trainer, loader) is not None
+        return not own_step and own_draws(self.trainer, loader) is not None
 
     def _draw_in_loop(self) -> None:
         run = self._run
@@ -367,12 +323,10 @@ class StructuredSVM(Predicting):
             replace_loader(self.trainer, run.sampler)
 
     def on_train_epoch_start(self) -> None:
-        """Choose between features and head; for the head, recompute its weights from the dual if the features moved."""
+        """Choose between features and head."""
         self._turn()
-        if not self._run.trains_features:
-            if not self.solves_head:
-                self._solve_head()
-            self.follow_features()
+        if not self._run.trains_features and not self.solves_head:
+            self._solve_head()
 
     def on_train_end(self) -> None:
         """Warn of a run that ends far from its optimum, where no ``DualityGap`` does; choose the head."""
@@ -406,10 +360,8 @@ class StructuredSVM(Predicting):
         self._run.trains_features = self._features_turn()
         if self.features is None:
             return
-        # The envelope gradient is that of the features that the head was solved on.
-        trained = self._run.trains_features and not getattr(self.joint, "envelope", False)
         for name, part in self.features.named_modules():
-            part.training = trained and self._modes.get(name, True)
+            part.training = self._run.trains_features and self._modes.get(name, True)
 
     def teardown(self, stage: str) -> None:
         """Set the features to evaluation mode and drop the compiled loop."""
@@ -442,22 +394,12 @@ class StructuredSVM(Predicting):
         return Pacing(self.dual, idle_epochs=CompiledBCFW.idle_epochs if self._run.compiled else IDLE_EPOCHS, **rules)
 
     def certify(self, batches: Iterable[Any] | None = None) -> Certificate:
-        """An exact pass during or after a fit; the head's weights follow features that were trained.
+        """An exact pass during or after a fit.
 
         Args:
             batches: Every training example once; None reads the training set. Unused if the compiled loop keeps it.
         """
-        self.follow_features()
         if (loop := self.compiled_loop()) is not None:
             return loop.certify()
         batches = exact_pass_loader(self.training_loader) if batches is None else batches
         return certify_by_torch(self.trainer, self, self.dual, batches)
-
-    def follow_features(self) -> None:
-        """Recompute the weights from the dual if the features were trained since the last time."""
-        if not self._run.features_moved:
-            return
-        same_buffers(self.features)
-        with evaluating(self):
-            recompute_weights(in_precision(self.trainer, self), self.dual, exact_pass_loader(self.training_loader))
-        self._run.features_moved = False
