@@ -61,25 +61,10 @@ assert min_cut(node, torch.tensor([[5.0, 0.0]]), torch.tensor([[[0, 1], [1, 2]]]
     "scipy": """
 import torch
 from torchssvm import Decisions
-from torchssvm.structures.decisions import IntegerProgram, SciPyMilp
+from torchssvm.structures.decisions import IntegerProgram
 
-knapsack = IntegerProgram([[3, 2, 2]], [4], maximize=True, backend=SciPyMilp())
+knapsack = IntegerProgram([[3, 2, 2]], [4], maximize=True)
 assert Decisions(knapsack).decode(torch.tensor([[5.0, 3.0, 3.0]])).tolist() == [[0, 1, 1]]
-""",
-    "highs": """
-from torchssvm.structures.decisions import HiGHS, IntegerProgram
-import numpy as np
-
-program = IntegerProgram([[3, 2, 2]], [4], maximize=True, backend=HiGHS())
-assert program.solve(np.array([[5.0, 3.0, 3.0]]))[0].tolist() == [[0, 1, 1]]
-""",
-    "ortools": """
-from torchssvm.structures.decisions import CPSAT, SCIP, IntegerProgram
-import numpy as np
-
-for backend in (SCIP(), CPSAT()):
-    program = IntegerProgram([[3, 2, 2]], [4], maximize=True, backend=backend)
-    assert program.solve(np.array([[5.0, 3.0, 3.0]]))[0].tolist() == [[0, 1, 1]]
 """,
     "triton": """
 import os
@@ -237,11 +222,9 @@ class Environments:
         self.install(self.core, str(what))
 
     def install(self, environment: Path, what: str, *options: str) -> None:
-        """Install into one environment, with the versions of ``constraints.txt`` (OR-Tools: its own)."""
+        """Install into one environment, with the versions of ``constraints.txt``."""
         pip = (environment / "bin/python", "-m", "pip")
-        # OR-Tools takes another protobuf than the one that onnx and tensorboard are tested with.
-        pins = () if what.endswith("[ortools]") else ("-c", ROOT / "constraints.txt")
-        run(*pip, "install", "-q", *pins, *options, what)
+        run(*pip, "install", "-q", "-c", ROOT / "constraints.txt", *options, what)
         run(*pip, "check")
 
     def copy(self, name: str) -> Path:

@@ -207,8 +207,7 @@ def test_the_constraints_pin_every_requirement():
 def test_every_extra_is_part_of_all_and_has_its_row_in_the_documentation_and_its_check():
     extras = pyproject()["project"]["optional-dependencies"]
     (everything,) = extras.pop("all")
-    # OR-Tools takes another protobuf than onnx and tensorboard.
-    assert set(re.search(r"\[(.*)\]", everything).group(1).split(",")) == set(extras) - {"ortools"}
+    assert set(re.search(r"\[(.*)\]", everything).group(1).split(",")) == set(extras)
     page = (ROOT / "docs/install.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(\S+)` \|", page, re.MULTILINE)) >= {*extras, "all"}
     tree = ast.parse((ROOT / ".ci/extras.py").read_text(encoding="utf-8"))

@@ -35,11 +35,7 @@ GRAPHS_OF_IMAGES = (
 # Modules that an example needs beyond those of its package.
 EXTRAS = {
     "torchssvm.TorchStruct": ("torch_struct",),
-    **{
-        f"torchssvm.structures.decisions.{name}": ("scipy",)
-        for name in ("CPSAT", "IntegerProgram", "SCIP", "SciPyMilp")
-    },
-    "torchssvm.structures.decisions.HiGHS": ("highspy", "scipy"),
+    "torchssvm.structures.decisions.IntegerProgram": ("scipy",),
     "torchssvm.lightning.Report": ("matplotlib",),
     "torchssvm.datasets.LSPET": ("PIL",),
     "torchssvm.datasets.PoseTargets": ("PIL",),

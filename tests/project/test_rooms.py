@@ -34,7 +34,6 @@ MAY_IMPORT = {
 
 OPTIONAL = {
     "conllu",
-    "highspy",
     "jsonargparse",
     "lightning",
     "matplotlib",
@@ -42,7 +41,6 @@ OPTIONAL = {
     "onnx",
     "onnxruntime",
     "onnxscript",
-    "ortools",
     "rich",
     "safetensors",
     "scipy",

@@ -20,8 +20,8 @@ _ROOMS = {
     "torchssvm.structures.arborescence": "NonProjective Projective",
     "torchssvm.structures.chain": "Transitions",
     "torchssvm.structures.decisions": (
-        "Assignment CPSAT Decision DecisionOracle DecisionPotentials DecisionProblems HiGHS IntegerProgram "
-        "Knapsack OptModel SCIP SciPyMilp Selection ShortestPath Situations SpanningTree"
+        "Assignment Decision DecisionOracle DecisionPotentials DecisionProblems IntegerProgram Knapsack OptModel "
+        "Selection ShortestPath Situations SpanningTree"
     ),
     "torchssvm.structures.graph_cut": "GraphPotentials MinCut RoofDual Segmentation",
     "torchssvm.structures.matching": "EdgePotentials",
@@ -46,7 +46,9 @@ MOVED = {name: room for room, names in _ROOMS.items() for name in names.split()}
 """The modules that have names which still exist. They are found by ``torchssvm.NAME`` too, with a warning."""
 
 _BASELINE = "is a baseline to compare with, and lies in benchmarks/baselines of the repository; train by solve(...)"
+_BACKEND = "has gone: IntegerProgram asks SciPy's HiGHS; another solver is a DecisionOracle of your own"
 LEFT = {
+    **dict.fromkeys(("CPSAT", "HiGHS", "SCIP", "SciPyMilp"), _BACKEND),
     "CuttingPlane": _BASELINE,
     "ExponentiatedGradient": _BASELINE,
     "NSlack": _BASELINE,

@@ -1,37 +1,27 @@
 import copy
-import importlib.util
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
-from fresh import fresh_python
 from problems import rng
 from tables import each_row
 
 from torchssvm import Decisions, LinearDecisions, Relative, evaluate, solve
 from torchssvm.deployment import load_head, save_model
 from torchssvm.structures.decisions import (
-    CPSAT,
-    SCIP,
     Assignment,
     DecisionProblems,
-    HiGHS,
     IntegerProgram,
     Knapsack,
-    SciPyMilp,
     Selection,
     ShortestPath,
     Situations,
     SpanningTree,
 )
-from torchssvm.structures.decisions.backends import Answer
+from torchssvm.structures.decisions.integer_program import Answer
 
 WEIGHTS = np.array([[3, 1, 4, 1, 5], [2, 7, 1, 8, 2]])
-HERE = [SciPyMilp(), *([HiGHS()] if importlib.util.find_spec("highspy") else [])]
-needs_ortools = pytest.mark.skipif(importlib.util.find_spec("ortools") is None, reason="OR-Tools is not installed")
 
 
 def knapsack(**options):
@@ -52,17 +42,16 @@ def compare(oracle, costs, given=None, slack=1e-8):
     return ((best - sign * value) / size).max()
 
 
-@pytest.mark.parametrize("backend", HERE, ids=repr)
-def test_programs_are_solved_to_optimality_or_bounded(backend):
+def test_programs_are_solved_to_optimality_or_bounded():
     """Costs of any size and sign: they are scaled for the solver."""
     random = np.random.default_rng(0)
     costs = random.normal(size=(40, 5)) * 10.0 ** random.integers(-7, 8, (40, 1))
     costs[0] = 0.0
-    assert knapsack(backend=backend).solve(costs)[2] is None
-    assert compare(knapsack(backend=backend), costs[1:]) <= 1e-9
-    assert compare(knapsack(backend=backend, rel_gap=0.5), costs[1:]) >= 0.0
+    assert knapsack().solve(costs)[2] is None
+    assert compare(knapsack(), costs[1:]) <= 1e-9
+    assert compare(knapsack(rel_gap=0.5), costs[1:]) >= 0.0
     # Rows of both kinds, integers that are not binary, and right-hand sides of every example.
-    general = IntegerProgram(WEIGHTS, [8, 10], [[1, 1, 0, 0, 0]], [1], bounds=(-1, [1, 1, 1, 2, 1]), backend=backend)
+    general = IntegerProgram(WEIGHTS, [8, 10], [[1, 1, 0, 0, 0]], [1], bounds=(-1, [1, 1, 1, 2, 1]))
     given = np.column_stack([random.integers(5, 20, (30, 2)), random.integers(-1, 2, 30)])
     costs = random.normal(size=(30, 5))
     assert compare(general, costs, given) <= 1e-9
@@ -71,24 +60,22 @@ def test_programs_are_solved_to_optimality_or_bounded(backend):
     assert (general.solve(costs, given)[0][:5] == alone).all()
 
 
-@pytest.mark.parametrize("backend", HERE, ids=repr)
-def test_continuous_variables(backend):
+def test_continuous_variables():
     """The polytope of y1 + y2 <= 1.5, y3 an integer."""
-    program = IntegerProgram([[1, 1, 0]], [1.5], integrality=[0, 0, 1], maximize=True, backend=backend)
+    program = IntegerProgram([[1, 1, 0]], [1.5], integrality=[0, 0, 1], maximize=True)
     y, value, bound = program.solve(np.array([[2.0, 1.0, 3.0], [1.0, 2.0, -1.0]]))
     np.testing.assert_allclose(y, [[1.0, 0.5, 1.0], [0.5, 1.0, 0.0]])
     np.testing.assert_allclose(value, [5.5, 2.5])
     assert bound is None
     assert program.decisions() is None
-    line = IntegerProgram(A_eq=[[1, 1]], b_eq=[1], integrality=0, backend=backend)
+    line = IntegerProgram(A_eq=[[1, 1]], b_eq=[1], integrality=0)
     assert line.solve(np.array([[1.0, 2.0]]))[0].tolist() == [[1.0, 0.0]]
 
 
-@pytest.mark.parametrize("backend", HERE, ids=repr)
-def test_a_time_limit_gives_the_best_found_and_a_bound(backend):
+def test_a_time_limit_gives_the_best_found_and_a_bound():
     random = np.random.default_rng(0)
     weights, costs = random.integers(3, 30, (5, 60)), random.uniform(0.5, 1.0, (2, 60))
-    program = IntegerProgram(weights, 0.4 * weights.sum(1), maximize=True, backend=backend, time_limit=0.03)
+    program = IntegerProgram(weights, 0.4 * weights.sum(1), maximize=True, time_limit=0.03)
     start = np.zeros((2, 60), dtype=np.int64)
     y, value, bound = program.solve(costs, None, start)
     assert bound is not None
@@ -102,7 +89,7 @@ def test_a_time_limit_gives_the_best_found_and_a_bound(backend):
 
 def test_without_a_decision_in_time_the_start_counts():
     program = knapsack(time_limit=1.0)
-    program._model = lambda costs, limits, start: Answer("limit")
+    program._ask = lambda costs, limits: Answer("limit")
     costs, start = np.array([[1.0, 2.0, 3.0, -1.0, 0.0]]), np.array([[1, 0, 0, 0, 0]])
     y, value, bound = program.solve(costs, None, start)
     assert (y.tolist(), value.tolist(), bound.tolist()) == ([[1, 0, 0, 0, 0]], [1.0], [6.0])
@@ -110,16 +97,15 @@ def test_without_a_decision_in_time_the_start_counts():
         program.solve(costs)
 
 
-@pytest.mark.parametrize("backend", HERE, ids=repr)
-def test_programs_without_a_best_decision_are_refused(backend):
-    program = IntegerProgram(WEIGHTS, [8, 10], [[1, 1, 1, 1, 1]], [2], backend=backend)
+def test_programs_without_a_best_decision_are_refused():
+    program = IntegerProgram(WEIGHTS, [8, 10], [[1, 1, 1, 1, 1]], [2])
     given = np.array([[8.0, 10.0, 2.0], [8.0, -1.0, 7.0]])
     with pytest.raises(ValueError, match=r"row 1 of the batch is infeasible .* A_ub\[1\], A_eq\[0\] cannot be met"):
         program.solve(np.ones((2, 5)), given)
-    together = IntegerProgram([[1, 1]], [1], [[1, -1]], [0.5], backend=backend)
+    together = IntegerProgram([[1, 1]], [1], [[1, -1]], [0.5])
     with pytest.raises(ValueError, match=r"row 0 of the batch is infeasible .* no row alone is at fault"):
         together.solve(np.ones((1, 2)))
-    free = IntegerProgram([[1, -1]], [3], bounds=(0, np.inf), maximize=True, backend=backend)
+    free = IntegerProgram([[1, -1]], [3], bounds=(0, np.inf), maximize=True)
     assert free.solve(np.array([[1.0, -2.0]]))[0].tolist() == [[3, 0]]
     with pytest.raises(ValueError, match=r"row 1 of the batch is unbounded: .* two finite bounds"):
         free.solve(np.array([[1.0, -2.0], [1.0, 1.0]]))
@@ -143,8 +129,8 @@ def test_an_integer_program_is_trained_as_the_same_problem_by_dynamic_programmin
     assert found[1] == pytest.approx(found[0], rel=0.02)
 
 
-def test_programs_are_copied_and_pickled_without_their_models():
-    program = knapsack(backend=HERE[-1])
+def test_programs_are_copied_and_pickled():
+    program = knapsack()
     costs = np.array([[3.0, 1.0, 4.0, 1.0, 5.0]])
     expected = program.solve(costs)[0]
     for other in (copy.deepcopy(program), pickle.loads(pickle.dumps(program))):
@@ -156,7 +142,7 @@ def test_programs_are_copied_and_pickled_without_their_models():
 @pytest.mark.parametrize(
     "oracle",
     [
-        IntegerProgram(WEIGHTS, [8, 10], [[1, 1, 1, 1, 1]], [2], maximize=True, rel_gap=0.1, backend=SCIP()),
+        IntegerProgram(WEIGHTS, [8, 10], [[1, 1, 1, 1, 1]], [2], maximize=True, rel_gap=0.1),
         IntegerProgram(WEIGHTS, [8, 10], bounds=(-1, [1, 2, 1, 1, 1]), integrality=[1, 0, 1, 0, 1], time_limit=2.0),
         ShortestPath.grid(2, 3),
         Selection(5, 2, at_most=True),
@@ -194,84 +180,13 @@ def test_trained_heads_go_through_a_file(oracle, tmp_path):
         (lambda: IntegerProgram(WEIGHTS, [1, 1], integrality=2), "integrality must be 1"),
         (lambda: knapsack(rel_gap=-1.0), "rel_gap=-1.0"),
         (lambda: knapsack(time_limit=0.0), "time_limit=0.0"),
-        (lambda: knapsack(processes=0), "processes=0"),
         (lambda: knapsack().solve(np.ones((1, 5)), np.array([[1.0, np.nan]])), "given: .* row 0 of the batch hold NaN"),
         (lambda: knapsack().solve(np.ones((2, 5)), np.ones((2, 3))), r"given must be \[2, 2\]"),
-        (lambda: knapsack(backend=CPSAT(), bounds=(0, np.inf)).solve(np.ones((1, 5))), "two finite bounds only"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()
-
-
-BOTH = """
-import numpy as np
-from torchssvm.structures.decisions import CPSAT, SCIP, HiGHS, IntegerProgram
-
-random = np.random.default_rng(0)
-costs, given = random.normal(size=(50, 5)), random.integers(4, 9, (50, 2)).astype(float)
-
-def knapsack(**options):
-    return IntegerProgram([[3, 1, 4, 1, 5], [2, 7, 1, 8, 2]], [8, 10], maximize=True, **options)
-
-def compare(program, given=None):
-    value, bound = program.solve(costs, given)[1:]
-    best = [(program.decisions(None if given is None else given[k]) @ costs[k]).max() for k in range(50)]
-    assert ((value if bound is None else bound) >= np.array(best) - 1e-8).all()
-    return np.abs(best - value).max()
-
-def refused(backend):
-    try:
-        knapsack(backend=backend).solve(costs)
-    except ImportError as error:
-        print(error)
-"""
-
-
-@pytest.mark.skipif(len(HERE) < 2, reason="highspy is not installed")
-@needs_ortools
-@pytest.mark.slow
-def test_ortools_and_highspy_exclude_each_other(tmp_path):
-    """OR-Tools here and in other processes; then highspy beside it, and the other way round."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        BOTH
-        + """
-if __name__ == "__main__":
-    for backend in (SCIP(), CPSAT()):
-        assert compare(knapsack(backend=backend)) <= 1e-8
-        assert compare(knapsack(backend=backend), given) <= 1e-8
-        compare(knapsack(backend=backend, rel_gap=0.3))
-    one, two = knapsack(backend=SCIP()), knapsack(backend=SCIP(), processes=2)
-    assert compare(two, given) <= 1e-8
-    assert (two.solve(costs)[0] == one.solve(costs)[0]).all()
-    given[37] = -1.0
-    for program in (one, two):
-        try:
-            program.solve(costs, given)
-        except ValueError as error:
-            assert "row 37 of the batch is infeasible" in str(error), error
-        else:
-            raise AssertionError
-    refused(HiGHS())
-"""
-    )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "backend=HiGHS() needs highspy, and ortools is loaded in this process already" in done.stdout
-    found = fresh_python(BOTH + "assert compare(knapsack(backend=HiGHS())) <= 1e-8\nrefused(SCIP())")
-    assert "backend=SCIP() needs ortools, and highspy is loaded in this process already" in found
-
-
-class Says:
-    """A backend whose solver ends with these words; without costs it finds a decision or not."""
-
-    def __init__(self, words, without_costs):
-        self.words, self.without_costs = words, without_costs
-
-    def load(self, program):
-        return lambda costs, *_: Answer(self.words) if costs.any() or self.without_costs is None else self.without_costs
 
 
 @each_row(
@@ -286,18 +201,10 @@ class Says:
     ],
 )
 def test_what_the_solver_says_is_what_the_error_says(words, feasible, said):
-    backend = Says(words, Answer("limit", np.zeros(5)) if feasible else None)
+    program, without = knapsack(), Answer("limit", np.zeros(5)) if feasible else Answer(words)
+    program._ask = lambda costs, limits: Answer(words) if costs.any() else without
     with pytest.raises(ValueError, match=said):
-        knapsack(backend=backend).solve(np.ones((1, 5)))
-
-
-@pytest.mark.slow
-def test_the_time_limit_is_that_of_each_linear_program():
-    pytest.importorskip("highspy")
-    random = np.random.default_rng(0)
-    program = IntegerProgram(np.ones((1, 40)), [9.5], maximize=True, integrality=0, backend=HiGHS(), time_limit=0.05)
-    costs = random.normal(size=(600, 40))
-    assert program.solve(costs)[2] is None  # together they take longer
+        program.solve(np.ones((1, 5)))
 
 
 def test_a_matrix_with_one_axis_is_refused():

@@ -1,6 +1,5 @@
 """Decisions with linear costs: predict, then optimise."""
 
-from torchssvm.structures.decisions.backends import CPSAT, SCIP, HiGHS, SciPyMilp
 from torchssvm.structures.decisions.combinatorial import Assignment, Knapsack, Selection, SpanningTree
 from torchssvm.structures.decisions.data import DecisionPotentials, DecisionProblems, Situations
 from torchssvm.structures.decisions.head import LinearDecisions
@@ -11,20 +10,16 @@ from torchssvm.structures.decisions.shortest_path import ShortestPath
 from torchssvm.structures.decisions.structure import Decision, Decisions
 
 __all__ = [
-    "CPSAT",
-    "SCIP",
     "Assignment",
     "Decision",
     "DecisionOracle",
     "DecisionPotentials",
     "DecisionProblems",
     "Decisions",
-    "HiGHS",
     "IntegerProgram",
     "Knapsack",
     "LinearDecisions",
     "OptModel",
-    "SciPyMilp",
     "Selection",
     "ShortestPath",
     "Situations",
