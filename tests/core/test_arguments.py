@@ -80,7 +80,7 @@ from torchssvm.steps import BoxQP
 from torchssvm.steps.box_qp import solve_box_qp
 from torchssvm.structures.matching import EdgePotentials
 from torchssvm.structures.multilabel import BranchAndBound, MessagePassing
-from torchssvm.structures.slack_rescaling import BruteForceSearch, EveryLossLevel, LossScaleSearch
+from torchssvm.structures.slack_rescaling import BruteForceSearch, EveryLossLevel
 
 WORDS = [(3, 3), ("3", None), (2.5, None), (True, None), (None, None), (np.int32(3), 3), (np.bool_(True), None)]
 
@@ -190,7 +190,6 @@ SIZED: list[tuple[str, Any]] = [
     ("effort", lambda n: BranchAndBound(10, n)),
     ("most", EveryLossLevel),
     ("most", BruteForceSearch),
-    ("calls", LossScaleSearch),
     ("capacity", Labelings),
     ("steps", Corrective),
     ("degree", Polynomial),

@@ -28,14 +28,12 @@ from torchssvm import (
     Multilabel,
     Pairwise,
     Sequential,
-    SlackRescaling,
     Weights,
     certify,
 )
 from torchssvm.steps import Away, Hybrid, MaxOracle
 from torchssvm.structures.graph_cut import RoofDual
 from torchssvm.structures.multilabel import MessagePassing
-from torchssvm.structures.slack_rescaling import LossScaleSearch
 
 pytest.importorskip("clarabel")
 
@@ -112,15 +110,7 @@ def graphs(seed: int, lam: float) -> tuple[Any, Reference]:
     return problem, problem.reference()
 
 
-def slack_rescaling(seed: int, lam: float) -> tuple[Any, Reference]:
-    lists = listing(seed, chain=seed % 4 != 0, n=1 + seed % 4, states=2 + seed % 2)
-    problem, truth = linear_problem(lists, lam), lists.reference(lam)
-    truth.changes = [losses[:, None] * rows for losses, rows in zip(truth.losses, truth.changes, strict=True)]
-    problem.head.structure = SlackRescaling(problem.head.structure, LossScaleSearch(3 + seed % 3))
-    return problem, truth
-
-
-@pytest.mark.parametrize("make", [label_sets, graphs, slack_rescaling], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [label_sets, graphs], ids=lambda make: make.__name__)
 def test_oracles_with_bounds_only(make):
     if make is graphs:
         pytest.importorskip("maxflow")

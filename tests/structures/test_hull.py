@@ -30,13 +30,11 @@ from torchssvm import (
     Multilabel,
     Pairwise,
     Potentials,
-    SlackRescaling,
     Weights,
     certify,
 )
 from torchssvm.structures.graph_cut import RoofDual
 from torchssvm.structures.multilabel import BranchAndBound, MessagePassing
-from torchssvm.structures.slack_rescaling import LossScaleSearch
 
 LAMS = (0.01, 0.05, 0.3)
 WAYS: list[tuple[Any, Any, Any]] = [
@@ -68,23 +66,6 @@ def label_sets(decoder: Any) -> Any:
 def poses(seed: int, lam: float) -> tuple[Any, Reference]:
     problem = pose_problem(seed, lam=lam)
     return problem, pose_reference(problem)
-
-
-def rescaled(problem: Any, truth: Reference) -> tuple[Any, Reference]:
-    """Slack rescaling by the search that is approximate, and its explicit form."""
-    truth.changes = [losses[:, None] * rows for losses, rows in zip(truth.losses, truth.changes, strict=True)]
-    problem.head.structure = SlackRescaling(problem.head.structure, LossScaleSearch(4))
-    return problem, truth
-
-
-def slack_of_chains(seed: int, lam: float) -> tuple[Any, Reference]:
-    problem = chain(seed, n=4, lam=lam)
-    return rescaled(problem, reference(problem))
-
-
-def slack_of_graphs(seed: int, lam: float) -> tuple[Any, Reference]:
-    """Two approximations, one in the other."""
-    return rescaled(*graphs(seed, lam))
 
 
 def adversarial_chains(seed: int, lam: float) -> tuple[Any, Reference]:
@@ -157,8 +138,6 @@ KINDS = {
     "branch and bound that gives up": label_sets(BranchAndBound(max_rounds=1, effort=1)),
     "branch and bound": label_sets(BranchAndBound()),
     "poses": poses,
-    "slack rescaling of chains": slack_of_chains,
-    "slack rescaling of roof duals": slack_of_graphs,
     "adversary": adversarial_chains,
     **{f"torch-struct {name}": events(name) for name in ("chain", "semi-markov", "dependency", "tree")},
 }

@@ -7,22 +7,21 @@ import itertools
 import plain_structures as plain
 import pytest
 import torch
-from custom import Approximate, LabelSets
-from hypothesis import example, given
+from custom import LabelSets
+from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples, rng
 from tables import each_row
 
-from torchssvm import Chain, HiddenStates, Multiclass, Potentials, SlackRescaling, Structure, WeightedLabels
+from torchssvm import Chain, Multiclass, Potentials, SlackRescaling, Structure, WeightedLabels
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.potentials import conform, inner, scale
+from torchssvm.core.potentials import scale
 from torchssvm.core.structure import Decoding
 from torchssvm.structures.chain.by_level import viterbi_by_level
 from torchssvm.structures.slack_rescaling import (
     BruteForceSearch,
     EveryClass,
     EveryLossLevel,
-    LossScaleSearch,
     SlackOracle,
 )
 
@@ -109,143 +108,6 @@ def chains(seed: int, size: float, batch: int = 20, states: int = 3, longest: in
     return Chain(states), potentials, Chain(states).check_target(target, potentials)
 
 
-def factors(structure, potentials, target):
-    """Loss and 1 + score difference of every output: ``[Y, B]`` each."""
-    own = inner(conform(structure.parts(target), potentials, "parts"), potentials.tensors)
-    outputs = list(structure.enumerate(potentials))
-    losses = torch.stack([structure.loss(y, target).double() for y in outputs])
-    scores = [inner(conform(structure.parts(y), potentials, "parts"), potentials.tensors) for y in outputs]
-    return losses, 1 + torch.stack(scores) - own
-
-
-def hull_maximum(losses, margins) -> float:
-    """The largest product of one example on the convex hull of all (loss, margin): it lies between two outputs."""
-    best = 0.0
-    for (g, h), (a, b) in itertools.combinations_with_replacement(zip(losses, margins, strict=True), 2):
-        u, v = a - g, b - h  # (g + t u)(h + t v) with t in [0, 1], both factors non-negative
-        for t in (0.0, 1.0, -(g * v + h * u) / (2 * u * v) if u * v < 0 else 0.0):
-            point = g + min(max(t, 0.0), 1.0) * u, h + min(max(t, 0.0), 1.0) * v
-            if point[1] >= 0:
-                best = max(best, point[0] * point[1])
-    return best
-
-
-@examples(10)
-@given(seed=SEEDS, size=st.sampled_from([0.1, 1.0, 5.0]), calls=st.integers(3, 12))
-def test_the_bound_of_the_search_is_a_bound(seed, size, calls):
-    structure, potentials, target = chains(seed, size)
-    losses, margins = factors(structure, potentials, target)
-    best = (losses * margins).amax(0)
-    corner = find_corner(SlackRescaling(structure, LossScaleSearch(calls)), potentials, target)
-    assert bool((corner.hinge <= best + 1e-9).all())
-    assert bool((corner.bound >= best - 1e-9).all())
-    assert bool((corner.hinge >= 0).all())
-    if corner.exact:
-        torch.testing.assert_close(corner.hinge, best)
-    previous = find_corner(SlackRescaling(structure, LossScaleSearch(calls + 1)), potentials, target)
-    assert bool((previous.bound <= corner.bound + 1e-9).all())
-    assert bool((previous.hinge >= corner.hinge - 1e-9).all())
-
-
-@examples(5)
-@example(seed=1163799, size=0.3)  # an output above the chord that leaves the bound where it is
-@given(seed=SEEDS, size=st.sampled_from([0.3, 2.0]))
-def test_the_search_comes_to_the_convex_hull(seed, size):
-    structure, potentials, target = chains(seed, size, batch=4, longest=3)
-    losses, margins = factors(structure, potentials, target)
-    corner = find_corner(SlackRescaling(structure, LossScaleSearch(40)), potentials, target)
-    for row in range(4):
-        expected = hull_maximum(losses[:, row].tolist(), margins[:, row].tolist())
-        assert float(corner.bound[row]) == pytest.approx(expected, rel=1e-6, abs=1e-7)
-
-
-def test_the_search_errs_now_and_then_and_mostly_not():
-    """Outputs inside the hull cannot be found: this oracle is approximate indeed, and says so."""
-    wrong = total = 0
-    for seed in range(10):
-        structure, potentials, target = chains(seed, 1.0)
-        best = find_corner(SlackRescaling(structure), potentials, target).hinge
-        corner = find_corner(SlackRescaling(structure, LossScaleSearch()), potentials, target)
-        wrong += int((corner.hinge < best - 1e-9).sum())
-        total += len(best)
-        assert not corner.exact
-        assert float((corner.hinge / best.clamp(min=1e-9)).clamp(max=1).mean()) > 0.9
-    assert 0 < wrong < total / 5
-
-
-@pytest.mark.parametrize("calls", [3, 4, 30])
-def test_the_search_decodes_no_more_often_than_it_may(calls):
-    decoded = []
-
-    class Counting(Chain):
-        def argmax(self, potentials):
-            decoded.append(potentials.batch_size)
-            return super().argmax(potentials)
-
-    _, potentials, target = chains(1, 1.0)
-    find_corner(SlackRescaling(Counting(3), LossScaleSearch(calls)), potentials, target)
-    assert 3 <= len(decoded) <= calls
-    assert len(decoded) < 20  # the hull has few edges, and the search stops when it is reached
-
-
-@examples(20)
-@given(seed=SEEDS)
-def test_a_search_with_an_approximate_oracle_has_a_bound(seed):
-    random = rng(seed)
-    potentials = Potentials(torch.randn(6, 4, generator=random, dtype=torch.float64))
-    target = torch.zeros(6, 4, dtype=torch.int64)
-    target[:, :2] = 1
-    losses, margins = factors(LabelSets(4, 2), potentials, target)
-    corner = find_corner(SlackRescaling(Approximate(4, 2), LossScaleSearch()), potentials, target)
-    assert not corner.exact
-    assert bool((corner.bound >= (losses * margins).amax(0) - 1e-9).all())
-
-
-class Worthless(LabelSets):
-    """Finds the worst output, and knows how good the best is."""
-
-    def argmax(self, potentials):
-        labeling = super().argmax(potentials.replace({n: -t for n, t in potentials.tensors.items()}))
-        value = (potentials.single * labeling).sum(1)
-        return Decoding(labeling, value, potentials.single.topk(self.size, dim=1).values.sum(1), exact=False)
-
-
-def test_a_search_that_finds_nothing_falls_back_on_the_target():
-    potentials = Potentials(torch.tensor([[4.0, 3.0, -3.0, -4.0], [0.0, 0.0, 0.0, 0.0]]))
-    target = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0]])
-    corner = find_corner(SlackRescaling(Worthless(4, 2), LossScaleSearch()), potentials, target)
-    assert torch.equal(corner.labeling[0], target[0])
-    assert corner.hinge[0] == 0.0 < corner.bound[0]
-    assert corner.hinge[1] == 1.0  # all scores are 0, so the worst loss is best: two wrong labels of two
-    assert not corner.exact
-
-
-def test_a_search_that_finds_nothing_falls_back_on_the_states_of_a_target_of_labels():
-    class Worst(Multiclass):
-        def argmax(self, potentials):
-            least, most = potentials.single.aminmax(dim=1)
-            return Decoding(potentials.single.argmin(1), least, most, exact=False)
-
-        augmented_argmax = Structure.augmented_argmax
-
-    hidden = HiddenStates(Worst(3), [0, 0, 1])
-    potentials = Potentials(torch.tensor([[0.0, -4.0, 5.0]]))
-    target = hidden.check_target(torch.tensor([1]), potentials)
-    corner = find_corner(SlackRescaling(hidden, LossScaleSearch()), potentials, target)
-    assert (corner.labeling.tolist(), corner.hinge.tolist()) == ([2], [0.0])
-
-
-class NoBound(LabelSets):
-    def argmax(self, potentials):
-        return Decoding(super().argmax(potentials), exact=False)
-
-
-def test_a_search_needs_bounds_of_an_approximate_oracle():
-    potentials = Potentials(torch.zeros(1, 4))
-    with pytest.raises(ValueError, match="must return bound"):
-        find_corner(SlackRescaling(NoBound(4, 2), LossScaleSearch()), potentials, torch.tensor([[1, 1, 0, 0]]))
-
-
 class Unlisted(LabelSets):
     enumerate = Structure.enumerate
 
@@ -253,18 +115,17 @@ class Unlisted(LabelSets):
 def test_without_an_exact_oracle_the_error_names_them_all():
     with pytest.raises(TypeError, match="Unlisted has no exact oracle") as caught:
         SlackRescaling(Unlisted(4, 2))
-    for oracle in ("EveryClass()", "EveryLossLevel()", "BruteForceSearch()", "LossScaleSearch()"):
+    for oracle in ("EveryClass()", "EveryLossLevel()", "BruteForceSearch()"):
         assert oracle in str(caught.value)
-    SlackRescaling(Unlisted(4, 2), LossScaleSearch())
 
 
 @each_row(
     ("structure", "oracle", "words"),
     [
-        (Unlisted(4, 2), BruteForceSearch(), r"Unlisted does not define enumerate\(\)(.|\n)*LossScaleSearch"),
-        (Chain(2), EveryClass(), r"EveryClass is for Multiclass, not for Chain(.|\n)*LossScaleSearch"),
-        (Multiclass(3), EveryLossLevel(), r"EveryLossLevel is for Chain, not for Multiclass(.|\n)*LossScaleSearch"),
-        (Multiclass(3), "exact", r"oracle must be one of these, not a str(.|\n)*LossScaleSearch"),
+        (Unlisted(4, 2), BruteForceSearch(), r"Unlisted does not define enumerate\(\)(.|\n)*BruteForceSearch"),
+        (Chain(2), EveryClass(), r"EveryClass is for Multiclass, not for Chain(.|\n)*BruteForceSearch"),
+        (Multiclass(3), EveryLossLevel(), r"EveryLossLevel is for Chain, not for Multiclass(.|\n)*BruteForceSearch"),
+        (Multiclass(3), "exact", r"oracle must be one of these, not a str(.|\n)*BruteForceSearch"),
         (Multiclass(3), EveryClass, "oracle must be one of these"),
         ("chain", None, "structure must be a torchssvm.Structure"),
         (SlackRescaling(Multiclass(3)), None, "not rescaled itself"),
@@ -280,7 +141,6 @@ def test_what_does_not_fit_is_refused(structure, oracle, words):
     [
         (lambda: BruteForceSearch(0), "most=0"),
         (lambda: EveryLossLevel(0), "most=0"),
-        (lambda: LossScaleSearch(2), "calls=2 must be a whole number, at least 3"),
     ],
 )
 def test_options_must_make_sense(make, words):

@@ -36,7 +36,7 @@ from torchssvm.core.batch import apply_head
 from torchssvm.core.structure import Decoding
 from torchssvm.path import start_at_largest_lam
 from torchssvm.steps import Away, Hybrid, MaxOracle
-from torchssvm.structures.slack_rescaling import BruteForceSearch, EveryClass, LossScaleSearch
+from torchssvm.structures.slack_rescaling import BruteForceSearch, EveryClass, EveryLossLevel
 
 SEEDS = st.integers(0, 2**31 - 1)
 STORAGES = {"mean_parts": MeanParts, "weights": Weights}
@@ -186,20 +186,6 @@ def test_the_gradient_of_the_hinge(seed):
     assert found == pytest.approx(sum(best) / problem.n, abs=1e-10)
 
 
-@pytest.mark.parametrize("make", [chain, uneven])
-def test_the_search_is_enclosed_by_its_certificates(make):
-    for seed in range(3):
-        problem, truth = rescaled(make(seed, lam=2.0), LossScaleSearch(6))
-        training = problem.train()
-        optimum = truth.optimum()
-        for _ in range(10):
-            training.run([[i] for i in range(problem.n)])
-            found = certify(training.head, training.dual, problem.everything())
-            assert found.dual <= optimum + 2e-7  # what the QP solver is good for
-            assert found.primal >= truth.primal(training.weights()) - 1e-9
-        assert found.primal < truth.primal(np.zeros_like(truth.changes[0][0]))
-
-
 class F1(LabelSets):
     """One minus the F1 score, squared: no sum over labels."""
 
@@ -229,7 +215,7 @@ def test_a_loss_that_does_not_decompose():
     assert 0 <= gaps[1] < 0.2 * gaps[0]
 
 
-@pytest.mark.parametrize("oracle", [None, BruteForceSearch(), LossScaleSearch()])
+@pytest.mark.parametrize("oracle", [None, BruteForceSearch()])
 @pytest.mark.parametrize("make", [chain, uneven])
 def test_check_finds_nothing_wrong(make, oracle):
     problem, _ = rescaled(make(1, n=4), oracle)
@@ -242,16 +228,16 @@ def test_check_finds_an_oracle_of_margin_rescaling():
         def __call__(self, structure, potentials, target):
             return Decoding(structure.augmented_argmax(potentials, target).labeling)
 
-    class Boastful(LossScaleSearch):
+    class Boastful(EveryLossLevel):  # looks at the targets alone
         def __call__(self, structure, potentials, target):
-            return super().__call__(structure, potentials, target)._replace(exact=True, bound=None)
+            return Decoding(target, torch.zeros(len(target), dtype=torch.float64))
 
     cost = torch.tensor([[0.0, 1.0, 4.0], [1.0, 0.0, 4.0], [1.0, 4.0, 0.0]])
     problem = multiclass(2, n=30, cost=cost)
     report = check(problem.head, SlackRescaling(problem.structure, Margin()), problem.batch(range(30)))
     assert "augmented_argmax finds the best output" in [f.name for f in report.findings if f.problem]
     words = chain(4, n=40, states=3, longest=4)
-    report = check(words.head, SlackRescaling(words.structure, Boastful(3)), words.batch(range(40)))
+    report = check(words.head, SlackRescaling(words.structure, Boastful()), words.batch(range(40)))
     assert [f.name for f in report.findings if f.problem] == ["augmented_argmax finds the best output"]
 
 

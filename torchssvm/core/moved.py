@@ -29,7 +29,7 @@ _ROOMS = {
     "torchssvm.structures.pairwise_graph": "GraphLabels PairwisePotentials TreeReweighted",
     "torchssvm.structures.pose": "PoseMaps",
     "torchssvm.structures.ranking": "AveragePrecision NDCG PairSwaps PrecisionAt RankingMeasure",
-    "torchssvm.structures.slack_rescaling": "BruteForceSearch EveryClass EveryLossLevel LossScaleSearch SlackOracle",
+    "torchssvm.structures.slack_rescaling": "BruteForceSearch EveryClass EveryLossLevel SlackOracle",
     "torchssvm.solvers": (
         "Average SuffixAverage UniformAverage WeightedAverage Certificate Evaluation Objective primal "
         "RunReport Trainer EveryPasses WhenEstimated LatentReport LatentTrainer"
@@ -53,6 +53,7 @@ LEFT = {
     "ExponentiatedGradient": _BASELINE,
     "NSlack": _BASELINE,
     "OneSlack": _BASELINE,
+    "LossScaleSearch": "has gone: SlackRescaling finds the exact oracle, or takes a SlackOracle of your own",
     "KeepDual": "has gone: warm starts rescale the weights, grid_search(..., warm_start=True)",
     "KeepWeights": "has gone: give grid_search(..., warm_start=True)",
     "Recipe": "has gone: give solver=Solver(direction=..., oracle=..., storage=..., bounds=...)",

@@ -28,7 +28,6 @@ from torchssvm import (
     in_order,
     solve,
 )
-from torchssvm.core.max_oracle import find_corner
 from torchssvm.solvers import WeightedAverage
 from torchssvm.structures.decisions import (
     DecisionOracle,
@@ -38,7 +37,6 @@ from torchssvm.structures.decisions import (
     ShortestPath,
     Situations,
 )
-from torchssvm.structures.slack_rescaling import LossScaleSearch
 
 
 def roads(n=20):
@@ -71,7 +69,7 @@ def test_a_run_with_known_costs_loads_its_own_checkpoint(storage):
 def test_slack_rescaling_refuses_known_costs():
     problems = roads()
     head = LinearDecisions(3, structure=problems.structure)
-    slack = SlackRescaling(head.structure, LossScaleSearch())
+    slack = SlackRescaling(head.structure)
     loss, batch = BlockGap(DualState.for_head(head, 20, 0.1, structure=slack)), problems.__getitems__([0, 1, 2])
     told = r"known scores, such as Situations\(x, fixed=...\).* Leave SlackRescaling out, or the known scores"
     for training in (
@@ -98,14 +96,6 @@ class Late(DecisionOracle):
         return start, value, self.oracle.solve(costs)[1]
 
 
-class Worst(Late):
-    """Finds the worst decision."""
-
-    def solve(self, costs, given=None, start=None):
-        y = self.oracle.solve(-costs)[0]
-        return y, (costs * y).sum(1), self.oracle.solve(costs)[1]
-
-
 @pytest.mark.parametrize(
     "solver", [Solver(), Solver(storage=Labelings()), Solver(direction=Corrective())], ids=range(3)
 )
@@ -119,22 +109,6 @@ def test_a_solver_that_finds_nothing_in_time_trains(solver):
     assert not certificate.exact
     assert certificate.dual == 0.0  # no corner but the targets
     assert late.largest_gain(head(problems.x), late.check_target(problems.target, head(problems.x))).shape == (5,)
-
-
-@pytest.mark.parametrize("batch", [1, 3, 4])
-def test_a_search_that_finds_only_worse_decisions_falls_back_on_the_targets(batch):
-    plain = Decisions(Knapsack([2, 3, 1, 2], 4))
-    values = torch.rand(batch, 4, generator=rng(4), dtype=torch.float64)
-    structure = SlackRescaling(Decisions(Worst(plain.oracle)), LossScaleSearch())
-    potentials = (
-        LinearDecisions(1, structure=plain, bias=False)
-        .double()(torch.ones(batch, 1))
-        .replace({"potentials": 9.0 * values})
-    )
-    target = structure.check_target(plain.target(values), potentials)
-    corner = find_corner(structure, potentials, target)
-    assert torch.equal(corner.labeling, target.y)
-    assert corner.hinge.tolist() == [0.0] * batch
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

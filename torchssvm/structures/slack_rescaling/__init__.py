@@ -1,7 +1,6 @@
 """Slack rescaling: the loss multiplies the margin."""
 
 from torchssvm.structures.slack_rescaling.oracles import BruteForceSearch, EveryClass, EveryLossLevel, SlackOracle
-from torchssvm.structures.slack_rescaling.search import LossScaleSearch
 from torchssvm.structures.slack_rescaling.structure import SlackRescaling
 
-__all__ = ["BruteForceSearch", "EveryClass", "EveryLossLevel", "LossScaleSearch", "SlackOracle", "SlackRescaling"]
+__all__ = ["BruteForceSearch", "EveryClass", "EveryLossLevel", "SlackOracle", "SlackRescaling"]

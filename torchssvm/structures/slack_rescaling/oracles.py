@@ -1,4 +1,4 @@
-"""Exact max oracles of slack rescaling: ``max_y L(y) (1 + <p(y) - p(target), theta>)``."""
+"""Max oracles of slack rescaling: ``max_y L(y) (1 + <p(y) - p(target), theta>)``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from torchssvm.structures.multiclass.structure import Multiclass
 ORACLES = """\
   EveryClass()       exact, for Multiclass: all classes at once
   EveryLossLevel()   exact, for Chain: Viterbi with the loss so far as part of the state
-  BruteForceSearch()      exact, for structures that define enumerate(): all outputs of a small problem
-  LossScaleSearch()  approximate with an upper bound, for all structures: their own oracle with scaled losses
+  BruteForceSearch() exact, for structures that define enumerate(): all outputs of a small problem
 or a SlackOracle of your own"""
 
 
@@ -29,11 +28,11 @@ class SlackOracle(ABC):
     """Finds the output with the largest product of its loss and its margin violation.
 
     Example:
-        >>> oracles = {Multiclass(3): EveryClass(), Chain(3): EveryLossLevel(), Arborescence(): LossScaleSearch()}
+        >>> oracles = {Multiclass(3): EveryClass(), Chain(3): EveryLossLevel(), Chain(2): BruteForceSearch()}
         >>> all(isinstance(oracle, SlackOracle) for oracle in oracles.values())
         True
         >>> [SlackRescaling(structure, oracle).oracle for structure, oracle in oracles.items()]
-        [EveryClass(), EveryLossLevel(most=1000), LossScaleSearch(calls=10)]
+        [EveryClass(), EveryLossLevel(most=1000), BruteForceSearch(most=20000)]
     """
 
     @abstractmethod
@@ -184,27 +183,16 @@ class BruteForceSearch(SlackOracle):
                     f"{structure} has more outputs than BruteForceSearch(most={self.most}) takes: raise `most`, or use "
                     f"another of\n{ORACLES}"
                 )
-            loss, factor = loss_and_factor(structure, labeling, target, potentials)
-            best, value = better_of(best, value, labeling, loss * factor)
+            gain = inner(structure.difference(labeling, target, potentials), potentials.tensors)
+            product = structure.loss(labeling, target).to(torch.float64) * (1.0 + gain)
+            if value is None:
+                best, value = labeling, product
+            else:
+                better = product > value
+                best, value = choose(better, labeling, best), torch.where(better, product, value)
         if value is None:
             raise ValueError(f"{structure} lists no outputs of these potentials: use another of\n{ORACLES}")
         return Decoding(best, value)
-
-
-def loss_and_factor(
-    structure: Structure, labeling: Labeling, target: Labeling, potentials: Potentials
-) -> tuple[Tensor, Tensor]:
-    """The two factors of the product, ``L(y)`` and ``1 + <p(y) - p(target), theta>``: ``[B]`` float64 each."""
-    gain = inner(structure.difference(labeling, target, potentials), potentials.tensors)
-    return structure.loss(labeling, target).to(torch.float64), 1.0 + gain
-
-
-def better_of(held: Labeling, value: Tensor | None, other: Labeling, others: Tensor) -> tuple[Labeling, Tensor]:
-    """For each example the labeling with the higher value, and that value; ties go to ``held``."""
-    if value is None:
-        return other, others
-    better = others > value
-    return choose(better, other, held), torch.where(better, others, value)
 
 
 def choose(first: Tensor, a: Any, b: Any) -> Any:

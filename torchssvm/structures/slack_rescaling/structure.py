@@ -48,10 +48,9 @@ class SlackRescaling(Structure):
 
     Args:
         structure: The structure to wrap.
-        oracle: How the product is maximised: ``EveryClass()``, ``EveryLossLevel()`` and ``BruteForceSearch()`` are
-            exact, ``LossScaleSearch()`` is approximate with a bound. None means the exact oracle for ``structure``:
-            ``EveryClass()`` for ``Multiclass``, ``EveryLossLevel()`` for ``Chain``, ``BruteForceSearch()`` for
-            others that enumerate their outputs.
+        oracle: How the product is maximised, by a :class:`~torchssvm.structures.slack_rescaling.SlackOracle`. None
+            means the exact one for ``structure``: ``EveryClass()`` for ``Multiclass``, ``EveryLossLevel()`` for
+            ``Chain``, ``BruteForceSearch()`` for others that enumerate their outputs.
 
     Raises:
         TypeError: ``structure`` is not a structure, or ``oracle`` (with None: every exact oracle) does not suit it.
