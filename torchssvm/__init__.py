@@ -16,7 +16,7 @@ What is typed, by purpose:
 * The dual and its storages: ``DualState``, ``MeanParts``, ``Labelings``, ``Weights``, ``recompute_weights``.
 * Rules of a step: directions ``FrankWolfe``, ``Pairwise``, ``Corrective``; ``CacheOracle``; ``Sequential`` steps;
   orders ``Proportional``, ``Uniform``, ``Permutation``, ``ByLength``, drawn by ``GapBatchSampler``.
-* Choosing lambda: ``choose_lam``, ``guess_lam``, ``regularization_path``, ``grid_search``.
+* Choosing lambda: ``choose_lam``, ``guess_lam``, ``regularization_path``.
 * Checking and reporting: ``check``, ``certify``, ``evaluate``.
 
 All else lies in its room: what a kind of output takes and returns in ``torchssvm.structures.chain``, ``.decisions``,
@@ -33,7 +33,7 @@ from torchssvm.core.potentials import Potentials
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.structure import Structure
 from torchssvm.dual import DualState, Labelings, MeanParts, Weights
-from torchssvm.path import choose_lam, grid_search, guess_lam, regularization_path
+from torchssvm.path import choose_lam, guess_lam, regularization_path
 from torchssvm.solvers import (
     BCFW,
     BlockGap,
@@ -162,7 +162,6 @@ __all__ = [
     "choose_lam",
     "evaluate",
     "grid_edges",
-    "grid_search",
     "guess_lam",
     "in_order",
     "latent",

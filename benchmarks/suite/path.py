@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from baselines import GridPoint, grid_search
 
 from torchssvm import (
     CacheOracle,
@@ -19,12 +20,11 @@ from torchssvm import (
     LinearChain,
     Solver,
     certify,
-    grid_search,
     in_order,
     regularization_path,
 )
 from torchssvm.datasets import OCR
-from torchssvm.path import Certified, GridPoint, Heuristic, PathRun
+from torchssvm.path import Certified, Heuristic, PathRun
 
 from .figures import grid
 from .measuring import Ask, Clock, Settings, Summary, Table, chosen

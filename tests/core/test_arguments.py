@@ -49,8 +49,8 @@ from torchssvm import (
     WeightedLabels,
     certify,
     check,
+    choose_lam,
     evaluate,
-    grid_search,
     recompute_weights,
     regularization_path,
 )
@@ -247,8 +247,8 @@ NUMBERS: list[tuple[str, Any]] = [
     ("weight", lambda x: TorchStruct(_crf(), weight=x)),
     ("epsilon", lambda x: regularization_path(LinearMulticlass(3, 3), [1], epsilon=x, lam_min=0.1)),
     ("lam_min", lambda x: regularization_path(LinearMulticlass(3, 3), [1], epsilon=0.1, lam_min=x)),
-    (r"lams\[0\]", lambda x: grid_search(LinearMulticlass(3, 3), [1], [x], tolerance=0.1)),
-    ("max_passes", lambda x: grid_search(LinearMulticlass(3, 3), [1], [0.1], tolerance=0.1, max_passes=x)),
+    (r"lams\[0\]", lambda x: choose_lam(LinearMulticlass(3, 3), [1], [1], [x])),
+    ("max_passes", lambda x: choose_lam(LinearMulticlass(3, 3), [1], [1], [0.1], max_passes=x)),
     ("tolerance", lambda x: CompiledBCFW(*_compiled()).solve(x)),
     ("compactness", lambda x: GraphSettings(compactness=x)),
     ("noise", lambda x: LargeChains(noise=x)),
@@ -328,7 +328,7 @@ def test_memory_limits(limit):
             lambda: regularization_path(LinearChain(3, 3), None, epsilon=0.1, lam_min=0.1),
             "dataset must be .*, not a NoneType",
         ),
-        (lambda: grid_search(LinearChain(3, 3), [1], "abc", tolerance=0.1), "lams='abc' must be a list of numbers"),
+        (lambda: choose_lam(LinearChain(3, 3), [1], [1], "abc"), "lams='abc' must be a list of numbers"),
         (lambda: multiclass(1).train().dual.rescale("x"), "factor='x' must be a number"),
     ],
 )
@@ -476,7 +476,7 @@ X, Y = torch.zeros(3, 4, 2), torch.zeros(3, 4, dtype=torch.int64)
         (lambda: EdgePotentials({}), "tensors must be a tensor or a mapping"),
         (lambda: start_at_largest_lam(LinearChain(3, 3), None, [], tolerance=0.1), "dual is a NoneType"),
         (lambda: recompute_weights(LinearChain(3, 3), None, []), "dual is a NoneType"),
-        (lambda: grid_search(LinearChain(3, 3), None, [0.1], tolerance=0.1), "dataset must be .*, not a NoneType"),
+        (lambda: choose_lam(LinearChain(3, 3), None, [1], [0.1]), "dataset must be .*, not a NoneType"),
     ],
 )
 def test_data_of_another_kind(make, words):

@@ -24,7 +24,6 @@ from torchssvm.path import (
     PathRun,
     RegularizationPath,
     choose_lam,
-    grid_search,
     plot,
     regularization_path,
     start_at_largest_lam,
@@ -579,53 +578,5 @@ def test_whoever_walks_takes_the_compiled_loop_where_it_applies(kind, monkeypatc
     problem, held_out = PROBLEMS[kind](1), Items(PROBLEMS[kind](2))
     monkeypatch.setattr(training, "TorchLoop", None)
     assert regularization_path(problem.head, Items(problem), epsilon=0.2, lam_min=1.0).certified
-    for warm_start in (False, True):
-        points = grid_search(problem.head, Items(problem), [4.0, 1.0], tolerance=0.05, warm_start=warm_start)
-        assert all(point.certificate.gap <= 0.05 for point in points)
     choice = choose_lam(problem.head, Items(problem), held_out, [4.0, 1.0], tolerance=0.05)
     assert all(point.certificate.gap <= 0.05 for point in choice.points)
-
-
-class TestGrid:
-    LAMS = (0.25, 4.0, 1.0, 16.0)
-
-    @pytest.mark.parametrize("warm", [False, True])
-    @pytest.mark.parametrize("kind", sorted(PROBLEMS))
-    def test_every_point_is_certified(self, kind, warm):
-        problem = PROBLEMS[kind](1)
-        truth = reference(problem)
-        points = grid_search(problem.head, Items(problem), self.LAMS, tolerance=0.05, warm_start=warm, solver=plainly())
-        assert [point.lam for point in points] == sorted(self.LAMS, reverse=True)
-        for point in points:
-            assert point.certificate.lam == pytest.approx(point.lam)
-            assert point.certificate.gap <= 0.05
-            truth.lam = point.lam
-            assert truth.primal(vector(point.weights)) == pytest.approx(point.certificate.primal, abs=1e-9)
-            assert truth.primal(vector(point.weights)) - truth.optimum() <= 0.05 + 1e-6
-        total = points[-1].certificate.passes if warm else sum(point.certificate.passes for point in points)
-        assert sum(point.passes for point in points) == pytest.approx(total)
-
-    def test_cold_points_do_not_depend_on_each_other(self):
-        problem = multiclass(2)
-        alone = grid_search(problem.copy().head, Items(problem), [0.25], tolerance=0.05)
-        all_of_them = grid_search(problem.head, Items(problem), self.LAMS, tolerance=0.05)
-        assert_same(alone[-1].weights, all_of_them[-1].weights)
-
-    def test_a_limit_of_passes_is_for_each(self):
-        problem = multiclass(3)
-        points = grid_search(
-            problem.head,
-            Items(problem),
-            [1e-4, 1e-5],
-            tolerance=1e-9,
-            warm_start=True,
-            max_passes=5,
-            solver=plainly(),
-        )
-        assert all(5 <= point.passes < 8 for point in points)
-
-    @each_row("lams", [[], [0.0], [-1.0, 1.0], [1.0, 1.0], [math.inf], [math.nan]])
-    def test_bad_input(self, lams):
-        problem = multiclass(4)
-        with pytest.raises(ValueError, match="must hold distinct positive numbers"):
-            grid_search(problem.head, Items(problem), lams, tolerance=0.1)

@@ -14,7 +14,7 @@ from problems import flat, rng
 from tables import each_row
 
 from torchssvm import Corrective, Labelings, MeanParts, Weights, certify
-from torchssvm.path import Certified, Heuristic, PathRun, grid_search, regularization_path
+from torchssvm.path import Certified, Heuristic, PathRun, regularization_path
 
 pytest.importorskip("maxflow")
 
@@ -106,14 +106,3 @@ def test_bounds_that_are_not_0_are_refused(lower):
     problem = GraphProblem(2)
     with pytest.raises(ValueError, match="a number other than 0"):
         PathRun(problem.head, Items(problem), epsilon=0.1, lam_min=0.1, **options(lower))
-
-
-@pytest.mark.parametrize("warm_start", [False, True])
-def test_a_grid_is_certified_within_bounds(warm_start):
-    problem = GraphProblem(2)
-    lams = [1.0, 0.3]
-    points = grid_search(problem.head, Items(problem), lams, tolerance=0.05, warm_start=warm_start, **options())
-    for point in points:
-        assert point.certificate.gap <= 0.05
-        assert bool((point.weights["pairwise"] >= 0).all())
-        assert -1e-6 <= primal_above_optimum(problem, point.weights, point.lam) <= point.certificate.gap + 1e-6

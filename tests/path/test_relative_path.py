@@ -1,4 +1,4 @@
-"""Paths and grids to a share of the primal."""
+"""Paths to a share of the primal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from items import Items, plainly
 from problems import PROBLEMS, chain, multiclass, reference
 
-from torchssvm import Relative, certify, grid_search, regularization_path
+from torchssvm import Relative, certify, regularization_path
 from torchssvm.path import Heuristic, PathRun, RegularizationPath, plot
 
 SHARE = 0.2
@@ -110,13 +110,3 @@ def test_the_picture_draws_what_is_allowed():
     gap, allowed = plot(path).axes[0].lines[:2]
     assert "20 % of the primal" in allowed.get_label()
     assert (np.asarray(gap.get_ydata()) <= np.asarray(allowed.get_ydata()) + 1e-9).all()
-
-
-@pytest.mark.parametrize("warm_start", [False, True])
-def test_a_grid(warm_start):
-    problem = chain(3)
-    points = grid_search(
-        problem.head, Items(problem), [1.0, 0.3], tolerance=Relative(0.05), warm_start=warm_start, solver=plainly()
-    )
-    for point in points:
-        assert point.certificate.relative_gap <= 0.05

@@ -47,7 +47,7 @@ def test_all_are_looked_at():
     names = {name for name, *_ in VERBS}
     trainers = ("CompiledBCFW", "TorchLoop", "GDMM", "KernelSSVM", "Trainer")
     assert {f"{name}.solve" for name in trainers} <= names
-    assert {"solve", "choose_lam", "grid_search", "regularization_path", "PathRun.__init__"} <= names
+    assert {"solve", "choose_lam", "regularization_path", "PathRun.__init__"} <= names
 
 
 @pytest.mark.parametrize(("name", "signature", "doc"), VERBS, ids=[name for name, *_ in VERBS])

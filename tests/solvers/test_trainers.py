@@ -80,7 +80,7 @@ def test_options_are_checked_where_they_are_made():
             Solver(**wrong)
     problem = multiclass(1)
     with pytest.raises(TypeError, match="solver=3 must be"):
-        torchssvm.grid_search(problem.head, Items(problem), [0.1], tolerance=0.1, solver=3)
+        torchssvm.choose_lam(problem.head, Items(problem), Items(problem), [0.1], solver=3)
 
 
 @pytest.mark.parametrize("name", TO_SOLVER)
@@ -91,7 +91,6 @@ def test_arguments_that_have_gone_say_where_to(name):
         (torchssvm.solve, (head, data, 0.1), {"options", "bounds", "memory_limit"}),
         (torchssvm.make_trainer, (head, data, 0.1), {"options", "bounds", "memory_limit"}),
         (torchssvm.choose_lam, (head, data, data), {"options", "bounds", "memory_limit"}),
-        (torchssvm.grid_search, (head, data, [0.1]), {"options", "recipe"}),
         (torchssvm.regularization_path, (head, data), {"options", "recipe"}),
         (torchssvm.path.PathRun, (head, data), {"options", "recipe"}),
         (torchssvm.latent, (head, data, 0.1), {"options"}),

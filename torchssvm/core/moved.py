@@ -46,16 +46,19 @@ MOVED = {name: room for room, names in _ROOMS.items() for name in names.split()}
 """The modules that have names which still exist. They are found by ``torchssvm.NAME`` too, with a warning."""
 
 _BASELINE = "is a baseline to compare with, and lies in benchmarks/baselines of the repository; train by solve(...)"
+_GRID = "is a baseline to compare with, and lies in benchmarks/baselines of the repository; use choose_lam(...)"
 _BACKEND = "has gone: IntegerProgram asks SciPy's HiGHS; another solver is a DecisionOracle of your own"
 LEFT = {
     **dict.fromkeys(("CPSAT", "HiGHS", "SCIP", "SciPyMilp"), _BACKEND),
     "CuttingPlane": _BASELINE,
     "ExponentiatedGradient": _BASELINE,
+    "GridPoint": _GRID,
+    "grid_search": _GRID,
     "NSlack": _BASELINE,
     "OneSlack": _BASELINE,
     "LossScaleSearch": "has gone: SlackRescaling finds the exact oracle, or takes a SlackOracle of your own",
-    "KeepDual": "has gone: warm starts rescale the weights, grid_search(..., warm_start=True)",
-    "KeepWeights": "has gone: give grid_search(..., warm_start=True)",
+    "KeepDual": "has gone: choose_lam and regularization_path start warm",
+    "KeepWeights": "has gone: choose_lam and regularization_path start warm",
     "Recipe": "has gone: give solver=Solver(direction=..., oracle=..., storage=..., bounds=...)",
     "RunOptions": "has gone: give solver=Solver(seed=..., order=..., schedule=..., batch_size=...)",
     "Subgradient": "is a baseline to compare with, and lies in benchmarks/baselines of the repository; train by "

@@ -1,7 +1,6 @@
-"""Regularisation paths: weights with a guaranteed gap for every lambda, and grids to compare them with."""
+"""Regularisation paths: weights with a guaranteed gap for every lambda, and the choice of one."""
 
 from torchssvm.path.choose_lam import choose_lam
-from torchssvm.path.grid import GridPoint, grid_search
 from torchssvm.path.initial import start_at_largest_lam
 from torchssvm.path.lam_choice import HeldOutPoint, LamChoice
 from torchssvm.path.result import Breakpoint, RegularizationPath, plot
@@ -12,14 +11,12 @@ from torchssvm.solvers.guess_lam import guess_lam
 __all__ = [
     "Breakpoint",
     "Certified",
-    "GridPoint",
     "HeldOutPoint",
     "Heuristic",
     "LamChoice",
     "PathRun",
     "RegularizationPath",
     "choose_lam",
-    "grid_search",
     "guess_lam",
     "plot",
     "regularization_path",

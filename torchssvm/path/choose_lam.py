@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from torchssvm.core.arguments import check_dataset, check_number, check_whole, or_default
+from torchssvm.core.arguments import as_number, check_dataset, check_number, check_whole, or_default
 from torchssvm.core.caller import warn
 from torchssvm.core.moved import moved
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
-from torchssvm.path.grid import check_lams
 from torchssvm.path.held_out import Run, divided, held_out_batches, scored
 from torchssvm.path.lam_choice import HeldOutPoint, LamChoice, chosen_of, highest, near
 from torchssvm.path.walk import walk
@@ -38,6 +38,20 @@ COARSE = 0.05
 
 MOST = 8
 """At most so many lambdas are tried where none are given."""
+
+
+def check_lams(lams: Any) -> list[float]:
+    """The lambdas of a list in descending order.
+
+    TypeError if they are no list of numbers; ValueError if it is empty or holds a duplicate or a number that is not
+    positive.
+    """
+    if isinstance(lams, str | numbers.Number) or not isinstance(lams, Iterable):
+        raise TypeError(f"lams={lams!r} must be a list of numbers, not a {type(lams).__name__}")
+    ordered = sorted((as_number(lam, f"lams[{place}]") for place, lam in enumerate(lams)), reverse=True)
+    if not ordered or not all(0.0 < lam < math.inf for lam in ordered) or len(set(ordered)) < len(ordered):
+        raise ValueError(f"lams={ordered} must hold distinct positive numbers, at least one")
+    return ordered
 
 
 @moved("options", "bounds", "memory_limit")

@@ -5,7 +5,7 @@ import torch
 from tables import each_row
 from torch.utils.data import DataLoader
 
-from torchssvm import SparseLinearChain, choose_lam, evaluate, grid_search, in_order, solve
+from torchssvm import SparseLinearChain, choose_lam, evaluate, in_order, solve
 from torchssvm.datasets import NamedChains, PaddedDataset, hold_out
 from torchssvm.deployment import batch_of_names
 
@@ -67,7 +67,6 @@ def test_a_test_set_of_other_names_is_refused_wherever_it_enters(labels, words):
     head = SparseLinearChain(train.in_features, train.num_states)
     calls = [
         lambda: solve(head, test, 0.1, progress=False),
-        lambda: grid_search(head, test, [0.1], tolerance=0.1),
         lambda: choose_lam(head, train, test, [0.1], progress=False),
         *(
             lambda data=data: evaluate(head, head.structure, data)

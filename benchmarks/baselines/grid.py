@@ -1,17 +1,16 @@
-"""Grid search over lambda: the baseline of the regularisation path."""
+"""Training at every lambda of a grid, the baseline of the regularisation path ([G16] section 5.2)."""
 
 from __future__ import annotations
 
 import math
-import numbers
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import as_number, check_flags
-from torchssvm.core.moved import moved
+from torchssvm.core.arguments import check_flags
 from torchssvm.core.structure import Structure
+from torchssvm.path.choose_lam import check_lams
 from torchssvm.path.walk import walk
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.progress_line import shown
@@ -39,21 +38,6 @@ class GridPoint(NamedTuple):
     weights: dict[str, Tensor]
 
 
-def check_lams(lams: Any) -> list[float]:
-    """The lambdas of a grid in descending order.
-
-    TypeError if they are no list of numbers; ValueError if it is empty or holds a duplicate or a number that is not
-    positive.
-    """
-    if isinstance(lams, str | numbers.Number) or not isinstance(lams, Iterable):
-        raise TypeError(f"lams={lams!r} must be a list of numbers, not a {type(lams).__name__}")
-    ordered = sorted((as_number(lam, f"lams[{place}]") for place, lam in enumerate(lams)), reverse=True)
-    if not ordered or not all(0.0 < lam < math.inf for lam in ordered) or len(set(ordered)) < len(ordered):
-        raise ValueError(f"lams={ordered} must hold distinct positive numbers, at least one")
-    return ordered
-
-
-@moved("recipe", "options")
 def grid_search(
     head: nn.Module,
     dataset: Any,
@@ -88,10 +72,6 @@ def grid_search(
         TypeError: ``lams`` is a string or a single number; or as :func:`torchssvm.solve`.
         ValueError: ``lams`` is empty or holds a duplicate or a non-positive number; or as :func:`torchssvm.solve`.
 
-    Example:
-        >>> grid = grid_search(LinearMulticlass(4, 3), data, [1.0, 0.1, 0.01], tolerance=Relative(0.05))
-        >>> [point.lam for point in grid]
-        [1.0, 0.1, 0.01]
     """
     ordered = check_lams(lams)
     check_limits(tolerance, max_passes)
