@@ -41,7 +41,6 @@ from torchssvm.path import Certified, Heuristic, PathRun
 from torchssvm.solvers import WeightedAverage
 from torchssvm.solvers.gdmm import AwayStep, BlockGreedy, FullyCorrective
 from torchssvm.solvers.kernel import RBF, KernelChain, KernelSSVM
-from torchssvm.solvers.kernel import Pairwise as KernelPairwise
 from torchssvm.steps import Away, Hybrid, LargestGap, MaxOracle
 
 Options = dict[str, Any]
@@ -259,7 +258,6 @@ def train_gdmm(options: Options, folder: Path, report: Report, saves: bool) -> d
 def choose_kernel(choices: random.Random) -> Options:
     """Directions and orders."""
     return {
-        "pairwise": choices.choice([False, True]),
         "order": choices.choice(list(_ORDERS)),
         "save_every": choices.choice([1, 3]),
         "certify_every": choices.choice([1, 2]),
@@ -270,10 +268,8 @@ def train_kernel(options: Options, folder: Path, report: Report, saves: bool) ->
     """``KernelSSVM``, which draws its batches itself; an exact pass at the end of an epoch of seven."""
     train, path = words(20), folder / "run.pt"
     head = KernelChain(RBF(0.02), 128, 26)
-    direction, order = KernelPairwise() if options["pairwise"] else None, _ORDERS[options["order"]]()
-    svm = KernelSSVM(
-        head, train.x, train.y, train.lengths, lam=0.05, direction=direction, batch_size=3, order=order, seed=3
-    )
+    order = _ORDERS[options["order"]]()
+    svm = KernelSSVM(head, train.x, train.y, train.lengths, lam=0.05, batch_size=3, order=order, seed=3)
     step = 0
     if path.exists():
         step = load_checkpoint(path, svm=svm)["step"]

@@ -6,9 +6,8 @@ import itertools
 import math
 from typing import Any
 
-import numpy as np
 import torch
-from problems import Problem, Reference
+from problems import Problem
 from torch import Tensor
 
 from torchssvm import LinearChain, LinearMulticlass
@@ -81,20 +80,6 @@ def monomials(kernel: Polynomial, x: Tensor) -> Tensor:
         factor = math.factorial(kernel.degree) / math.prod(math.factorial(c) for c in counts)
         columns.append(math.sqrt(factor) * extended[..., list(chosen)].prod(-1))
     return torch.stack(columns, -1)
-
-
-def alphas(svm: KernelSSVM, reference: Reference) -> list[np.ndarray]:
-    """The dual variables that the support labelings say, in the reference's order of outputs."""
-    support = svm.support
-    assert not bool(support.merged.any())
-    result = []
-    for i, outputs in enumerate(reference.outputs):
-        alpha = np.zeros(len(outputs))
-        for slot in support.mass[i].nonzero().flatten().tolist():
-            labeling = tuple(label for label in support.labels[i, slot].tolist() if label >= 0)
-            alpha[outputs.index(labeling)] += float(support.mass[i, slot])
-        result.append(alpha)
-    return result
 
 
 def circles(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:

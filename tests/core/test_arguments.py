@@ -156,7 +156,7 @@ def test_whole_numbers_of_numpy_in_compiled_solvers():
 def test_whole_numbers_of_numpy_in_kernel_models():
     problem = multiclass(1, dtype=torch.float32)
     head = KernelMulticlass(Polynomial(np.int64(2)), np.int64(3), np.int64(3))
-    svm = KernelSSVM(head, problem.x, problem.y, lam=0.1, sweeps=np.int64(1), capacity=np.int64(4))
+    svm = KernelSSVM(head, problem.x, problem.y, lam=0.1, sweeps=np.int64(1))
     svm.visit(np.arange(2))
     assert svm.dual.steps == 1
 

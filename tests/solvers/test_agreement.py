@@ -37,7 +37,6 @@ from torchssvm.core.batch import apply_head
 from torchssvm.datasets import OCR
 from torchssvm.solvers import Certificate, SuffixAverage, WeightedAverage, primal
 from torchssvm.solvers.kernel import KernelSSVM, Linear
-from torchssvm.solvers.kernel import Pairwise as KernelPairwise
 from torchssvm.steps import Away, ExactSearch, Hybrid, MaxOracle, PredefinedStep
 
 pytest.importorskip("clarabel")
@@ -140,8 +139,8 @@ def subgradient(problem: Problem, average: type) -> Interval:
         return Interval(-torch.inf, found.value, flat(parameters))
 
 
-def kernel(problem: Problem, direction) -> Interval:
-    svm: KernelSSVM = kernel_svm(problem, Linear(), direction=direction)
+def kernel(problem: Problem) -> Interval:
+    svm: KernelSSVM = kernel_svm(problem, Linear())
     for rows in visits(problem.n, 2):
         svm.visit(rows)
     found = svm.certify()
@@ -195,8 +194,7 @@ SOLVERS: dict[str, Solves] = {
         f"Subgradient, {a.__name__}": functools.partial(subgradient, average=a)
         for a in (WeightedAverage, SuffixAverage)
     },
-    "KernelSSVM, linear": functools.partial(kernel, direction=None),
-    "KernelSSVM, linear, pairwise": functools.partial(kernel, direction=KernelPairwise()),
+    "KernelSSVM, linear": kernel,
     "regularisation path": path,
 }
 

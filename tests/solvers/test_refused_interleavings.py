@@ -38,7 +38,6 @@ from torchssvm import (
 from torchssvm.path import PathRun
 from torchssvm.solvers import WeightedAverage
 from torchssvm.solvers.kernel import RBF
-from torchssvm.solvers.kernel import Pairwise as KernelPairwise
 from torchssvm.steps import LargestGap
 
 REFUSED = (ValueError, TypeError, RuntimeError)
@@ -269,14 +268,13 @@ class Factorwise(Work):
 
 
 class Kernels(Work):
-    def __init__(self, seed: int, kind: str, direction: Any) -> None:
+    def __init__(self, seed: int, kind: str) -> None:
         self.problem = PROBLEMS[kind](seed)
         self.spoilt = False
         exact = RBF(0.7)
         self.svm = kernel_svm(
             self.problem,
             lambda a, b: exact(a, b) * (torch.nan if self.spoilt else 1.0),
-            direction=direction,
             memory_limit=None,
         )
         self.sampler = GapBatchSampler(self.svm.dual, batch_size=2, chunk=1)
@@ -397,9 +395,9 @@ def test_gdmm(seed):
 
 
 @examples(8)
-@given(seed=SEEDS, kind=KINDS, direction=st.sampled_from([None, KernelPairwise()]))
-def test_kernels(seed, kind, direction):
-    check(lambda: Kernels(seed, kind, direction), seed)
+@given(seed=SEEDS, kind=KINDS)
+def test_kernels(seed, kind):
+    check(lambda: Kernels(seed, kind), seed)
 
 
 EACH = {
@@ -407,7 +405,7 @@ EACH = {
     "refused steps": lambda: RefusedSteps(0, "chain", MeanParts, FrankWolfe(), None, Permutation()),
     "compiled loop": lambda: CompiledLoop(0, "chain", Labelings, Pairwise(), None, Permutation()),
     "GDMM": lambda: Factorwise(0),
-    "kernels": lambda: Kernels(0, "chain", None),
+    "kernels": lambda: Kernels(0, "chain"),
     "path": Path,
 }
 

@@ -15,12 +15,10 @@ from problems import rng
 from torchssvm import Multiclass
 from torchssvm.solvers.kernel import (
     RBF,
-    FrankWolfe,
     KernelChain,
     KernelMulticlass,
     KernelSSVM,
     Linear,
-    Pairwise,
     Polynomial,
 )
 
@@ -36,7 +34,6 @@ KERNELS: list[tuple[Any, Callable[[np.ndarray, np.ndarray], np.ndarray]]] = [
     (RBF(0.7), lambda a, b: np.exp(-0.7 * ((a[:, None] - b[None]) ** 2).sum(2))),
     (lambda a, b: torch.exp(-torch.cdist(a, b, p=1)), lambda a, b: np.exp(-np.abs(a[:, None] - b[None]).sum(2))),
 ]
-DIRECTIONS = [FrankWolfe(), Pairwise()]
 
 
 def explicit(problem: Listing, kernel: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Listing:
@@ -88,8 +85,7 @@ def test_certificates_of_kernel_models(portion):
         kernel, written = KERNELS[seed % len(KERNELS)]
         lam = 0.01 * 200.0 ** float(torch.rand((), generator=random))  # 0.01 to 2
         x, y, lengths = problem.tensors()
-        options = {"direction": DIRECTIONS[draw(2)], "sweeps": [0, 1, 5][draw(3)], "capacity": [2, 3, 64][draw(3)]}
-        svm = KernelSSVM(model(problem, kernel), x, y, lengths, lam=lam, **options)
+        svm = KernelSSVM(model(problem, kernel), x, y, lengths, lam=lam, sweeps=[0, 1, 5][draw(3)])
         below, above = optimum_between(explicit(problem, written).reference(lam))
         rounding = 1e-9 * (1.0 + 1.0 / lam)
         value = 0.0

@@ -120,7 +120,6 @@ class TestData:
             ({"lam": 0.0}, "lam=0.0"),
             ({"lam": math.nan}, "lam=nan"),
             ({"sweeps": -1}, "sweeps=-1"),
-            ({"capacity": 1}, "capacity=1"),
         ]:
             with pytest.raises(ValueError, match=message):
                 made(**options)

@@ -26,16 +26,12 @@ from torchssvm import (
 )
 from torchssvm.solvers.kernel import (
     RBF,
-    FrankWolfe,
     KernelChain,
     KernelHead,
     KernelMulticlass,
     KernelSSVM,
-    Pairwise,
     Polynomial,
 )
-
-DIRECTIONS = [FrankWolfe(), Pairwise()]
 
 
 class Counting:
@@ -58,15 +54,14 @@ def trained(problem: Problem, steps: int = 30, kernel: Any = None, **options: An
 
 
 class TestPadding:
-    @pytest.mark.parametrize("direction", DIRECTIONS, ids=repr)
-    def test_what_stands_in_the_padding_never_matters(self, direction: Any) -> None:
+    def test_what_stands_in_the_padding_never_matters(self) -> None:
         problem = chain(0, n=6)
         wide = torch.full((6, 7, 2), math.nan, dtype=torch.float64)
         labels = torch.full((6, 7), 99)
         for i, length in enumerate(problem.lengths.tolist()):
             wide[i, :length], labels[i, :length] = problem.x[i, :length], problem.y[i, :length]
         padded = Problem(problem.head, wide, labels, problem.lengths, problem.lam)
-        plain, other = trained(problem, direction=direction), trained(padded, direction=direction)
+        plain, other = trained(problem), trained(padded)
         assert plain.dual.value() == pytest.approx(other.dual.value(), abs=1e-12)
         assert plain.certify().gap == pytest.approx(other.certify().gap, abs=1e-12)
         assert plain.support_counts() == other.support_counts()
@@ -84,13 +79,12 @@ class TestPadding:
 
 
 class TestKernelRows:
-    @pytest.mark.parametrize("direction", DIRECTIONS, ids=repr)
-    def test_a_small_cache_changes_no_bit(self, direction: Any) -> None:
+    def test_a_small_cache_changes_no_bit(self) -> None:
         problem = chain(0, n=8, longest=4)
-        large = trained(problem, direction=direction)
+        large = trained(problem)
         row = 8 * len(large.data.tokens)
         limit = 14 * row  # 3 examples of 4 tokens, and hardly more
-        small = trained(problem, direction=direction, memory_limit=10**6)
+        small = trained(problem, memory_limit=10**6)
         small.gram.memory_limit = limit
         assert_same(large.state_dict(), small.state_dict())
         before = small.gram.computed
@@ -115,11 +109,9 @@ class TestKernelRows:
         svm.visit([0])  # four rows fit
         assert svm.nbytes()["kernel rows"] <= svm.gram.memory_limit
 
-    def test_support_labelings_and_blocks_that_do_not_fit_are_refused(self) -> None:
+    def test_blocks_that_do_not_fit_are_refused(self) -> None:
         problem = chain(0, n=8)
-        with pytest.raises(MemoryError, match="smaller capacity"):
-            kernel_svm(problem, RBF(0.5), capacity=1000, memory_limit=50_000)
-        svm = kernel_svm(problem, RBF(0.5), capacity=2)
+        svm = kernel_svm(problem, RBF(0.5))
         svm.dual.storage.memory_limit = 100
         with pytest.raises(MemoryError, match="larger memory_limit, float32 features, or fewer examples"):
             svm.visit([0])
@@ -128,10 +120,10 @@ class TestKernelRows:
     def test_only_support_tokens_are_used_for_prediction(self) -> None:
         kernel = Counting()
         x, y = circles(30)
-        svm = trained(Problem(LinearMulticlass(2, 2).double(), x, y, None, 0.05), 60, kernel, direction=Pairwise())
+        svm = trained(Problem(LinearMulticlass(2, 2).double(), x, y, None, 0.05), 60, kernel)
         counts = svm.support_counts()
         assert 0 < counts.tokens < 30
-        assert counts.tokens == counts.examples == counts.labelings  # two classes: one wrong labeling each
+        assert counts.tokens == counts.examples
         kernel.shapes.clear()
         svm.decode(circles(17, seed=2)[0])
         assert kernel.shapes == [(17, counts.tokens)]
@@ -141,26 +133,11 @@ class TestSupport:
     def test_at_the_start_there_is_none(self) -> None:
         svm = kernel_svm(chain(0, n=4), RBF(1.0))
         counts = svm.support_counts()
-        assert (counts.examples, counts.labelings, counts.merged, counts.tokens) == (0, 0, 0, 0)
-        assert "0 support labelings of 0/4 examples" in str(counts)
+        assert (counts.examples, counts.tokens) == (0, 0)
+        assert "0/4 support examples" in str(counts)
         assert torch.equal(svm.decode(svm.data.tokens[:1].view(1, 1, -1)), torch.zeros(1, 1, dtype=torch.int64))
         svm.visit([2])
-        counts = svm.support_counts()
-        assert (counts.examples, counts.labelings) == (1, 1)
-
-    def test_the_blocks_follow_from_masses_and_labelings(self) -> None:
-        for direction in DIRECTIONS:
-            svm = trained(chain(4, n=6, states=3), 60, direction=direction)
-            table = torch.zeros_like(svm._blocks.table())
-            start = 0
-            for i, length in enumerate(svm.data.counts.tolist()):
-                for slot in svm.support.mass[i].nonzero().flatten().tolist():
-                    for t in range(length):
-                        table[start + t, svm.support.labels[i, 0, t]] += svm.support.mass[i, slot]
-                        table[start + t, svm.support.labels[i, slot, t]] -= svm.support.mass[i, slot]
-                start += length
-            assert torch.allclose(table, svm._blocks.table(), atol=1e-12)
-            assert torch.allclose((svm.support.mass * svm.support.loss).sum(1) / 6, svm.dual.loss, atol=1e-12)
+        assert svm.support_counts().examples == 1
 
     def test_weighted_labels(self) -> None:
         problem = chain(0, n=6)
@@ -177,11 +154,10 @@ class TestSupport:
 
 class TestResume:
     @pytest.mark.parametrize("order", [Proportional(), Uniform(), Permutation()], ids=repr)
-    @pytest.mark.parametrize("direction", DIRECTIONS, ids=repr)
     @pytest.mark.parametrize("make", PROBLEMS.values(), ids=PROBLEMS)
-    def test_to_the_bit_in_the_middle_of_an_epoch(self, make: Any, direction: Any, order: Any) -> None:
+    def test_to_the_bit_in_the_middle_of_an_epoch(self, make: Any, order: Any) -> None:
         def fresh() -> tuple[KernelSSVM, GapBatchSampler]:
-            svm = kernel_svm(make(0, n=9, dtype=torch.float32), RBF(0.5), direction=direction, capacity=3)
+            svm = kernel_svm(make(0, n=9, dtype=torch.float32), RBF(0.5))
             return svm, GapBatchSampler(svm.dual, batch_size=2, order=order, seed=3, chunk=2)
 
         def run(svm: KernelSSVM, sampler: GapBatchSampler, steps: int) -> None:
@@ -219,7 +195,6 @@ class TestResume:
             "kernel": kernel_svm(problem, RBF(0.6)),
             "tokens": kernel_svm(chain(1, n=6), RBF(0.5)),
             "lam": kernel_svm(problem, RBF(0.5), lam=0.7),
-            "capacity": kernel_svm(problem, RBF(0.5), capacity=5),
         }
         for word, other in others.items():
             before = copy.deepcopy(other.state_dict())
@@ -227,21 +202,13 @@ class TestResume:
                 other.load_state_dict(good)
             assert_same(before, other.state_dict())
         flipped = Problem(problem.head, problem.x, torch.where(problem.y < 0, -1, 1 - problem.y), problem.lengths, 0.5)
-        with pytest.raises(ValueError, match="targets differ"):
+        with pytest.raises(ValueError, match="other targets"):
             kernel_svm(flipped, RBF(0.5)).load_state_dict(good)
 
         before = copy.deepcopy(svm.state_dict())
         for change in (
-            lambda s: s.pop("support"),
             lambda s: s.pop("dual"),
             lambda s: s.update(format=7),
-            lambda s: s["support"].pop("mass"),
-            lambda s: s["support"]["mass"].mul_(2.0),
-            lambda s: s["support"]["mass"].fill_(math.nan),
-            lambda s: s["support"].update(labels=s["support"]["labels"][:3]),
-            lambda s: s["support"].update(loss=s["support"]["loss"].float()),
-            lambda s: s["support"]["loss"].fill_(math.inf),
-            lambda s: s["support"]["labels"][:, 1:].fill_(5),
             lambda s: s["dual"].update(kernel_squared_norm=math.nan),
             lambda s: s["dual"].pop("kernel_squared_norm"),
             lambda s: s["dual"].update(steps=-1),
@@ -278,14 +245,13 @@ class TestOtherHeadsAndDevices:
             svm.visit([0])
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("direction", DIRECTIONS, ids=repr)
-    def test_on_every_device_the_same(self, device: torch.device, direction: Any) -> None:
+    def test_on_every_device_the_same(self, device: torch.device) -> None:
         """From the same state; on the way there, rounding may decide ties otherwise on another device."""
         problem = chain(0, n=8, features=4)
-        here = kernel_svm(problem, RBF(0.5), direction=direction)
+        here = kernel_svm(problem, RBF(0.5))
         x, y, lengths = (t.to(device) for t in (problem.x, problem.y, problem.lengths))
         head = kernel_head(problem, RBF(0.5)).to(device)
-        there = KernelSSVM(head, x, y, lengths, lam=problem.lam, direction=direction)
+        there = KernelSSVM(head, x, y, lengths, lam=problem.lam)
         random = rng(1)
         for step in range(30):
             there.visit(torch.randperm(8, generator=random)[: 1 + step % 3])

@@ -68,11 +68,6 @@ class TrainingSet:
         """The device of all tensors."""
         return self.tokens.device
 
-    @property
-    def labels(self) -> Tensor:
-        """The targets as labelings, padded with -1."""
-        return self.target.labels if isinstance(self.target, WeightedLabels) else self.target
-
     def check_index(self, index: Sequence[int] | Tensor) -> Tensor:
         """The distinct examples of a batch, in order; ValueError unless ``index`` holds numbers of examples."""
         try:

@@ -19,25 +19,22 @@ from torchssvm.core.jit import clock
 from torchssvm.core.linearity import check_at_first_call
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.ordered_sums import add_rows
-from torchssvm.core.potentials import Parts, Potentials, inner, scale
+from torchssvm.core.potentials import Parts, Potentials, inner
 from torchssvm.core.precision import full_precision
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Entry, Same, Schema, Stateful, version
-from torchssvm.core.structure import Labeling, as_decoding, digest
+from torchssvm.core.structure import Labeling, OracleResult, as_decoding, digest
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checks import check_structure
 from torchssvm.dual.mean_parts import MeanParts, StoredParts
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate, dual_exceeds_primal, make_certificate, write
 from torchssvm.solvers.kernel.data import TrainingSet
-from torchssvm.solvers.kernel.directions import MOVES, KernelBatch, KernelDirection, Move
 from torchssvm.solvers.kernel.functions import GramRows, name_of
 from torchssvm.solvers.kernel.head import KernelHead
-from torchssvm.solvers.kernel.support import SupportCounts, SupportLabelings
 from torchssvm.solvers.trainer import DualTrainer
 from torchssvm.steps.box_qp import gram, solve_box_qp
-from torchssvm.steps.directions import FrankWolfe, Pairwise
 from torchssvm.steps.line_search import exact_step
 from torchssvm.steps.orders import Order
 from torchssvm.steps.sampler import GapBatchSampler
@@ -82,10 +79,23 @@ class KernelDual(DualState):
         return {**super()._schema(), "kernel_squared_norm": Entry(float, low=0.0)}
 
 
-class BlockStep(NamedTuple):
-    """The directions of a batch, and the step size of each."""
+class KernelBatch(NamedTuple):
+    """A batch of distinct examples at the current weights."""
 
-    move: Move
+    index: Tensor  # type: ignore[assignment]  # it hides tuple.index; [B] int64
+    potentials: Potentials  # of all weights, detached
+    corner: OracleResult
+    stored: StoredParts  # the blocks: its psi is p(y_i) - mu_i
+    loss: Tensor  # [B] float64, l_i
+    gaps: Tensor  # [B] float64
+    rows: Tensor  # [U, M]: the kernel rows of their tokens
+    explicit: Potentials  # potentials of the explicit weights, with the autograd graph
+    kernel: Tensor  # [B, N, K] or [B, K]: what the kernel adds to the unary potentials
+
+
+class BlockStep(NamedTuple):
+    """The directions of a batch, towards the corners, and the step size of each."""
+
     parts: Parts
     gradients: list[Tensor]  # of the explicit weights
     implicit: Tensor  # [B, B] float64: inner products of the directions in the kernel's space, times n^2
@@ -101,7 +111,6 @@ class KernelBlocks:
     data: TrainingSet
     dual: KernelDual
     gram: GramRows  # kernel rows of the training tokens
-    support: SupportLabelings
 
     def check_weights(self) -> None:
         """Raise RuntimeError if the explicit weights are not as the last step left them."""
@@ -124,10 +133,9 @@ class KernelBlocks:
             stored = dual.storage.gather(index, potentials, target)
             assert isinstance(stored, StoredParts)
             gaps = corner.hinge / n + stored.inner(potentials) - dual.loss[index]
-        known = dual.loss[index], gaps, rows, explicit, kernel
-        return KernelBatch(index, target, potentials, corner, stored, *known, dual.structure, self.support, n)
+        return KernelBatch(index, potentials, corner, stored, dual.loss[index], gaps, rows, explicit, kernel)
 
-    def choose(self, batch: KernelBatch, direction: KernelDirection, sweeps: int) -> BlockStep:
+    def choose(self, batch: KernelBatch, sweeps: int) -> BlockStep:
         """Choose the directions and their step sizes; changes nothing.
 
         Raises:
@@ -135,11 +143,10 @@ class KernelBlocks:
         """
         dual, n = self.dual, self.dual.num_examples
         with torch.no_grad():
-            move = direction(batch)
-            block = scale(batch.stored.psi, move.decay)
-            parts = {name: tensor + block[name] for name, tensor in move.parts.items()}
-            changes = move.loss - move.decay * batch.loss
-            values = move.slopes + move.decay * batch.stored.inner(batch.potentials) + changes
+            corner, stored = batch.corner, batch.stored
+            parts = {name: tensor + stored.psi[name] for name, tensor in corner.parts.items()}
+            changes = corner.loss / n - batch.loss
+            values = corner.score / n + stored.inner(batch.potentials) + changes
         gradients = per_example_adjoint(batch.explicit, parts, dual.parameters)
         with torch.no_grad():
             implicit = self._inner_products(batch, parts[self.head.unary])
@@ -155,7 +162,7 @@ class KernelBlocks:
                     f"length {squared:.3g}"
                 )
             sizes = gammas * exact_step(float(gammas @ values), max(squared, 0.0), dual.lam)
-        return BlockStep(move, parts, gradients, implicit, changes, sizes)
+        return BlockStep(parts, gradients, implicit, changes, sizes)
 
     def _inner_products(self, batch: KernelBatch, unary: Tensor) -> Tensor:
         """``sum_tu K(x_t, x_u) <Delta_it, Delta_ju>`` for all pairs of blocks, ``[B, B]`` float64."""
@@ -168,7 +175,7 @@ class KernelBlocks:
 
     @torch.no_grad()
     def take(self, batch: KernelBatch, step: BlockStep) -> None:
-        """Move blocks, weights, losses and masses."""
+        """Move blocks, weights and losses."""
         dual, index, sizes = self.dual, batch.index, step.sizes
         scaled = sizes / (dual.lam * dual.num_examples)
         # |w_k - d_k/lam|^2, from <w_k, d_k> and |d_k|^2
@@ -181,15 +188,6 @@ class KernelBlocks:
         batch.stored.move(sizes, everyone, torch.empty(0), step.parts, None)
         dual.loss.index_add_(0, index, sizes * step.losses)  # of distinct examples
         dual.gap_estimates[index] = batch.gaps.clamp(min=0.0)
-        moved = sizes > 0.0
-        self.support.move(
-            index[moved],
-            batch.corner.labeling[moved],
-            batch.corner.loss[moved],
-            kept=1.0 - (sizes * step.move.decay)[moved],
-            away=None if step.move.away is None else step.move.away[moved],
-            taken=(sizes * step.move.mass)[moved],
-        )
         dual.relaxed |= batch.corner.relaxed
         dual.oracle_calls += len(index)
         dual.steps += 1
@@ -235,7 +233,20 @@ class KernelBlocks:
             raise
 
 
-_FORMAT = 2
+@dataclass(frozen=True)
+class SupportCounts:
+    """How large the support is."""
+
+    examples: int  # whose block is not at its target
+    tokens: int  # with nonzero coefficients, at which prediction evaluates the kernel
+    num_examples: int
+    num_tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.examples}/{self.num_examples} support examples, {self.tokens}/{self.num_tokens} support tokens"
+
+
+_FORMAT = 3
 
 
 class KernelSSVM(DualTrainer, Stateful):
@@ -253,19 +264,16 @@ class KernelSSVM(DualTrainer, Stateful):
         y: Targets of all examples, as the head's structure takes them.
         lengths: ``[n]`` int64, or None where nothing is padded.
         lam: Regularisation, positive.
-        direction: ``FrankWolfe()`` (the default) or ``Pairwise()``, or a :class:`KernelDirection`.
         batch_size: Examples of a step.
         order: In which order examples are visited; None is ``Proportional()``, gap sampling.
         seed: Seed of the draws.
         sweeps: Sweeps of coordinate ascent over a batch's box QP; 0 takes one common step for all blocks.
-        capacity: Most support labelings listed for an example; see :class:`SupportLabelings`.
-        memory_limit: Bytes for kernel rows, cached ones included; the same again for the dual blocks, and for the
-            support labelings. None is half of the available memory for the rows, all of it for each of the others.
+        memory_limit: Bytes for kernel rows, cached ones included; the same again for the dual blocks. None is half of
+            the available memory for the rows, all of it for the blocks.
 
     Attributes:
         dual: A ``DualState``: losses, gap estimates, counters; ``svm.dual.value()`` is the dual objective.
         sampler: Draws the batches.
-        support: The support labelings with their masses.
         gram: The kernel rows.
 
     Raises:
@@ -289,25 +297,18 @@ class KernelSSVM(DualTrainer, Stateful):
         lengths: Tensor | None = None,
         *,
         lam: float,
-        direction: FrankWolfe | Pairwise | KernelDirection | None = None,
         batch_size: int = 16,
         order: Order | None = None,
         seed: int = 0,
         sweeps: int = 5,
-        capacity: int = 64,
         memory_limit: int | None = None,
     ) -> None:
         Ranks.here().refuse_several("KernelSSVM", "Train by solve(...), CompiledBCFW or BCFW instead")
-        sweeps, capacity = check_whole(sweeps, "sweeps", 0), check_whole(capacity, "capacity", 2)
+        sweeps = check_whole(sweeps, "sweeps", 0)
         memory_limit = check_limit(memory_limit)
         if not isinstance(head, KernelHead):
             raise TypeError(f"head is a {type(head).__name__}, and must be a KernelHead, such as KernelChain(...)")
-        other = isinstance(direction, type) or not callable(direction) or hasattr(direction, "needs_labelings")
-        if direction is not None and other and type(direction) not in MOVES:
-            raise TypeError(f"direction={direction!r} must be an object such as torchssvm.solvers.kernel.Pairwise()")
         self.head = head
-        rule: Any = direction if direction is not None else FrankWolfe()
-        self.direction, self._move = rule, MOVES.get(type(rule), rule)
         self.sweeps = sweeps
         self.data = TrainingSet(head, x, y, lengths)
         self.dual: KernelDual = KernelDual(
@@ -320,8 +321,7 @@ class KernelSSVM(DualTrainer, Stateful):
         self._epoch: Iterator[list[int]] = iter(())  # the remaining batches of the current epoch
         self._next: list[int] | None = None  # a batch that was drawn, but whose step failed
         self.gram = GramRows(head.kernel, self.data.tokens, self.data.counts, memory_limit)
-        self.support = SupportLabelings(self.data.labels, head.num_states, capacity, memory_limit)
-        self._blocks = KernelBlocks(head, self.data, self.dual, self.gram, self.support)
+        self._blocks = KernelBlocks(head, self.data, self.dual, self.gram)
         with torch.no_grad():
             for parameter in self.dual.parameters:
                 parameter.zero_()
@@ -362,7 +362,7 @@ class KernelSSVM(DualTrainer, Stateful):
         self._blocks.check_weights()
         with full_precision(self.data.device):
             batch = self._blocks.read(self.data.check_index(index), self._blocks.table())
-            step = self._blocks.choose(batch, self._move, self.sweeps)
+            step = self._blocks.choose(batch, self.sweeps)
             with undisturbed():
                 self._blocks.take(batch, step)
                 self.dual.mailbox.notify()
@@ -440,16 +440,14 @@ class KernelSSVM(DualTrainer, Stateful):
         return as_decoding(self.head.structure.argmax(self.update_head()(x, lengths).detach())).labeling
 
     def support_counts(self) -> SupportCounts:
-        """Numbers of support examples, labelings and tokens."""
-        return self.support.counts(int(self._blocks.is_support(self._blocks.table()).sum()), len(self.data.tokens))
+        """Numbers of support examples and tokens."""
+        chosen, counts = self._blocks.is_support(self._blocks.table()), self.data.counts
+        examples = torch.repeat_interleave(counts)[chosen].unique().numel()
+        return SupportCounts(examples, int(chosen.sum()), len(counts), len(chosen))
 
     def nbytes(self) -> dict[str, int]:
-        """Bytes held now: dual blocks, support labelings, cached kernel rows."""
-        return {
-            "blocks": self.dual.storage.nbytes(),
-            "support": self.support.nbytes(),
-            "kernel rows": self.gram.nbytes(),
-        }
+        """Bytes held now: dual blocks, cached kernel rows."""
+        return {"blocks": self.dual.storage.nbytes(), "kernel rows": self.gram.nbytes()}
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies start a new epoch."""
@@ -461,7 +459,6 @@ class KernelSSVM(DualTrainer, Stateful):
             "kernel": Same(name_of(self.head.kernel)),
             "tokens": Same(digest(self.data.tokens)),
             "dual": self.dual,
-            "support": self.support,
             "sampler": self.sampler,
             "seal": int,
         }
@@ -476,4 +473,4 @@ class KernelSSVM(DualTrainer, Stateful):
         self._epoch, self._next = iter(()), None
 
     def __repr__(self) -> str:
-        return f"KernelSSVM({self.head.kernel}, direction={self.direction}, {self.dual})"
+        return f"KernelSSVM({self.head.kernel}, {self.dual})"
