@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +49,27 @@ def read_together(*tensors: Tensor) -> tuple[Tensor, ...]:
     flat = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in tensors]
     parts = torch.cat(flat).cpu().split([len(part) for part in flat])
     return tuple(part.clone().view(t.dtype).view(t.shape) for part, t in zip(parts, tensors, strict=True))
+
+
+class Reading:
+    """Reads numbers of one device; those that are wanted ``later`` come with the next that are needed, in one wait."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Sequence[Tensor], Callable[..., None]]] = []
+
+    def later(self, tensors: Sequence[Tensor], use: Callable[..., None]) -> None:
+        """Call ``use`` with the numbers of ``tensors`` on the CPU when the next ones are read."""
+        self._waiting.append((tensors, use))
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """As :func:`read_together`."""
+        waiting, self._waiting = self._waiting, []
+        found = read_together(*tensors, *(tensor for some, _ in waiting for tensor in some))
+        begin = len(tensors)
+        for some, use in waiting:
+            use(*found[begin : begin + len(some)])
+            begin += len(some)
+        return found[: len(tensors)]
 
 
 def scalars(*numbers: Tensor) -> list[float]:

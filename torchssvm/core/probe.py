@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from torchssvm.core.gradients import adjoint, per_example_adjoint
-from torchssvm.core.on_host import scalars
+from torchssvm.core.on_host import Reading, read_together
 from torchssvm.core.potentials import Parts, Potentials, inner, padding_of
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import flat
@@ -20,11 +20,13 @@ TOLERANCE = 1e-4
 """Relative tolerance: the features of a network differ by rounding between batches."""
 
 
-def check_depends(potentials: Potentials, structure: Structure, parameters: Sequence[Tensor]) -> None:
+def check_depends(
+    potentials: Potentials, structure: Structure, parameters: Sequence[Tensor], read: Reading | None = None
+) -> None:
     """Check that the potentials are linear in these parameters, by Euler's identity for one direction; else ValueError.
 
     ``<r, theta> = <w, Phi^T r>`` holds for the dual's head, but not for a head with other weights. Numbers that are not
-    finite are skipped; they raise another error.
+    finite are skipped; they raise another error. The check is made now, or when ``read`` reads the next numbers.
     """
     if not potentials.requires_grad:
         raise ValueError(
@@ -36,8 +38,17 @@ def check_depends(potentials: Potentials, structure: Structure, parameters: Sequ
         detached = potentials.detach().tensors
         terms = flat(parameters) * flat(gradients)
         sizes = inner(_absolute(parts), _absolute(detached)).sum() + terms.abs().sum()
-        found, expected, size = scalars(inner(parts, detached).sum(), terms.sum(), sizes)
-    if math.isfinite(size) and not abs(found - expected) <= 1e4 * torch.finfo(potentials.dtype).eps * size:
+        numbers = inner(parts, detached).sum(), terms.sum(), sizes
+
+    compare = partial(_compare, 1e4 * torch.finfo(potentials.dtype).eps)
+    if read is None:
+        compare(*read_together(*numbers))
+    else:
+        read.later(numbers, compare)
+
+
+def _compare(rounding: float, found: Tensor, expected: Tensor, size: Tensor) -> None:
+    if math.isfinite(size) and not abs(float(found) - float(expected)) <= rounding * float(size):
         raise ValueError(
             "head gave potentials that do not come from the dual's parameters alone: pass its head, or a copy"
         )

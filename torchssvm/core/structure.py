@@ -48,6 +48,7 @@ class OracleResult:
         decoded: ``[B]`` bool, whether the max oracle was asked; None where it was for all.
         column: ``[B]`` int64, the column of ``Stored.atoms`` that holds the labeling already, 0 where none does; None
             where nobody asked.
+        read: ``hinge`` and ``bound`` on the CPU, where the max oracle has read them.
         made: ``p(s_i) - p(y_i)`` if they were made to score the outputs; else None.
         make: Makes them; None where nobody may ask for them.
     """
@@ -61,6 +62,7 @@ class OracleResult:
     relaxed: bool = False
     decoded: Tensor | None = None
     column: Tensor | None = None
+    read: tuple[Tensor, Tensor] | None = None
     make: Callable[[], Parts] | None = None
 
     @cached_property
