@@ -51,6 +51,21 @@ def read_together(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(part.clone().view(t.dtype).view(t.shape) for part, t in zip(parts, tensors, strict=True))
 
 
+def bring(tensors: Sequence[Tensor], rows: Tensor, size: int) -> list[Tensor]:
+    """Tensors of one device on the CPU, after one wait; of those with a row for each of ``size`` examples, ``rows``.
+
+    ``rows`` are int64 on the CPU. A row that all examples share comes once, ``[1, ...]``.
+    """
+    found = []
+    for tensor in tensors:
+        held = tensor if tensor.is_cpu or (source := _source(tensor)) is None else source
+        if tensor.shape[:1] == (size,):
+            held = held[rows if held.is_cpu else upload(rows, held.device)] if held.stride(0) else held[:1]
+        found.append(held)
+    read = iter(read_together(*there) if (there := [t for t in found if not t.is_cpu]) else ())
+    return [held if held.is_cpu else next(read) for held in found]
+
+
 class Reading:
     """Reads numbers of one device; those that are wanted ``later`` come with the next that are needed, in one wait."""
 

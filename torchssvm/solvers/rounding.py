@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from torchssvm.core.batch import tree_map, tree_tensors
+from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.head_call import state_kept
 from torchssvm.core.launch import once
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.on_host import Reading, pick, read_together, scalars, upload
+from torchssvm.core.on_host import Reading, bring, pick, read_together, scalars, upload
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import flat
@@ -29,6 +29,7 @@ from torchssvm.core.structure import Labeling, OracleResult, Structure
 
 _SAMPLE = 16  # examples of a batch that are compared
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_FEW = 1 << 18  # numbers of a sample and its head that are brought from a device
 _AGAIN = 64  # a sample is taken again when this many times as many examples have been seen
 
 
@@ -114,13 +115,14 @@ class Rounding:
                 return Finer(found, *wide, corner)
         return Finer(corner, potentials, self._weights, corner)
 
-    def _decode(self, wide: Potentials, target: Labeling) -> OracleResult | None:
+    def _decode(self, wide: Potentials, target: Labeling, *, leave: bool = True) -> OracleResult | None:
         try:
             return find_corner(self._structure, wide, target)
         except torch.OutOfMemoryError:
             raise
         except Exception:  # a structure of one's own may know float32 alone
-            self._leave()
+            if leave:
+                self._leave()
             return None
 
     def _leave(self) -> None:
@@ -136,11 +138,16 @@ class Rounding:
         ``bound`` is that of the hinges and ``sizes`` those of the potentials, on the CPU; none, and they are made here.
         """
         size, narrow, wide = potentials.batch_size, potentials.detach(), None
+        held = torch.arange(size)
         if size > _SAMPLE:
             largest = torch.stack([t.expand(size) for t in sizes or read_together(*_sizes(narrow))]).amax(0)
             others = torch.arange(0, size, -(-2 * size // _SAMPLE))
             held = torch.cat([largest.topk(_SAMPLE // 2).indices, others]).unique()
-            rows, bound = upload(held, potentials.device), bound[held]
+            bound = bound[held]
+        if not narrow.device.type == "cpu" and self._compare_on_host(inputs, narrow, target, bound, held):
+            return
+        if size > _SAMPLE:
+            rows = upload(held, potentials.device)
             whole, narrow = narrow, narrow.select(rows)
             target = tree_map(lambda t: pick(t, rows), target)
             own = tree_map(lambda t: pick(t, rows) if t.shape[:1] == (size,) else t, inputs)
@@ -150,30 +157,56 @@ class Rounding:
                 wide = found[0].select(rows)
         elif (found := self._widen(inputs, narrow)) is not None:
             wide = found[0]
-        if wide is None:
-            return
-        parts = conform(self._structure.parts(target), wide, "parts(target)")
-        if (fine := self._decode(wide, target)) is not None:
-            every = [(once(tensor), once(narrow[name])) for name, tensor in wide.tensors.items()]
-            assert fine.read is not None
-            moved = float((fine.read[1] - bound).square().mean())
-            looked_at, *sums = scalars(
-                inner(parts, parts).mean(),
-                *(number for a, b in every for number in ((a - b).square().sum(), a.count_nonzero())),
-            )
-            error = max(square / max(count, 1.0) for square, count in zip(sums[::2], sums[1::2], strict=True))
-            error *= 2.0 * max(1.0, looked_at)
-            self._rounding = max(self._rounding, math.sqrt(max(error, moved)))
+        if wide is not None and (fine := self._decode(wide, target)) is not None:
+            self._learn(wide, narrow, target, fine, bound)
 
-    def _widen(self, inputs: Any, like: Potentials, *, leave: bool = True) -> tuple[Potentials, list[Tensor]] | None:
+    def _compare_on_host(self, inputs: Any, narrow: Potentials, target: Labeling, bound: Tensor, rows: Tensor) -> bool:
+        """Compare the examples ``rows`` on the CPU where numbers are few: it takes less time than to start so many
+        kernels. False where they are many, or the head or the structure does not run there.
+        """
+        assert self._owner is not None
+        held, size = _held(self._owner), narrow.batch_size
+        tensors = [*tree_tensors((inputs, target)), *narrow.tensors.values(), *held.values()]
+        if sum(once(t)[: len(rows) if t.shape[:1] == (size,) else None].numel() for t in tensors) > _FEW:
+            return False
+        read = bring([tensor.detach() for tensor in tensors], rows, size)
+        names, weights = list(narrow.tensors), dict(zip(held, read[-len(held) :], strict=True))
+        inputs, target = tree_replace((inputs, target), read)
+        scores = read[-len(held) - len(names) : -len(held)]
+        narrow = Potentials({n: t.expand(len(rows), *t.shape[1:]) for n, t in zip(names, scores, strict=True)})
+        found = self._widen(inputs, narrow, weights, leave=False)
+        fine = None if found is None else self._decode(found[0], target, leave=False)
+        if found is None or fine is None:
+            return False
+        self._learn(found[0], narrow, target, fine, bound)
+        return True
+
+    def _learn(self, wide: Potentials, narrow: Potentials, target: Labeling, fine: OracleResult, bound: Tensor) -> None:
+        """What rounding does, from a sample: ``fine`` was found in ``wide``, hinges of the ``bound`` in ``narrow``."""
+        parts = conform(self._structure.parts(target), wide, "parts(target)")
+        every = [(once(tensor), once(narrow[name])) for name, tensor in wide.tensors.items()]
+        assert fine.read is not None
+        moved = float((fine.read[1] - bound).square().mean())
+        looked_at, *sums = scalars(
+            inner(parts, parts).mean(),
+            *(number for a, b in every for number in ((a - b).square().sum(), a.count_nonzero())),
+        )
+        error = max(square / max(count, 1.0) for square, count in zip(sums[::2], sums[1::2], strict=True))
+        error *= 2.0 * max(1.0, looked_at)
+        self._rounding = max(self._rounding, math.sqrt(max(error, moved)))
+
+    def _widen(
+        self, inputs: Any, like: Potentials, held: dict[str, Tensor] | None = None, *, leave: bool = True
+    ) -> tuple[Potentials, list[Tensor]] | None:
         """The potentials in float64 and the weights that they depend on, where ``like`` differs by rounding alone.
 
-        Else it is None, and the rest of the pass stays in float32 if ``leave``.
+        Else it is None, and the rest of the pass stays in float32 if ``leave``. ``held`` are parameters and buffers
+        that are taken in place of the head's.
         """
         owner, (args, kwargs) = self._owner, tree_map(_double, inputs)
         if owner is None:
             return None
-        held = {name: _double(t) for name, t in (*owner.named_parameters(), *owner.named_buffers())}
+        held = {name: _double(t) for name, t in (held or _held(owner)).items()}
         weights = [held[name].requires_grad_(like.requires_grad) for name in self._names]
         try:
             with state_kept(owner), full_precision(like.device), torch.set_grad_enabled(like.requires_grad):
@@ -211,6 +244,11 @@ def _differ_by_rounding(numbers: Parts, like: Parts) -> bool:
         sums += [(other - once(tensor)).abs().sum(), other.abs().sum()]
     known = scalars(*sums)
     return all(error <= 1e-2 * size + 1e-30 for error, size in zip(known[::2], known[1::2], strict=True))
+
+
+def _held(owner: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name."""
+    return dict((*owner.named_parameters(), *owner.named_buffers()))
 
 
 def _double(tensor: Tensor) -> Tensor:
