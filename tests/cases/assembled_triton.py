@@ -92,7 +92,7 @@ calls: dict[str, Any] = {
     "parts of chains": lambda: add_difference_triton(LABELS, LABELS, *TABLES),
     "rows that are read": lambda: read_triton(*ROWS, 5),
     "rows that change": lambda: add_triton(*ROWS, TABLES[0], torch.empty(2).double()),
-    "inner products": lambda: inner_triton(TABLES[0], TABLES[0]),
+    "inner products": lambda: inner_triton([(TABLES[0], TABLES[0])]),
 }
 
 
@@ -170,8 +170,8 @@ def ragged_calls(batch: int, size: int, empty: Callable[..., Tensor]) -> None:
     ascend_triton(empty(size, size), empty(size), 5, 1e-3)
     rows, places = empty(1 + batch * size, 6), torch.arange(batch)
     add_triton(rows, places, places, places, emission, torch.empty(batch).double())
-    inner_triton(emission, read_triton(rows, places, places, places, size))
-    inner_triton(emission, emission[:1])
+    inner_triton([(emission, read_triton(rows, places, places, places, size))])
+    inner_triton([(emission, emission[:1])])
     viterbi_triton(empty(batch, min(size, 17), 520), empty(520, 520), lengths.clamp(max=17))
     viterbi_triton(empty(batch, min(size, 17), 520), empty(batch, 520, 520), lengths.clamp(max=17))
 

@@ -56,13 +56,15 @@ def bring(tensors: Sequence[Tensor], rows: Tensor, size: int) -> list[Tensor]:
 
     ``rows`` are int64 on the CPU. A row that all examples share comes once, ``[1, ...]``.
     """
-    found = []
+    found, there = [], None
     for tensor in tensors:
         held = tensor if tensor.is_cpu or (source := _source(tensor)) is None else source
-        if tensor.shape[:1] == (size,):
-            held = held[rows if held.is_cpu else upload(rows, held.device)] if held.stride(0) else held[:1]
+        if tensor.shape[:1] == (size,) and held.stride(0) and not held.is_cpu:
+            held = held[there := upload(rows, held.device) if there is None else there]
+        elif tensor.shape[:1] == (size,):
+            held = held[rows] if held.stride(0) else held[:1]
         found.append(held)
-    read = iter(read_together(*there) if (there := [t for t in found if not t.is_cpu]) else ())
+    read = iter(read_together(*away) if (away := [t for t in found if not t.is_cpu]) else ())
     return [held if held.is_cpu else next(read) for held in found]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchssvm.core.gradients import adjoint, per_example_adjoint
 from torchssvm.core.on_host import Reading, read_together
-from torchssvm.core.potentials import Parts, Potentials, inner, padding_of
+from torchssvm.core.potentials import Parts, Potentials, inner_and_sizes, padding_of
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import flat
 from torchssvm.core.structure import Structure
@@ -37,8 +37,7 @@ def check_depends(
         gradients = adjoint(potentials, parts, parameters)
         detached = potentials.detach().tensors
         terms = flat(parameters) * flat(gradients)
-        sizes = inner(_absolute(parts), _absolute(detached)).sum() + terms.abs().sum()
-        numbers = inner(parts, detached).sum(), terms.sum(), sizes
+        numbers = *inner_and_sizes(parts, detached), terms.sum(), terms.abs().sum()
 
     compare = partial(_compare, 1e4 * torch.finfo(potentials.dtype).eps)
     if read is None:
@@ -47,8 +46,9 @@ def check_depends(
         read.later(numbers, compare)
 
 
-def _compare(rounding: float, found: Tensor, expected: Tensor, size: Tensor) -> None:
-    if math.isfinite(size) and not abs(float(found) - float(expected)) <= rounding * float(size):
+def _compare(rounding: float, scores: Tensor, sizes: Tensor, products: Tensor, absolute: Tensor) -> None:
+    found, expected, size = float(scores.sum()), float(products), float(sizes.sum() + absolute)
+    if math.isfinite(size) and not abs(found - expected) <= rounding * size:
         raise ValueError(
             "head gave potentials that do not come from the dual's parameters alone: pass its head, or a copy"
         )
@@ -77,7 +77,7 @@ def probe(potentials: Potentials, structure: Structure) -> Parts:
     for name, tensor in potentials.tensors.items():
         values = _pattern(tuple(tensor.shape[1:]), tensor.dtype, tensor.device).expand_as(tensor)
         if (padding := padding_of(potentials, name)) is not None:
-            values = values * ~padding
+            values = values.masked_fill(padding, 0.0)
         parts[name] = (values * places[name] if name in places else values).contiguous()
     return parts
 
@@ -90,7 +90,3 @@ def _pattern(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> 
         along = torch.arange(size, dtype=torch.float64, device=device) * (axis + 0.3) ** 0.5
         angle = angle + along.view([-1 if a == axis else 1 for a in range(len(shape) + 1)])
     return angle.cos().to(dtype)
-
-
-def _absolute(parts: Parts) -> Parts:
-    return {name: tensor.abs() for name, tensor in parts.items()}

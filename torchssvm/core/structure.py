@@ -26,6 +26,7 @@ from torchssvm.core.potentials import (
     check_scores_finite,
     conform,
     inner,
+    inner_and_sizes,
     padding_of,
     scale,
     subtract,
@@ -274,8 +275,8 @@ class Structure(ABC):
         costs = {name: delta[name].to(tensor.dtype).expand_as(tensor) for name, tensor in known.items()}
         if not known:
             return None
-        absolute = [{name: tensor.abs() for name, tensor in several.items()} for several in (known, costs)]
-        return -inner(known, costs), inner(*absolute)
+        mean, sizes = inner_and_sizes(known, costs)
+        return -mean, sizes
 
     def known_scores(self, potentials: Potentials) -> Parts | None:
         """Scores that are known and not trained: they are added to the potentials wherever outputs are decoded.

@@ -377,9 +377,7 @@ class Chain(Labelled):
         if isinstance(target, WeightedLabels):
             costs = costs * target.weights.to(torch.float64)
         if self.class_weight is not None:
-            if self.class_weight.device != labels.device:
-                self.class_weight = self.class_weight.to(labels.device)
-            costs = costs * self.class_weight[labels.clamp(min=0)]
+            costs = costs * upload(self.class_weight, labels.device)[labels.clamp(min=0)]
         if self.normalize:
             costs = costs / real.sum(1, keepdim=True).clamp(min=1)
         return costs
