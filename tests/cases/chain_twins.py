@@ -71,6 +71,14 @@ def _inner(a: Tensor, b: Tensor, total: Tensor, size: int, by_example: int, plac
     total.copy_(torch.stack([terms.sum(1), terms.abs().sum(1)]) + (total if place else 0.0))
 
 
+def _add_everywhere(emission: Tensor, *given: Any, **options: Any) -> None:
+    kernels.add_everywhere(emission.numpy(), *(tensor.numpy() for tensor in given[:4]))
+
+
+def _sum_everywhere(v: Tensor, last: Tensor, sums: Tensor, *sizes: Any, **options: Any) -> None:
+    kernels.sum_everywhere(v.numpy(), last.numpy(), sums.numpy())
+
+
 def _mean_loss(psi: Tensor, labels: Tensor, costs: Tensor, found: Tensor, *sizes: Any, **options: Any) -> None:
     wrong = labels.unsqueeze(2) != torch.arange(psi.shape[2])
     terms = (psi.double() * (wrong * costs.to(psi.dtype).unsqueeze(2))).flatten(1)
@@ -103,7 +111,19 @@ def _ascend_together(matrix: Tensor, residual: Tensor, next_residual: Tensor, ga
 CHAIN_TWINS = {
     twin.__name__: twin
     for twin in (
-        *(_decode, _augment, _examine, _mark, _add_difference, _read, _add, _inner, _mean_loss),
+        *(
+            _decode,
+            _augment,
+            _examine,
+            _mark,
+            _add_difference,
+            _read,
+            _add,
+            _inner,
+            _mean_loss,
+            _add_everywhere,
+            _sum_everywhere,
+        ),
         *(_ascend, _ascend_together),
     )
 }

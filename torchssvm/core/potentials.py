@@ -244,7 +244,8 @@ def padding_of(potentials: Potentials, name: str) -> Tensor | None:
     """The padding of a tensor, as ``ragged`` says it, ``[B, N, 1, ...]`` bool; None where it says none."""
     if potentials.lengths is None or name not in potentials.ragged:
         return None
-    tensor, rows = potentials[name], potentials.lengths + potentials.ragged[name]
+    tensor, more = potentials[name], potentials.ragged[name]
+    rows = potentials.lengths + more if more else potentials.lengths
     padding = torch.arange(tensor.shape[1], device=tensor.device) >= rows.unsqueeze(1)
     return padding.view(*padding.shape, *[1] * (tensor.ndim - 2))
 

@@ -21,12 +21,17 @@ TOLERANCE = 1e-4
 
 
 def check_depends(
-    potentials: Potentials, structure: Structure, parameters: Sequence[Tensor], read: Reading | None = None
+    potentials: Potentials,
+    structure: Structure,
+    parameters: Sequence[Tensor],
+    read: Reading | None = None,
+    numbers: Tensor | None = None,
 ) -> None:
     """Check that the potentials are linear in these parameters, by Euler's identity for one direction; else ValueError.
 
     ``<r, theta> = <w, Phi^T r>`` holds for the dual's head, but not for a head with other weights. Numbers that are not
-    finite are skipped; they raise another error. The check is made now, or when ``read`` reads the next numbers.
+    finite are skipped; they raise another error. The check is made now, or when ``read`` reads the next
+    numbers. ``numbers`` are those of the parameters, as ``flat`` gives them, if known.
     """
     if not potentials.requires_grad:
         raise ValueError(
@@ -36,14 +41,14 @@ def check_depends(
     with full_precision(potentials.device):
         gradients = adjoint(potentials, parts, parameters)
         detached = potentials.detach().tensors
-        terms = flat(parameters) * flat(gradients)
-        numbers = *inner_and_sizes(parts, detached), terms.sum(), terms.abs().sum()
+        terms = (flat(parameters) if numbers is None else numbers) * flat(gradients)
+        found = *inner_and_sizes(parts, detached), terms.sum(), terms.norm(p=1)
 
     compare = partial(_compare, 1e4 * torch.finfo(potentials.dtype).eps)
     if read is None:
-        compare(*read_together(*numbers))
+        compare(*read_together(*found))
     else:
-        read.later(numbers, compare)
+        read.later(found, compare)
 
 
 def _compare(rounding: float, scores: Tensor, sizes: Tensor, products: Tensor, absolute: Tensor) -> None:

@@ -231,7 +231,7 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
         dual.certified_gap = primal - value
         dual.oracle_calls += dual.num_examples
         if refresh:
-            dual.recomputed = parts_of(flat(weights).to(dual.dtype), dual.parameters)
+            dual.recomputed = parts_of(sizes.numbers.to(dual.dtype), dual.parameters)
             if _far(dual, sizes):
                 dual.restarts += 1  # the next step starts elsewhere
                 dual.storage.forget_features()
@@ -312,6 +312,7 @@ class _Sizes(NamedTuple):
     drifted: float  # ``|u - v|^2``, with u the held v
     moved: float  # ``|w - w'|^2``
     loss: float  # ``sum_i l_i`` of this process
+    numbers: Tensor  # v as ``flat`` gives it
 
     @classmethod
     def of(cls, dual: DualState, weights: list[Tensor]) -> _Sizes:
@@ -320,11 +321,11 @@ class _Sizes(NamedTuple):
         if not dual.box.has_bounds:
             moved = w - v
             held, square, distance = scalars(w @ w, v @ v, moved @ moved)
-            return cls(held, square, square, square / 2, distance, distance, loss)
+            return cls(held, square, square, square / 2, distance, distance, loss, v)
         clipped = flat(dual.box.clip(weights))
         drifted, moved = flat(dual.unclipped) - v, w - clipped
         products = w @ w, v @ v, clipped @ clipped, clipped @ (v - clipped / 2), drifted @ drifted, moved @ moved
-        return cls(*scalars(*products), loss)
+        return cls(*scalars(*products), loss, v)
 
 
 def _far(dual: DualState, sizes: _Sizes) -> bool:

@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from torchssvm.core.batch import Batch, restrict
 from torchssvm.core.digest import digest_examples
-from torchssvm.core.on_host import Reading, known, on_host, read_together
+from torchssvm.core.on_host import known, on_host, read_together
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import full_precision, in_full_precision
 from torchssvm.core.probe import check_depends
@@ -56,7 +56,7 @@ def exact_pass(
     weights = parts_of(every, dual.parameters)
     keep: list[Callable[[], None]] = []
     with Rounding(head, dual.structure, dual.parameters, dual.lam, dual.num_examples) as fine:
-        for batch, potentials, index in every_block(head, dual, batches, fine.read):
+        for batch, potentials, index in every_block(head, dual, batches, fine.read, fine.held):
             target = dual.structure.check_target(batch.y, potentials)
             place = on_host(index)
             targets[place] = digest_examples(target, potentials)
@@ -93,7 +93,7 @@ def exact_pass(
 
 
 def every_block(
-    head: Callable[..., Any], dual: DualState, batches: Iterable[Batch], read: Reading | None = None
+    head: Callable[..., Any], dual: DualState, batches: Iterable[Batch], *read: Any
 ) -> Iterator[tuple[Batch, Potentials, Tensor]]:
     """As :func:`every_training_example`, for a head that must have the dual's weights, checked as ``check_depends``
     says.
@@ -101,7 +101,7 @@ def every_block(
     every = every_training_example(of_dual(head, dual), dual, batches)
     for place, (batch, potentials, index) in enumerate(every):
         if place == 0:
-            check_depends(potentials, dual.structure, dual.parameters, read)
+            check_depends(potentials, dual.structure, dual.parameters, *read)
         yield batch, potentials, index
 
 

@@ -62,8 +62,8 @@ class Rounding:
         self, head: Any, structure: Structure, weights: Iterable[Tensor], lam: float, num_examples: int | None
     ) -> None:
         self._weights = weights = list(weights)
-        self._structure, self._lam, held = structure, lam, flat(weights)
-        self._square = held @ held  # read with the numbers of each batch
+        self._structure, self._lam, self.held = structure, lam, flat(weights)
+        self._square = self.held @ self.held  # read with the numbers of each batch
         self._num_examples = 64 if num_examples is None else num_examples
         self._rounding, self._seen, self._due, self._largest = 0.0, 0, 0, 0.0
         self._call: Any = None
@@ -144,7 +144,7 @@ class Rounding:
             others = torch.arange(0, size, -(-2 * size // _SAMPLE))
             held = torch.cat([largest.topk(_SAMPLE // 2).indices, others]).unique()
             bound = bound[held]
-        if not narrow.device.type == "cpu" and self._compare_on_host(inputs, narrow, target, bound, held):
+        if narrow.device.type != "cpu" and self._compare_on_host(inputs, narrow, target, bound, held):
             return
         if size > _SAMPLE:
             rows = upload(held, potentials.device)
@@ -264,7 +264,7 @@ def _square(tensor: Tensor) -> Tensor:
 
 def _sizes(potentials: Potentials) -> list[Tensor]:
     """Sums of absolute potentials, ``[B]`` or ``[1]`` for each tensor."""
-    return [once(t.detach()).abs().flatten(1).sum(1) for t in potentials.tensors.values() if t.numel()]
+    return [once(t.detach()).flatten(1).norm(p=1, dim=1) for t in potentials.tensors.values() if t.numel()]
 
 
 def _filled(numbers: Any) -> list[Tensor]:
