@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from torchssvm.core.operators import plain
 
@@ -27,6 +28,19 @@ def known(tensor: Tensor, source: Tensor) -> Tensor:
     if not (tensor.is_cpu or plain() or tensor.is_inference() or source.is_inference()):
         setattr(tensor, _SOURCE, (source, source._version, tensor._version))
     return tensor
+
+
+_copies = WeakIdKeyDictionary()
+
+
+def constant(tensor: Tensor, device: torch.device) -> Tensor:
+    """``tensor`` on ``device``; the copy is kept for the next call, until ``tensor`` is written to."""
+    if tensor.device == device:
+        return tensor
+    now = 0 if tensor.is_inference() else tensor._version, device
+    if (held := _copies.get(tensor)) is None or held[0] != now:
+        _copies[tensor] = held = now, upload(tensor, device)
+    return held[1]
 
 
 def pick(tensor: Tensor, rows: Tensor) -> Tensor:
