@@ -31,8 +31,10 @@ from torchssvm.dual.rows_triton import add_triton, read_triton
 from torchssvm.steps.box_qp_triton import ascend_triton
 from torchssvm.structures.arborescence.chu_liu_edmonds_triton import max_arborescence_triton
 from torchssvm.structures.arborescence.triton import eisner_triton
+from torchssvm.structures.chain.biases_triton import add_everywhere_triton, sum_everywhere_triton
 from torchssvm.structures.chain.labels_triton import add_difference_triton, augment_triton, examine_triton
 from torchssvm.structures.chain.triton import viterbi_triton
+from torchssvm.structures.labelled_triton import mean_loss_triton
 from torchssvm.structures.matching.triton import best_matching_triton
 from torchssvm.structures.multilabel.triton import label_sets_triton
 from torchssvm.structures.pose.triton import best_along_last_triton
@@ -92,7 +94,10 @@ calls: dict[str, Any] = {
     "parts of chains": lambda: add_difference_triton(LABELS, LABELS, *TABLES),
     "rows that are read": lambda: read_triton(*ROWS, 5),
     "rows that change": lambda: add_triton(*ROWS, TABLES[0], torch.empty(2).double()),
-    "inner products": lambda: inner_triton(TABLES[0], TABLES[0]),
+    "mean losses of labels": lambda: mean_loss_triton(TABLES[0], LABELS, torch.empty(LABELS.shape).double()),
+    "biases of chains": lambda: add_everywhere_triton(TABLES[0], LABELS[:, 0], *torch.empty(3, TABLES[0].shape[2])),
+    "sums of chains": lambda: sum_everywhere_triton(TABLES[0], LABELS[:, 0].contiguous()),
+    "inner products": lambda: inner_triton([(TABLES[0], TABLES[0])]),
 }
 
 
@@ -170,8 +175,11 @@ def ragged_calls(batch: int, size: int, empty: Callable[..., Tensor]) -> None:
     ascend_triton(empty(size, size), empty(size), 5, 1e-3)
     rows, places = empty(1 + batch * size, 6), torch.arange(batch)
     add_triton(rows, places, places, places, emission, torch.empty(batch).double())
-    inner_triton(emission, read_triton(rows, places, places, places, size))
-    inner_triton(emission, emission[:1])
+    inner_triton([(emission, read_triton(rows, places, places, places, size))])
+    inner_triton([(emission, emission[:1])])
+    mean_loss_triton(emission, labels, torch.empty(batch, size).double())
+    add_everywhere_triton(emission, places, *empty(3, 6))
+    sum_everywhere_triton(emission, places)
     viterbi_triton(empty(batch, min(size, 17), 520), empty(520, 520), lengths.clamp(max=17))
     viterbi_triton(empty(batch, min(size, 17), 520), empty(batch, 520, 520), lengths.clamp(max=17))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from torchssvm import Chain
@@ -65,8 +66,23 @@ def _add(values: Tensor, start: Tensor, held: Tensor, index: Tensor, change: Ten
         values[begin : begin + rows] += factors[row].to(values.dtype) * change[row, :rows]
 
 
-def _inner(a: Tensor, b: Tensor, total: Tensor, *sizes: Any, **options: Any) -> None:
-    total.copy_((a.double() * b).flatten(1).sum(1))
+def _inner(a: Tensor, b: Tensor, total: Tensor, size: int, by_example: int, place: int, **options: Any) -> None:
+    terms = (a.double() * b).flatten(1)
+    total.copy_(torch.stack([terms.sum(1), terms.abs().sum(1)]) + (total if place else 0.0))
+
+
+def _add_everywhere(emission: Tensor, *given: Any, **options: Any) -> None:
+    kernels.add_everywhere(emission.numpy(), *(tensor.numpy() for tensor in given[:4]))
+
+
+def _sum_everywhere(v: Tensor, last: Tensor, sums: Tensor, *sizes: Any, **options: Any) -> None:
+    kernels.sum_everywhere(v.numpy(), last.numpy(), sums.numpy())
+
+
+def _mean_loss(psi: Tensor, labels: Tensor, costs: Tensor, found: Tensor, *sizes: Any, **options: Any) -> None:
+    wrong = labels.unsqueeze(2) != torch.arange(psi.shape[2])
+    terms = (psi.double() * (wrong * costs.to(psi.dtype).unsqueeze(2))).flatten(1)
+    found.copy_(torch.stack([-terms.sum(1), terms.abs().sum(1)]))
 
 
 def _ascend(matrix: Tensor, values: Tensor, gammas: Tensor, room: Tensor, size: int, sweeps: int, *, converged: float,
@@ -95,7 +111,19 @@ def _ascend_together(matrix: Tensor, residual: Tensor, next_residual: Tensor, ga
 CHAIN_TWINS = {
     twin.__name__: twin
     for twin in (
-        *(_decode, _augment, _examine, _mark, _add_difference, _read, _add, _inner),
+        *(
+            _decode,
+            _augment,
+            _examine,
+            _mark,
+            _add_difference,
+            _read,
+            _add,
+            _inner,
+            _mean_loss,
+            _add_everywhere,
+            _sum_everywhere,
+        ),
         *(_ascend, _ascend_together),
     )
 }

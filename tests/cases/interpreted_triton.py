@@ -33,10 +33,12 @@ from torchssvm.structures.arborescence.triton import eisner_triton
 from torchssvm.structures.chain import labels_triton as label_kernels
 from torchssvm.structures.chain import numba as kernels
 from torchssvm.structures.chain import triton as viterbi_kernels
+from torchssvm.structures.chain.biases_triton import add_everywhere_triton, sum_everywhere_triton
 from torchssvm.structures.chain.labels_triton import add_difference_triton, augment_triton, examine_triton
 from torchssvm.structures.chain.oracle import viterbi_torch
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.chain.triton import viterbi_triton
+from torchssvm.structures.labelled_triton import mean_loss_triton
 from torchssvm.structures.matching.oracle import best_matching
 from torchssvm.structures.matching.triton import best_matching_triton
 from torchssvm.structures.multilabel.oracle import _branch, best_label_sets, symmetric
@@ -395,4 +397,31 @@ def test_rows_are_read_and_added_as_on_the_cpu(seed, longest, width, dtype):
 @given(seed=SEEDS, batch=st.integers(1, 3), size=st.sampled_from([1, 7, 1500]), one=st.booleans(), dtype=DTYPES)
 def test_inner_products_are_those_of_torch(seed, batch, size, one, dtype):
     a, b = (torch.randn(rows, size, generator=rng(seed), dtype=dtype) for rows in (batch, 1 if one else batch))
-    torch.testing.assert_close(inner_triton(a, b), (a.double() * b).sum(1), rtol=1e-12, atol=1e-12)
+    expected = torch.stack([(a.double() * b).sum(1), (a.double() * b).abs().sum(1)])
+    torch.testing.assert_close(inner_triton([(a, b)]), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(inner_triton([(a, b), (a, b)]), 2.0 * expected, rtol=1e-12, atol=1e-12)
+
+
+@examples(10)
+@given(seed=SEEDS, longest=st.integers(1, 40), states=st.sampled_from([1, 3, 70]), dtype=DTYPES)
+def test_biases_and_mean_losses_of_chains_are_those_of_the_cpu(seed, longest, states, dtype):
+    random = rng(seed)
+    lengths = torch.randint(1, longest + 1, (3,), generator=random)
+    emission, labels = (
+        torch.randn(3, longest, states, generator=random, dtype=dtype),
+        torch.randint(states, (3, longest), generator=random),
+    )
+    labels[torch.arange(longest) >= lengths.unsqueeze(1)] = -1
+    extra = torch.randn(3, states, generator=random, dtype=dtype).unbind(0)
+    sums = torch.empty(3, 3, states, dtype=dtype)
+    kernels.sum_everywhere(emission.numpy(), (lengths - 1).numpy(), sums.numpy())
+    torch.testing.assert_close(sum_everywhere_triton(emission, lengths - 1), sums)
+    chain = Chain(states, normalize=True)
+    potentials = Potentials({"emission": emission, "transition": emission.new_zeros(3, states, states)}, lengths)
+    found = mean_loss_triton(emission, labels, chain.costs(labels))
+    expected = torch.stack(chain.mean_loss({"emission": emission}, labels, potentials))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    with_biases = emission.clone()
+    kernels.add_everywhere(with_biases.numpy(), (lengths - 1).numpy(), *(tensor.numpy() for tensor in extra))
+    add_everywhere_triton(emission, lengths - 1, *extra)
+    assert torch.equal(emission, with_biases)

@@ -5,6 +5,8 @@ Import it only where Triton is installed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -13,21 +15,33 @@ from torch import Tensor
 from torchssvm.core.jit import on_device
 
 
-def inner_triton(a: Tensor, b: Tensor) -> Tensor:
-    """``<a_i, b_i>``, ``[B]`` float64, each by one program; both are contiguous, and b may be ``[1, ...]``."""
-    total = torch.empty(len(a), dtype=torch.float64, device=a.device)
-    size = a.shape[1:].numel()
-    with on_device(a):
-        _inner[(len(a),)](a, b, total, size, 0 if len(b) < len(a) else size, block=1024, enable_fp_fusion=False)
+def inner_triton(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """``sum <a_i, b_i>`` over pairs, and the sum of the absolute values of its terms: ``[2, B]`` float64.
+
+    Each example of a pair is one program. All tensors are contiguous, and b may be ``[1, ...]``.
+    """
+    first = pairs[0][0]
+    total = torch.empty(2, len(first), dtype=torch.float64, device=first.device)
+    with on_device(first):
+        for place, (a, b) in enumerate(pairs):
+            size = a.shape[1:].numel()
+            by_example = 0 if len(b) < len(a) else size
+            _inner[(len(a),)](a, b, total, size, by_example, place, block=1024, enable_fp_fusion=False)
     return total
 
 
-@triton.jit(do_not_specialize=["size", "by_example"])
-def _inner(a, b, total, size, by_example, block: tl.constexpr):
+@triton.jit(do_not_specialize=["size", "by_example", "place"])
+def _inner(a, b, total, size, by_example, place, block: tl.constexpr):
     i = tl.program_id(0).to(tl.int64)
     found = tl.zeros([block], tl.float64)
+    absolute = tl.zeros([block], tl.float64)
     for begin in range(0, size, block):
         at = begin + tl.arange(0, block)
-        one = tl.load(a + i * size + at, at < size, 0.0).to(tl.float64)
-        found += one * tl.load(b + i * by_example + at, at < size, 0.0).to(tl.float64)
-    tl.store(total + i, tl.sum(found, 0))
+        term = tl.load(a + i * size + at, at < size, 0.0).to(tl.float64)
+        term *= tl.load(b + i * by_example + at, at < size, 0.0).to(tl.float64)
+        found += term
+        absolute += tl.abs(term)
+    own = total + i  # no other program of this launch has it
+    sizes = own + tl.num_programs(0)
+    tl.store(own, tl.load(own, place > 0, 0.0) + tl.sum(found, 0))
+    tl.store(sizes, tl.load(sizes, place > 0, 0.0) + tl.sum(absolute, 0))

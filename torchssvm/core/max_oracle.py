@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from torchssvm.core.naming import naming
+from torchssvm.core.on_host import on_host, read_together
 from torchssvm.core.potentials import Potentials, conform, inner, padding_of
 from torchssvm.core.precision import full_precision
 from torchssvm.core.structure import Labeling, OracleResult, Structure, as_decoding, per_example, reject_rows
 
+Read = Callable[..., tuple[Tensor, ...]]
+
 
 @torch.no_grad()
-def find_corner(structure: Structure, potentials: Potentials, target: Labeling) -> OracleResult:
+def find_corner(
+    structure: Structure, potentials: Potentials, target: Labeling, read: Read = read_together
+) -> OracleResult:
     """Loss-augmented decoding with every check that the rest relies on. ``target`` comes from ``check_target``.
+
+    ``read`` brings hinges and losses to the CPU, where they are checked.
 
     Raises:
         ValueError: Potentials are not finite; a loss is negative; the oracle returned an output that scores worse than
             the target, or one that scores more than its own bound.
     """
     with naming(potentials.index):
-        return _find_corner(structure, potentials.examining(), target)  # the scores found are not finite either
+        return _find_corner(structure, potentials.examining(), target, read)  # the scores found are not finite either
 
 
-def _find_corner(structure: Structure, potentials: Potentials, target: Labeling) -> OracleResult:
+def _find_corner(structure: Structure, potentials: Potentials, target: Labeling, read: Read) -> OracleResult:
     with full_precision(potentials.device):
         found = as_decoding(structure.augmented_argmax(potentials, target))
         corner = structure.examine(found.labeling, target, potentials)
         corner.loss = loss = per_example(corner.loss, potentials, "loss(labeling, target)")
-        hinge = corner.hinge
         if found.exact and found.bound is None:
             bound = None
         elif found.bound is None:
@@ -39,9 +46,12 @@ def _find_corner(structure: Structure, potentials: Potentials, target: Labeling)
             target_parts = conform(structure.parts(target), potentials, "parts(target)")
             score = inner(target_parts, potentials.tensors)
             bound = found.bound.to(torch.float64) - score
-    low, high = torch.stack(torch.cat([hinge, loss]).aminmax()).tolist()
+    score, losses, *most = read(corner.score, loss, *([] if bound is None else [bound]))
+    hinge = corner.hinge if score is corner.score else score + losses
+    low, high = torch.stack(torch.cat([hinge, losses]).aminmax()).tolist()
     if not (low >= 0.0 and high < torch.inf):  # then the details
         where = " (in the padding)" if _finite_within_lengths(potentials) else ""
+        hinge = corner.hinge
         reject_rows(
             ~torch.isfinite(hinge), "the potentials of {rows} are not finite" + where + ": check features and weights"
         )
@@ -60,12 +70,15 @@ def _find_corner(structure: Structure, potentials: Potentials, target: Labeling)
                 "approximate one returns the target where it finds nothing better"
             ),
         )
-        corner.hinge = hinge = hinge.clamp(min=0.0)
+        corner.hinge = hinge.clamp(min=0.0)
+        hinge = on_host(corner.hinge)
+    corner.read = hinge, hinge
     if bound is not None:
-        if bool((bound < hinge).any()):
-            wrong = bound < hinge - _rounding(structure, potentials, loss)
+        if bool((most[0] < hinge).any()):
+            wrong = bound < corner.hinge - _rounding(structure, potentials, loss)
             reject_rows(wrong, "the oracle's bound is below the score of its own output in {rows}")
-        corner.upper = torch.maximum(bound, hinge)
+        corner.upper = torch.maximum(bound, corner.hinge)
+        corner.read = hinge, torch.maximum(most[0], hinge)
     corner.exact, corner.relaxed = found.exact and not found.relaxed, found.relaxed
     corner.make = partial(structure.difference, found.labeling, target, potentials)
     return corner

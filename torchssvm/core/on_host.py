@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from torchssvm.core.operators import plain
 
@@ -28,6 +30,19 @@ def known(tensor: Tensor, source: Tensor) -> Tensor:
     return tensor
 
 
+_copies = WeakIdKeyDictionary()
+
+
+def constant(tensor: Tensor, device: torch.device) -> Tensor:
+    """``tensor`` on ``device``; the copy is kept for the next call, until ``tensor`` is written to."""
+    if tensor.device == device:
+        return tensor
+    now = 0 if tensor.is_inference() else tensor._version, device
+    if (held := _copies.get(tensor)) is None or held[0] != now:
+        _copies[tensor] = held = now, upload(tensor, device)
+    return held[1]
+
+
 def pick(tensor: Tensor, rows: Tensor) -> Tensor:
     """``tensor[rows]``, which remembers its numbers where ``tensor`` and the int64 ``rows`` both do."""
     chosen = tensor[rows]
@@ -48,6 +63,44 @@ def read_together(*tensors: Tensor) -> tuple[Tensor, ...]:
     flat = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in tensors]
     parts = torch.cat(flat).cpu().split([len(part) for part in flat])
     return tuple(part.clone().view(t.dtype).view(t.shape) for part, t in zip(parts, tensors, strict=True))
+
+
+def bring(tensors: Sequence[Tensor], rows: Tensor, size: int) -> list[Tensor]:
+    """Tensors of one device on the CPU, after one wait; of those with a row for each of ``size`` examples, ``rows``.
+
+    ``rows`` are int64 on the CPU. A row that all examples share comes once, ``[1, ...]``.
+    """
+    found, there = [], None
+    for tensor in tensors:
+        held = tensor if tensor.is_cpu or (source := _source(tensor)) is None else source
+        if tensor.shape[:1] == (size,) and held.stride(0) and not held.is_cpu:
+            held = held[there := upload(rows, held.device) if there is None else there]
+        elif tensor.shape[:1] == (size,):
+            held = held[rows] if held.stride(0) else held[:1]
+        found.append(held)
+    read = iter(read_together(*away) if (away := [t for t in found if not t.is_cpu]) else ())
+    return [held if held.is_cpu else next(read) for held in found]
+
+
+class Reading:
+    """Reads numbers of one device; those that are wanted ``later`` come with the next that are needed, in one wait."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Sequence[Tensor], Callable[..., None]]] = []
+
+    def later(self, tensors: Sequence[Tensor], use: Callable[..., None]) -> None:
+        """Call ``use`` with the numbers of ``tensors`` on the CPU when the next ones are read."""
+        self._waiting.append((tensors, use))
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """As :func:`read_together`."""
+        waiting, self._waiting = self._waiting, []
+        found = read_together(*tensors, *(tensor for some, _ in waiting for tensor in some))
+        begin = len(tensors)
+        for some, use in waiting:
+            use(*found[begin : begin + len(some)])
+            begin += len(some)
+        return found[: len(tensors)]
 
 
 def scalars(*numbers: Tensor) -> list[float]:

@@ -244,7 +244,8 @@ def padding_of(potentials: Potentials, name: str) -> Tensor | None:
     """The padding of a tensor, as ``ragged`` says it, ``[B, N, 1, ...]`` bool; None where it says none."""
     if potentials.lengths is None or name not in potentials.ragged:
         return None
-    tensor, rows = potentials[name], potentials.lengths + potentials.ragged[name]
+    tensor, more = potentials[name], potentials.ragged[name]
+    rows = potentials.lengths + more if more else potentials.lengths
     padding = torch.arange(tensor.shape[1], device=tensor.device) >= rows.unsqueeze(1)
     return padding.view(*padding.shape, *[1] * (tensor.ndim - 2))
 
@@ -284,6 +285,25 @@ def conform(parts: Tensor | Mapping[str, Tensor], potentials: Potentials, argume
 
 def inner(a: Parts, b: Parts) -> Tensor:
     """Per-example inner products ``<a_i, b_i>``, summed over all names: ``[B]`` float64."""
+    pairs = _pairs(a, b)
+    if _on_device(pairs):
+        from torchssvm.core.inner_triton import inner_triton
+
+        return inner_triton(pairs)[0]
+    values = [_row_products(one, other) for one, other in pairs]
+    return sum(values[1:], values[0])
+
+
+def inner_and_sizes(a: Parts, b: Parts) -> tuple[Tensor, Tensor]:
+    """:func:`inner`, and the sums of the absolute values of its terms."""
+    if _on_device(pairs := _pairs(a, b)):
+        from torchssvm.core.inner_triton import inner_triton
+
+        return tuple(inner_triton(pairs))
+    return inner(a, b), inner(*({name: tensor.abs() for name, tensor in parts.items()} for parts in (a, b)))
+
+
+def _pairs(a: Parts, b: Parts) -> list[tuple[Tensor, Tensor]]:
     if not a:
         raise ValueError("parts are empty")
     others = [b[name] for name in a]
@@ -291,21 +311,23 @@ def inner(a: Parts, b: Parts) -> Tensor:
         if one.shape != other.shape and (1, *one.shape[1:]) != other.shape:
             raise ValueError(f"parts must be shaped alike, got {list(one.shape)} and {list(other.shape)}")
     others = [other[:1] if other.stride(0) == 0 else other for other in others]  # one tensor seen B times
-    fit = [fits_numba(tensor, other) for tensor, other in zip(a.values(), others, strict=True)]
-    values = [_row_products(*pair) for pair in zip(a.values(), others, fit, strict=True)]
-    return sum(values[1:], values[0])
+    return list(zip(a.values(), others, strict=True))
 
 
-def _row_products(a: Tensor, b: Tensor, fits: bool) -> Tensor:
-    """``<a_i, b_i>``, ``[B]`` float64; where ``fits``, Numba's kernels take both."""
-    if fits and not (a.requires_grad or b.requires_grad) and a.dtype == b.dtype and len(a):
+def _on_device(pairs: list[tuple[Tensor, Tensor]]) -> bool:
+    """Whether Triton takes them."""
+    return pairs[0][0].is_cuda and all(
+        len(a) and a.dtype == b.dtype and fits_triton(a, b) and not (a.requires_grad or b.requires_grad)
+        for a, b in pairs
+    )
+
+
+def _row_products(a: Tensor, b: Tensor) -> Tensor:
+    """``<a_i, b_i>``, ``[B]`` float64."""
+    if fits_numba(a, b) and not (a.requires_grad or b.requires_grad) and a.dtype == b.dtype and len(a):
         total = torch.empty(len(a), dtype=torch.float64)
         _inner(a.flatten(1).numpy(), b.flatten(1).numpy(), total.numpy())
         return total
-    if len(a) and a.dtype == b.dtype and fits_triton(a, b) and not (a.requires_grad or b.requires_grad):
-        from torchssvm.core.inner_triton import inner_triton
-
-        return inner_triton(a, b)
     return (a * b).flatten(1).sum(1, dtype=torch.float64)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from torchssvm.core.gradients import adjoint, per_example_adjoint
-from torchssvm.core.on_host import scalars
-from torchssvm.core.potentials import Parts, Potentials, inner, padding_of
+from torchssvm.core.on_host import Reading, read_together
+from torchssvm.core.potentials import Parts, Potentials, inner_and_sizes, padding_of
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import flat
 from torchssvm.core.structure import Structure
@@ -20,11 +20,18 @@ TOLERANCE = 1e-4
 """Relative tolerance: the features of a network differ by rounding between batches."""
 
 
-def check_depends(potentials: Potentials, structure: Structure, parameters: Sequence[Tensor]) -> None:
+def check_depends(
+    potentials: Potentials,
+    structure: Structure,
+    parameters: Sequence[Tensor],
+    read: Reading | None = None,
+    numbers: Tensor | None = None,
+) -> None:
     """Check that the potentials are linear in these parameters, by Euler's identity for one direction; else ValueError.
 
     ``<r, theta> = <w, Phi^T r>`` holds for the dual's head, but not for a head with other weights. Numbers that are not
-    finite are skipped; they raise another error.
+    finite are skipped; they raise another error. The check is made now, or when ``read`` reads the next
+    numbers. ``numbers`` are those of the parameters, as ``flat`` gives them, if known.
     """
     if not potentials.requires_grad:
         raise ValueError(
@@ -34,10 +41,19 @@ def check_depends(potentials: Potentials, structure: Structure, parameters: Sequ
     with full_precision(potentials.device):
         gradients = adjoint(potentials, parts, parameters)
         detached = potentials.detach().tensors
-        terms = flat(parameters) * flat(gradients)
-        sizes = inner(_absolute(parts), _absolute(detached)).sum() + terms.abs().sum()
-        found, expected, size = scalars(inner(parts, detached).sum(), terms.sum(), sizes)
-    if math.isfinite(size) and not abs(found - expected) <= 1e4 * torch.finfo(potentials.dtype).eps * size:
+        terms = (flat(parameters) if numbers is None else numbers) * flat(gradients)
+        found = *inner_and_sizes(parts, detached), terms.sum(), terms.norm(p=1)
+
+    compare = partial(_compare, 1e4 * torch.finfo(potentials.dtype).eps)
+    if read is None:
+        compare(*read_together(*found))
+    else:
+        read.later(found, compare)
+
+
+def _compare(rounding: float, scores: Tensor, sizes: Tensor, products: Tensor, absolute: Tensor) -> None:
+    found, expected, size = float(scores.sum()), float(products), float(sizes.sum() + absolute)
+    if math.isfinite(size) and not abs(found - expected) <= rounding * size:
         raise ValueError(
             "head gave potentials that do not come from the dual's parameters alone: pass its head, or a copy"
         )
@@ -66,7 +82,7 @@ def probe(potentials: Potentials, structure: Structure) -> Parts:
     for name, tensor in potentials.tensors.items():
         values = _pattern(tuple(tensor.shape[1:]), tensor.dtype, tensor.device).expand_as(tensor)
         if (padding := padding_of(potentials, name)) is not None:
-            values = values * ~padding
+            values = values.masked_fill(padding, 0.0)
         parts[name] = (values * places[name] if name in places else values).contiguous()
     return parts
 
@@ -79,7 +95,3 @@ def _pattern(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> 
         along = torch.arange(size, dtype=torch.float64, device=device) * (axis + 0.3) ** 0.5
         angle = angle + along.view([-1 if a == axis else 1 for a in range(len(shape) + 1)])
     return angle.cos().to(dtype)
-
-
-def _absolute(parts: Parts) -> Parts:
-    return {name: tensor.abs() for name, tensor in parts.items()}

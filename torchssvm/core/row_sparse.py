@@ -84,6 +84,19 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
     return (torch.cat(numbers) if len(numbers) > 1 else numbers[0]).to(torch.float64)
 
 
+def parts_of(numbers: Tensor, like: Iterable[Tensor]) -> list[Tensor]:
+    """What :func:`flat` has put into one vector of dense tensors, in the shapes of ``like``."""
+    shapes = [tensor.shape for tensor in like]
+    return [part.view(s) for part, s in zip(numbers.split([s.numel() for s in shapes]), shapes, strict=True)]
+
+
+def doubled(tensors: Sequence[Tensor], factor: float) -> list[Tensor]:
+    """``factor`` times each tensor, in float64."""
+    if any(tensor.is_sparse for tensor in tensors):
+        return [tensor.to(torch.float64) * factor for tensor in tensors]
+    return parts_of(flat(tensors) * factor, tensors)
+
+
 def squared_norm(tensors: Iterable[Tensor]) -> float:
     """``sum |t|^2`` in float64."""
     numbers = flat(tensors)

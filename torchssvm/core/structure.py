@@ -26,6 +26,7 @@ from torchssvm.core.potentials import (
     check_scores_finite,
     conform,
     inner,
+    inner_and_sizes,
     padding_of,
     scale,
     subtract,
@@ -48,6 +49,7 @@ class OracleResult:
         decoded: ``[B]`` bool, whether the max oracle was asked; None where it was for all.
         column: ``[B]`` int64, the column of ``Stored.atoms`` that holds the labeling already, 0 where none does; None
             where nobody asked.
+        read: ``hinge`` and ``bound`` on the CPU, where the max oracle has read them.
         made: ``p(s_i) - p(y_i)`` if they were made to score the outputs; else None.
         make: Makes them; None where nobody may ask for them.
     """
@@ -61,6 +63,7 @@ class OracleResult:
     relaxed: bool = False
     decoded: Tensor | None = None
     column: Tensor | None = None
+    read: tuple[Tensor, Tensor] | None = None
     make: Callable[[], Parts] | None = None
 
     @cached_property
@@ -272,8 +275,8 @@ class Structure(ABC):
         costs = {name: delta[name].to(tensor.dtype).expand_as(tensor) for name, tensor in known.items()}
         if not known:
             return None
-        absolute = [{name: tensor.abs() for name, tensor in several.items()} for several in (known, costs)]
-        return -inner(known, costs), inner(*absolute)
+        mean, sizes = inner_and_sizes(known, costs)
+        return -mean, sizes
 
     def known_scores(self, potentials: Potentials) -> Parts | None:
         """Scores that are known and not trained: they are added to the potentials wherever outputs are decoded.

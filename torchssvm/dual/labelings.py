@@ -14,6 +14,7 @@ from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.gradients import adjoint
 from torchssvm.core.on_host import known, on_host, pick, read_together, upload
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
+from torchssvm.core.row_sparse import doubled
 from torchssvm.core.schema import Entry, Own, Same, Schema, damaged
 from torchssvm.core.structure import Labeling, OracleResult, as_decoding, check_padding
 from torchssvm.dual.active_sets import ActiveSets
@@ -183,7 +184,7 @@ class Labelings(Storage):
         """One backward pass of the head."""
         assert isinstance(stored, StoredLabelings)
         found = adjoint(potentials, stored.psi, self.parameters if weights is None else weights, sparse=True)
-        return [g.to(torch.float64) * (1.0 / (self.lam * self.num_examples)) for g in found]
+        return doubled(found, 1.0 / (self.lam * self.num_examples))
 
     def _schema(self) -> Schema:
         n = Own(len(self.own))

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchssvm.core.gradients import adjoint
 from torchssvm.core.on_host import on_host, pick
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
+from torchssvm.core.row_sparse import doubled
 from torchssvm.core.schema import Each, New, Same, Schema
 from torchssvm.core.structure import Labeling, OracleResult, check_padding
 from torchssvm.dual.rows import RowBuffer
@@ -92,8 +93,7 @@ class MeanParts(Storage):
         """One backward pass of the head."""
         assert isinstance(stored, StoredParts)
         found = adjoint(potentials, stored.psi, self.parameters if weights is None else weights, sparse=True)
-        factor = 1.0 / (self.lam * self.num_examples)
-        return list(torch._foreach_mul([g.to(torch.float64) for g in found], factor))
+        return doubled(found, 1.0 / (self.lam * self.num_examples))
 
     def add(self, index: Tensor, potentials: Potentials, parts: Parts, factors: Tensor | None = None) -> None:
         """``psi_i += factors_i parts_i`` for distinct examples, ``factors=None`` is 1; the first call allocates."""

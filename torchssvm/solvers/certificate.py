@@ -14,10 +14,10 @@ from torchssvm.core.batch import Batch
 from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_examples
 from torchssvm.core.jit import clock
-from torchssvm.core.on_host import scalars
+from torchssvm.core.on_host import on_host, scalars, upload
 from torchssvm.core.precision import full_precision
 from torchssvm.core.ranks import sum_in_order
-from torchssvm.core.row_sparse import flat, squared_norm
+from torchssvm.core.row_sparse import flat, parts_of, squared_norm
 from torchssvm.core.undisturbed import undisturbed
 from torchssvm.dual.checks import check_dual, check_targets
 from torchssvm.dual.state import DualState
@@ -155,7 +155,7 @@ def pass_of_all_ranks(dual: DualState, make_pass: Callable[[], ExactPass]) -> Ex
     def make() -> tuple[ExactPass, Tensor]:
         found = make_pass()
         check_pass(dual, found)
-        sums = found.hinges, float(dual.loss.sum()), float(found.gaps.clamp(min=0.0).sum())
+        sums = found.hinges, float(on_host(dual.loss).sum()), float(found.gaps.clamp(min=0.0).sum())
         told = torch.tensor([*sums, found.exact, found.relaxed], dtype=torch.float64)
         return found, torch.cat([told, flat(found.weights).cpu()]) if small else told
 
@@ -225,13 +225,13 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
         if dual.steps:
             dual.targets = found.targets
         dual.relaxed |= found.relaxed
-        dual.gap_estimates = found.gaps.clamp(min=0.0)
-        dual.oracle_gaps = dual.gap_estimates.clone()
+        gaps, device = found.gaps.clamp(min=0.0), dual.loss.device
+        dual.gap_estimates, dual.oracle_gaps = upload(gaps, device), upload(gaps.clone(), device)
         dual.keep_sums(loss, found.gap_estimate)
         dual.certified_gap = primal - value
         dual.oracle_calls += dual.num_examples
         if refresh:
-            dual.recomputed = [w.to(p.dtype) for w, p in zip(weights, dual.parameters, strict=True)]
+            dual.recomputed = parts_of(sizes.numbers.to(dual.dtype), dual.parameters)
             if _far(dual, sizes):
                 dual.restarts += 1  # the next step starts elsewhere
                 dual.storage.forget_features()
@@ -282,7 +282,7 @@ def check_pass(dual: DualState, found: ExactPass) -> None:
         RuntimeError: Targets differ, or a block's loss does not fit the labelings in the block.
     """
     check_targets(dual, found.targets)
-    held, (told, sizes) = dual.num_examples * dual.loss, found.losses
+    held, (told, sizes) = dual.num_examples * on_host(dual.loss), found.losses
     # Rounding adds up over the moves of a block.
     rounding = (1e3 + 0.1 * dual.moved / dual.num_examples) * torch.finfo(dual.parameters[0].dtype).eps
     wrong = (held - told).abs() > rounding * (sizes + held.abs().max()) + _MASSES  # False where NaN
@@ -312,19 +312,20 @@ class _Sizes(NamedTuple):
     drifted: float  # ``|u - v|^2``, with u the held v
     moved: float  # ``|w - w'|^2``
     loss: float  # ``sum_i l_i`` of this process
+    numbers: Tensor  # v as ``flat`` gives it
 
     @classmethod
     def of(cls, dual: DualState, weights: list[Tensor]) -> _Sizes:
         """All of them, after one wait for a device."""
-        w, v = flat(dual.parameters), flat(weights)
+        w, v, loss = flat(dual.parameters), flat(weights), float(on_host(dual.loss).sum())
         if not dual.box.has_bounds:
             moved = w - v
-            held, square, distance, loss = scalars(w @ w, v @ v, moved @ moved, dual.loss.sum())
-            return cls(held, square, square, square / 2, distance, distance, loss)
+            held, square, distance = scalars(w @ w, v @ v, moved @ moved)
+            return cls(held, square, square, square / 2, distance, distance, loss, v)
         clipped = flat(dual.box.clip(weights))
         drifted, moved = flat(dual.unclipped) - v, w - clipped
         products = w @ w, v @ v, clipped @ clipped, clipped @ (v - clipped / 2), drifted @ drifted, moved @ moved
-        return cls(*scalars(*products, dual.loss.sum()))
+        return cls(*scalars(*products), loss, v)
 
 
 def _far(dual: DualState, sizes: _Sizes) -> bool:

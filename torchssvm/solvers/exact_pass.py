@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -13,11 +14,11 @@ from torch.func import functional_call
 
 from torchssvm.core.batch import Batch, restrict
 from torchssvm.core.digest import digest_examples
-from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.on_host import on_host
+from torchssvm.core.on_host import known, on_host, read_together
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import full_precision, in_full_precision
 from torchssvm.core.probe import check_depends
+from torchssvm.core.row_sparse import parts_of
 from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.objective import every_example
@@ -30,10 +31,10 @@ class ExactPass(NamedTuple):
     hinges: float  # ``sum_i H_i``; with an approximate oracle, an upper bound of it
     exact: bool  # whether the oracle was exact for every example
     relaxed: bool  # whether labelings may lie outside of the hull of outputs
-    gaps: Tensor  # [m] float64, the block gaps at the held weights, of the examples of this process
+    gaps: Tensor  # [m] float64 on the CPU, the block gaps at the held weights, of the examples of this process
     weights: list[Tensor]  # w(alpha) for the current features, float64, one for each parameter; under bounds, v
     targets: Tensor  # [m] int64, digests
-    losses: Tensor  # [2, m] float64: n l_i from each block, NaN where unknown, and the size of its terms
+    losses: Tensor  # [2, m] float64 on the CPU: n l_i from each block, NaN where unknown, and the size of its terms
     remember: Callable[[], None]  # stores the labelings found, if the storage keeps labelings and was asked to
     gap_estimate: float = 0.0  # of several processes, the sum of the gaps of all examples
 
@@ -45,39 +46,42 @@ def exact_pass(
 
     With ``remember`` the result can add the labelings found to a storage that keeps labelings.
     """
-    hinges = torch.zeros((), dtype=torch.float64, device=dual.parameters[0].device)
-    exact, relaxed = True, False
-    gaps = torch.zeros(len(dual.own), dtype=torch.float64, device=dual.parameters[0].device)
+    hinges, exact, relaxed = 0.0, True, False
+    gaps = torch.zeros(len(dual.own), dtype=torch.float64)
     losses = torch.stack([torch.full_like(gaps, torch.nan), gaps])
-    slopes: list[tuple[Tensor, Tensor]] = []
-    told: list[tuple[Tensor, ...]] = []
+    hinge: list[tuple[Tensor, Tensor]] = []  # of each batch, on the CPU: where its blocks are, and its hinges
+    there: list[tuple[Tensor, ...]] = []  # of each batch, on the device: slopes of the blocks, losses and their terms
     targets = torch.zeros_like(dual.targets)
-    weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
+    every = torch.zeros(sum(p.numel() for p in dual.parameters), dtype=torch.float64, device=dual.parameters[0].device)
+    weights = parts_of(every, dual.parameters)
     keep: list[Callable[[], None]] = []
     with Rounding(head, dual.structure, dual.parameters, dual.lam, dual.num_examples) as fine:
-        for batch, potentials, index in every_block(head, dual, batches):
+        for batch, potentials, index in every_block(head, dual, batches, fine.read, fine.held):
             target = dual.structure.check_target(batch.y, potentials)
-            targets[on_host(index)] = digest_examples(target, potentials)
-            corner = find_corner(dual.structure, potentials, target)
-            finer, scored, leaves = fine(potentials, target, corner)
+            place = on_host(index)
+            targets[place] = digest_examples(target, potentials)
+            finer, scored, leaves, corner = fine(potentials, target)
+            assert finer.read is not None
             with torch.no_grad(), full_precision(potentials.device):
                 stored = dual.storage.gather(index, scored, target)
                 dual.storage.check_features(stored, potentials)
-                hinges = hinges + finer.bound.sum()
+                hinges += float(finer.read[1].sum())
                 exact &= finer.exact
                 relaxed |= finer.relaxed
-                slopes.append((index, finer.hinge / dual.num_examples + stored.inner(scored)))
-                if (loss := stored.mean_loss(scored)) is not None:
-                    told.append((index, *loss))
+                hinge.append((place, finer.read[0]))
+                there.append((stored.inner(scored), *(stored.mean_loss(scored) or ())))
                 torch._foreach_add_(weights, dual.storage.contribution(stored, scored, leaves))
                 if remember and (insert := dual.storage.remember(stored, corner)) is not None:
                     keep.append(insert)
 
-    index, slope = map(torch.cat, zip(*slopes, strict=True))
-    gaps[index] = slope - dual.loss[index]
-    if told:
-        index, *terms = map(torch.cat, zip(*told, strict=True))
-        losses[:, index] = torch.stack(terms)
+    held, *read = read_together(dual.loss, *chain(*there))
+    known(dual.loss, held)
+    numbers = iter(read)
+    for (place, found), several in zip(hinge, there, strict=True):
+        inner, *told = islice(numbers, len(several))
+        gaps[place] = found / dual.num_examples + inner - held[place]
+        if told:
+            losses[:, place] = torch.stack(told)
 
     def insert_all() -> None:
         for insert in keep:
@@ -85,17 +89,19 @@ def exact_pass(
         if keep:
             dual.version += 1  # slots may hold other labelings now
 
-    return ExactPass(float(hinges), exact, relaxed, gaps, weights, targets, losses, insert_all)
+    return ExactPass(hinges, exact, relaxed, gaps, weights, targets, losses, insert_all)
 
 
 def every_block(
-    head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]
+    head: Callable[..., Any], dual: DualState, batches: Iterable[Batch], *read: Any
 ) -> Iterator[tuple[Batch, Potentials, Tensor]]:
-    """As :func:`every_training_example`, for a head that must have the dual's weights."""
+    """As :func:`every_training_example`, for a head that must have the dual's weights, checked as ``check_depends``
+    says.
+    """
     every = every_training_example(of_dual(head, dual), dual, batches)
     for place, (batch, potentials, index) in enumerate(every):
         if place == 0:
-            check_depends(potentials, dual.structure, dual.parameters)
+            check_depends(potentials, dual.structure, dual.parameters, *read)
         yield batch, potentials, index
 
 

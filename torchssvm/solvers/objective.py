@@ -14,7 +14,6 @@ from torch import Tensor
 from torchssvm.core.arguments import check_int64, check_whole
 from torchssvm.core.batch import Batch, apply_head, as_batch, check_batches, to_device
 from torchssvm.core.jit import clock
-from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.on_host import on_host
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import in_full_precision
@@ -115,9 +114,10 @@ def primal(
             call, batches, weights[0].device, check, num_examples, grad=False
         ):
             target = structure.check_target(batch.y, potentials)
-            corner = fine(potentials, target, find_corner(structure, potentials, target)).corner
-            found += float(corner.hinge.sum())
-            bounds += float(corner.bound.sum())
+            corner = fine(potentials, target).corner
+            assert corner.read is not None
+            found += float(corner.read[0].sum())
+            bounds += float(corner.read[1].sum())
             exact &= corner.exact
             count += len(index)
     regularisation = lam / 2 * squared_norm(weights)

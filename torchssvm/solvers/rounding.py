@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from torchssvm.core.batch import tree_map, tree_tensors
+from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.head_call import state_kept
 from torchssvm.core.launch import once
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.on_host import on_host, pick, scalars, upload
+from torchssvm.core.on_host import Reading, bring, pick, read_together, scalars, upload
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner
 from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import flat
@@ -29,6 +29,7 @@ from torchssvm.core.structure import Labeling, OracleResult, Structure
 
 _SAMPLE = 16  # examples of a batch that are compared
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_FEW = 1 << 18  # numbers of a sample and its head that are brought from a device
 _AGAIN = 64  # a sample is taken again when this many times as many examples have been seen
 
 
@@ -44,9 +45,10 @@ def negligible(rounding: float, primal: float, num_examples: int) -> bool:
 class Finer(NamedTuple):
     """What a batch of a pass is computed from."""
 
-    corner: OracleResult  # the labelings found
+    corner: OracleResult  # the labelings found in these potentials
     potentials: Potentials  # those that were decoded, with their graph if the head's have one
     weights: list[Tensor]  # the leaves of that graph, in the order of the weights: these, or their doubles
+    first: OracleResult  # the labelings found in the potentials of the head
 
 
 class Rounding:
@@ -60,11 +62,12 @@ class Rounding:
         self, head: Any, structure: Structure, weights: Iterable[Tensor], lam: float, num_examples: int | None
     ) -> None:
         self._weights = weights = list(weights)
-        self._structure, self._lam, held = structure, lam, flat(weights)
-        self._square = held @ held  # read with the numbers of each batch
+        self._structure, self._lam, self.held = structure, lam, flat(weights)
+        self._square = self.held @ self.held  # read with the numbers of each batch
         self._num_examples = 64 if num_examples is None else num_examples
         self._rounding, self._seen, self._due, self._largest = 0.0, 0, 0, 0.0
         self._call: Any = None
+        self.read = Reading()
         self._owner, self._names = None, list[str]()
         if weights[0].dtype is torch.float32:
             self._owner, self._names = _owner(head, weights)
@@ -82,19 +85,26 @@ class Rounding:
     def _note(self, head: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self._call = (args, kwargs), output
 
-    def __call__(self, potentials: Potentials, target: Labeling, corner: OracleResult) -> Finer:
-        """``corner``, from ``find_corner``, and ``potentials``, which the head has just returned, or float64
-        in their place.
+    def __call__(self, potentials: Potentials, target: Labeling) -> Finer:
+        """What ``find_corner`` finds in ``potentials``, which the head has just returned, or in float64 ones in their
+        place.
         """
         call, self._call = self._call, None
         if self._owner is None or call is None or not _made(potentials, call[1]):
-            return Finer(corner, potentials, self._weights)
-        inputs, size = call[0], potentials.batch_size
-        squares = [_mean_square(tensor).to(potentials.device) for tensor in _filled(inputs)]
-        square, total, *known = scalars(self._square, corner.bound.sum(), *squares)
-        largest = max([0.0, *known])
+            corner = find_corner(self._structure, potentials, target, self.read)
+            return Finer(corner, potentials, self._weights, corner)
+        inputs, size, known = call[0], potentials.batch_size, list[Tensor]()
+        filled = _filled(inputs)
+        squares = [_square(tensor).to(potentials.device) for tensor in filled]
+        sizes = _sizes(potentials) if size > _SAMPLE and self._seen >= self._due else []
+        self.read.later([self._square, *squares, *sizes], lambda *found: known.extend(found))
+        corner = find_corner(self._structure, potentials, target, self.read)
+        assert corner.read is not None
+        square, total = float(known[0]), float(corner.read[1].sum())
+        means = [float(found / tensor.numel()) for found, tensor in zip(known[1:], filled, strict=False)]
+        largest = max([0.0, *means])
         if self._seen >= self._due or largest > 4.0 * self._largest:
-            self._compare(inputs, potentials, target, corner)
+            self._compare(inputs, potentials, target, corner.read[1], known[1 + len(filled) :])
             self._largest = max(largest, self._largest)
             self._due = _AGAIN * (self._seen + size) if self._seen + size >= _SAMPLE else 0
         self._seen += size
@@ -102,16 +112,17 @@ class Rounding:
         if not negligible(self._rounding, primal, self._num_examples):
             wide = self._widen(inputs, potentials)
             if wide is not None and (found := self._decode(wide[0], target)) is not None:
-                return Finer(found, *wide)
-        return Finer(corner, potentials, self._weights)
+                return Finer(found, *wide, corner)
+        return Finer(corner, potentials, self._weights, corner)
 
-    def _decode(self, wide: Potentials, target: Labeling) -> OracleResult | None:
+    def _decode(self, wide: Potentials, target: Labeling, *, leave: bool = True) -> OracleResult | None:
         try:
             return find_corner(self._structure, wide, target)
         except torch.OutOfMemoryError:
             raise
         except Exception:  # a structure of one's own may know float32 alone
-            self._leave()
+            if leave:
+                self._leave()
             return None
 
     def _leave(self) -> None:
@@ -119,14 +130,25 @@ class Rounding:
         self._hook.remove()
         self._owner = None
 
-    def _compare(self, inputs: Any, potentials: Potentials, target: Labeling, corner: OracleResult) -> None:
-        """Compare some examples of a batch: those with the largest potentials, and some others."""
-        size, narrow, bound, wide = potentials.batch_size, potentials.detach(), corner.bound, None
+    def _compare(
+        self, inputs: Any, potentials: Potentials, target: Labeling, bound: Tensor, sizes: list[Tensor]
+    ) -> None:
+        """Compare some examples of a batch: those with the largest potentials, and some others.
+
+        ``bound`` is that of the hinges and ``sizes`` those of the potentials, on the CPU; none, and they are made here.
+        """
+        size, narrow, wide = potentials.batch_size, potentials.detach(), None
+        held = torch.arange(size)
         if size > _SAMPLE:
-            largest = torch.stack([t.abs().flatten(1).sum(1) for t in narrow.tensors.values() if t.numel()]).amax(0)
-            others = torch.arange(0, size, -(-2 * size // _SAMPLE), device=potentials.device)
-            rows = upload(on_host(torch.cat([largest.topk(_SAMPLE // 2).indices, others])).unique(), others.device)
-            whole, narrow, bound = narrow, narrow.select(rows), bound[rows]
+            largest = torch.stack([t.expand(size) for t in sizes or read_together(*_sizes(narrow))]).amax(0)
+            others = torch.arange(0, size, -(-2 * size // _SAMPLE))
+            held = torch.cat([largest.topk(_SAMPLE // 2).indices, others]).unique()
+            bound = bound[held]
+        if narrow.device.type != "cpu" and self._compare_on_host(inputs, narrow, target, bound, held):
+            return
+        if size > _SAMPLE:
+            rows = upload(held, potentials.device)
+            whole, narrow = narrow, narrow.select(rows)
             target = tree_map(lambda t: pick(t, rows), target)
             own = tree_map(lambda t: pick(t, rows) if t.shape[:1] == (size,) else t, inputs)
             if (found := self._widen(own, narrow, leave=False)) is not None:
@@ -135,29 +157,56 @@ class Rounding:
                 wide = found[0].select(rows)
         elif (found := self._widen(inputs, narrow)) is not None:
             wide = found[0]
-        if wide is None:
-            return
-        parts = conform(self._structure.parts(target), wide, "parts(target)")
-        if (fine := self._decode(wide, target)) is not None:
-            every = [(once(tensor), once(narrow[name])) for name, tensor in wide.tensors.items()]
-            looked_at, moved, *sums = scalars(
-                inner(parts, parts).mean(),
-                (fine.bound - bound).square().mean(),
-                *(number for a, b in every for number in ((a - b).square().sum(), a.count_nonzero())),
-            )
-            error = max(square / max(count, 1.0) for square, count in zip(sums[::2], sums[1::2], strict=True))
-            error *= 2.0 * max(1.0, looked_at)
-            self._rounding = max(self._rounding, math.sqrt(max(error, moved)))
+        if wide is not None and (fine := self._decode(wide, target)) is not None:
+            self._learn(wide, narrow, target, fine, bound)
 
-    def _widen(self, inputs: Any, like: Potentials, *, leave: bool = True) -> tuple[Potentials, list[Tensor]] | None:
+    def _compare_on_host(self, inputs: Any, narrow: Potentials, target: Labeling, bound: Tensor, rows: Tensor) -> bool:
+        """Compare the examples ``rows`` on the CPU where numbers are few: it takes less time than to start so many
+        kernels. False where they are many, or the head or the structure does not run there.
+        """
+        assert self._owner is not None
+        held, size = _held(self._owner), narrow.batch_size
+        tensors = [*tree_tensors((inputs, target)), *narrow.tensors.values(), *held.values()]
+        if sum(once(t)[: len(rows) if t.shape[:1] == (size,) else None].numel() for t in tensors) > _FEW:
+            return False
+        read = bring([tensor.detach() for tensor in tensors], rows, size)
+        names, weights = list(narrow.tensors), dict(zip(held, read[-len(held) :], strict=True))
+        inputs, target = tree_replace((inputs, target), read)
+        scores = read[-len(held) - len(names) : -len(held)]
+        narrow = Potentials({n: t.expand(len(rows), *t.shape[1:]) for n, t in zip(names, scores, strict=True)})
+        found = self._widen(inputs, narrow, weights, leave=False)
+        fine = None if found is None else self._decode(found[0], target, leave=False)
+        if found is None or fine is None:
+            return False
+        self._learn(found[0], narrow, target, fine, bound)
+        return True
+
+    def _learn(self, wide: Potentials, narrow: Potentials, target: Labeling, fine: OracleResult, bound: Tensor) -> None:
+        """What rounding does, from a sample: ``fine`` was found in ``wide``, hinges of the ``bound`` in ``narrow``."""
+        parts = conform(self._structure.parts(target), wide, "parts(target)")
+        every = [(once(tensor), once(narrow[name])) for name, tensor in wide.tensors.items()]
+        assert fine.read is not None
+        moved = float((fine.read[1] - bound).square().mean())
+        looked_at, *sums = scalars(
+            inner(parts, parts).mean(),
+            *(number for a, b in every for number in ((a - b).square().sum(), a.count_nonzero())),
+        )
+        error = max(square / max(count, 1.0) for square, count in zip(sums[::2], sums[1::2], strict=True))
+        error *= 2.0 * max(1.0, looked_at)
+        self._rounding = max(self._rounding, math.sqrt(max(error, moved)))
+
+    def _widen(
+        self, inputs: Any, like: Potentials, held: dict[str, Tensor] | None = None, *, leave: bool = True
+    ) -> tuple[Potentials, list[Tensor]] | None:
         """The potentials in float64 and the weights that they depend on, where ``like`` differs by rounding alone.
 
-        Else it is None, and the rest of the pass stays in float32 if ``leave``.
+        Else it is None, and the rest of the pass stays in float32 if ``leave``. ``held`` are parameters and buffers
+        that are taken in place of the head's.
         """
         owner, (args, kwargs) = self._owner, tree_map(_double, inputs)
         if owner is None:
             return None
-        held = {name: _double(t) for name, t in (*owner.named_parameters(), *owner.named_buffers())}
+        held = {name: _double(t) for name, t in (held or _held(owner)).items()}
         weights = [held[name].requires_grad_(like.requires_grad) for name in self._names]
         try:
             with state_kept(owner), full_precision(like.device), torch.set_grad_enabled(like.requires_grad):
@@ -197,15 +246,25 @@ def _differ_by_rounding(numbers: Parts, like: Parts) -> bool:
     return all(error <= 1e-2 * size + 1e-30 for error, size in zip(known[::2], known[1::2], strict=True))
 
 
+def _held(owner: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name."""
+    return dict((*owner.named_parameters(), *owner.named_buffers()))
+
+
 def _double(tensor: Tensor) -> Tensor:
     return tensor.detach().double() if tensor.is_floating_point() else tensor
 
 
-def _mean_square(tensor: Tensor) -> Tensor:
-    """Of its numbers: the errors of a mean of hinges are no larger than their root."""
+def _square(tensor: Tensor) -> Tensor:
+    """Of all numbers: the errors of a mean of hinges are no larger than the root of the mean square."""
     numbers = tensor.detach().reshape(-1)
     with full_precision(numbers.device):
-        return numbers.dot(numbers) / numbers.numel()
+        return numbers.dot(numbers)
+
+
+def _sizes(potentials: Potentials) -> list[Tensor]:
+    """Sums of absolute potentials, ``[B]`` or ``[1]`` for each tensor."""
+    return [once(t.detach()).flatten(1).norm(p=1, dim=1) for t in potentials.tensors.values() if t.numel()]
 
 
 def _filled(numbers: Any) -> list[Tensor]:

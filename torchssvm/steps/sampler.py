@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from torchssvm.core.arguments import check_object, check_seed, check_whole
+from torchssvm.core.on_host import on_host
 from torchssvm.core.random_state import check_random_state
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.schema import ByRank, Each, Entry, Field, Same, Schema, damaged
@@ -302,7 +303,7 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
         return order.of(self.own) if isinstance(order, ByLength) and self.ranks else order
 
     def _gaps(self) -> Tensor:
-        return self._bound().gap_estimates.detach().to("cpu", copy=True)
+        return on_host(self._bound().gap_estimates).clone()
 
     def after_step(self) -> None:
         """Keep the current gaps if a chunk was just used up; the dual calls this."""

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.batch import tree_tensors
+from torchssvm.core.batch import tree_map, tree_tensors
+from torchssvm.core.jit import fits_triton
+from torchssvm.core.on_host import on_host, upload
 from torchssvm.core.ordered_sums import add_at
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Structure
@@ -46,6 +48,16 @@ class Labelled(Structure):
         # To add a cost everywhere and subtract it at the target would leave rounding errors.
         delta = self.costs(target).unsqueeze(2).repeat(1, 1, self._states)
         return {self.single: delta.scatter_(2, labels.clamp(min=0).unsqueeze(2), 0.0)}, delta.new_zeros(len(delta))
+
+    def mean_loss(self, psi: Parts, target: Any, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
+        """Costs on a device are made on the CPU, which knows the target."""
+        own, labels = psi[self.single], tree_tensors(target)[0]
+        if type(self).loss_potentials is not Labelled.loss_potentials or not fits_triton(own):
+            return super().mean_loss(psi, target, potentials)
+        from torchssvm.structures.labelled_triton import mean_loss_triton
+
+        mean, sizes = mean_loss_triton(own, labels, upload(self.costs(tree_map(on_host, target)), own.device))
+        return mean, sizes
 
 
 class Indexed(Structure):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
-from torchssvm.core.jit import arrays, fits_numba
+from torchssvm.core.jit import arrays, fits_numba, fits_triton
 from torchssvm.core.on_host import apart, upload
 from torchssvm.core.operators import plain
 from torchssvm.core.potentials import Parts, Potentials, own_weights
@@ -233,8 +233,11 @@ class _Emission(torch.autograd.Function):
         (v,) = upstream
         x, last, weight = ctx.saved_tensors
         x_needs, _, _, *needs = ctx.needs_input_grad
-        at_last = v.gather(1, last.view(-1, 1, 1).expand(-1, 1, v.shape[2])).squeeze(1)
-        sums = (v.sum((0, 1)), v[:, 0].sum(0), at_last.sum(0))
+        if (found := _sums_on_device(v, last)) is not None:
+            sums = found.sum(1).unbind(0)
+        else:
+            at_last = v.gather(1, last.view(-1, 1, 1).expand(-1, 1, v.shape[2])).squeeze(1)
+            sums = (v.sum((0, 1)), v[:, 0].sum(0), at_last.sum(0))
         return (
             product(v, weight.t()) if x_needs else None,
             None,
@@ -257,6 +260,11 @@ def add_biases(emission: Tensor, last: Tensor, bias: Tensor | None, first: Tenso
     if fits_numba(emission, last, *extra):
         kernels.add_everywhere(*arrays(emission, last, *extra))
         return emission
+    if fits_triton(emission, last, *extra):
+        from torchssvm.structures.chain.biases_triton import add_everywhere_triton
+
+        add_everywhere_triton(emission, last, *extra)
+        return emission
     at_last = last.view(-1, 1, 1).expand(-1, 1, emission.shape[2])
     emission.scatter_add_(1, at_last, extra[2].expand_as(at_last))
     emission.add_(extra[0])
@@ -270,5 +278,16 @@ def sums_of(v: Tensor, last: Tensor) -> Sequence[Tensor]:
         sums = v.new_empty(3, v.shape[0], v.shape[2])
         kernels.sum_everywhere(v.numpy(), last.numpy(), sums.numpy())
         return sums.unbind(0)
+    if (found := _sums_on_device(v, last)) is not None:
+        return found.unbind(0)
     at_last = last.view(-1, 1, 1).expand(-1, 1, v.shape[2])
     return v.sum(1), v[:, 0], v.gather(1, at_last).squeeze(1)
+
+
+def _sums_on_device(v: Tensor, last: Tensor) -> Tensor | None:
+    """What :func:`sums_of` returns, ``[3, B, K]``, where Triton takes it."""
+    if v.requires_grad or not fits_triton(v, last):
+        return None
+    from torchssvm.structures.chain.biases_triton import sum_everywhere_triton
+
+    return sum_everywhere_triton(v, last)

@@ -11,7 +11,7 @@ from torchssvm.core.arguments import check_flags, check_int64, check_tensor, che
 from torchssvm.core.jit import arrays, fits_numba, fits_triton
 from torchssvm.core.launch import by_example
 from torchssvm.core.marginals import Marginals
-from torchssvm.core.on_host import on_host, upload
+from torchssvm.core.on_host import constant, on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, OracleResult, Structure, digest, gated
 from torchssvm.structures.arguments import WeightedLabels, check_labels, check_lengths
@@ -377,9 +377,7 @@ class Chain(Labelled):
         if isinstance(target, WeightedLabels):
             costs = costs * target.weights.to(torch.float64)
         if self.class_weight is not None:
-            if self.class_weight.device != labels.device:
-                self.class_weight = self.class_weight.to(labels.device)
-            costs = costs * self.class_weight[labels.clamp(min=0)]
+            costs = costs * constant(self.class_weight, labels.device)[labels.clamp(min=0)]
         if self.normalize:
             costs = costs / real.sum(1, keepdim=True).clamp(min=1)
         return costs

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_int64, check_tensor, check_whole
 from torchssvm.core.marginals import Marginals
+from torchssvm.core.on_host import constant, on_host
 from torchssvm.core.ordered_sums import add_at
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, Structure, digest
@@ -82,7 +83,8 @@ class Multiclass(Structure):
 
     def parts(self, labeling: Tensor) -> Tensor:
         """Indicator of the class, ``[B, K]``."""
-        return torch.nn.functional.one_hot(labeling, self.num_classes).to(torch.get_default_dtype())
+        parts = torch.zeros(len(labeling), self.num_classes, device=labeling.device)
+        return parts.scatter_(1, labeling.unsqueeze(1), 1.0)
 
     def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
         """Sums of looked-up potentials, less the target's: ``[B, C]`` float64."""
@@ -98,11 +100,11 @@ class Multiclass(Structure):
 
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
         """``cost[target, labeling]``, ``[B]`` float64."""
-        return self._cost(target)[target, labeling]
+        return constant(self.cost, target.device)[target, labeling]
 
     def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:
         """``cost[target]`` ``[B, K]``, and zeros."""
-        delta = self._cost(target)[target]
+        delta = constant(self.cost, target.device)[target]
         return delta, delta.new_zeros(len(delta))
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
@@ -111,7 +113,7 @@ class Multiclass(Structure):
         if scores.ndim != 2 or scores.shape[1] != self.num_classes:
             raise ValueError(f"potentials must be [B, {self.num_classes}], got {list(scores.shape)}")
         check_int64(target, "target", scores.shape[:1], ", a class for each example")
-        check_labels(target, self.num_classes)
+        check_labels(on_host(target), self.num_classes)
         return target
 
     def _plain(self) -> nn.Module:
@@ -122,11 +124,6 @@ class Multiclass(Structure):
         """The K classes."""
         for label in range(self.num_classes):
             yield torch.full((potentials.batch_size,), label, device=potentials.device)
-
-    def _cost(self, target: Tensor) -> Tensor:
-        if self.cost.device != target.device:
-            self.cost = self.cost.to(target.device)
-        return self.cost
 
     def __repr__(self) -> str:
         return f"Multiclass({self.num_classes}{'' if self._is_zero_one() else f', cost={digest(self.cost)}'})"

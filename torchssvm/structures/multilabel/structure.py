@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_flags, check_int64, check_object, check_tensor, check_whole
 from torchssvm.core.jit import arrays, fits_numba
 from torchssvm.core.naming import row_name
+from torchssvm.core.on_host import constant
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, OracleResult, Structure, digest
 from torchssvm.structures.multilabel import numba as kernels
@@ -221,11 +222,11 @@ class Multilabel(Structure):
 
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
         """Hamming loss, ``[B]`` float64."""
-        return ((labeling != target) * self._costs.to(target.device)).sum(1)
+        return ((labeling != target) * constant(self._costs, target.device)).sum(1)
 
     def loss_potentials(self, target: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """The cost of each label, negative if the target has it; the constant is the cost of the target's labels."""
-        costs = self._costs.to(target.device)
+        costs = constant(self._costs, target.device)
         return {"unary": torch.where(target == 1, -costs, costs)}, (costs * target).sum(1)
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:

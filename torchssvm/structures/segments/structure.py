@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_flags, check_int64, check_tensor, check_whole
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.naming import row_name
+from torchssvm.core.on_host import constant
 from torchssvm.core.operators import plain
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import transformed
@@ -228,8 +229,7 @@ class Segments(Indexed):
         costs = (target >= 0).double()
         if self.class_weight is None:
             return costs
-        self.class_weight = self.class_weight.to(target.device)
-        return costs * self.class_weight[self.frames(target).clamp(min=0)]
+        return costs * constant(self.class_weight, target.device)[self.frames(target).clamp(min=0)]
 
     def loss_potentials(self, target: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """The cost of each wrong label of a frame; the constant is zero.

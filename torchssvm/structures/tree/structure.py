@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import as_parents, check_flags, check_int64, check_whole
+from torchssvm.core.on_host import constant, on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding
 from torchssvm.structures.arguments import check_labels, check_lengths
@@ -106,14 +107,14 @@ class Tree(Labelled, Indexed):
     def argmax(self, potentials: Potentials) -> Decoding:
         """Max-sum; ties go to the smallest state, chosen from the roots to the leaves."""
         node = potentials["node"]
-        parent = self._on(node.device)[: node.shape[1]]
+        parent = constant(self.parent, node.device)[: node.shape[1]]
         labels, value = max_sum_tree(node, potentials["edge"], parent, potentials.lengths)
         return Decoding(labels, value)
 
     def max_marginals(self, potentials: Potentials) -> Tensor:
         """Of each state of each node, ``[B, N, K]``."""
         node = potentials["node"]
-        parent, labels = self._on(node.device)[: node.shape[1]], self.argmax(potentials).labeling
+        parent, labels = constant(self.parent, node.device)[: node.shape[1]], self.argmax(potentials).labeling
         return tree_margins(node, potentials["edge"], parent, node_depths(node, parent, potentials.lengths), labels)
 
     def _shapes(self, labeling: Tensor) -> dict[str, tuple[int, ...]]:
@@ -134,16 +135,17 @@ class Tree(Labelled, Indexed):
                 f"{pairs}; got {list(node.shape)} and {list(edge.shape)}"
             )
         check_int64(target, "target", (batch, longest), ", a state for each node")
-        real = check_lengths(potentials.lengths, batch, longest, node.device)
-        self.check_sizes({longest} if potentials.lengths is None else set(potentials.lengths.tolist()))
-        check_labels(target, states, real)
-        return target.masked_fill(~real, -1)
+        held, lengths = on_host(target), None if potentials.lengths is None else on_host(potentials.lengths)
+        real = check_lengths(lengths, batch, longest, held.device)
+        self.check_sizes({longest} if lengths is None else set(lengths.tolist()))
+        check_labels(held, states, real)
+        return upload(held.masked_fill(~real, -1), node.device)
 
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         """The nodes of each example, and the edges of those that have a parent."""
         real = real_rows(potentials, "node")
         own = {"node": real[..., None]}
-        parent = self._on(real.device)[: real.shape[-1]]
+        parent = constant(self.parent, real.device)[: real.shape[-1]]
         return own if self.shared else {**own, "edge": (real & (parent >= 0))[..., None, None]}
 
     def check_sizes(self, sizes: Iterable[int]) -> None:
@@ -170,15 +172,10 @@ class Tree(Labelled, Indexed):
         costs = (target >= 0).to(torch.float64)
         return costs / costs.sum(1, keepdim=True).clamp(min=1) if self.normalize else costs
 
-    def _on(self, device: torch.device) -> Tensor:
-        if self.parent.device != device:
-            self.parent = self.parent.to(device)
-        return self.parent
-
     def _places(self, labels: Tensor) -> Places:  # type: ignore[override]
         """Of states and pairs ``[B, C, N]``."""
         longest, states = labels.shape[2], self.num_states
-        parent = self._on(labels.device)[:longest]
+        parent = constant(self.parent, labels.device)[:longest]
         real = labels >= 0
         known = labels.clamp(min=0)
         both = real & (parent >= 0)
