@@ -12,17 +12,11 @@ from torchssvm.core.arguments import check_seed
 from torchssvm.core.random_state import check_random_state
 from torchssvm.core.schema import ByRank, Entry, Same, Schema
 from torchssvm.dual.state import DualState
+from torchssvm.solvers.compiled.whole import SHARE
 from torchssvm.steps.orders import Order, Permutation, Proportional, Uniform
 
-_SHARE = 0.03
-"""A sweep leaves out blocks whose gaps are below this share of the mean gap after the last sweep of all."""
-
-_FALL = 0.3
-"""All blocks are visited again when the gap has fallen below this share of that."""
-
-_TIMES, LEAST = 16, 4000
-"""A sweep of few blocks is repeated up to so often, and a step has at least so many visits, so that most of the time
-is not that of Python."""
+_ROUNDS, _VISITS = 64, 64_000
+"""A sweep has up to so many rounds, or visits, of few blocks, so that most of the time is not that of Python."""
 
 ALL = 1 << 62
 """More visits than any sweep has."""
@@ -50,10 +44,14 @@ class Draws(ByRank):
         self.generator = torch.Generator().manual_seed(check_seed(seed))
         self._waiting = torch.zeros(0, dtype=torch.int64)
         self.sweeps = whole and isinstance(order, Proportional)  # whether ``next`` gives sweeps
-        self._gap = math.inf  # of all blocks after the last sweep of all; infinite while that goes on
+        self.gap = math.inf  # of all blocks after the last round of all; infinite while that goes on
 
     def next(self, visits: int) -> tuple[Tensor, Tensor]:
-        """Up to ``visits`` examples, or as many random points to draw examples by gap: one of the two is empty."""
+        """Up to ``visits`` examples, or as many random points to draw examples by gap: one of the two is empty.
+
+        Of ``ALL`` in a sweep there are both, and each point shuffles the examples for one more round.
+        """
+        points = torch.zeros(0, dtype=torch.float64)
         if not len(self._waiting):
             unknown = self.dual.gap_estimates == math.inf
             if isinstance(self.order, Permutation):
@@ -63,39 +61,32 @@ class Draws(ByRank):
             elif bool(unknown.any()):
                 order = unknown.nonzero().flatten()
                 self._waiting = order[torch.randperm(len(order), generator=self.generator)]
-                self._gap = math.inf
+                self.gap = math.inf
             elif self.sweeps:
-                self._waiting = self._sweep()
+                self._waiting, rounds = self._sweep()
+                points = rounds if visits == ALL else points
             else:
                 return self._waiting, torch.rand(visits, dtype=torch.float64, generator=self.generator)
-        return self._waiting[:visits], torch.zeros(0, dtype=torch.float64)
-
-    @property
-    def cut(self) -> float:
-        """Blocks of the order that :meth:`next` gave whose gap is at most this are to be left out."""
-        return -math.inf if self._gap == math.inf else _SHARE * self._gap / len(self.dual.own)
+        return self._waiting[:visits], points
 
     @property
     def relaxation(self) -> float:
-        """How many times an exact step is to be taken."""
-        return 1.0 if self._gap == math.inf or self.dual.moved < _BEGIN * self.dual.num_examples else _RELAXATION
+        """How many times an exact step is to be taken in sweeps of some blocks."""
+        return 1.0 if self.dual.moved < _BEGIN * self.dual.num_examples else _RELAXATION
 
-    def _sweep(self) -> Tensor:
-        """All blocks in random order; then a few times those that have a good part of the gap, until little is left."""
+    def _sweep(self) -> tuple[Tensor, Tensor]:
+        """All blocks in random order, or those that have a good part of the gap, and a random point for each further
+        round of the latter. None where no block has a gap.
+        """
         gaps = self.dual.gap_estimates
-        n, total = len(gaps), float(gaps.sum())
-        began = self._gap == math.inf
-        self._gap = total if began else max(self._gap, total)
-        chosen = (gaps > self.cut).nonzero().flatten()
-        if total == 0.0:
-            return chosen
-        if not began and total < _FALL * self._gap:
-            self._gap, chosen = math.inf, torch.arange(n)
-        size = len(chosen)
-        places = torch.empty(max(1, min(_TIMES, max(n, LEAST) // size)), size, dtype=torch.int64)
-        for row in places.unbind():
-            torch.randperm(size, generator=self.generator, out=row)
-        return chosen.index_select(0, places.view(-1))
+        n, nothing = len(gaps), not gaps.any()
+        if self.gap == math.inf and not nothing:
+            order = torch.randperm(n, generator=self.generator)
+        else:
+            order = (gaps > SHARE * self.gap / n).nonzero().flatten() if not nothing else self._waiting
+            order = order[torch.randperm(len(order), generator=self.generator)]
+        times = max(1, min(_ROUNDS, max(n, _VISITS) // max(len(order), 1)))
+        return order, torch.rand(times - 1, dtype=torch.float64, generator=self.generator)
 
     def order_of(self, visits: int) -> Tensor:
         """``visits`` examples, drawn by the gaps of now; fewer only when all gaps are zero."""
@@ -116,9 +107,11 @@ class Draws(ByRank):
             visits -= len(order)
         return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)
 
-    def used(self, visits: int) -> None:
-        """Mark the first ``visits`` examples of ``next`` as visited."""
+    def used(self, visits: int, gap: float = math.inf) -> None:
+        """Mark the first ``visits`` examples of ``next`` as visited; ``gap`` is what a sweep of them has left."""
         self._waiting = self._waiting[visits:]
+        if self.sweeps and not len(self._waiting):
+            self.gap = gap
 
     def _schema(self) -> Schema:
         examples = Entry(torch.int64, (None,), low=0, high=len(self.dual.own) - 1)

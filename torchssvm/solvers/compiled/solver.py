@@ -26,7 +26,7 @@ from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import HeadAdapter, find_adapter
 from torchssvm.kinds.examples import Examples, make_scratch
 from torchssvm.solvers.certificate import Certificate, conclude
-from torchssvm.solvers.compiled.draws import ALL, LEAST, Draws, left_of_cycle, phase
+from torchssvm.solvers.compiled.draws import ALL, Draws, left_of_cycle, phase
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
 from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.packing import Piece, largest_rows, long_features, pack, staying
@@ -34,6 +34,7 @@ from torchssvm.solvers.compiled.rounds import Kept, Rounds, blend, keep_blocks
 from torchssvm.solvers.compiled.state import Options, Scalars
 from torchssvm.solvers.compiled.validate import validate_blocks, validate_problem, validate_weights
 from torchssvm.solvers.exact_pass import ExactPass
+from torchssvm.solvers.schedules import WhenEstimated
 from torchssvm.solvers.trainer import DualTrainer
 from torchssvm.steps.cache import CacheOracle, MaxOracle, OracleRule
 from torchssvm.steps.directions import DIRECTIONS, Corrective, DirectionRule, FrankWolfe, check_rules, solves_whole
@@ -106,6 +107,8 @@ class CompiledBCFW(DualTrainer, Stateful):
             each.to(dual.parameters[0].device)
         check_rules(self.direction, self.oracle, dual.storage, whole=adapter.whole() is not None)
         self._whole = self.early = solves_whole(self.direction, dual.storage)
+        if self._whole:  # every cycle of sweeps visits all blocks, so that no gap grows old
+            self.schedule = WhenEstimated(passes=30.0)
         if self._whole:
             adapter = adapter.whole()
             assert adapter is not None
@@ -191,9 +194,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         """Visits of a step whose caller names none."""
         n, cycles = self.dual.num_examples, self._corrects and self._rounds is None
         if self._whole:
-            # blocks with an unknown gap are visited once; of several processes, each knows the gaps of its own alone
-            one = self._rounds is not None or bool((self.dual.gap_estimates == math.inf).any())
-            return n if one else min(max(n, LEAST) // 2, 4 * n)
+            return n
         return (left_of_cycle(self.dual.moved, n) if cycles else None) or usual_visits(n)
 
     @undisturbed()
@@ -211,7 +212,7 @@ class CompiledBCFW(DualTrainer, Stateful):
                         break
                 made = self._visit(order, points, drawn=len(order) > 0, relaxation=relaxation, power=power)
                 done += made
-                if made < max(len(order), len(points)):
+                if not self._whole and made < max(len(order), len(points)):
                     if bool((self.dual.gap_estimates == 0.0).all()):
                         break
                     self._make_room()
@@ -389,8 +390,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         self.dual.mailbox.notify()
 
     def _visit(self, order: Tensor, points: Tensor, *, drawn: bool, relaxation: float = 1.0, power: float = 1.0) -> int:
-        """Visit blocks by ``order``, or draw them by the random ``points``: one of the two is empty; returns the visits
-        made.
+        """Visit blocks by ``order``, or draw them by the random ``points``, see ``Draws.next``; returns the visits made.
 
         ``drawn`` says that ``order`` came from ``Draws``; ``power`` is that of the gaps by which blocks are drawn.
         """
@@ -404,9 +404,10 @@ class CompiledBCFW(DualTrainer, Stateful):
         model, blocks = self._adapter.model(), memory.blocks()
         options = self._options(len(points) > 0, relaxation, power)
         if self._whole:
-            options = options._replace(threshold=self.draws.cut if drawn else -math.inf)
+            options = options._replace(gap=self.draws.gap if drawn else math.inf)
+        gap = math.inf
         try:
-            visit_blocks(
+            gap = visit_blocks(
                 order.numpy(),
                 points.numpy(),
                 tree,
@@ -427,7 +428,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             dual.moved += calls + hits
             self._made += calls + hits
             if drawn:
-                self.draws.used(made)
+                self.draws.used(made, gap)
         return made
 
     def keep(self, order: Tensor) -> Kept:

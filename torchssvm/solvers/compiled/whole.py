@@ -6,39 +6,73 @@ seconds. Blocks are mean parts, and the kind has ``solve_block``.
 
 from __future__ import annotations
 
+import numpy as np
+
 from torchssvm.core.jit import njit
 from torchssvm.core.vectors import set_row
 from torchssvm.kinds.block import add_to_weights, examine_block, potentials, solve_block
 from torchssvm.solvers.compiled.exact import flush
 
 
+SHARE = 0.03
+"""Rounds of some blocks leave out those whose gaps are below this share of the mean gap after the last round of all."""
+
+FALL = 0.3
+"""All blocks are visited again when the gap has fallen to this share of that."""
+
+
 @njit
 def solve_blocks(order, points, tree, examples, model, blocks, scalars, options, scratch, counters):
-    """Solve blocks one after another; those whose last gap is at most ``options.threshold`` are left out.
+    """Solve blocks one after another, in a round of all or of some of them; returns the next ``options.gap``.
 
-    Arguments are those of ``loop.visit_blocks``, without ``points``. Steps are ``options.relaxation`` times as
-    long, as far as masses allow.
+    Arguments are those of ``loop.visit_blocks``, but each of the ``points`` shuffles ``order`` for another round, of
+    some blocks, unless the gap has fallen far enough. In such rounds steps are ``options.relaxation`` times as long, as
+    far as masses allow.
     """
-    kind, rate = examples.kind, 1.0 / (options.lam * options.num_examples)
+    kind, rate, gap = examples.kind, 1.0 / (options.lam * options.num_examples), options.gap
     delta, pairs, rows = scratch.delta, scratch.delta_pairs, scratch.rows
-    for i in order:
-        counters[3] += 1
-        if scalars.gaps[i] <= options.threshold:
-            continue
-        length = potentials(kind, examples, model, i, scratch)
-        start = blocks.rest_emission_start[i]
-        psi = blocks.rest_emission[start : start + length]
-        curvature = rate * examples.inner[examples.inner_start[i]]
-        gap, value, square, loss = solve_block(kind, examples, i, length, psi, curvature / options.relaxation, scratch)
-        counters[0] += 1
-        scalars.gaps[i] = max(gap, 0.0) / options.num_examples
-        scalars.oracle_gaps[i] = scalars.gaps[i]
-        if value - 0.5 * curvature * square > 0.0:  # else rounding would lower the dual
-            set_row(psi, scratch.into, None, None)
-            scratch.step[0] += options.relaxation
-            scratch.step[1] += rate * (curvature * square - 2.0 * (value - loss))
-            scalars.loss[i] += loss / options.num_examples
-            add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch, -rate)
+    for turn in range(len(points) + 1):
+        if turn:
+            shuffle(order, points[turn - 1])
+        least, relaxation = -np.inf, 1.0
+        if gap < np.inf:
+            least, relaxation = SHARE * gap / len(scalars.gaps), options.relaxation
+        counters[3] += len(order)
+        for i in order:
+            if scalars.gaps[i] <= least:
+                continue
+            length = potentials(kind, examples, model, i, scratch)
+            start = blocks.rest_emission_start[i]
+            psi = blocks.rest_emission[start : start + length]
+            curvature = rate * examples.inner[examples.inner_start[i]]
+            found = solve_block(kind, examples, i, length, psi, curvature / relaxation, scratch)
+            own, value, square, loss = found
+            counters[0] += 1
+            scalars.gaps[i] = max(own, 0.0) / options.num_examples
+            scalars.oracle_gaps[i] = scalars.gaps[i]
+            if value - 0.5 * curvature * square > 0.0:  # else rounding would lower the dual
+                set_row(psi, scratch.into, None, None)
+                scratch.step[0] += relaxation
+                scratch.step[1] += rate * (curvature * square - 2.0 * (value - loss))
+                scalars.loss[i] += loss / options.num_examples
+                add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch, -rate)
+        total = scalars.gaps.sum()
+        gap = max(gap, total) if gap < np.inf else total
+        if total <= FALL * gap:
+            return np.inf
+    return gap
+
+
+@njit
+def shuffle(order, point):
+    """Put the examples in random order, by a random point in [0, 1): xorshift of Marsaglia (2003)."""
+    state = np.uint64(point * 2.0**53) * np.uint64(2) + np.uint64(1)
+    for k in range(len(order) - 1, 0, -1):
+        state ^= state << np.uint64(13)
+        state ^= state >> np.uint64(7)
+        state ^= state << np.uint64(17)
+        other = np.int64(((state >> np.uint64(32)) * np.uint64(k + 1)) >> np.uint64(32))
+        order[k], order[other] = order[other], order[k]
 
 
 @njit

@@ -86,10 +86,10 @@ def solve_block(kind, examples, i, length, psi, curvature, scratch):
     level, above, total = top - curvature, len(held) + 1, 0.0
     for _ in range(len(held) + 1):
         count, total = 0, 0.0
-        for k in range(len(held)):
-            if moved[k] > level:
-                count += 1
-                total += moved[k]
+        for k in range(len(held)):  # without a branch, which would be mispredicted
+            is_above = moved[k] > level
+            count += is_above
+            total += moved[k] if is_above else 0.0
         if count >= above or count == 0:  # fewer and fewer are above it, but for rounding
             above = min(above, count)
             break
