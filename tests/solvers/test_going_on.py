@@ -103,7 +103,7 @@ def test_it_reaches_the_optimum_of_a_fresh_run(storage, compiled, case, whole, r
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_examples_that_stay_are_not_read_again(sparse):
+def test_examples_that_stay_are_not_packed_again(sparse):
     class Read(Some):
         def collate(self, rows):
             read.extend(self.places[i] for i in rows)
@@ -117,7 +117,7 @@ def test_examples_that_stay_are_not_read_again(sparse):
     data, kept = Read([5, 25, 3, 3, 29, 19], features=6), torch.tensor([5, -1, 3, 3, -1, 19])
     read.clear()
     found = make_trainer(head(6), data, 0.05, start=trainer, kept=kept, progress=False)
-    assert sorted(read[-2:]) == [25, 29]  # the others for the sample, and to subtract those that have gone
+    assert sorted(read[-2:]) == [25, 29]  # the others for the sample, their targets, and to subtract what has gone
     fresh = make_trainer(head(6), Read(data.places, features=6), 0.05, progress=False)
     for name in ("start", "line", "y", "cost", "inner_start"):
         assert (getattr(found.examples, name) == getattr(fresh.examples, name)).all()
@@ -194,6 +194,17 @@ REFUSED = [
     ({"start": ..., "data": Some(range(25), moved=1)}, RuntimeError, "other targets.*kept"),
     ({"start": ..., "data": Some(range(24, -1, -1))}, (RuntimeError, ValueError), "length|targets"),
 ]
+
+
+@each_row("moved", [1, 2])
+def test_a_trainer_compares_the_targets_of_examples_that_stay(moved):
+    old, own = trained(), head()
+    state = [p.clone() for p in own.parameters()]
+    with pytest.raises(RuntimeError, match="other targets or lengths"):
+        solve(own, Some(range(25), moved=moved), 0.05, start=old, progress=False)
+    with pytest.raises(RuntimeError, match="other targets or lengths for the examples \\[0"):
+        solve(own, Some([1, 0, *range(2, 25)]), 0.05, start=old, progress=False)
+    assert all(torch.equal(p, was) for p, was in zip(own.parameters(), state, strict=True))
 
 
 @pytest.mark.parametrize(("given", "kind", "words"), REFUSED)

@@ -27,6 +27,8 @@ class Examples:
         n: Number of examples; None is that of the lengths.
     """
 
+    compared = True  # the estimators know which examples stay, from digests or copies of their own
+
     def __init__(self, fetch: Callable[[np.ndarray], Batch], lengths: np.ndarray | None = None, n: int | None = None):
         self.fetch = fetch
         self.lengths = None if lengths is None else torch.as_tensor(lengths, dtype=torch.int64)

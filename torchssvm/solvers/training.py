@@ -89,8 +89,8 @@ def solve(
         start: The dual of an earlier run, or its trainer, to go on from; it does not change. Examples keep their
             blocks, new ones start empty, and those that have gone are subtracted; lambda may be another. The head may
             have more features, and a chain more states, behind those of before. Passes are counted anew. From a
-            trainer of the compiled loop, examples that stay are not read again: they have the features of before, and
-            none of those behind them.
+            trainer of the compiled loop, features of examples that stay are not packed again: they are those of before,
+            and none of those behind them.
         kept: ``[n]`` int64, the place that each example had in the dataset of ``start``, -1 for a new one. None is the
             same places: what is beyond the old n is new.
         on_check: Called with the certificate of every exact pass.
@@ -106,7 +106,7 @@ def solve(
     Raises:
         ValueError: An argument is out of range, or does not fit the others.
         TypeError: An argument is of another kind.
-        RuntimeError: An example has another target than in the dataset of ``start``; not of examples that are not read.
+        RuntimeError: An example has another target or length than in the dataset of ``start``.
         MemoryError: The features (with ``compiled=True``) or the blocks do not fit.
 
     Example:
@@ -207,6 +207,8 @@ def make_trainer(
         if begun is not None:
             if loop is not None and choice.adapter is not None and loop.packs_for(head):
                 held = loop, begun.kept
+                if not getattr(dataset, "compared", False):
+                    loop.check_staying(dataset, begun.kept, choice.adapter)
             go_on(head, dual, begun, dataset, sample.potentials, unread=held is not None)
         if choice.adapter is not None:
             trainer: Any = CompiledBCFW(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_whole
-from torchssvm.core.batch import Batch, to_device, tree_map
+from torchssvm.core.batch import Batch, Part, pass_over, to_device, tree_map
 from torchssvm.core.bounds import Box
 from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_examples, digest_targets
@@ -157,6 +157,21 @@ class CompiledBCFW(DualTrainer, Stateful):
         wide = all(now >= then for mine, held in pairs for now, then in zip(mine.shape, held.shape, strict=True))
         return wide and type(head) is type(self.head) and not self._adapter.notes and hasattr(self, "piece")
 
+    def check_staying(self, dataset: Any, kept: Tensor, adapter: HeadAdapter) -> None:
+        """Raise RuntimeError if an example has another target or length than that at its place ``kept`` ``[n]`` here.
+
+        ``adapter`` is that of the head to come, which may take more features.
+        """
+        rows = (kept >= 0).nonzero().flatten()
+        for batch in pass_over(Part(dataset, rows)) if len(rows) else ():
+            batch = to_device(batch, "cpu")
+            places = rows[batch.index]
+            if bool((wrong := self._digests(batch, adapter) != self._targets[kept[places]]).any()):
+                raise RuntimeError(
+                    f"start has other targets or lengths for the examples {places[wrong][:5].tolist()}, or other edges "
+                    "or parents: kept must say where examples were, -1 for those that are new or have changed"
+                )
+
     def reseed(self, seed: int) -> None:
         """Begin the draws of the blocks anew, by another seed."""
         self.draws = Draws(self.draws.order, self.dual, seed, whole=self._whole)
@@ -258,7 +273,23 @@ class CompiledBCFW(DualTrainer, Stateful):
             RuntimeError: An example of the loop has another target or length.
         """
         batch = to_device(batch, "cpu")
-        index, lengths = check_visits(batch.index, self.dual.num_examples, self.dual.own), batch.lengths
+        index = check_visits(batch.index, self.dual.num_examples, self.dual.own)
+        found = self._digests(batch, self._adapter)
+        if found.shape != index.shape:
+            raise ValueError(f"index has {len(index)} numbers, and the batch {len(found)} targets: it needs as many")
+        if bool((wrong := found != self._targets[index]).any()):
+            examples = (index[wrong].unique() + self.dual.own.start).tolist()
+            raise RuntimeError(
+                f"index names {examples[:5]}, whose targets or lengths are others in the data: index is an example's "
+                "place in the dataset, not in the batch, and its target never changes"
+            )
+
+    def _digests(self, batch: Batch, adapter: HeadAdapter) -> Tensor:
+        """Digests of the targets of a batch, ``[B]`` int64; the head is applied where they need what features carry."""
+        lengths = batch.lengths
+        if self._adapter.carries:
+            potentials = as_potentials(adapter.apply(batch))
+            return digest_examples(adapter.structure.check_target(batch.y, potentials), potentials)
         if lengths is None and self._adapter.ragged:  # a chain's potentials have lengths all the same
             lengths = torch.full((len(batch.y),), batch.y.shape[1])
 
@@ -268,19 +299,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             beyond = torch.arange(leaf.shape[1]) >= lengths.unsqueeze(1)
             return leaf.masked_fill(beyond.view(*beyond.shape, *[1] * (leaf.ndim - 2)), 0)
 
-        if self._adapter.carries:
-            potentials = as_potentials(self._adapter.apply(batch))
-            found = digest_examples(self._adapter.structure.check_target(batch.y, potentials), potentials)
-        else:
-            found = digest_targets(tree_map(without_padding, batch.y), lengths)
-        if found.shape != index.shape:
-            raise ValueError(f"index has {len(index)} numbers, and the batch {len(found)} targets: it needs as many")
-        if bool((wrong := found != self._targets[index]).any()):
-            examples = (index[wrong].unique() + self.dual.own.start).tolist()
-            raise RuntimeError(
-                f"index names {examples[:5]}, whose targets or lengths are others in the data: index is an example's "
-                "place in the dataset, not in the batch, and its target never changes"
-            )
+        return digest_targets(tree_map(without_padding, batch.y), lengths)
 
     @torch.no_grad()
     def certify(self, *, refresh: bool = True) -> Certificate:
