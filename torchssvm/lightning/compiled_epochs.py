@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressB
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, RandomSampler, Sampler
 
-from torchssvm.core.batch import Batch, as_batch, fetcher, lengths_of, rows_in_order
+from torchssvm.core.batch import Batch, as_batch, device_of, fetcher, lengths_of, rows_in_order
 from torchssvm.core.head_call import evaluating
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.ranks import Ranks
@@ -24,7 +24,7 @@ from torchssvm.solvers.choice import CPU, STORAGES, Choice, Sample, choose, of_a
 from torchssvm.solvers.compiled.draws import can_draw
 from torchssvm.solvers.compiled.solver import CompiledBCFW, usual_visits
 from torchssvm.solvers.trainer import Pacing
-from torchssvm.solvers.training import device_of, move
+from torchssvm.solvers.training import move
 from torchssvm.steps.orders import Order, Permutation
 from torchssvm.steps.sampler import GapBatchSampler
 
