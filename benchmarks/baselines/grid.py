@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags
+from torchssvm.core.batch import device_of
 from torchssvm.core.structure import Structure
 from torchssvm.path.choose_lam import check_lams
 from torchssvm.path.walk import walk
@@ -17,7 +18,7 @@ from torchssvm.solvers.progress_line import shown
 from torchssvm.solvers.schedules import Tolerance
 from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.trainer import check_limits
-from torchssvm.solvers.training import device_of, make_trainer, on_device
+from torchssvm.solvers.training import make_trainer, on_device
 
 
 class GridPoint(NamedTuple):

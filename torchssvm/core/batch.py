@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
 from torchssvm.core.arguments import check_tensor, describe
@@ -96,6 +96,12 @@ def tree_replace(tree: Any, tensors: Sequence[Tensor]) -> Any:
     """``tree`` with other tensors, given in the order of :func:`tree_tensors`."""
     remaining = iter(tensors)
     return tree_map(lambda _: next(remaining), tree)
+
+
+def device_of(head: nn.Module) -> torch.device:
+    """The device of the head; the CPU if it has no weights, or is no module."""
+    parameters = head.parameters() if isinstance(head, nn.Module) else iter(())
+    return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
 def to_device(batch: Any, device: torch.device | str) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd
 
-from torchssvm.core.batch import tree_tensors
+from torchssvm.core.batch import device_of, tree_tensors
 from torchssvm.core.head_call import remember_call, state_kept
 from torchssvm.core.potentials import Parts, as_potentials
 from torchssvm.core.precision import full_precision, is_lowered, lowered_advice
@@ -23,9 +23,9 @@ def linearity_error(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     the weights nor the head's attributes nor the global random state change. The head runs with the current precision
     settings; if rounding of matrix products is the only cause, the message says so.
     """
-    device = next((parameter.device for parameter in head.parameters()), None)
+    device = device_of(head)
     error = _examine(head, args, kwargs)
-    if error is None or device is None:
+    if error is None:
         return error
     if is_lowered(device):
         with full_precision(device):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.batch import Batch, apply_head, tree_tensors
+from torchssvm.core.batch import Batch, apply_head, device_of, tree_tensors
 from torchssvm.core.linearity import is_check
 from torchssvm.core.lists import Lists
 from torchssvm.core.potentials import Potentials
@@ -262,7 +262,7 @@ def find_adapter(head: nn.Module, *, anywhere: bool = False) -> HeadAdapter:
         )
     if head._forward_pre_hooks or not all(is_check(hook) for hook in head._forward_hooks.values()):
         raise TypeError("head has forward hooks, which the compiled loop does not run; use BlockGap and BCFW")
-    device = next(head.parameters()).device
+    device = device_of(head)
     if device.type != "cpu" and not anywhere:
         raise TypeError(
             f"head is on {device}, and the compiled loop runs on the CPU: call head.to('cpu') and make the dual, for "

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.batch import Batch, as_batch, to_device
+from torchssvm.core.batch import Batch, as_batch, device_of, to_device
 from torchssvm.core.caller import warn
 from torchssvm.core.head_call import apply_features
 from torchssvm.core.potentials import Potentials, as_potentials
@@ -20,7 +20,6 @@ from torchssvm.lightning.loading import Loading
 from torchssvm.lightning.resume import Resumable
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.evaluation import evaluate
-from torchssvm.solvers.training import device_of
 
 
 class Predicting(Loading, Resumable):

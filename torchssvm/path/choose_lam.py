@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from torchssvm.core.arguments import as_number, check_dataset, check_number, check_whole, or_default
+from torchssvm.core.batch import device_of
 from torchssvm.core.caller import warn
 from torchssvm.core.moved import moved
 from torchssvm.core.problem import find_structure
@@ -25,7 +26,7 @@ from torchssvm.solvers.progress_line import shown
 from torchssvm.solvers.schedules import Relative, Tolerance, is_within
 from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.trainer import check_limits
-from torchssvm.solvers.training import device_of, make_trainer, move, on_device, warn_if_short
+from torchssvm.solvers.training import make_trainer, move, on_device, warn_if_short
 
 FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1)
 """Lambdas that are tried where none are given, as multiples of the guess."""

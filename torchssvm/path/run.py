@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from torchssvm.core.arguments import check_number, check_object, or_default
+from torchssvm.core.batch import device_of
 from torchssvm.core.jit import clock
 from torchssvm.core.moved import moved
 from torchssvm.core.row_sparse import squared_norm
@@ -22,7 +23,7 @@ from torchssvm.path.walk import walk
 from torchssvm.solvers.progress_line import ProgressLine, shown
 from torchssvm.solvers.schedules import Relative, Tolerance, check_tolerance, is_within, largest_gap, times
 from torchssvm.solvers.solver import Solver
-from torchssvm.solvers.training import device_of, make_trainer, on_device
+from torchssvm.solvers.training import make_trainer, on_device
 
 
 class PathRun(Stateful):

@@ -19,6 +19,7 @@ from torchssvm.core.batch import (
     Part,
     apply_head,
     check_fits,
+    device_of,
     fetcher,
     lengths_of,
     pass_over,
@@ -271,12 +272,6 @@ def on_device(head: nn.Module, device: torch.device) -> Iterator[None]:
         yield
     finally:
         move(head, before)
-
-
-def device_of(head: nn.Module) -> torch.device:
-    """The device of the head; the CPU if it has no weights, or is no module."""
-    parameters = head.parameters() if isinstance(head, nn.Module) else iter(())
-    return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
 def move(head: nn.Module, device: torch.device) -> None:

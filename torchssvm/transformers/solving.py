@@ -153,7 +153,8 @@ def solve_head(
     else:
         certificate = solve(head, train, lam, tolerance=tolerance, solver=solver, progress=progress)
     if score is not None:
-        before, after = score(copy.deepcopy(tagger.head).cpu()), score(head)
+        before = score(copy.deepcopy(tagger.head).cpu())
+        after = score(head) if choice is None else choice.best.score
     kept = before is None or after is None or after >= before
     if kept:
         with torch.no_grad():

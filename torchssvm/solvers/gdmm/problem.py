@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.batch import Batch, tree_tensors
+from torchssvm.core.batch import Batch, device_of, tree_tensors
 from torchssvm.core.caller import warn
 from torchssvm.core.digest import digest_examples
 from torchssvm.core.potentials import Parts, Potentials
@@ -135,7 +135,7 @@ class Problem(Stateful):
         """Index and potentials of batches that hold every example once, with the targets of the duals, or
         ValueError.
         """
-        device = next(self.head.parameters()).device
+        device = device_of(self.head)
         check, n = partial(check_batch, self.dual), self.dual.num_examples
         for batch, potentials, index in every_example(self.head, batches, device, check, n):
             target = self.dual.structure.check_target(batch.y, potentials)

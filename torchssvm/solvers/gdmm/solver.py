@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_number, check_seed
-from torchssvm.core.batch import Batch
+from torchssvm.core.batch import Batch, device_of
 from torchssvm.core.caller import warn
 from torchssvm.core.jit import clock
 from torchssvm.core.linearity import is_check
@@ -414,7 +414,7 @@ class GDMM(StatefulOptimizer):
 def check_head(head: Any) -> None:
     """Raise TypeError unless GDMM supports the head, and it is on the CPU."""
     check_kind(head)
-    device = next(head.parameters()).device
+    device = device_of(head)
     if device.type != "cpu":
         raise TypeError(
             f"head is on {device}, and GDMM runs on the CPU: call head.to('cpu'), for batches on any device; or train "
