@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
+from problems import examples
 from random_entries import (
     STAMP,
     best_in_column,
@@ -26,7 +26,7 @@ from torchssvm.solvers.gdmm.entry_heaps import VISITED, add, change, room, value
 from torchssvm.solvers.gdmm.sorted_entries import check_entries, from_state, grown, make_entries, state
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @random_entries
 def test_entries_are_what_was_put_there(seed, rows, cols, symmetric, density, mean):
     rng = np.random.default_rng(seed)
@@ -38,7 +38,7 @@ def test_entries_are_what_was_put_there(seed, rows, cols, symmetric, density, me
             assert value_of(entries, a, b) == v[a, b]
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @random_entries
 def test_walks_find_the_largest_that_is_not_marked(seed, rows, cols, symmetric, density, mean):
     rng = np.random.default_rng(seed)
