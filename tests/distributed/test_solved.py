@@ -58,7 +58,7 @@ RUNS = {
     "weights": {"solver": Solver(compiled=False, storage=Weights())},
     "bounds": {"solver": Solver(bounds={"transition": (0.0, None), "emission": (-0.4, 0.5)})},
     "by length": {
-        "solver": Solver(compiled=False, order=ByLength(PROBLEMS["chain"](5, n=17, longest=4).lengths), batch_size=2),
+        "solver": Solver(compiled=False, order=ByLength(PROBLEMS["chain"](5, n=17, longest=4).lengths), batch_size=2)
     },
     "largest gap": {"solver": Solver(compiled=False, order=LargestGap(), batch_size=2)},
     "permutations": {"solver": Solver(compiled=False, order=Permutation(), batch_size=2)},
@@ -212,13 +212,7 @@ def test_grids_and_the_choice_of_lambda():
     def job(rank):
         head, solver = problem.copy().head, Solver(batch_size=4, round_visits=8)
         grid = grid_search(
-            head,
-            Items(problem),
-            [1.0, 0.3],
-            tolerance=Relative(0.05),
-            warm_start=True,
-            solver=solver,
-            progress=False,
+            head, Items(problem), [1.0, 0.3], tolerance=Relative(0.05), warm_start=True, solver=solver, progress=False
         )
         chosen = choose_lam(head, Items(problem), held_out, tolerance=Relative(0.3), solver=solver, progress=False)
         return [

@@ -414,11 +414,7 @@ def test_a_run_that_is_resumed_goes_on_to_the_same_bits(direction, oracle, dtype
 
 
 def test_a_slot_that_is_used_again_knows_no_inner_products_and_holds_larger_labels():
-    sets, first, loss = (
-        ActiveSets(1, 1, -1, torch.zeros(())),
-        torch.tensor([0]),
-        torch.zeros(1, dtype=torch.float64),
-    )
+    sets, first, loss = (ActiveSets(1, 1, -1, torch.zeros(())), torch.tensor([0]), torch.zeros(1, dtype=torch.float64))
     for label, dtype in ((5, torch.int8), (300, torch.int16)):
         sets.insert(first, None, torch.tensor([[label]]), loss)
         assert sets.labelings[0].tolist() == [[[label]]]

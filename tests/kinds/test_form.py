@@ -257,10 +257,7 @@ def test_weights_may_be_views_of_another_shape():
         (lambda x, y: (x, y.float()), "int64"),
         (lambda x, y: (x, y + 2), r"Form\(labels=2\) takes 0 to 1"),
         (lambda x, y: (x, torch.where(torch.arange(4) == 1, -1, y)), "-1 before a label"),
-        (
-            lambda x, y: (x, torch.where(torch.arange(4) == 3, -1, y)),
-            "have 4, none of them -1",
-        ),
+        (lambda x, y: (x, torch.where(torch.arange(4) == 3, -1, y)), "have 4, none of them -1"),
         (lambda x, y: (x, y[:, :3]), "another number of labels"),
         (lambda x, y: (x, torch.cat([y, y], 1)), "another number of labels"),
     ],

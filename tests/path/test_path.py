@@ -270,10 +270,7 @@ class TestPath:
         truth = reference(problem)
         verify = Verify(problem, problem.everything(2))
         path = follow(
-            problem,
-            lam_min=0.1,
-            solver=None if storage is None else plainly(storage=storage()),
-            on_breakpoint=verify,
+            problem, lam_min=0.1, solver=None if storage is None else plainly(storage=storage()), on_breakpoint=verify
         )
         assert path.certified
         assert path.lowest <= 0.1
@@ -299,10 +296,7 @@ class TestPath:
         path = follow(multiclass(4))
         for asked in (1.1 * path.points[0].lam, path.points[1].lam, 0.5):
             lam = np.float32(asked)
-            for found, expected in (
-                (path.gap(lam), path.gap(float(lam))),
-                (path.norm(lam), path.norm(float(lam))),
-            ):
+            for found, expected in ((path.gap(lam), path.gap(float(lam))), (path.norm(lam), path.norm(float(lam)))):
                 assert type(found) is float
                 assert found == expected
             assert path.at(lam) is path.at(float(lam))
@@ -614,13 +608,7 @@ class TestGrid:
     def test_a_limit_of_passes_is_for_each(self):
         problem = multiclass(3)
         points = grid_search(
-            problem.head,
-            Items(problem),
-            [1e-4, 1e-5],
-            tolerance=1e-9,
-            warm_start=True,
-            max_passes=5,
-            solver=plainly(),
+            problem.head, Items(problem), [1e-4, 1e-5], tolerance=1e-9, warm_start=True, max_passes=5, solver=plainly()
         )
         assert all(5 <= point.passes < 8 for point in points)
 

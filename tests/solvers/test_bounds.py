@@ -13,18 +13,7 @@ import torch
 from bounded import Bounded, groups_of, optimum_within
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import (
-    PROBLEMS,
-    Problem,
-    assert_same,
-    chain,
-    examples,
-    flat,
-    multiclass,
-    reference,
-    rng,
-    steps_of,
-)
+from problems import PROBLEMS, Problem, assert_same, chain, examples, flat, multiclass, reference, rng, steps_of
 from tables import each_row
 from torch import nn
 
