@@ -108,18 +108,12 @@ def test_a_state_does_not_share_memory_with_entries():
     "name, damage, message",
     [
         ("row", lambda x: x + 50, "at most 8"),
-        ("row", lambda x: x.long(), "int32.*it is int64"),
-        ("col", lambda x: x[:-1], "it is int32"),
         ("col", lambda x: torch.zeros_like(x), "twice"),
-        ("value", lambda x: x * float("nan"), "finite float64.*it has nan"),
         ("value", lambda x: x.flip(0), "order of value"),
         ("heaps", lambda x: x.clamp(max=5), "three times"),
         ("heaps", lambda x: x.roll(1), "not theirs"),
         ("size", lambda x: x.roll(1), "does not fit"),
         ("capacity", lambda x: 2, "room for 2"),
-        ("rows", lambda x: x + 1, "is 10 there and 9 here"),
-        ("rows", lambda x: 0, "is 0 there"),
-        ("cols", lambda x: "7", "should be an int"),
     ],
 )
 def test_damaged_states(name, damage, message):
