@@ -163,9 +163,7 @@ def test_an_oracle_that_is_wrong_is_not_timed(monkeypatch):
     right = oracles.decoders
 
     def wrong(emission, transition):
-        return right(emission, transition) | {
-            oracles.PLAIN: (lambda: emission.argmin(2), lambda found: found),
-        }
+        return right(emission, transition) | {oracles.PLAIN: (lambda: emission.argmin(2), lambda found: found)}
 
     monkeypatch.setattr(oracles, "decoders", wrong)
     with pytest.raises(AssertionError, match="torch operations found other values than torchssvm"):
@@ -393,7 +391,7 @@ def test_results_and_table(parts, tmp_path, capsys):
     one, two = content["parts"].values()
     for part in (one, two):
         assert set(part) == {
-            *("title", "settings", "date", "machine", "found", "summary", "error", "figures", "text", "seconds"),
+            *("title", "settings", "date", "machine", "found", "summary", "error", "figures", "text", "seconds")
         }
         assert part["error"] is None
         assert part["machine"]["cores"] >= 1

@@ -261,12 +261,7 @@ def chain(
     if ragged:
         x, y = x * real.unsqueeze(2), y.masked_fill(~real, -1)
     head: nn.Module = LinearChain(
-        features,
-        states,
-        bias=bias,
-        boundary=boundary,
-        positions=None if shared else longest,
-        structure=structure,
+        features, states, bias=bias, boundary=boundary, positions=None if shared else longest, structure=structure
     ).to(dtype)
     return Problem(head if adjoint else WithoutAdjoint(head), x, y, lengths if ragged else None, lam)
 

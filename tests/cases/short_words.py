@@ -58,11 +58,7 @@ def svm(compiled: bool | None = False, **rules) -> StructuredSVM:
     return StructuredSVM(LinearChain(3, 3), lam=0.1, **with_solver(compiled=compiled, **rules))
 
 
-MODELS = {
-    "torch": svm,
-    "compiled": lambda: svm(None),
-    "factorwise": lambda: FactorwiseSVM(LinearChain(3, 3), lam=0.1),
-}
+MODELS = {"torch": svm, "compiled": lambda: svm(None), "factorwise": lambda: FactorwiseSVM(LinearChain(3, 3), lam=0.1)}
 
 
 class Watch(Callback):

@@ -124,14 +124,7 @@ class Case:
 
 
 CASES = [
-    Case(
-        "chain",
-        TorchStruct(torch_struct.LinearChainCRF),
-        lambda n: (n - 1, 3, 3),
-        lambda n: chains(n, 3),
-        2,
-        5,
-    ),
+    Case("chain", TorchStruct(torch_struct.LinearChainCRF), lambda n: (n - 1, 3, 3), lambda n: chains(n, 3), 2, 5),
     Case(
         "semi-markov",
         TorchStruct(torch_struct.SemiMarkovCRF),

@@ -122,11 +122,7 @@ def of_structure(name: str, structure: Any, make: Callable[..., Any], tensors: l
         (f"{name}.argmax", lambda *t: structure.argmax(make(*t)), tensors),
         (f"{name}.decode", lambda *t: structure.decode(make(*t)), tensors),
         (f"{name}.augmented_argmax, potentials", lambda *t: structure.augmented_argmax(make(*t), true), tensors),
-        (
-            f"{name}.augmented_argmax, target",
-            lambda *t: structure.augmented_argmax(given, put(true, t)),
-            leaves(true),
-        ),
+        (f"{name}.augmented_argmax, target", lambda *t: structure.augmented_argmax(given, put(true, t)), leaves(true)),
         (f"{name}.check_target", lambda *t: structure.check_target(put(target, t), given), leaves(target)),
         (
             f"{name}.check_target, potentials",
@@ -308,11 +304,7 @@ def heads() -> Iterator[Call]:
             decoder = Decoder(head, structure)
             yield f"Decoder({name})", lambda *t, decoder=decoder, args=args: decoder(*args(*t)), tensors
     yield "SparseFeatures.dense", lambda c, v: SparseFeatures(c, v).dense(4), [COLUMNS, values]
-    yield (
-        "padded_lists",
-        padded_lists,
-        [torch.tensor([0, 2]), torch.tensor([2, 1]), torch.tensor([0, 1, 2]), rand(3)],
-    )
+    yield ("padded_lists", padded_lists, [torch.tensor([0, 2]), torch.tensor([2, 1]), torch.tensor([0, 1, 2]), rand(3)])
 
 
 def trainers() -> Iterator[Call]:
@@ -439,11 +431,7 @@ def estimators() -> Iterator[Call]:
         lambda *t: MultilabelSVC(tol=0.5).fit(np.eye(4), matrix(*t)),
         [start, columns, torch.ones(6)],
     )
-    yield (
-        "ChainSVC.fit",
-        lambda *t: ChainSVC(tol=0.5).fit([matrix(*t)], [y]),
-        arrays,
-    )
+    yield ("ChainSVC.fit", lambda *t: ChainSVC(tol=0.5).fit([matrix(*t)], [y]), arrays)
 
 
 GROUPS = {

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import torch
 from fresh import fresh_python
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from problems import examples
 from tables import each_row
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
@@ -157,7 +158,7 @@ def test_a_corrupt_file_is_refused(damage, tmp_path, monkeypatch):
 
 
 @given(indices=st.lists(st.integers(-626, 625), min_size=1, max_size=20))
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_a_fetched_batch_is_its_items_padded(small, indices):
     batch = small.__getitems__(indices)
     assert batch.x.shape[1] == int(batch.lengths.max())

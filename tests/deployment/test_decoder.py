@@ -87,11 +87,7 @@ KINDS = {
     "chain": (lambda: LinearChain(F, K), ragged, ({0: ANY, 1: ANY}, {0: ANY})),
     "restricted": (lambda: LinearChain(F, K, structure=restricted()), ragged, ({0: ANY, 1: ANY}, {0: ANY})),
     "positions": (lambda: LinearChain(F, K, positions=N), whole_trees, ({0: ANY}, {0: ANY})),
-    "lists": (
-        lambda: SparseLinearChain(30, K),
-        lists,
-        (SparseFeatures({0: ANY, 1: ANY}, {0: ANY, 1: ANY}), {0: ANY}),
-    ),
+    "lists": (lambda: SparseLinearChain(30, K), lists, (SparseFeatures({0: ANY, 1: ANY}, {0: ANY, 1: ANY}), {0: ANY})),
     "segments": (lambda: LinearSegments(F, K, 3), ragged, ({0: ANY, 1: ANY}, {0: ANY})),
     "tree": (lambda: LinearTree(F, K, PARENT), whole_trees, ({0: ANY}, {0: ANY})),
     "tree of own matrices": (lambda: LinearTree(F, K, PARENT, shared=False), whole_trees, ({0: ANY}, {0: ANY})),

@@ -57,7 +57,7 @@ RUNS = {
     "weights": {"solver": Solver(compiled=False, storage=Weights())},
     "bounds": {"solver": Solver(bounds={"transition": (0.0, None), "emission": (-0.4, 0.5)})},
     "by length": {
-        "solver": Solver(compiled=False, order=ByLength(PROBLEMS["chain"](5, n=17, longest=4).lengths), batch_size=2),
+        "solver": Solver(compiled=False, order=ByLength(PROBLEMS["chain"](5, n=17, longest=4).lengths), batch_size=2)
     },
     "largest gap": {"solver": Solver(compiled=False, order=LargestGap(), batch_size=2)},
     "permutations": {"solver": Solver(compiled=False, order=Permutation(), batch_size=2)},

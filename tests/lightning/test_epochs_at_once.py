@@ -9,13 +9,7 @@ import torch
 
 L = pytest.importorskip("lightning")
 
-from lightning.pytorch.callbacks import (  # noqa: E402
-    Callback,
-    EarlyStopping,
-    LambdaCallback,
-    ModelCheckpoint,
-    OnExceptionCheckpoint,
-)
+from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint, OnExceptionCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 from short_words import N, Words, svm, trainer  # noqa: E402
 

@@ -22,15 +22,8 @@ from torchssvm import (  # noqa: E402
     Uniform,
     Weights,
 )
-from torchssvm.lightning import (  # noqa: E402
-    DualityGap,
-    StructuredSVM,
-)
-from torchssvm.solvers import (  # noqa: E402
-    EveryPasses,
-    choice,
-    training,
-)
+from torchssvm.lightning import DualityGap, StructuredSVM  # noqa: E402
+from torchssvm.solvers import EveryPasses, choice, training  # noqa: E402
 from torchssvm.steps import BoxQP  # noqa: E402
 
 

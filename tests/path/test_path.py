@@ -269,10 +269,7 @@ class TestPath:
         truth = reference(problem)
         verify = Verify(problem, problem.everything(2))
         path = follow(
-            problem,
-            lam_min=0.1,
-            solver=None if storage is None else plainly(storage=storage()),
-            on_breakpoint=verify,
+            problem, lam_min=0.1, solver=None if storage is None else plainly(storage=storage()), on_breakpoint=verify
         )
         assert path.certified
         assert path.lowest <= 0.1
@@ -298,10 +295,7 @@ class TestPath:
         path = follow(multiclass(4))
         for asked in (1.1 * path.points[0].lam, path.points[1].lam, 0.5):
             lam = np.float32(asked)
-            for found, expected in (
-                (path.gap(lam), path.gap(float(lam))),
-                (path.norm(lam), path.norm(float(lam))),
-            ):
+            for found, expected in ((path.gap(lam), path.gap(float(lam))), (path.norm(lam), path.norm(float(lam)))):
                 assert type(found) is float
                 assert found == expected
             assert path.at(lam) is path.at(float(lam))

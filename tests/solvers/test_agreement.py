@@ -173,9 +173,7 @@ SOLVERS: dict[str, Solves] = {
             bcfw, storage=storage, direction=direction, oracle=oracle, search=search, sweeps=sweeps
         )
         for direction, oracle, (search, storage, sweeps) in itertools.product(
-            DIRECTIONS,
-            ORACLES,
-            [(ExactSearch(), Labelings, 5), (PredefinedStep(), functools.partial(Labelings, 2), 0)],
+            DIRECTIONS, ORACLES, [(ExactSearch(), Labelings, 5), (PredefinedStep(), functools.partial(Labelings, 2), 0)]
         )
     },
     **{

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from custom import LabelSets, Scores, label_sets
+from damages import resealed
 from problems import PROBLEMS, Problem, Training, assert_same, chain, multiclass, rng
 from problems import refused as unchanged
 from tables import each_row
@@ -32,7 +33,6 @@ from torchssvm import (
     certify,
 )
 from torchssvm.core.structure import Decoding
-from torchssvm.solvers import WeightedAverage
 
 STORAGES = [MeanParts, Weights]
 NOT_FINITE = [torch.nan, torch.inf, -torch.inf]
@@ -704,43 +704,6 @@ def test_checkpoints_of_another_optimizer():
         training.optim.load_state_dict({})
 
 
-@pytest.mark.parametrize("name", sorted(saved()["dual"]))
-@pytest.mark.parametrize("what", ["missing", "wrong type"])
-def test_checkpoints_with_damaged_entries(name, what):
-    training = started()
-    state = saved()
-    if what == "missing":
-        del state["dual"][name]
-    else:
-        state["dual"][name] = {"what": "ever"} if name != "storage" else "what ever"
-    with refused(training, ValueError, name):
-        training.optim.load_state_dict(state)
-
-
-@pytest.mark.parametrize("storage", STORAGES)
-def test_checkpoints_with_a_damaged_storage(storage):
-    state = saved(storage=storage)
-
-    def entries(value, path=()):
-        if isinstance(value, dict | list):
-            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-                yield from entries(item, (*path, key))
-        if path:
-            yield path
-
-    paths = list(entries(state["dual"]["storage"]))
-    assert len(paths) > 2
-    for path in paths:
-        damaged = copy.deepcopy(state)
-        place = damaged["dual"]["storage"]
-        for key in path[:-1]:
-            place = place[key]
-        place[path[-1]] = "damaged"
-        training = started(storage=storage)
-        with refused(training, ValueError, "damaged|storage"):
-            training.optim.load_state_dict(damaged)
-
-
 def with_entry(*path: Any, value: Any = None, change: Any = None) -> Any:
     """Sets one entry of a saved state, or changes it; of numbers in a tensor, the last part of the path is a place."""
 
@@ -753,35 +716,10 @@ def with_entry(*path: Any, value: Any = None, change: Any = None) -> Any:
     return spoil
 
 
-NO_NUMBER = r"should be .*it is a sparse or meta tensor"
-
-
 @each_row(
     ("spoil", "words"),
     [
-        (with_entry("dual", "weights", 0, (0, 0), value=torch.nan), "weights"),
-        (with_entry("dual", "loss", 0, value=torch.inf), "loss"),
-        (with_entry("dual", "gap_estimates", 0, value=torch.nan), "gap_estimates"),
-        (with_entry("dual", "gap_estimates", 0, value=-1.0), "gap_estimates"),
-        (with_entry("dual", "loss", change=lambda t: t.float()), "loss"),
-        (with_entry("dual", "loss", change=lambda t: t[:-1]), "loss"),
-        (with_entry("dual", "recomputed", 0, (0, 0), value=torch.nan), "recomputed"),
-        (with_entry("dual", "recomputed", 0, change=lambda t: t[:1]), "recomputed"),
-        (with_entry("dual", "recomputed", value=["a", "b"]), "recomputed"),
-        (with_entry("dual", "recomputed", change=lambda held: held[:1]), "recomputed"),
-        (with_entry("dual", "steps", value=-1), "steps"),
-        (with_entry("dual", "steps", value=10**30), r"'steps'\] should be a number of 64 bits, it is 10{30}"),
-        (with_entry("dual", "visits", value=10**30), r"'visits'\] should be a number of 64 bits, it is 10{30}"),
-        (with_entry("dual", "steps", value=True), r"'steps'\] should be an int, at least 0, it is a bool"),
-        (with_entry("dual", "moved", value=True), r"'moved'\] should be an int, at least 0, it is a bool"),
         (with_entry("dual", "loss", 1, value=-1.0), "numbers are not those that were saved"),  # some costs are negative
-        (with_entry("dual", "weights", 0, change=lambda t: t.to_sparse()), rf"'weights'\]\[0\] {NO_NUMBER}"),
-        (with_entry("dual", "weights", 0, change=lambda t: t.to("meta")), rf"'weights'\]\[0\] {NO_NUMBER}"),
-        (with_entry("dual", "recomputed", 0, change=lambda t: t.to_sparse()), rf"'recomputed'\]\[0\] {NO_NUMBER}"),
-        (
-            with_entry("dual", "storage", "buffers", "potentials", "values", change=lambda t: t.to_sparse()),
-            rf"'potentials'\]\['values'\] {NO_NUMBER}",
-        ),
         (with_entry("param_groups", 0, "momentum", value=0.9), r"another optimizer: .*\['momentum'\]"),
         (with_entry("param_groups", 0, "lr", value=torch.nan), r"'lr'\] should be .*it is nan"),
         (with_entry("dual", "format", value=99), "format 99"),
@@ -805,37 +743,12 @@ def test_checkpoints_that_are_no_dictionary(state):
         training.optim.load_state_dict(state)
 
 
-@pytest.mark.parametrize("name", ["epoch", "used", "chunk"])
-@pytest.mark.parametrize("value", [10**30, True])
-def test_checkpoints_of_samplers_with_wrong_counters(name, value):
-    sampler = GapBatchSampler(started().dual, batch_size=2)
-    state = {**sampler.state_dict(), name: value}
-    with pytest.raises(ValueError, match=rf"'{name}'\] should be .*it is (a bool|{value})"):
-        sampler.load_state_dict(state)
-
-
-@each_row(("name", "value"), [("count", 10**30), ("count", True), ("steps", True), ("loss", -1.0)])
-def test_checkpoints_of_averages_with_wrong_numbers(name, value):
-    training = started(steps=0)
-    average = WeightedAverage.following(training.dual)
-    training.step([0])
-    state = average.state_dict()
-    words = rf"'{name}'\] should be .*it is (a bool|{value})|numbers are not those that were saved"
-    with pytest.raises(ValueError, match=words):
-        average.load_state_dict({**state, name: value})
-    assert_same(average.state_dict(), state)
-
-
 @each_row(
     "spoil",
     [
-        with_entry("values", 1, value=torch.nan),
-        with_entry("values", change=lambda t: t.float()),
         with_entry("values", change=lambda t: t[:0]),
         with_entry("start", 0, value=10**6),
         with_entry("start", 0, value=-5),
-        with_entry("start", change=lambda t: t.double()),
-        with_entry("rows", change=lambda t: t[:-1]),
         with_entry("values", 0, value=7.0),  # padding that is not zero
         with_entry("start", change=torch.ones_like),  # rows that overlap
     ],
@@ -846,7 +759,7 @@ def test_checkpoints_with_damaged_mean_parts(spoil):
     spoil(entry)
     fresh = started()
     with refused(fresh, ValueError, "damaged|storage"):
-        fresh.optim.load_state_dict(state)
+        fresh.optim.load_state_dict(resealed(state))
 
 
 def test_classes_have_no_lengths():

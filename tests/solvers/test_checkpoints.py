@@ -21,16 +21,7 @@ from problems import assert_same, chain, multiclass
 from torch import nn
 from torch.utils.data import DataLoader
 
-from torchssvm import (
-    GDMM,
-    CompiledBCFW,
-    GapBatchSampler,
-    Labelings,
-    Solver,
-    certify,
-    load_checkpoint,
-    save_checkpoint,
-)
+from torchssvm import GDMM, CompiledBCFW, GapBatchSampler, Labelings, Solver, certify, load_checkpoint, save_checkpoint
 from torchssvm.core.files import damage, previous, whole_file, write_text
 from torchssvm.path import PathRun
 from torchssvm.solvers import WeightedAverage

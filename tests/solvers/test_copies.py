@@ -124,10 +124,7 @@ def one_epoch(parts: Any) -> Any:
 OTHERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "a loop of one's own": (loop, one_epoch),
     "decoder": (lambda: Decoder(multiclass(0).head), lambda decoder: decoder(multiclass(0).x)),
-    "potentials": (
-        lambda: LinearChain(4, 3)(WORDS.x, WORDS.lengths),
-        Chain(3).decode,
-    ),
+    "potentials": (lambda: LinearChain(4, 3)(WORDS.x, WORDS.lengths), Chain(3).decode),
     "regularization path": (
         lambda: regularization_path(LinearMulticlass(4, 3), POINTS, epsilon=Relative(0.5), lam_min=0.1, progress=False),
         lambda path: path.state_dict(),

@@ -7,18 +7,7 @@ import torch
 from tables import each_row
 from torch.nn.utils.rnn import pad_sequence
 
-from torchssvm import (
-    Batch,
-    Chain,
-    Labelings,
-    LinearChain,
-    MeanParts,
-    Relative,
-    Solver,
-    Weights,
-    make_trainer,
-    solve,
-)
+from torchssvm import Batch, Chain, Labelings, LinearChain, MeanParts, Relative, Solver, Weights, make_trainer, solve
 from torchssvm.solvers.training import CompiledBCFW
 
 chance = torch.Generator().manual_seed(0)

@@ -49,12 +49,7 @@ def torch_loop(storage, direction=None, bounds=None, **rules):
     dual = DualState.for_head(one.head, one.n, one.lam, storage=storage)
     bounded = [{"params": list(one.head.parameters()), **(bounds or {})}]
     loop = TorchLoop(
-        one.head,
-        BlockGap(dual, direction, **rules),
-        Items(one),
-        batch_size=3,
-        seed=4,
-        optimizer=BCFW(bounded, dual),
+        one.head, BlockGap(dual, direction, **rules), Items(one), batch_size=3, seed=4, optimizer=BCFW(bounded, dual)
     )
     return loop, WeightedAverage.following(dual), one
 

@@ -6,17 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchssvm import (
-    Chain,
-    HiddenStates,
-    LinearChain,
-    LinearMulticlass,
-    Multiclass,
-    Relative,
-    Solver,
-    in_order,
-    latent,
-)
+from torchssvm import Chain, HiddenStates, LinearChain, LinearMulticlass, Multiclass, Relative, Solver, in_order, latent
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import inner
 from torchssvm.datasets import LatentCrosses, PaddedDataset

@@ -6,17 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import (
-    PROBLEMS,
-    Training,
-    examples,
-    flat,
-    multiclass,
-    reference,
-    rng,
-    steps_of,
-    with_weights,
-)
+from problems import PROBLEMS, Training, examples, flat, multiclass, reference, rng, steps_of, with_weights
 
 from torchssvm import BlockGap, MeanParts, SoftmaxMargin, StructuredHinge, Weights
 from torchssvm.core.batch import apply_head

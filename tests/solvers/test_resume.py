@@ -183,9 +183,16 @@ CASES = {
     "features that are trained": at_steps(5, joint=True, epochs=4, every=3),
     "features that are trained, validation": at_steps(5, joint=True, validate=True, every=3),
 }
+REPEATED = ("ends of epochs, two workers", "after validation, two workers")
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize(
+    "case",
+    [  # workers with one other thing are among the fast ones
+        pytest.param(case, id=name, marks=[pytest.mark.slow] if name in REPEATED else [])
+        for name, case in CASES.items()
+    ],
+)
 def test_a_resumed_run_ends_as_the_run_left_alone(case, tmp_path):
     alone = run(tmp_path / "alone", **case)
     assert len(alone["history"]) > 1
@@ -197,7 +204,7 @@ def test_a_resumed_run_ends_as_the_run_left_alone(case, tmp_path):
 
 @pytest.mark.parametrize("validate", [False, True])
 @pytest.mark.parametrize("joint", [False, True])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_resumed_run_may_be_resumed(workers, joint, validate, tmp_path):
     """From the last batch of an epoch, and again from the last batch of a later one, which the resumed run saved."""
     case = at_steps(10, joint=joint, validate=validate, every=3)

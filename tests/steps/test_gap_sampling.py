@@ -69,7 +69,7 @@ def test_gap_sampling_visits_the_hard_object():
     assert ratio(32, 32) >= 32 / 4
 
 
-@pytest.mark.parametrize(("n", "labels"), [(8, 32), (32, 8)])
+@pytest.mark.parametrize(("n", "labels"), [pytest.param(8, 32, marks=pytest.mark.slow), (32, 8)])
 def test_the_factor_is_limited_by_objects_and_by_labels(n, labels):
     """It grows like min(n, K)."""
     assert 1.5 < ratio(n, labels) < 32 / 4

@@ -154,10 +154,7 @@ def test_float32_weights_are_searched_in_float64():
 
 # -- Steps in training -------------------------------------------------------------------------------------
 
-WITHIN = {
-    "multiclass": {"weight": (-0.1, 0.15)},
-    "chain": {"emission": (-0.2, 0.2), "transition": (0.0, None)},
-}
+WITHIN = {"multiclass": {"weight": (-0.1, 0.15)}, "chain": {"emission": (-0.2, 0.2), "transition": (0.0, None)}}
 
 
 @pytest.mark.parametrize("kind", sorted(PROBLEMS))

@@ -45,6 +45,15 @@ def test_frequencies_are_proportional_to_powers_of_the_gaps(power):
         assert stats.chisquare([found[i] for i in range(5)], [1000] * 5)[1] < 1e-9
 
 
+def test_a_gap_that_is_unknown_counts_as_the_sum_of_those_known_over_n(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        Proportional, "draw", lambda _, gaps, n, *__: seen.append(gaps.tolist()) or [torch.zeros(1)] * n
+    )
+    list(with_gaps([2.0, torch.inf, 4.0, torch.inf, 0.0], batch_size=1, order=Proportional()))
+    assert seen[0] == pytest.approx([2.0, 1.2, 4.0, 1.2, 0.0])
+
+
 def test_the_first_of_a_batch_is_proportional_and_so_is_the_second_given_the_first():
     gaps = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
     batches = Proportional().draw(gaps, 8000, 2, rng(3))

@@ -116,7 +116,7 @@ def test_the_curvature_is_below_its_bound_in_the_paper():
 
 
 @pytest.mark.parametrize("accuracy", [0.1, 0.5])
-@pytest.mark.parametrize("kind", sorted(MAKE))
+@pytest.mark.parametrize("kind", ["chain", pytest.param("multiclass", marks=pytest.mark.slow)])
 def test_the_rate_of_multiplicative_accuracy(kind, accuracy):
     """[B13] Theorem C.1: ``2n/(nu k + 2n) (C/nu + h_0)``, by line search, in expectation over the blocks."""
     values, facts = mean_over_runs(kind, 100, multiplicative(accuracy))

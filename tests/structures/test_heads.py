@@ -185,10 +185,7 @@ def test_states_with_transposed_weights_are_refused(name, strict):
 
 @each_row(
     ("dense", "sparse"),
-    [
-        (LinearMultilabel(3, 3), SparseLinearMultilabel(3, 3)),
-        (LinearChain(3, 3), SparseLinearChain(3, 3)),
-    ],
+    [(LinearMultilabel(3, 3), SparseLinearMultilabel(3, 3)), (LinearChain(3, 3), SparseLinearChain(3, 3))],
 )
 def test_states_of_dense_heads_and_of_heads_on_lists_are_not_confused(dense, sparse):
     with pytest.raises(RuntimeError, match="heads on lists of features do"):

@@ -6,8 +6,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from problems import examples
 from qpsolvers import solve_qp
 
 from torchssvm.steps import box_qp
@@ -21,7 +22,7 @@ def random_qp(seed, size, rank):
     return factors @ factors.T, random.normal(size=size) * 2
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(seed=st.integers(0, 10**6), size=st.integers(1, 12))
 def test_many_sweeps_solve_the_box_qp(seed, size):
     matrix, values = random_qp(seed, size, size + 2)
@@ -41,7 +42,7 @@ def test_many_sweeps_solve_the_box_qp(seed, size):
     assert objective(gammas) == pytest.approx(objective(best), abs=1e-8)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(seed=st.integers(0, 10**6), size=st.integers(1, 12), rank=st.integers(0, 4), sweeps=st.integers(1, 6))
 def test_sweeps_never_lower_the_objective_and_compiled_ones_are_the_same(seed, size, rank, sweeps):
     matrix, values = random_qp(seed, size, rank)

@@ -9,9 +9,10 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from labelings_cases import LabelingsTestCase
+from problems import examples
 from tables import each_row
 from torch import Tensor
 from torch_struct_cases import CASES, Case, bracketings, projective_trees, segmentations
@@ -25,7 +26,7 @@ torch_struct = pytest.importorskip("torch_struct")
 # Of the instances that the tests make themselves; the adapter is silent, see test_decoding_is_silent.
 pytestmark = pytest.mark.filterwarnings("ignore:.*arg_constraints.*:UserWarning")
 
-EXAMPLES = settings(max_examples=40, deadline=None)
+EXAMPLES = examples(40)
 SEEDS = st.integers(0, 2**31 - 1)
 
 
@@ -89,7 +90,7 @@ def test_argmax_is_the_best_of_all_outputs(case, seed, kind, dtype):
 
 
 @all_cases
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(seed=SEEDS, junk=st.sampled_from([0.0, float("nan")]), dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_marginals_are_means_over_all_outputs(case, seed, junk, dtype):
     potentials = case.draw(seed, dtype=dtype)

@@ -20,6 +20,7 @@ from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, r
 from torchssvm import SlackRescaling, certify
 
 pytest.importorskip("clarabel")
+pytestmark = pytest.mark.slow  # methods to compare with, outside of the package
 
 SEEDS = st.integers(0, 2**31 - 1)
 SLACKS = {"one": OneSlack, "n": NSlack}

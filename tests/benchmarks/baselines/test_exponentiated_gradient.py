@@ -18,6 +18,8 @@ from problems import PROBLEMS, Reference, assert_same, chain, examples, flat, mu
 from torchssvm import Batch, Multiclass, Potentials, TorchStruct, certify
 from torchssvm.solvers import WeightedAverage
 
+pytestmark = pytest.mark.slow  # methods to compare with, outside of the package
+
 SEEDS = st.integers(0, 2**31 - 1)
 
 

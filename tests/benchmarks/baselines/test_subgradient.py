@@ -16,6 +16,8 @@ from torchssvm import StructuredHinge
 from torchssvm.core.batch import apply_head
 from torchssvm.solvers import SuffixAverage, UniformAverage, WeightedAverage, primal
 
+pytestmark = pytest.mark.slow  # methods to compare with, outside of the package
+
 AVERAGES = [WeightedAverage, SuffixAverage, UniformAverage]
 
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from fresh import fresh_python
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from problems import examples
 from tables import each_row
 from torch.utils.data import DataLoader
 
@@ -103,7 +104,7 @@ region_maps = st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 5),
 
 
 @given(region_maps)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_neighbours_by_their_definition(regions):
     height, width = regions.shape
     count = regions.max() + 1
@@ -178,7 +179,7 @@ def test_flat_patches_have_no_gradient_to_speak_of():
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=10, deadline=None)
+@examples(10)
 def test_k_means_ends_where_every_centre_is_a_mean(seed):
     points = torch.randn(60, 3, generator=torch.Generator().manual_seed(seed))
     centres = k_means(points, 5, seed, iterations=100)

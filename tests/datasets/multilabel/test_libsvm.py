@@ -5,9 +5,10 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from multilabel_files import write
+from problems import examples
 
 from torchssvm.datasets.multilabel.libsvm import read_libsvm
 
@@ -29,7 +30,7 @@ EXAMPLES = st.tuples(
 ).filter(lambda example: example[0] or example[1])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     examples=st.lists(EXAMPLES, min_size=1, max_size=4),
     first_feature=st.integers(0, 1),

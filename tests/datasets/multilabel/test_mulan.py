@@ -5,9 +5,10 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from multilabel_files import DENSE, SPARSE, XML, Column, arff_text, write
+from problems import examples
 
 from torchssvm.datasets.multilabel.arff import read_arff
 from torchssvm.datasets.multilabel.mulan import read_labels, read_mulan
@@ -69,7 +70,7 @@ def tables(draw):
     return columns, draw(st.lists(row, min_size=1, max_size=4))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(table=tables(), sparse=st.booleans())
 def test_what_was_written_is_read(tmp_path_factory, table, sparse):
     columns, rows = table

@@ -6,9 +6,10 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from multilabel_files import DENSE, SPARSE, XML, multilabel_or_skip, write
+from problems import examples
 from torch.utils.data import DataLoader, Subset
 
 from torchssvm import SparseFeatures
@@ -26,7 +27,7 @@ def random_rows(seed: int, n: int = 5, columns: int = 4) -> tuple[SparseRows, np
     return rows, dense
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.integers(0, 10_000), st.permutations(range(4)), st.integers(0, 4))
 def test_rows_are_the_matrix(seed, order, number):
     rows, dense = random_rows(seed)

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from problems import examples
 
 from torchssvm.datasets import MultilabelScores, multilabel_scores
 
@@ -33,7 +34,7 @@ def test_known_values():
     assert str(scores) == "accuracy 0.8333  Hamming loss 0.1667  exact 0.5000  micro F1 0.7500  macro F1 0.5556"
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(LABELS)
 def test_scikit_learn_agrees(sizes):
     metrics = pytest.importorskip("sklearn.metrics")
@@ -48,7 +49,7 @@ def test_scikit_learn_agrees(sizes):
     assert scores.recall == pytest.approx(metrics.recall_score(true, found, **micro))
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(LABELS)
 def test_batches_add_up(sizes):
     true, found = (torch.tensor(labels) for labels in draw((sizes[0] + 1, *sizes[1:])))

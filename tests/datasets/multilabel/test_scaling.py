@@ -5,9 +5,10 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from multilabel_files import DENSE, SPARSE, XML, write
+from problems import examples
 
 from torchssvm.datasets import ByDensity, Multilabel, SparseRows, Standardised, UnitRows, Unscaled
 
@@ -16,7 +17,7 @@ def rows_of(matrix: np.ndarray) -> SparseRows:
     return SparseRows.of_dense(torch.tensor(matrix, dtype=torch.float32))
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.integers(0, 10_000))
 def test_standardised_features_have_mean_0_and_rows_of_mean_square_1(seed):
     rng = np.random.default_rng(seed)

@@ -4,8 +4,9 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from problems import examples
 from tables import each_row
 from torch.utils.data import DataLoader, Subset
 
@@ -63,7 +64,7 @@ def test_the_same_seed_gives_the_same_chains():
     assert a.truth.emission.indices.tolist() != other.truth.emission.indices.tolist()
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.integers(0, 1000), st.sampled_from([0.05, 0.5, 0.95]))
 def test_decoding_is_enumeration(seed, surprise):
     chains = LargeChains(**SMALL, seed=seed, surprise=surprise)

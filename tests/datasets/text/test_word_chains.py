@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from chunking_problems import conll2000_or_skip
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from problems import examples
 from tables import each_row
 
 from torchssvm import BlockGap, DualState, SparseLinearChain, TorchLoop
@@ -20,7 +21,7 @@ TEXT = ["the cat saw the dog", "A dog saw the bird", "the bird", "the cat saw a 
 SENTENCES = [sentence.split() for sentence in TEXT]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(WORDS, st.integers(0, 1000), st.floats(0, 0.99), st.integers(0, 6))
 def test_the_channel(words, seed, noise, first):
     spellings = Spellings.of(words)
@@ -53,7 +54,7 @@ def seen_of(word: str) -> set[str]:
     return pairs | {f"begin={word[:3]}", f"end={word[-3:]}", f"length={min(len(word), 12)}"}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(WORDS)
 def test_attributes_are_those_of_the_spelling(words):
     words = [*words, "$^$", "a" * 20]
@@ -148,6 +149,7 @@ def test_training_reads_sentences():
     assert chain < 0.5 * alone
 
 
+@pytest.mark.slow
 def test_the_words_of_conll2000():
     conll2000_or_skip()
     train = WordChains(num_states=200, seed=1)

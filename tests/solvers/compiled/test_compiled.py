@@ -189,10 +189,16 @@ def test_a_damaged_state_of_the_loop_is_refused():
 ENDING = [*DIRECTIONS[:-1], Corrective(1000, 1e-12)]
 
 
-def rules_of(number: int) -> list[tuple]:
-    """What a kind is trained with: every direction, with the two oracles by turns; the next kind takes the others."""
-    by_turns = [(12, direction, ORACLES[(number + k) % 2]) for k, direction in enumerate(ENDING)]
-    return [(None, FrankWolfe(), MaxOracle()), (2, FrankWolfe(), CacheOracle()), *by_turns]
+def rules_of(kind: str, number: int) -> list:
+    """What a kind is trained with: every direction, with the two oracles by turns; the next kind takes the others.
+
+    Two of the directions are for the fast tests, others with the next kind: kinds and directions meet in no code.
+    """
+    found = [(kind, None, FrankWolfe(), MaxOracle()), (kind, 2, FrankWolfe(), CacheOracle())]
+    for k, direction in enumerate(ENDING):
+        marks = [pytest.mark.slow] if (k - number) % len(ENDING) % 3 else []
+        found.append(pytest.param(kind, 12, direction, ORACLES[(number + k) % 2], marks=marks))
+    return found
 
 
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -220,7 +226,7 @@ def same_dual(training: Training, loop: CompiledBCFW, rounding: float = 1e-9) ->
 
 @pytest.mark.parametrize(
     "kind, capacity, direction, oracle",
-    [(kind, *rules) for number, kind in enumerate(KINDS) for rules in rules_of(number)],
+    [rules for number, kind in enumerate(KINDS) for rules in rules_of(kind, number)],
     ids=repr,
 )
 def test_both_loops_take_the_same_steps(kind, capacity, direction, oracle):

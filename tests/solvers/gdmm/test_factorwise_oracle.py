@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from problems import examples
 from random_entries import (
     STAMP,
     best_unmarked,
@@ -27,7 +27,7 @@ from torchssvm.solvers.gdmm.sorted_entries import make_entries
 from torchssvm.solvers.gdmm.walks import indicator_fmo, interaction_fmo
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @random_entries
 def test_indicator_oracle(seed, rows, cols, symmetric, density, mean):
     rng = np.random.default_rng(seed)
@@ -49,7 +49,7 @@ def test_indicator_oracle(seed, rows, cols, symmetric, density, mean):
         check_found(found, v, np.ones_like(v, dtype=bool), *forces)
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @random_entries
 def test_interaction_oracle(seed, rows, cols, symmetric, density, mean):
     rng = np.random.default_rng(seed)

@@ -259,10 +259,7 @@ def test_a_kind_of_ones_own_is_declared_by_its_class_alone(monkeypatch):
 
     task = chain_task(1)
     found = []
-    for head, kind in (
-        (task.head, ChainProblem),
-        (Mine(task.head.in_features, 3).double(), MineProblem),
-    ):
+    for head, kind in ((task.head, ChainProblem), (Mine(task.head.in_features, 3).double(), MineProblem)):
         optim = GDMM(head, task.everything(), num_examples=task.n, lam=0.1)
         assert type(optim.problem) is kind
         optim.solve(0.01, progress=False)

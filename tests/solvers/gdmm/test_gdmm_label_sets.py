@@ -20,14 +20,7 @@ from problems import Reference, examples, flat, rng
 from torchssvm import GDMM, Batch, DualState, LinearMultilabel
 from torchssvm.core.batch import apply_head
 from torchssvm.solvers import EveryPasses
-from torchssvm.solvers.gdmm import (
-    AwayStep,
-    BruteForce,
-    FactorwiseCertificate,
-    Penalty,
-    ResidualBalancing,
-    SortedOracle,
-)
+from torchssvm.solvers.gdmm import AwayStep, BruteForce, FactorwiseCertificate, Penalty, ResidualBalancing, SortedOracle
 from torchssvm.solvers.gdmm.label_set_means import choose_means
 from torchssvm.solvers.gdmm.label_set_pass import visit_label_sets
 from torchssvm.solvers.gdmm.label_set_sums import sum_consistent

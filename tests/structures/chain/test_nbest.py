@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from problems import examples
 
 from torchssvm import Chain, Potentials
 from torchssvm.core.potentials import inner
@@ -32,7 +33,7 @@ def problems(draw):
     return Chain(states, shared=shared, transitions=allowed), potentials, draw(st.integers(1, 9))
 
 
-@settings(deadline=None)
+@examples(60)
 @given(problems())
 def test_the_n_best_of_all(problem):
     chain, potentials, n = problem

@@ -270,13 +270,13 @@ def solved(bounded):
     ("storage", "direction", "oracle", "tolerance", "bounded"),
     [  # every storage with bounds and without
         (Weights, FrankWolfe(), None, 2e-2, True),
-        (Weights, FrankWolfe(), None, 2e-2, False),
-        (MeanParts, FrankWolfe(), None, 2e-2, True),
         (MeanParts, FrankWolfe(), None, 2e-2, False),
         (Labelings, Corrective(), None, 1e-4, True),
         (Labelings, Pairwise(), CacheOracle(), 1e-4, False),
-        (lambda: Labelings(capacity=3), Hybrid(), CacheOracle(), 1e-2, True),
-        (Labelings, Away(), None, 1e-3, False),
+        pytest.param(Weights, FrankWolfe(), None, 2e-2, False, marks=pytest.mark.slow),
+        pytest.param(MeanParts, FrankWolfe(), None, 2e-2, True, marks=pytest.mark.slow),
+        pytest.param(lambda: Labelings(capacity=3), Hybrid(), CacheOracle(), 1e-2, True, marks=pytest.mark.slow),
+        pytest.param(Labelings, Away(), None, 1e-3, False, marks=pytest.mark.slow),
     ],
 )
 def test_training_reaches_the_optimum_of_the_qp(storage, direction, oracle, tolerance, bounded):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from problems import examples
 
 from torchssvm import Potentials, Segments
 from torchssvm.core.potentials import inner
@@ -26,7 +27,7 @@ def problems(draw):
     return structure, Potentials(tensors, lengths), draw(st.integers(1, 9))
 
 
-@settings(deadline=None)
+@examples(60)
 @given(problems())
 def test_the_n_best_of_all(problem):
     structure, potentials, n = problem
