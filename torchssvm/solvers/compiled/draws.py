@@ -12,7 +12,7 @@ from torchssvm.core.arguments import check_seed
 from torchssvm.core.random_state import check_random_state
 from torchssvm.core.schema import ByRank, Entry, Same, Schema
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.compiled.whole import SHARE
+from torchssvm.solvers.compiled.whole import FALL, SHARE
 from torchssvm.steps.orders import Order, Permutation, Proportional, Uniform
 
 _ROUNDS, _VISITS = 64, 64_000
@@ -79,12 +79,13 @@ class Draws(ByRank):
         round of the latter. None where no block has a gap.
         """
         gaps = self.dual.gap_estimates
-        n, nothing = len(gaps), not gaps.any()
-        if self.gap == math.inf and not nothing:
-            order = torch.randperm(n, generator=self.generator)
-        else:
-            order = (gaps > SHARE * self.gap / n).nonzero().flatten() if not nothing else self._waiting
-            order = order[torch.randperm(len(order), generator=self.generator)]
+        n, total = len(gaps), float(gaps.sum())
+        if total == 0.0:
+            return self._waiting, torch.zeros(0, dtype=torch.float64)
+        if total <= FALL * self.gap:  # an exact pass may have found that the gap has fallen
+            self.gap = math.inf
+        order = (gaps > SHARE * self.gap / n).nonzero().flatten() if self.gap < math.inf else torch.arange(n)
+        order = order[torch.randperm(len(order), generator=self.generator)]
         times = max(1, min(_ROUNDS, max(n, _VISITS) // max(len(order), 1)))
         return order, torch.rand(times - 1, dtype=torch.float64, generator=self.generator)
 
