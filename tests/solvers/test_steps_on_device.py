@@ -215,8 +215,9 @@ def test_a_certificate_waits_four_times_and_once_for_each_further_batch(name, cu
             optimizer.zero_grad()
             loss(apply_head(head, batches[0]), batches[0].y, batches[0].index).backward()
             optimizer.step()
+            given = [everything.to(cuda)] if number == 1 else batches
             with pretended.counted() as counts:
-                certify(head, dual, [everything.to(cuda)] if number == 1 else batches)
+                certify(head, dual, given)
             assert counts.syncs <= 3 + number, counts
             assert counts.launches <= first + further * (number - 1), counts
 
