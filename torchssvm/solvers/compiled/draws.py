@@ -12,7 +12,7 @@ from torchssvm.core.arguments import check_seed
 from torchssvm.core.random_state import check_random_state
 from torchssvm.core.schema import ByRank, Entry, Same, Schema
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.compiled.whole import SHARE
+from torchssvm.solvers.compiled.whole import FALL, SHARE
 from torchssvm.steps.orders import Order, Permutation, Proportional, Uniform
 
 _ROUNDS, _VISITS = 64, 64_000
@@ -79,12 +79,12 @@ class Draws(ByRank):
         round of the latter. None where no block has a gap.
         """
         gaps = self.dual.gap_estimates
-        n, nothing = len(gaps), not gaps.any()
-        if self.gap == math.inf and not nothing:
-            order = torch.randperm(n, generator=self.generator)
-        else:
-            order = (gaps > SHARE * self.gap / n).nonzero().flatten() if not nothing else self._waiting
-            order = order[torch.randperm(len(order), generator=self.generator)]
+        n, total = len(gaps), float(gaps.sum())
+        if total <= FALL * self.gap:  # the gap of an exact pass may be smaller than that which the sweep left
+            self.gap = math.inf
+        least = SHARE * self.gap / n if self.gap < math.inf else -1.0
+        order = (gaps > least).nonzero().flatten() if total > 0.0 else self._waiting
+        order = order[torch.randperm(len(order), generator=self.generator)]
         times = max(1, min(_ROUNDS, max(n, _VISITS) // max(len(order), 1)))
         return order, torch.rand(times - 1, dtype=torch.float64, generator=self.generator)
 
@@ -101,8 +101,8 @@ class Draws(ByRank):
             else:
                 if not len(order):
                     break
-                order = order[:visits]
-                self.used(len(order))
+                order, total = order[:visits], float(self.dual.gap_estimates.sum())
+                self.used(len(order), total if self.gap == math.inf else max(self.gap, total))
             found.append(order)
             visits -= len(order)
         return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)
