@@ -122,8 +122,8 @@ class GraphSVC(StructuredEstimator):
         if len(classes) > 2:
             raise ValueError(
                 f"X[{number_of(cyclic)}] has edges that make a cycle, and y has {len(classes)} labels: cycles are "
-                "decoded for two labels only. Graphs without cycles, such as a spanning tree, take any number of labels; "
-                "for cycles train torchssvm.LinearPairwiseGraph by torchssvm.solve"
+                "decoded for two labels only. Graphs without cycles, such as a spanning tree, take any number of "
+                "labels; for cycles train torchssvm.LinearPairwiseGraph by torchssvm.solve"
             )
         attractive = all((graph.features >= 0).all() for graph in graphs)
         structure = GraphCut(None if attractive else RoofDual(), normalize=False)
