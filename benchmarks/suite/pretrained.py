@@ -40,6 +40,7 @@ RATE = 1e-4
 TASK_RATE = 1e-3  # of the head
 BATCH = 16
 THIRD = 1 / 3
+SHORT = "four layers, the upper two trained, head solved"
 
 
 def read(task: str, part: str) -> tuple[list[list[str]], list[list[str]]]:
@@ -89,21 +90,25 @@ class Emissions(nn.Module):
         return words.scatter(found)
 
 
-def trained(model: nn.Module, items: list[Any], epochs: int, seed: int) -> nn.Module:
-    """The usual recipe."""
+def trained(model: nn.Module, items: list[Any], epochs: int, seed: int, alike: bool = False) -> nn.Module:
+    """The usual recipe; or with sentences of similar length in a batch, which need less padding."""
     from torchssvm.transformers.batches import batches_of
 
     model.train()
-    encoder = list(model.encoder.parameters())
+    encoder = [p for p in model.encoder.parameters() if p.requires_grad]
     known = set(map(id, encoder))
-    others = [p for p in model.parameters() if id(p) not in known]
-    optimizer = torch.optim.AdamW([{"params": encoder, "lr": RATE}, {"params": others, "lr": TASK_RATE}])
+    others = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
+    rate = 2 * RATE if alike else RATE
+    optimizer = torch.optim.AdamW([{"params": encoder, "lr": rate}, {"params": others, "lr": TASK_RATE}])
     steps, random = epochs * -(-len(items) // BATCH), torch.Generator().manual_seed(seed)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step / steps)
     for _ in range(epochs):
         order = torch.randperm(len(items), generator=random).tolist()
-        for batch in batches_of([items[place] for place in order], BATCH, 0, torch.device("cpu")):
-            found = model(**batch)
+        if alike:
+            order.sort(key=lambda place: len(items[place]["input_ids"]))
+        batches = list(batches_of([items[place] for place in order], BATCH, 0, torch.device("cpu")))
+        for place in torch.randperm(len(batches), generator=random).tolist() if alike else range(len(batches)):
+            found = model(**batches[place])
             optimizer.zero_grad()
             (found if isinstance(found, Tensor) else found.loss).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -146,6 +151,7 @@ def ways(task: str, seed: int, sentences: int, held_out: int, test: int, epochs:
         path = str(extract_model(folder))
         tokenizer = AutoTokenizer.from_pretrained(path)
         encoder = AutoModel.from_pretrained(path)
+        shallow = AutoModel.from_pretrained(path, num_hidden_layers=4)
     parts = [order[:sentences], order[sentences : sentences + held_out]]
     train, dev = (tokenized(tokenizer, [x[i] for i in part], [y[i] for i in part], labels) for part in parts)
     unseen = tokenized(tokenizer, x_test[:test], y_test[:test], labels)
@@ -182,6 +188,12 @@ def ways(task: str, seed: int, sentences: int, held_out: int, test: int, epochs:
     frozen = tagger_on(copy.deepcopy(encoder), layers=[-1, -3, -5], freeze_encoder=True).eval()
     frozen.solve(train, dev, progress=False)
     note("encoder as it is, three layers, head solved", lambda **b: frozen(**b).predictions, start)
+    torch.manual_seed(seed)
+    start = time.process_time()
+    upper = tagger_on(shallow, freeze_encoder=2, loss="cross-entropy")
+    upper = trained(upper, train, epochs, seed, alike=True)
+    upper.solve(train, dev, progress=False)
+    note(SHORT, lambda **b: upper(**b).predictions, start)
     torch.manual_seed(seed)
     start = time.process_time()
     soft = trained(tagger_on(copy.deepcopy(encoder)), train, epochs, seed)
