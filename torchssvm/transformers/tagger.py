@@ -59,8 +59,8 @@ class StructuredTagger(PreTrainedModel):
         encoder: The encoder; None makes one with random weights.
 
     Raises:
-        ValueError: The configuration has no encoder, or a layer that the encoder does not have; or ``freeze_encoder`` of
-            it is a number, and the encoder has no ``nn.ModuleList`` of more layers.
+        ValueError: The configuration has no encoder, or a layer that the encoder does not have. Or ``freeze_encoder``
+            is a number, and the encoder has no ``nn.ModuleList`` of more layers.
 
     Example:
         >>> tagger = StructuredTagger(StructuredTaggerConfig(encoder, labels, "BIO"))
