@@ -23,8 +23,8 @@ class StructuredTaggerConfig(PretrainedConfig):
         scheme: ``"BIO"`` or ``"BIOES"``: sequences that are none of the scheme are never predicted; None allows all.
         layers: Which hidden states are the features of the head, one behind the other; -1 is the last.
         loss: ``"softmax-margin"`` of the whole sequence, or ``"cross-entropy"`` of each word.
-        freeze_encoder: Whether the encoder keeps its weights, and is run in evaluation mode; or the number of its layers
-            that do so, with the embeddings, while those above them train.
+        freeze_encoder: Whether the encoder keeps its weights, and is run in evaluation mode; or how many of its layers
+            do so, with the embeddings, while those above them train.
         probability_temperature: By which scores are divided for probabilities; ``StructuredTagger.calibrate`` fits it.
 
     Raises:
