@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from torchssvm.core.arguments import check_length_form, check_whole
-from torchssvm.core.batch import to_device
+from torchssvm.core.batch import OUTPUT_SIZES, to_device
 from torchssvm.core.head_call import apply_features, evaluating, knows_padding
 
 from .padded import PADDING, PaddedDataset, padded
@@ -96,6 +96,9 @@ class PrecomputedFeatures(PaddedDataset):
             index=torch.cat(indices),
             unknown=getattr(dataset, "unknown", False),
         )
+        for name in OUTPUT_SIZES:
+            if isinstance(size := getattr(dataset, name, None), int):
+                setattr(self, name, size)
 
 
 def _check_padding(features: nn.Module, x: Any, out: Tensor, lengths: Tensor) -> None:

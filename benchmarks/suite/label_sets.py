@@ -34,7 +34,7 @@ ESTIMATORS = {"MultilabelSVC()": "guess", 'MultilabelSVC(C="choose")': "choose"}
 SLOWER = 10.0  # the defaults may take so many times the CPU seconds of a chain, its search included
 LIKE_YEAST = "like yeast"
 OPTIONS: dict[str, Any] = {
-    "data": ["scene", "medical", LIKE_YEAST],  # or "yeast", if its files are in multilabel/yeast
+    "data": ["scene", "medical", LIKE_YEAST],  # or "emotions", "yeast", "enron", where multilabel/NAME has them
     "lam": [0.03, 0.01, 0.003, 0.001, 0.0003],  # to choose from
     "C": [0.3, 1.0, 3.0, 10.0, 30.0, 100.0],  # likewise
     "gap": 0.002,

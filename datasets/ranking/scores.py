@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_int64
+from torchssvm.core.arguments import check_int64, check_whole
+from torchssvm.core.structure import reject_rows
 from torchssvm.structures.ranking.by_place import NDCG
-from torchssvm.structures.ranking.pairs import AveragePrecision
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,21 @@ def ranking_scores(
     check_int64(places, "places", grades.shape, ", a place for each document")
     if bool(((places < 0) != (grades < 0)).any()):
         raise ValueError("places and grades are padded in different ways: both must be -1 beyond the same documents")
-    precision, ndcg = AveragePrecision(relevant), {k: NDCG(k) for k in ks}
-    for measure in (precision, *ndcg.values()):
+    ndcg = {k: NDCG(k) for k in ks}
+    for measure in ndcg.values():
         measure.check(grades)
     return RankingScores(
         ndcg={k: 1.0 - float(measure.loss(places, grades).mean()) for k, measure in ndcg.items()},
-        mean_average_precision=1.0 - float(precision.loss(places, grades).mean()),
+        mean_average_precision=float(_average_precision(places, grades, relevant).mean()),
         num_lists=len(grades),
     )
+
+
+def _average_precision(places: Tensor, grades: Tensor, relevant: int) -> Tensor:
+    """The mean, over a list's relevant documents, of the share of such documents among those down to it, ``[n]``."""
+    hits = grades >= check_whole(relevant, "relevant")
+    reject_rows(~hits.any(1), f"grades have no document of grade {relevant} or more in {{rows}}: lower relevant")
+    last = torch.where(grades >= 0, places, grades.shape[1] - 1)  # the padding is not relevant, wherever it stands
+    by_place = torch.zeros_like(grades, dtype=torch.float64).scatter_reduce(1, last, hits.double(), "amax")
+    ranks = torch.arange(1, grades.shape[1] + 1, device=grades.device)
+    return (by_place * by_place.cumsum(1) / ranks).sum(1) / hits.sum(1)

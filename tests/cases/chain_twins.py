@@ -17,6 +17,7 @@ from torchssvm.core.potentials import Potentials
 from torchssvm.steps.numba import ascend_gram
 from torchssvm.structures.chain import numba as kernels
 from torchssvm.structures.chain.oracle import viterbi
+from torchssvm.structures.tree.oracle import max_sum_tree
 
 
 def _decode(emission: Tensor, pairs: Tensor, lengths: Tensor, _: Tensor, labels: Tensor, value: Tensor, *sizes: Any,
@@ -127,3 +128,15 @@ CHAIN_TWINS = {
         *(_ascend, _ascend_together),
     )
 }
+
+
+def _decode_tree(belief: Tensor, edge: Tensor, parent: Tensor, order: Tensor, size: Tensor, pointers: Tensor,
+                 labels: Tensor, value: Tensor, *sizes: Any, **options: Any) -> None:  # fmt: skip
+    batch, _, states = belief.shape
+    found, best = max_sum_tree(belief, edge.reshape(-1, states, states)[:1].expand(batch, -1, -1), parent[0], size)
+    labels.copy_(found)
+    value.copy_(best)
+
+
+TREE_TWINS = CHAIN_TWINS | {"_decode": _decode_tree}
+"""Those of one tree that all examples share, whose edges share their scores."""

@@ -52,7 +52,6 @@ KINDS: dict[str, Callable[..., Listed]] = {
     "matchings": matchings,
     "programs": partial(decisions, program=True),
     "pair swaps": partial(rankings, measure="pairs"),
-    "average precision": partial(rankings, measure="ap"),
     "ndcg": partial(rankings, measure="ndcg"),
     "precision": partial(rankings, measure="precision"),
     "slack of classes": lambda random, lam, dtype: rescaled(random, classes(random, lam, dtype)),

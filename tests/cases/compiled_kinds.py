@@ -36,7 +36,7 @@ from torchssvm.structures.chain import Transitions
 from torchssvm.structures.decisions import Assignment, Knapsack, Selection, ShortestPath, Situations, SpanningTree
 from torchssvm.structures.matching import Edges
 from torchssvm.structures.pairwise_graph import TreeReweighted
-from torchssvm.structures.ranking import NDCG, AveragePrecision, PairSwaps, PrecisionAt, RankingMeasure
+from torchssvm.structures.ranking import NDCG, PairSwaps, PrecisionAt, RankingMeasure
 from torchssvm.structures.tree import ForestFeatures, LinearForest
 
 
@@ -262,7 +262,6 @@ OTHERS = {
     ),
     "rankings, pair swaps": lambda **o: rankings(PairSwaps(), **o),
     "rankings, pair swaps, counted, not padded": lambda **o: rankings(PairSwaps(normalize=False), ragged=False, **o),
-    "rankings, average precision": lambda **o: rankings(AveragePrecision(), **o),
     "rankings, NDCG, not padded": lambda **o: rankings(NDCG(), ragged=False, **o),
     "rankings, precision, sparse": lambda **o: sparse(rankings(PrecisionAt(2), features=9, **o)),
     "segments": segments,

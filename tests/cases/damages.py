@@ -46,19 +46,25 @@ def resealed(state: Any) -> Any:
     return state
 
 
+UNKNOWN = {"gap_estimates", "oracle_gaps", "certified_gap", "snapshots", "features"}
+"""Entries that may be infinite."""
+
+
 def damages(state: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """The path of every entry, with states in which it is gone, of another type, cut off, or no number."""
     for path, held in places(state):
+        numbers = [torch.nan] if UNKNOWN & set(path) else [torch.nan, torch.inf]
         wrong: list[Any] = ["x", {"x": 1}]
         if isinstance(held, torch.Tensor):
             wrong += [held.unsqueeze(0), held.to(torch.float16), held.to_sparse(), held.to("meta")]
             if held.numel():
                 wrong.append(held[:-1].clone() if held.ndim else held.new_zeros(2))
             if held.numel() and held.is_floating_point():
-                wrong.append(held.clone())
-                wrong[-1].view(-1)[-1] = torch.nan
+                for number in numbers:
+                    wrong.append(held.clone())
+                    wrong[-1].view(-1)[-1] = number
         elif isinstance(held, int | float) and not isinstance(held, bool):
-            wrong += [float("nan"), -1 - abs(held), 10**30, True]
+            wrong += [*numbers, -1 - abs(held), 10**30, True]
         yield path, replaced(state, path)
         for value in wrong:
             yield path, replaced(state, path, value)

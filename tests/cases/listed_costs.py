@@ -21,7 +21,7 @@ from torchssvm.structures.decisions import (
     SpanningTree,
 )
 from torchssvm.structures.matching import Edges
-from torchssvm.structures.ranking import NDCG, AveragePrecision, PairSwaps, PrecisionAt
+from torchssvm.structures.ranking import NDCG, PairSwaps, PrecisionAt
 
 
 def subsets(size: int) -> np.ndarray:
@@ -179,12 +179,12 @@ def rankings(random: np.random.Generator, lam: float, dtype: torch.dtype, *, mea
     n, width = int(random.integers(1, 5)), 2
     lengths = random.integers(1, 5, n)
     k = int(random.integers(1, 4))
-    made_of = {"pairs": PairSwaps(), "ap": AveragePrecision(), "ndcg": NDCG(k), "precision": PrecisionAt(k)}
+    made_of = {"pairs": PairSwaps(), "ndcg": NDCG(k), "precision": PrecisionAt(k)}
     head = LinearRanking(width, structure=Ranking(made_of[measure])).to(dtype)
     x, made, grades = draw(random, n, int(lengths.max()), width, dtype=dtype), Maker(head, lam), []
     for row, size in enumerate(lengths.tolist()):
         own, grade = x[row, :size].double().numpy(), random.integers(0, 3, size)
-        if measure in ("ap", "precision", "ndcg"):
+        if measure in ("precision", "ndcg"):
             grade[int(random.integers(size))] = 2  # one is relevant
         level = grade if measure in ("pairs", "ndcg") else (grade >= 1).astype(int)
         grades.append(grade)
@@ -195,14 +195,6 @@ def rankings(random: np.random.Generator, lam: float, dtype: torch.dtype, *, mea
             losses = swaps.sum(1) / max(len(pairs), 1)
             moves = [own[j] - own[i] for i, j in pairs]
             changes = swaps @ np.stack(moves) / len(pairs) if pairs else np.zeros((1, width))
-        elif measure == "ap":
-            losses = np.array([1.0 - precision_average(o, level) for o in orders])
-            changes = np.stack(
-                [
-                    sum((own[j] - own[i] for i, j in pairs if o[j] < o[i]), np.zeros(width)) / max(len(pairs), 1)
-                    for o in orders
-                ]
-            )
         else:
             places = np.arange(size)
             discount = 1.0 / np.log2(places + 2.0) * (places < k) if measure == "ndcg" else (places < k) * 1.0
@@ -224,10 +216,3 @@ def rankings(random: np.random.Generator, lam: float, dtype: torch.dtype, *, mea
         return Batch(x[rows, : y.shape[1]], y, torch.tensor(rows), sizes)
 
     return Listed(head, take, made.truth)
-
-
-def precision_average(places: np.ndarray, relevant: np.ndarray) -> float:
-    """Average precision of an order."""
-    by_place = relevant[np.argsort(places)]
-    counts = np.cumsum(by_place)
-    return float(np.mean([counts[p] / (p + 1) for p in range(len(by_place)) if by_place[p]]))

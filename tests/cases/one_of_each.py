@@ -24,13 +24,13 @@ from torchssvm import (
 from torchssvm.structures.decisions import Selection
 from torchssvm.structures.graph_cut import GraphPotentials
 from torchssvm.structures.pairwise_graph import PairwisePotentials
-from torchssvm.structures.ranking import NDCG, AveragePrecision, PairSwaps, PrecisionAt
+from torchssvm.structures.ranking import NDCG, PairSwaps, PrecisionAt
 from torchssvm.structures.tree.forest import Forest, ForestPotentials
 
 B = 7
 EDGES = torch.tensor([[0, 1], [1, 2], [0, 2]]).expand(B, 3, 2)
 COSTS = torch.tensor([0.1, 1 / 3, 0.7, 1.1], dtype=torch.float64)
-MEASURES = PairSwaps(), AveragePrecision(), NDCG(), PrecisionAt(2)
+MEASURES = PairSwaps(), NDCG(), PrecisionAt(2)
 
 
 def real(random, *shape):

@@ -72,6 +72,8 @@ class Counts:
         rows = [f"{number:5} {what:32} {where}" for (what, where), number in self.places.most_common()]
         return "\n".join([f"{self.launches} launches, {self.syncs} synchronisations", *rows])
 
+    __repr__ = __str__
+
 
 _open: list[Counts] = []  # those that count now
 

@@ -8,7 +8,7 @@ from items import Items
 from problems import PROBLEMS
 
 from torchssvm import in_order, solve
-from torchssvm.datasets import PaddedDataset, hold_out
+from torchssvm.datasets import OCR, PaddedDataset, PrecomputedFeatures, hold_out
 
 
 @pytest.mark.parametrize("kind", sorted(PROBLEMS))
@@ -55,3 +55,14 @@ def test_what_leaves_a_part_empty():
         hold_out([1, 2, 3], 0.5)
     with pytest.raises(IndexError):
         hold_out(data, 0.5)[0][3]
+
+
+def test_wrappers_keep_what_describes_the_labels():
+    x, y = torch.zeros(6, 2, 3), torch.tensor([[0, -100]] * 6)
+    part = hold_out(hold_out(PaddedDataset(x, y, unknown=True), 0.5)[0], 0.5)[0]
+    features = PrecomputedFeatures(part, torch.nn.Linear(3, 4))
+    assert features.unknown
+    assert features.y[0].tolist() == [0, -100]
+    letters = PrecomputedFeatures(hold_out(OCR(), 0.01)[1], torch.nn.Linear(128, 4))
+    assert letters.num_states == 26
+    assert not hasattr(letters, "in_features")

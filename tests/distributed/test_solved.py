@@ -220,4 +220,4 @@ def test_the_choice_of_lambda():
     one, two = ({lam: (dual, primal) for lam, primal, dual, _ in each[0]} for each in found)
     assert len(one.keys() & two.keys()) >= 5  # how far the choice goes on beyond its guess depends on the scores
     assert all(overlap([one[lam], two[lam]]) for lam in one.keys() & two.keys())
-    assert all(math.isfinite(score) for *_, score in found[1][1])
+    assert all(math.isfinite(score) for *_, score in found[1][0])

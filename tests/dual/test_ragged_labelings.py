@@ -10,7 +10,7 @@ from problems import chain, rng
 from torchssvm import BCFW, BlockGap, Corrective, DualState, Labelings, LinearRanking, Pairwise, Ranking, certify
 from torchssvm.core.batch import Batch, apply_head
 from torchssvm.steps import Hybrid
-from torchssvm.structures.ranking import AveragePrecision, PairSwaps
+from torchssvm.structures.ranking import PairSwaps
 
 N = 4
 
@@ -33,7 +33,6 @@ class Lists:
 
 PROBLEMS = {
     "swaps": lambda: Lists(PairSwaps()),
-    "average precision": lambda: Lists(AveragePrecision()),
     "graphs": lambda: PairwiseProblem(3, n=N),
     "chains": lambda: chain(3, n=N),
 }

@@ -8,7 +8,7 @@ from sklearn.preprocessing import MultiLabelBinarizer
 from tables import each_row
 
 from torchssvm.datasets import NamedChains
-from torchssvm.estimators import ChainSVC, GraphSVC, MultilabelSVC, MultinomialSVC, PredictThenOptimize
+from torchssvm.estimators import ChainSVC, GraphSVC, MultilabelSVC, MultinomialSVC, PredictThenOptimize, SegmentSVC
 from torchssvm.estimators.examples import check_matrix
 from torchssvm.structures import Selection
 
@@ -160,3 +160,49 @@ def test_a_wrong_feature_is_named_with_sentence_and_token(value):
     for call in (lambda: ChainSVC(**QUICK).fit(x, y), lambda: NamedChains(x, y), lambda: fitted.predict([[], *x[1:]])):
         with pytest.raises((TypeError, ValueError), match=place):
             call()
+
+
+SEGMENTS = [[(0, 1, "a"), (1, len(rows), "b")] for rows in WORDS]
+REFITS = {
+    "chain": (ChainSVC, (WORDS, TAGS), (WORDS, TAGS[:3]), (WORDS[:1], TAGS[:1])),
+    "classes": (MultinomialSVC, (ROWS, np.arange(12) % 2), (ROWS[:, :2], np.zeros(12)), (ROWS[:2], [0, 1])),
+    "segments": (SegmentSVC, (WORDS, SEGMENTS), ([x[:, :2] for x in WORDS], SEGMENTS[::-1]), None),
+    "graph": (GraphSVC, (GRAPHS, COLOURS), ([(ROWS[:3, :2], EDGES)], [[1, 1, 1]]), None),
+    "label sets": (MultilabelSVC, (ROWS, np.eye(2, dtype=int)[np.arange(12) % 2]), (ROWS[:, :2], np.zeros(12)), None),
+}
+
+
+@pytest.mark.parametrize("case", REFITS)
+def test_a_fit_that_is_refused_changes_nothing(case):
+    kind, good, bad, more = REFITS[case]
+    model = kind(**QUICK).fit(*good)
+    if more is not None:
+        model.partial_fit(*more)
+    before = dict(vars(model))
+    with pytest.raises(ValueError, match="y"):
+        model.fit(*bad)
+    assert vars(model).keys() == before.keys()
+    assert all(value is before[name] for name, value in vars(model).items())
+    if more is not None:
+        assert model.partial_fit(*more).certificate_.num_examples == len(good[0]) + 2 * len(more[0])
+
+
+def test_errors_name_the_rows_of_the_call():
+    broken = [*SEGMENTS[:3], [(0, 2, "a")]]
+    with pytest.raises(ValueError, match=r"y\[3\]"):
+        SegmentSVC(**QUICK).fit(WORDS, broken, sample_weight=[0, 1, 1, 1])
+    with pytest.raises(ValueError, match=r"X\[3\]"):
+        ChainSVC(**QUICK).fit([*WORDS[:3], np.full((3, 3), np.nan)], TAGS, sample_weight=[0, 1, 1, 1])
+    with pytest.raises(ValueError, match=r"X\[1\]"):
+        GraphSVC(**QUICK).fit([GRAPHS[0], (ROWS[3:6], EDGES + 5)], COLOURS, sample_weight=[0, 1])
+    single = [[(t, t + 1, "ab"[t % 2]) for t in range(len(rows))] for rows in WORDS]
+    model = SegmentSVC(**QUICK).fit(WORDS, single)
+    with pytest.raises(ValueError, match="segment of 3 frames at position 0 of example 2"):  # the shortest comes first
+        model.calibrate([WORDS[1], WORDS[2], WORDS[0]], [single[1], single[2], [(0, 3, "a")]])
+
+
+def test_pairs_of_many_labels_are_left_out_unless_asked_for():
+    sets = np.eye(61, dtype=int)[np.arange(12) % 61]
+    with pytest.warns(UserWarning, match="leaves out the 1830 pairs of 61 labels.*GDMM"):
+        assert MultilabelSVC(**QUICK).fit(ROWS, sets).interactions_ is None
+    assert MultilabelSVC(**QUICK).fit(ROWS, sets[:, :4]).interactions_ is not None

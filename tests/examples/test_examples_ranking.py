@@ -26,6 +26,6 @@ def test_rankers_are_compared(tmp_path, run_script):
     rows = {
         line.split()[0]: float(line.split("NDCG@5 ")[1].split()[0]) for line in printed.splitlines() if "MAP" in line
     }
-    assert rows.keys() == {"pairs", "precision", "NDCG", "network"}
+    assert rows.keys() == {"pairs", "NDCG", "network"}
     assert min(rows["pairs"], rows["NDCG"]) > 0.85
     assert (tmp_path / "report" / "rankings.png").stat().st_size > 5_000

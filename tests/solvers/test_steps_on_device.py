@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from chain_twins import CHAIN_TWINS
+from chain_twins import CHAIN_TWINS, TREE_TWINS
 
 from torchssvm import (
     BCFW,
@@ -22,11 +22,17 @@ from torchssvm import (
     Labelings,
     LinearChain,
     LinearMulticlass,
+    LinearTree,
     Pairwise,
+    Solver,
     StructuredHinge,
     Weights,
     certify,
+    make_trainer,
 )
+from torchssvm.core.batch import apply_head, tree_map
+from torchssvm.core.on_host import on_host
+from torchssvm.datasets import PaddedDataset
 from torchssvm.solvers import block_gap
 from torchssvm.structures.chain import Transitions
 
@@ -109,16 +115,16 @@ def test_refusals_of_a_device_change_nothing(cuda):
     assert dual.steps == 2
 
 
-def _counted_step(batch: Batch, head: LinearChain) -> Any:
+def _counted_step(batch: Batch, head: torch.nn.Module, twins: Any = CHAIN_TWINS) -> Any:
     """What the third step of a batch of all examples launches and waits for."""
     pretended = pytest.importorskip("pretended_device")
     dual = DualState.for_head(head, num_examples=len(batch.y), lam=0.1)
     loss, optimizer = BlockGap(dual), BCFW(head.parameters(), dual)
-    with pretended.computed_by(CHAIN_TWINS):  # the interpreter takes 60 ms for a chain
+    with pretended.computed_by(twins):  # the interpreter takes 60 ms for a chain
         for _ in range(3):
             optimizer.zero_grad()
             with pretended.counted() as counts:
-                loss(head(batch.x, batch.lengths), batch.y, batch.index).backward()
+                loss(apply_head(head, batch), batch.y, batch.index).backward()
                 optimizer.step()
     return counts
 
@@ -135,8 +141,8 @@ def test_rules_of_transitions_stay_on_the_device(cuda):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="launches are counted on the pretended device")
-@pytest.mark.parametrize(("size", "most"), [(64, 60), (1024, 60), (4096, 64 + 5 * 16)])
-def test_a_step_waits_twice_for_the_device_and_starts_sixty_kernels(size, most, cuda):
+@pytest.mark.parametrize(("size", "most"), [(64, 53), (1024, 53), (4096, 57 + 5 * 16)])
+def test_a_step_waits_twice_for_the_device_and_starts_53_kernels(size, most, cuda):
     """And one for each 256 blocks of a sweep where there are more than 1024."""
     pretended = pytest.importorskip("pretended_device")
     batch = _problem(size).to(cuda)
@@ -176,18 +182,63 @@ def test_large_gradients_are_not_made_on_a_device(cuda, monkeypatch):
         torch.testing.assert_close(mine.detach().cpu(), other.detach(), rtol=1e-9, atol=1e-12)
 
 
+# Launches of a step, of a certificate's first batch, and of each further one.
+COUNTS = {"chains": (53, 63, 24), "classes": (58, 63, 32), "trees": (118, 115, 74)}
+
+
+def _kind(name: str, n: int) -> tuple[torch.nn.Module, Batch, Any]:
+    """A head, all examples, and the kernels' twins."""
+    everything = _problem(n)
+    if name == "chains":
+        return LinearChain(3, 4), everything, CHAIN_TWINS
+    x, y = everything.x, everything.y.clamp(min=0)
+    if name == "classes":
+        return LinearMulticlass(3, 4), Batch(x[:, 0], y[:, 0], everything.index), CHAIN_TWINS
+    return LinearTree(3, 4, [-1, 0, 0, 1, 1]), Batch(x, y, everything.index), TREE_TWINS
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="launches are counted on the pretended device")
-def test_a_certificate_waits_ten_times_and_twice_for_each_further_batch(cuda):
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_certificate_waits_four_times_and_once_for_each_further_batch(name, cuda):
+    pretended = pytest.importorskip("pretended_device")
+    head, everything, twins = _kind(name, 80)
+    step, first, further = COUNTS[name]
+    counts = _counted_step(everything.to(cuda), head.to(cuda), twins)
+    assert counts.syncs <= 2 + (name == "trees"), counts
+    assert counts.launches <= step, counts
+    with pretended.computed_by(twins):
+        dual = DualState.for_head(head, num_examples=80, lam=0.1)
+        loss, optimizer = BlockGap(dual), BCFW(head.parameters(), dual)
+        batches = [tree_map(lambda t, some=some: t[some], everything).to(cuda) for some in torch.arange(80).split(20)]
+        certify(head, dual, batches)  # makes the probe of these shapes
+        for number in (1, 4):
+            optimizer.zero_grad()
+            loss(apply_head(head, batches[0]), batches[0].y, batches[0].index).backward()
+            optimizer.step()
+            given = [everything.to(cuda)] if number == 1 else batches
+            with pretended.counted() as counts:
+                certify(head, dual, given)
+            assert counts.syncs <= 3 + number, counts
+            assert counts.launches <= first + further * (number - 1), counts
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="launches are counted on the pretended device")
+def test_steps_between_certificates_wait_for_nothing_else(cuda):
     pretended = pytest.importorskip("pretended_device")
     everything = _problem(64)
+    data = PaddedDataset(everything.x, everything.y, everything.lengths)
+    solver = Solver(compiled=False, batch_size=16)
     with pretended.computed_by(CHAIN_TWINS):
-        head, dual, _, _ = _train([everything.to(cuda)], 64, 1)
-        for number in (1, 4):
-            batches = [_rows(everything, rows).to(cuda) for rows in torch.arange(64).split(64 // number)]
+        trainer = make_trainer(LinearChain(3, 4).to(cuda), data, 0.1, solver=solver, progress=False)
+        expected = make_trainer(LinearChain(3, 4), data, 0.1, solver=solver, progress=False)
+        for step in range(14):
             with pretended.counted() as counts:
-                certify(head, dual, batches)
-            assert counts.syncs <= 8 + 2 * number, counts
-            assert counts.launches <= 190 + 50 * number, counts
+                trainer.step()
+            expected.step()
+            assert step < 5 or counts.syncs == 2, counts
+    gaps = trainer.dual.gap_estimates
+    assert torch.equal(on_host(gaps), gaps.cpu())
+    torch.testing.assert_close(gaps.cpu(), expected.dual.gap_estimates, rtol=1e-4, atol=1e-7)
 
 
 # How often a step may wait for the device, and the rules of the step. Pairwise steps of `Corrective` make hinges equal,

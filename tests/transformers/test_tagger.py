@@ -148,10 +148,11 @@ def new_tagger(**dropout):
     return StructuredTagger(StructuredTaggerConfig(encoder_config(**dropout), LABELS, "BIO"))
 
 
-def test_under_a_trainer(trained, items):
+@pytest.mark.parametrize("bf16", [False, True])
+def test_under_a_trainer(trained, items, bf16):
     tagger = new_tagger()
     before = tagger.eval()(**batch_of(items)).predictions
-    after = trained(tagger, per_device_train_batch_size=8, max_grad_norm=1.0).evaluate()
+    after = trained(tagger, per_device_train_batch_size=8, max_grad_norm=1.0, bf16=bf16).evaluate()
     assert not torch.equal(before, tagger.eval()(**batch_of(items)).predictions)
     assert after["eval_f1"] > 0.9
     assert after["eval_accuracy"] > 0.95
@@ -320,6 +321,29 @@ def test_a_frozen_encoder_stays_as_it_is(tmp_path):
     assert all(p.grad is None for p in tagger.encoder.parameters())
     assert isinstance(tagger.head, LinearChain)
     assert tagger.head.emission.grad is not None
+
+
+def test_the_lower_layers_of_an_encoder_are_frozen_by_their_number(tmp_path):
+    transformers.BertModel(encoder_config()).save_pretrained(tmp_path)
+    options = {"labels": LABELS, "num_hidden_layers": 2}
+    tagger = StructuredTagger.from_pretrained(tmp_path, freeze_encoder=1, **options).train()
+    layers = tagger.encoder.encoder.layer
+    assert [layer.training for layer in layers] == [False, True]
+    assert not tagger.encoder.embeddings.training
+    torch.nn.init.normal_(tagger.head.emission)
+    tagger(**random_batch()).loss.backward()
+    trained = {name for name, p in tagger.encoder.named_parameters() if p.grad is not None}
+    assert trained == {name for name, _ in tagger.encoder.named_parameters() if name.startswith("encoder.layer.1.")}
+    assert not any(module.training for module in tagger.eval().modules())
+    tagger.save_pretrained(tmp_path / "tagger")
+    again = StructuredTagger.from_pretrained(tmp_path / "tagger").train()
+    assert [layer.training for layer in again.encoder.encoder.layer] == [False, True]
+    short = StructuredTagger.from_pretrained(tmp_path, labels=LABELS, num_hidden_layers=1)
+    assert len(short.encoder.encoder.layer) == 1
+    with pytest.raises(ValueError, match="freeze_encoder=0 must be"):
+        StructuredTaggerConfig(encoder_config(), LABELS, freeze_encoder=0)
+    with pytest.raises(ValueError, match="freeze_encoder=2, and the encoder has no list of more layers"):
+        StructuredTagger(StructuredTaggerConfig(encoder_config(), LABELS, freeze_encoder=2))
 
 
 class Naive(torch.nn.Module):

@@ -374,7 +374,8 @@ def select_tokens(mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
     return (*map(packed, tensors), lengths)
 
 
-SIZES = ("in_features", "num_features", "edge_features", "num_states", "num_classes", "num_labels")
+OUTPUT_SIZES = ("num_states", "num_classes", "num_labels")
+SIZES = ("in_features", "num_features", "edge_features", *OUTPUT_SIZES)
 NAMES = ("vocabulary", "labels")
 
 
@@ -402,6 +403,7 @@ class Part:
         if collate_fn is None:  # one of the user's own may make other features
             sizes = {name: own for name in SIZES if isinstance(own := getattr(dataset, name, None), int)}
             names = {name: getattr(dataset, name) for name in NAMES if hasattr(dataset, name)}
+            sizes |= {"unknown": True} if getattr(dataset, "unknown", False) is True else {}
             vars(self).update(sizes | (names if "vocabulary" in names else {}))
 
     def __len__(self) -> int:

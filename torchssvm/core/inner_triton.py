@@ -43,5 +43,7 @@ def _inner(a, b, total, size, by_example, place, block: tl.constexpr):
         absolute += tl.abs(term)
     own = total + i  # no other program of this launch has it
     sizes = own + tl.num_programs(0)
-    tl.store(own, tl.load(own, place > 0, 0.0) + tl.sum(found, 0))
-    tl.store(sizes, tl.load(sizes, place > 0, 0.0) + tl.sum(absolute, 0))
+    before, size_before = tl.load(own, place > 0, 0.0), tl.load(sizes, place > 0, 0.0)
+    tl.debug_barrier()  # all warps have loaded
+    tl.store(own, before + tl.sum(found, 0))
+    tl.store(sizes, size_before + tl.sum(absolute, 0))

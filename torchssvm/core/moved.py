@@ -28,7 +28,7 @@ _ROOMS = {
     "torchssvm.structures.multilabel": "BranchAndBound MessagePassing",
     "torchssvm.structures.pairwise_graph": "GraphLabels PairwisePotentials TreeReweighted",
     "torchssvm.structures.pose": "PoseMaps",
-    "torchssvm.structures.ranking": "AveragePrecision NDCG PairSwaps PrecisionAt RankingMeasure",
+    "torchssvm.structures.ranking": "NDCG PairSwaps PrecisionAt RankingMeasure",
     "torchssvm.structures.slack_rescaling": "BruteForceSearch EveryClass EveryLossLevel SlackOracle",
     "torchssvm.solvers": (
         "Average SuffixAverage UniformAverage WeightedAverage Certificate Evaluation Objective primal "
@@ -50,6 +50,7 @@ _GRID = "is a baseline to compare with, and lies in benchmarks/baselines of the 
 _BACKEND = "has gone: IntegerProgram asks SciPy's HiGHS; another solver is a DecisionOracle of your own"
 LEFT = {
     **dict.fromkeys(("CPSAT", "HiGHS", "SCIP", "SciPyMilp"), _BACKEND),
+    "AveragePrecision": "has gone: Ranking(PairSwaps()) and Ranking(NDCG()) reach a better average precision",
     "CuttingPlane": _BASELINE,
     "ExponentiatedGradient": _BASELINE,
     "GridPoint": _GRID,

@@ -29,6 +29,11 @@ class naming:
         _here.index = self.before
 
 
+def name_rows(index: Tensor) -> None:
+    """From here on to the end of the innermost :class:`naming`, errors name row b as example ``index[b]``."""
+    _here.index = index
+
+
 def row_name(row: int) -> str:
     """``example 17`` where the index of the batch is known, else ``row 3 of the batch``."""
     numbers = _numbers([row])

@@ -46,7 +46,7 @@ def constant(tensor: Tensor, device: torch.device) -> Tensor:
 def pick(tensor: Tensor, rows: Tensor) -> Tensor:
     """``tensor[rows]``, which remembers its numbers where ``tensor`` and the int64 ``rows`` both do."""
     chosen = tensor[rows]
-    if tensor.is_cpu or (held := _source(tensor)) is None or (places := _source(rows)) is None:
+    if tensor.is_cpu or (held := source(tensor)) is None or (places := source(rows)) is None:
         return chosen
     return known(chosen, held[places])
 
@@ -72,14 +72,14 @@ def bring(tensors: Sequence[Tensor], rows: Tensor, size: int) -> list[Tensor]:
     """
     found, there = [], None
     for tensor in tensors:
-        held = tensor if tensor.is_cpu or (source := _source(tensor)) is None else source
+        held = tensor if tensor.is_cpu or (read := source(tensor)) is None else read
         if tensor.shape[:1] == (size,) and held.stride(0) and not held.is_cpu:
             held = held[there := upload(rows, held.device) if there is None else there]
         elif tensor.shape[:1] == (size,):
             held = held[rows] if held.stride(0) else held[:1]
         found.append(held)
-    read = iter(read_together(*away) if (away := [t for t in found if not t.is_cpu]) else ())
-    return [held if held.is_cpu else next(read) for held in found]
+    numbers = iter(read_together(*away) if (away := [t for t in found if not t.is_cpu]) else ())
+    return [held if held.is_cpu else next(numbers) for held in found]
 
 
 class Reading:
@@ -114,11 +114,12 @@ def on_host(tensor: Tensor) -> Tensor:
     """The numbers of ``tensor`` on the CPU; those of a device tensor that remembers no source are read, which waits."""
     if tensor.is_cpu:
         return tensor
-    if (source := _source(tensor)) is None:
-        known(tensor, source := tensor.cpu())
-    return source
+    if (held := source(tensor)) is None:
+        known(tensor, held := tensor.cpu())
+    return held
 
 
-def _source(tensor: Tensor) -> Tensor | None:
-    source, *versions = getattr(tensor, _SOURCE, (None,))
-    return None if source is None or [source._version, tensor._version] != versions else source
+def source(tensor: Tensor) -> Tensor | None:
+    """The CPU tensor that ``tensor`` remembers; None where it remembers none, or one of them was written to."""
+    held, *versions = getattr(tensor, _SOURCE, (None,))
+    return None if held is None or [held._version, tensor._version] != versions else held

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.jit import arrays, fits_numba, njit_fastmath
+from torchssvm.core.on_host import scalars
 
 _NUMBERS = 1 << 22  # how many numbers `gram_of_rows` makes dense at a time
 
@@ -69,11 +70,15 @@ def rows_of(row: Tensor, values: Tensor, shape: Sequence[int], *, coalesced: boo
 
 def inner_product(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """``sum <a, b>`` in float64; tensors of ``b`` may be sparse, then only their rows of ``a`` are read."""
-    return sum(_products(x, y)[0] for x, y in zip(a, b, strict=True))
+    return products(a, b)[0]
 
 
 def products(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[float, float]:
     """``sum <a, b>`` and ``sum <b, b>``, as :func:`inner_product`."""
+    if not a[0].is_cpu and not any(tensor.is_sparse for tensor in b):
+        one, other = flat(a), flat(b)
+        inner, square = scalars(one @ other, other @ other)
+        return inner, square
     found = [_products(x, y) for x, y in zip(a, b, strict=True)]
     return sum(inner for inner, _ in found), sum(square for _, square in found)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,11 @@ class CertifiedEstimator(BaseEstimator):
     head_: Any
     structure_: Any
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in vars(cls).keys() & {"fit", "partial_fit"}:
+            setattr(cls, name, _or_as_before(vars(cls)[name]))
+
     @property
     def _goes_on(self) -> bool:
         """Whether a fit goes on from the last one."""
@@ -68,7 +74,9 @@ class CertifiedEstimator(BaseEstimator):
         if not 0.0 < as_number(self.tol, "tol") < 1.0:
             raise ValueError(f"tol={self.tol} must lie between 0 and 1: the gap as a share of the objective, as 0.01")
         check_number(self.max_passes, "max_passes", above=0.0)
-        check_flags(**{name: value for name, value in self.get_params(deep=False).items() if name in _FLAGS})
+        given = self.get_params(deep=False)
+        flags = {name: given[name] for name in _FLAGS if name in given}
+        check_flags(**{name: flag for name, flag in flags.items() if name != "interactions" or flag is not None})
         if not is_whole(self.verbose):  # scikit-learn's estimators take verbose=1
             check_flags(verbose=self.verbose)
 
@@ -181,12 +189,11 @@ class StructuredEstimator(CertifiedEstimator):
         self._check_run()
 
     def _add(self, X: Any, y: Any, fit: Callable[[Any, Any, int], Any]) -> Any:
-        """What ``fit`` makes of X and y behind those of the calls before; nothing is added where it raises.
+        """What ``fit`` makes of X and y behind those of the calls before.
 
         It is also given how many examples come first that the last run was trained on.
         """
-        kept = self._seen
-        before = kept if kept is not None else self._last
+        before = self._seen if self._seen is not None else self._last
         if before is None and hasattr(self, "head_"):
             raise ValueError(
                 "partial_fit adds to the examples of the calls before, and this estimator has none: it is a copy, or "
@@ -198,16 +205,10 @@ class StructuredEstimator(CertifiedEstimator):
         stay = 0 if before is None or self._run is None or self._trained is not before else size_of(before[0])
         # Copies, as callers may fill their arrays again.
         self._seen = (_copied(X), _copied(y)) if before is None else (_joined(before[0], X), _joined(before[1], y))
-        try:
-            with naming(torch.arange(new - size_of(self._seen[0]), new)):  # errors count from the first of this call
-                found = fit(self._seen[0], self._seen[1], stay)
-            self._trained = self._seen
-            return found
-        except BaseException:
-            self._seen = kept
-            if self._trained is None:  # training had begun
-                self._run = None
-            raise
+        with naming(torch.arange(new - size_of(self._seen[0]), new)):  # errors count from the first of this call
+            found = fit(self._seen[0], self._seen[1], stay)
+        self._trained = self._seen
+        return found
 
     def _lam(self, weight: float) -> float:
         """Lambda for examples whose weights sum to ``weight``."""
@@ -250,6 +251,23 @@ class MatrixClassifier(ClassifierMixin, StructuredEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
+
+
+def _or_as_before(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of an estimator, whose attributes are those of before where it raises."""
+
+    @wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = dict(vars(self))
+        try:
+            with naming(None):  # until rows are left out
+                return method(self, *args, **kwargs)
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+
+    return call
 
 
 def _copied(given: Any) -> Any:

@@ -112,4 +112,5 @@ class SequenceEstimator(CalibratedEstimator):
             assert batch.lengths is not None
             with torch.no_grad():  # not around the yield: where the caller raises, it would stay
                 potentials = self.head_(batch.x, batch.lengths)
-            yield [full[i] for i in batch.index.tolist()], batch.lengths.tolist(), potentials
+            potentials.index = torch.tensor(full)[batch.index]
+            yield potentials.index.tolist(), batch.lengths.tolist(), potentials

@@ -10,6 +10,7 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 
 from torchssvm.core.batch import in_order
+from torchssvm.core.naming import number_of
 from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import Examples, check_matrix, padded
 from torchssvm.estimators.labels import accuracy, check_lists, counted, labelled, state_weights, states_of
@@ -120,9 +121,9 @@ class GraphSVC(StructuredEstimator):
             return self
         if len(classes) > 2:
             raise ValueError(
-                f"X[{cyclic}] has edges that make a cycle, and y has {len(classes)} labels: cycles are decoded for two "
-                "labels only. Graphs without cycles, such as a spanning tree, take any number of labels; for cycles "
-                "train torchssvm.LinearPairwiseGraph by torchssvm.solve"
+                f"X[{number_of(cyclic)}] has edges that make a cycle, and y has {len(classes)} labels: cycles are "
+                "decoded for two labels only. Graphs without cycles, such as a spanning tree, take any number of "
+                "labels; for cycles train torchssvm.LinearPairwiseGraph by torchssvm.solve"
             )
         attractive = all((graph.features >= 0).all() for graph in graphs)
         structure = GraphCut(None if attractive else RoofDual(), normalize=False)
@@ -177,7 +178,8 @@ def _graphs(X: Any, sizes: tuple[int, int] | None = None) -> list[Graph]:
     if not len(X):
         raise ValueError("X must be a list of graphs, at least one")
     found: list[Graph] = []
-    for place, graph in enumerate(X):
+    for row, graph in enumerate(X):
+        place = number_of(row)
         if not isinstance(graph, tuple | list) or len(graph) not in (2, 3):
             raise ValueError(f"X[{place}] must be (node_features, edges) or (node_features, edges, edge_features)")
         for part in (graph[0], *graph[2:]):

@@ -12,7 +12,7 @@ import torch
 from sklearn.utils.class_weight import compute_class_weight
 
 from torchssvm.core.batch import Batch
-from torchssvm.core.naming import number_of
+from torchssvm.core.naming import name_rows, number_of
 from torchssvm.estimators.examples import Examples, padded, size_of
 from torchssvm.structures.arguments import WeightedLabels
 
@@ -110,7 +110,8 @@ def times_of(sample_weight: Any, n: int) -> np.ndarray:
 def counted(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, np.ndarray | None, float | None]:
     """The examples whose weight is not 0; their weights divided by the mean, ``[n]``, and the sum of the weights.
 
-    Both are None where no weights are given: then n takes the place of the sum.
+    Both are None where no weights are given: then n takes the place of the sum. Errors of ``fit`` name the examples by
+    their places among all.
 
     Raises:
         ValueError: The weights are not one for each example, finite, not negative, and not only zeros.
@@ -122,6 +123,7 @@ def counted(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, np.ndarray | 
     if len(kept) < len(times) == len(y):
         X, y = (own[kept] if hasattr(own, "shape") else [own[i] for i in kept] for own in (X, y))
         times = times[kept]
+        name_rows(torch.from_numpy(kept))
     return X, y, times / times.mean(), float(times.sum())
 
 

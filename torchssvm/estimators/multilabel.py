@@ -48,6 +48,9 @@ _DENSE = 0.5
 _MANY = 30
 """With more labels, branch and bound leaves many sets open, unless the weights of pairs are small."""
 
+_MOST = 60
+"""With more labels, pairs are left out unless they are asked for: 53 take 4 times a chain's time, 159 do not end."""
+
 _FORM = (
     "y must hold 0 and 1, [n, K]: 1 where an example has the label; or one class each, [n]. Of lists or sets of "
     "labels, sklearn.preprocessing.MultiLabelBinarizer().fit_transform(y) makes such a matrix"
@@ -77,7 +80,7 @@ class MultilabelSVC(MatrixClassifier):
     of [Yen et al. 2016, section 5]; the loss is the number of wrong labels. Sets are decoded by branch and bound. Where
     that leaves an example open, its upper bound counts: ``certificate_`` holds, and says ``exact=False``. With more
     than 30 labels and their pairs that is usual: a warning names :class:`torchssvm.GDMM`, which trains without
-    decoding.
+    decoding. Of more than 60 labels, pairs are left out by default.
 
     Features are scaled, so that rows are about 1 long: the columns of an array that is mostly not zero get mean 0 and
     equal variances, and other rows, those of sparse matrices too, are divided by their length.
@@ -90,7 +93,8 @@ class MultilabelSVC(MatrixClassifier):
             scaled row and its intercept, so 3 or 6; or "choose", which trains at 3, 1, 0.3 and 0.1 times the
             guess's lambda on two thirds of the examples, takes what predicts the rest best, and trains on all.
         lam, tol, max_passes, random_state, verbose, warm_start: As in :class:`MultinomialSVC`.
-        interactions: Whether pairs of labels are scored.
+        interactions: Whether pairs of labels are scored; None: with up to 60 labels, and else a warning says that they
+            are left out.
         class_weight: None, "balanced", or a dictionary by label: the cost of deciding a label wrongly, "balanced"
             by how seldom it is on; where ``y`` is a vector, the weight of an example's loss, by its class.
         fit_intercept: Whether every label has an intercept; it is regularised like the other weights. Without, columns
@@ -119,7 +123,7 @@ class MultilabelSVC(MatrixClassifier):
         C: float | str | None = GUESS,
         *,
         lam: float | None = None,
-        interactions: bool = True,
+        interactions: bool | None = None,
         fit_intercept: bool = True,
         class_weight: Any = None,
         tol: float = 0.01,
@@ -163,7 +167,7 @@ class MultilabelSVC(MatrixClassifier):
         target = torch.from_numpy(indicator.astype(np.int64))
         labels = target.shape[1]
         make = SparseLinearMultilabel if sparse.issparse(X) else LinearMultilabel
-        pairs = self.interactions and labels > 1
+        pairs = 1 < labels <= (_MOST if self.interactions is None else labels) and self.interactions is not False
         costs = None
         if self._sets and self.class_weight is not None:
             each = None if times is None else times[target.nonzero()[:, 0]]
@@ -186,7 +190,13 @@ class MultilabelSVC(MatrixClassifier):
             index = torch.from_numpy(rows)
             return Batch(read(index), target[index], index)
 
-        if pairs and labels > _MANY:
+        if self.interactions is None and labels > _MOST:
+            warn(
+                f"interactions=None leaves out the {labels * (labels - 1) // 2} pairs of {labels} labels, as decoding "
+                f"takes long with more than {_MOST}. interactions=False says so without this warning; "
+                "torchssvm.GDMM(LinearMultilabel(...), ...) trains pairs of many labels without decoding"
+            )
+        elif pairs and labels > _MANY:
             warn(
                 f"{labels} labels have {labels * (labels - 1) // 2} pairs: branch and bound has a limited effort for "
                 "each example, and may leave the best sets open, so that upper bounds count, training is slow "

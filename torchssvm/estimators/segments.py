@@ -9,6 +9,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from torchssvm.core.arguments import check_whole, is_whole
+from torchssvm.core.naming import number_of
 from torchssvm.estimators.calibrated import SequenceEstimator
 from torchssvm.estimators.examples import size_of
 from torchssvm.estimators.labels import check_lists, counted, labelled, state_weights, states_of
@@ -154,8 +155,8 @@ def _spans_of(y: Any, lengths: list[int]) -> list[list[Span]]:
         ]
     if len(y) != len(lengths):
         raise ValueError(f"X has {len(lengths)} examples and y has {len(y)}: each example needs its spans")
-    for place, (own, length) in enumerate(zip(y, lengths, strict=True)):
-        at = 0
+    for row, (own, length) in enumerate(zip(y, lengths, strict=True)):
+        place, at = number_of(row), 0
         for span in own:
             whole = isinstance(span, tuple | list) and len(span) == 3 and is_whole(span[0]) and is_whole(span[1])
             if not whole or span[0] != at or span[1] <= at:

@@ -325,7 +325,8 @@ class _Sizes(NamedTuple):
         clipped = flat(dual.box.clip(weights))
         drifted, moved = flat(dual.unclipped) - v, w - clipped
         products = w @ w, v @ v, clipped @ clipped, clipped @ (v - clipped / 2), drifted @ drifted, moved @ moved
-        return cls(*scalars(*products), loss, v)
+        a, b, c, d, e, f = scalars(*products)
+        return cls(a, b, c, d, e, f, loss, v)
 
 
 def _far(dual: DualState, sizes: _Sizes) -> bool:

@@ -57,10 +57,10 @@ def check_start(
             f"start={dual} is of another structure than {structure}, with other outputs or losses: train anew, without "
             "start"
         )
-    weights = list(head.parameters())
-    if (dtype := weights[0].dtype) is not dual.dtype:
+    trained = list(head.parameters())
+    if (dtype := trained[0].dtype) is not dual.dtype:
         raise ValueError(f"start={dual} has {dual.dtype} weights, and the head {dtype}: give features of one dtype")
-    shapes, before = ([list(p.shape) for p in several] for several in (weights, dual.parameters))
+    shapes, before = ([list(p.shape) for p in several] for several in (trained, dual.parameters))
     if len(shapes) != len(before):
         raise ValueError(
             f"start={dual} has {len(before)} weights, and the head {len(shapes)}: train anew, or with the same biases"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.on_host import on_host, read_together, upload
+from torchssvm.core.on_host import known, on_host, read_together, source, upload
 from torchssvm.core.ordered_sums import add_rows
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.precision import lowered_advice
@@ -158,8 +158,10 @@ def _read(
     """As ``_look``, on a device: everything that a step asks of one batch, in one copy to the host."""
     every = flat([*dual.parameters, *gradients, *reference]).view(3, -1)
     along = torch.stack([proposal.slopes, proposal.values]) @ proposal.gammas
-    numbers = torch.cat([(every @ every.t()).flatten(), along, factor.to(along.dtype).view(1)]).tolist()
-    squared_size, inner, _, _, squared, shared, _, _, told, slope, value, scale = numbers
+    one_number = factor.to(along.dtype).view(1)
+    numbers = torch.cat([(every @ every.t()).flatten(), along, one_number, proposal.block_gaps]).cpu()
+    squared_size, inner, _, _, squared, shared, _, _, told, slope, value, scale = numbers[:12].tolist()
+    known(proposal.block_gaps, numbers[12:])  # for the draws of the next batches
     proposal.scale = scale
     difference = math.sqrt(max(squared - 2 * scale * shared + scale**2 * told, 0.0))
     same = difference <= 1e-4 * max(scale * math.sqrt(told), math.sqrt(squared))
@@ -359,6 +361,10 @@ def _move(dual: DualState, proposal: Proposal, move: Tensor, rows: Tensor) -> No
     dual.loss.index_add_(0, index, changes)  # of distinct examples
     dual.targets[place] = targets
     dual.relaxed |= found.relaxed
+    there = source(dual.gap_estimates), source(proposal.block_gaps)
     dual.gap_estimates.index_copy_(0, index, gaps)
+    if there[0] is not None and there[1] is not None:
+        there[0][place] = (there[1] if len(there[1]) == len(place) else there[1][on_host(rows)]).clamp(min=0.0)
+        known(dual.gap_estimates, there[0])
     seen = gaps if decoded is None else torch.where(decoded, gaps, dual.oracle_gaps[index])
     dual.oracle_gaps.index_copy_(0, index, seen)

@@ -48,7 +48,8 @@ class Solver:
         order: In which order blocks are visited; None is ``Proportional()``, gap sampling; in the torch loop, where the
             dataset has an attribute ``lengths``, in batches of similar length: ``ByLength(lengths)``.
         seed: Seed of the order.
-        schedule: When exact passes are made; None is ``WhenEstimated()``.
+        schedule: When exact passes are made; None is ``WhenEstimated()``, and ``WhenEstimated(30.0)`` for classes whose
+            blocks are solved whole.
         round_visits: Of several processes, the visits of each between two exchanges of the compiled loop; None chooses
             it by the sizes of weights and examples.
 

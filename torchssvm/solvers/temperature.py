@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torchssvm.core.naming import naming
 from torchssvm.core.potentials import Potentials, conform, inner
 from torchssvm.core.structure import Structure
 
@@ -29,7 +30,9 @@ def fit_temperature(structure: Structure, examples: Iterable[tuple[Potentials, A
     """
     scored = []
     for potentials, target in examples:
-        parts = conform(structure.parts(structure.check_target(target, potentials)), potentials, "parts(target)")
+        with naming(potentials.index):
+            target = structure.check_target(target, potentials)
+        parts = conform(structure.parts(target), potentials, "parts(target)")
         scored.append((potentials, float(inner(parts, potentials.tensors).sum())))
 
     def slope(factor: float) -> float:

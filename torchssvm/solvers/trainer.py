@@ -250,7 +250,7 @@ class DualTrainer:
             on_check, progress: As there.
             max_passes: The run stops after the step that reaches it; the certificate takes one more pass.
             schedule: When exact passes are made, asked after every step; None is that of the solver given
-                to :func:`torchssvm.make_trainer`, else ``WhenEstimated()``.
+                to :func:`torchssvm.make_trainer`, else the trainer's own: see ``Solver.schedule``.
 
         Raises:
             ValueError: An argument is out of range.

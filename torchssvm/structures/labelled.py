@@ -12,13 +12,16 @@ from torch import Tensor
 
 from torchssvm.core.batch import tree_map, tree_tensors
 from torchssvm.core.jit import fits_triton
-from torchssvm.core.on_host import on_host, upload
+from torchssvm.core.on_host import constant, on_host, upload
 from torchssvm.core.ordered_sums import add_at
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Structure
 
 Places = list[tuple[str, Tensor, Tensor]]
 """By name: places in the flattened potentials, ``[B, C, M]``, and which of them are real; a name may come again."""
+
+
+_SIGNS = torch.tensor([1.0, -1.0])  # of a labeling and the target
 
 
 class Labelled(Structure):
@@ -83,7 +86,7 @@ class Indexed(Structure):
 
     def difference(self, labeling: Any, target: Any, potentials: Potentials) -> Parts:
         """Parts of the labeling less parts of the target."""
-        mass = torch.tensor([1.0, -1.0], device=potentials.device).expand(potentials.batch_size, 2)
+        mass = constant(_SIGNS, potentials.device).expand(potentials.batch_size, 2)
         return self._add(zeros_like(potentials), self._stack(labeling, target), mass)
 
     def relative_scores(self, labelings: Any, target: Any, potentials: Potentials) -> Tensor:

@@ -123,11 +123,8 @@ def words_of(hidden: Tensor, mask: Tensor, labels: Tensor | None) -> Words:
             f"row {row} of the batch has no word: every position has a label of {NO_WORD}, or none that is allowed. "
             "Leave the sentence out"
         )
-    if labels is None:
-        features, lengths = select_tokens(mask, hidden)
-        return Words(features, None, lengths, mask)
-    features, packed, lengths = select_tokens(mask, hidden, labels)
-    return Words(features, packed, lengths, mask)
+    features, *packed, lengths = select_tokens(mask, hidden, *([] if labels is None else [labels]))
+    return Words(features, packed[0] if packed else None, lengths, mask)
 
 
 def batches_of(dataset: Any, size: int, pad: int, device: torch.device) -> Iterator[dict[str, Tensor]]:
@@ -174,6 +171,5 @@ def collate(items: Sequence[Mapping[str, Any]], pad: int) -> dict[str, Tensor]:
                 )
             batch[name] = padded(rows, {"input_ids": pad, "labels": NO_WORD}.get(name, 0))
     if "attention_mask" not in batch:
-        ids = [torch.as_tensor(item["input_ids"]) for item in items]
-        batch["attention_mask"] = padded([torch.ones_like(row) for row in ids], 0)
+        batch["attention_mask"] = padded([torch.ones_like(torch.as_tensor(item["input_ids"])) for item in items], 0)
     return batch

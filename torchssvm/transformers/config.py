@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig
 
-from torchssvm.core.arguments import check_flags, check_positive, is_whole
+from torchssvm.core.arguments import check_positive, check_whole, is_whole
 from torchssvm.datasets.text.tag_schemes import bio_transitions, bioes_transitions
 from torchssvm.structures.chain.transitions import Transitions
 
@@ -23,7 +23,8 @@ class StructuredTaggerConfig(PretrainedConfig):
         scheme: ``"BIO"`` or ``"BIOES"``: sequences that are none of the scheme are never predicted; None allows all.
         layers: Which hidden states are the features of the head, one behind the other; -1 is the last.
         loss: ``"softmax-margin"`` of the whole sequence, or ``"cross-entropy"`` of each word.
-        freeze_encoder: Whether the encoder keeps its weights, and is run in evaluation mode.
+        freeze_encoder: Whether the encoder keeps its weights, and is run in evaluation mode; or how many of its layers
+            do so, with the embeddings, while those above them train.
         probability_temperature: By which scores are divided for probabilities; ``StructuredTagger.calibrate`` fits it.
 
     Raises:
@@ -43,7 +44,7 @@ class StructuredTaggerConfig(PretrainedConfig):
         scheme: str | None = None,
         layers: Sequence[int] = (-1,),
         loss: str = "softmax-margin",
-        freeze_encoder: bool = False,
+        freeze_encoder: bool | int = False,
         probability_temperature: float = 1.0,
         **others: Any,
     ) -> None:
@@ -62,7 +63,8 @@ class StructuredTaggerConfig(PretrainedConfig):
         if loss not in ("softmax-margin", "cross-entropy"):
             raise ValueError(f'loss={loss!r} must be "softmax-margin" or "cross-entropy"')
         self.loss = loss
-        check_flags(freeze_encoder=freeze_encoder)
+        if not isinstance(freeze_encoder, bool):
+            check_whole(freeze_encoder, "freeze_encoder", advice=", or True or False")
         self.freeze_encoder = freeze_encoder
         self.probability_temperature = check_positive(probability_temperature, "probability_temperature")
         names = dict(enumerate(self.labels))

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import in_order
+from torchssvm.core.head_call import evaluating
 from torchssvm.datasets.padded import PADDING, PaddedDataset, padded
 from torchssvm.path.choose_lam import choose_lam
 from torchssvm.path.lam_choice import LamChoice
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.schedules import Tolerance
-from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.temperature import fit_temperature
 from torchssvm.solvers.training import solve
 from torchssvm.structures.hidden_states.structure import HiddenStates
@@ -65,10 +64,8 @@ def features_of(tagger: Any, dataset: Any, batch_size: int) -> PaddedDataset:
     """
     if not len(dataset):
         raise ValueError("the dataset is empty: it must hold at least one sentence")
-    modes = {name: module.training for name, module in tagger.named_modules()}
-    tagger.eval()
     x, y, lengths = [], [], []
-    try:
+    with evaluating(tagger):
         for batch in batches_of(dataset, batch_size, tagger.config.encoder.pad_token_id or 0, tagger.device):
             if "labels" not in batch:
                 raise ValueError("the items have no labels, which training needs: a state, or -100 where no word is")
@@ -77,9 +74,6 @@ def features_of(tagger: Any, dataset: Any, batch_size: int) -> PaddedDataset:
             x.append(words.features.float().cpu())
             y.append(words.labels.cpu())
             lengths.append(words.lengths.cpu())
-    finally:
-        for name, module in tagger.named_modules():
-            module.training = modes[name]
     rows = (padded([row for part in parts for row in part], fill) for parts, fill in ((x, 0), (y, PADDING)))
     return PaddedDataset(*rows, torch.cat(lengths))
 
@@ -125,16 +119,7 @@ def _completed(head: Any, data: PaddedDataset) -> PaddedDataset:
     return PaddedDataset(data.x, padded(rows, PADDING), data.lengths)
 
 
-def solve_head(
-    tagger: Any,
-    dataset: Any,
-    held_out: Any,
-    lam: float | None,
-    batch_size: int,
-    tolerance: Tolerance,
-    solver: Solver | None,
-    progress: bool,
-) -> Solved:
+def solve_head(tagger: Any, dataset: Any, held_out: Any, lam: float | None, batch_size: int, **options: Any) -> Solved:
     """See :meth:`StructuredTagger.solve`."""
     if held_out is None and lam is None:
         raise ValueError("held_out and lam are None: give examples to choose lam by, or lam itself")
@@ -148,10 +133,10 @@ def solve_head(
     head.reset_parameters()
     before = after = choice = None
     if lam is None:
-        choice = choose_lam(head, train, other, tolerance=tolerance, score=score, solver=solver, progress=progress)
+        choice = choose_lam(head, train, other, score=score, patience=2, **options)
         certificate = choice.best.certificate
     else:
-        certificate = solve(head, train, lam, tolerance=tolerance, solver=solver, progress=progress)
+        certificate = solve(head, train, lam, **options)
     if score is not None:
         before = score(copy.deepcopy(tagger.head).cpu())
         after = score(head) if choice is None else choice.best.score

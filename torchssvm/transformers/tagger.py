@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -60,7 +59,8 @@ class StructuredTagger(PreTrainedModel):
         encoder: The encoder; None makes one with random weights.
 
     Raises:
-        ValueError: The configuration has no encoder, or a layer that the encoder does not have.
+        ValueError: The configuration has no encoder, or a layer that the encoder does not have. Or ``freeze_encoder``
+            is a number, and the encoder has no ``nn.ModuleList`` of more layers.
 
     Example:
         >>> tagger = StructuredTagger(StructuredTaggerConfig(encoder, labels, "BIO"))
@@ -93,6 +93,8 @@ class StructuredTagger(PreTrainedModel):
         self.head = LinearChain(len(config.layers) * config.encoder.hidden_size, states, structure=structure).float()
         if config.freeze_encoder:
             self.encoder.requires_grad_(False)
+            for layer in self._trained_layers():
+                layer.requires_grad_(True)
         self.post_init()
 
     @classmethod
@@ -106,7 +108,8 @@ class StructuredTagger(PreTrainedModel):
             *args: As there.
             labels: The label of every state; None reads a tagger that ``save_pretrained`` wrote.
             scheme: As in :class:`StructuredTaggerConfig`, like ``layers``, ``loss`` and ``freeze_encoder``.
-            **options: These, and those of ``AutoModel.from_pretrained``.
+            **options: These, and those of ``AutoModel.from_pretrained``: with ``num_hidden_layers=4`` the encoder ends
+                behind its fourth layer.
         """
         if labels is None:
             found: StructuredTagger = super().from_pretrained(name, *args, **options)
@@ -150,17 +153,28 @@ class StructuredTagger(PreTrainedModel):
             module.reset_parameters()
 
     def train(self, mode: bool = True) -> StructuredTagger:
-        """As in torch; a frozen encoder stays in evaluation mode."""
+        """As in torch; what is frozen of the encoder stays in evaluation mode."""
         super().train(mode)
         if self.config.freeze_encoder:
             self.encoder.eval()
+            for layer in self._trained_layers():
+                layer.train(mode)
         return self
+
+    def _trained_layers(self) -> list[nn.Module]:
+        """Those above the ones that are frozen by their number."""
+        count, frozen = self.config.encoder.num_hidden_layers, self.config.freeze_encoder
+        if isinstance(frozen, bool):
+            return []
+        stacks = [m for m in self.encoder.modules() if isinstance(m, nn.ModuleList) and len(m) == count > frozen]
+        if not stacks:
+            raise ValueError(f"freeze_encoder={frozen}, and the encoder has no list of more layers: give True or False")
+        return list(stacks[0])[frozen:]
 
     def hidden(self, **inputs: Any) -> Tensor:
         """What the head reads at every position, ``[B, N, F]``: hidden states of the encoder, side by side."""
         several = self.config.layers != [-1]
-        with torch.no_grad() if self.config.freeze_encoder else nullcontext():
-            found = self.encoder(**inputs, output_hidden_states=several)
+        found = self.encoder(**inputs, output_hidden_states=several)
         return torch.cat([found.hidden_states[i] for i in self.config.layers], -1) if several else found[0]
 
     def words(self, labels: Tensor | None = None, word_mask: Tensor | None = None, **inputs: Any) -> Words:
@@ -310,7 +324,8 @@ class StructuredTagger(PreTrainedModel):
             ValueError: Neither ``held_out`` nor ``lam`` is given; labels do not fit; ``held_out`` has sets of them; or
                 ``dataset`` has, and the head is zero.
         """
-        return solve_head(self, dataset, held_out, lam, batch_size, tolerance, solver, progress)
+        options: Any = {"tolerance": tolerance, "solver": solver, "progress": progress}
+        return solve_head(self, dataset, held_out, lam, batch_size, **options)
 
     def calibrate(self, held_out: Any, *, batch_size: int = 32) -> float:
         """Fit the temperature of probabilities to examples that were not trained on; returns it.

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchssvm.core.head_call import evaluating
 from torchssvm.core.potentials import Potentials
 from torchssvm.datasets.text.chunk_f1 import Chunk, chunks
 from torchssvm.datasets.text.tag_schemes import to_bio
@@ -53,14 +54,10 @@ def tag_texts(tagger: Any, texts: Any, tokenizer: Any, batch_size: int) -> list[
     limit = min(limit, tokenizer.model_max_length)
     read = [_read(text, place, tokenizer, limit) for place, text in enumerate(texts)]
     found: list[list[Span]] = []
-    training = tagger.training
-    tagger.eval()
-    try:
+    with evaluating(tagger):
         for begin in range(0, len(read), batch_size):
             some = read[begin : begin + batch_size]
             found += _tag(tagger, some, texts[begin : begin + batch_size], tokenizer)
-    finally:
-        tagger.train(training)
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -28,6 +30,7 @@ from torchssvm import (
     make_trainer,
 )
 from torchssvm.datasets import PaddedDataset
+from torchssvm.solvers.compiled.whole import shuffle
 
 CLASSES = [name for name in KINDS if name.startswith("multiclass")]
 
@@ -102,18 +105,45 @@ def test_a_step_visits_blocks_after_a_certificate_whose_gaps_are_all_small():
 
 
 def test_a_run_goes_on_in_the_middle_of_a_sweep():
-    def steps(loop: CompiledBCFW, visits: list[int]) -> None:
+    def steps(loop: CompiledBCFW, visits: list[int | None]) -> None:
         for count in visits:
             loop.step(count)
 
     alone, first, second = (loop_of(KINDS["multiclass"](), seed=3) for _ in range(3))
-    steps(alone, [5, 30, 3, 9])
-    steps(first, [5, 30])
+    steps(alone, [5, 30, None, None, 3, None, 9])
+    steps(first, [5, 30, None, None])
     second.dual.load_state_dict(first.dual.state_dict())
     second.load_state_dict(first.state_dict())
-    steps(second, [3, 9])
+    steps(second, [3, None, 9])
     assert_same(second.dual.state_dict(), alone.dual.state_dict())
     assert_same(second.state_dict(), alone.state_dict())
+
+
+def test_no_round_of_a_cycle_lowers_the_dual_and_each_shuffles_all_blocks():
+    loop = loop_of(KINDS["multiclass"](), seed=3)
+    values = []
+    for _ in range(12):
+        loop.step()
+        values.append(loop.dual.value())
+    assert all(after >= before - 1e-12 for before, after in itertools.pairwise(values))
+    found = {tuple(shuffled(point)) for point in torch.rand(50, dtype=torch.float64).tolist()}
+    assert len(found) == 50
+    assert all(sorted(order) == list(range(40)) for order in found)
+
+
+def shuffled(point: float) -> list[int]:
+    order = np.arange(40)
+    shuffle(order, point)
+    return order.tolist()
+
+
+def test_all_blocks_are_visited_where_an_exact_pass_finds_smaller_gaps_than_the_sweep_left():
+    loop = loop_of(KINDS["multiclass"]())
+    loop.step()
+    loop.draws.gap = 1e6
+    before = loop.dual.oracle_calls
+    assert loop.step() >= loop.dual.num_examples
+    assert loop.dual.oracle_calls >= before + loop.dual.num_examples
 
 
 def test_they_are_the_choice_for_classes():

@@ -32,7 +32,7 @@ from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import inner
 from torchssvm.datasets import PaddedDataset
 from torchssvm.deployment.recipes import describe, rebuild
-from torchssvm.structures.ranking import NDCG, AveragePrecision, PairSwaps, PrecisionAt
+from torchssvm.structures.ranking import NDCG, PairSwaps, PrecisionAt
 
 SEEDS = st.integers(0, 2**31 - 1)
 
@@ -247,24 +247,6 @@ class PairsCase(RankingCase):
         return found
 
 
-class TestAveragePrecision(PairsCase):
-    measure = AveragePrecision(relevant=2)
-    grades = 4
-
-    def random_target(self, structure, potentials, random):
-        target = super().random_target(structure, potentials, random)
-        target[:, 0] = 2
-        return target
-
-    def levels(self, grades):
-        return grades >= self.measure.relevant
-
-    def reference_loss(self, structure, labeling, target):
-        relevant = [bool(target[d] >= structure.measure.relevant) for d in from_the_top(labeling)]
-        precision = [sum(relevant[: k + 1]) / (k + 1) for k, hit in enumerate(relevant) if hit]
-        return 1 - sum(precision) / len(precision)
-
-
 @pytest.mark.variant
 class TestPairSwaps(PairsCase):
     """All pairs of rankings are listed, so lists are short; longer ones are tested below."""
@@ -291,24 +273,7 @@ class TestPairSwaps(PairsCase):
         return math.factorial(2 * int(potentials.lengths[row]))
 
 
-@examples(40)
-@given(seed=SEEDS, relevant=st.integers(1, 3), most=st.integers(5, 6))
-def test_average_precision_on_longer_lists(seed, relevant, most):
-    """All orders of 5 or 6 documents at once."""
-    random = rng(seed)
-    orders = torch.tensor(list(itertools.permutations(range(most))))
-    scores = 0.3 * torch.randn(1, most, generator=random, dtype=torch.float64)
-    potentials, structure = Potentials(scores), Ranking(AveragePrecision(relevant))
-    grades = torch.randint(0, 4, (1, most), generator=random)
-    grades[0, 0] = 3
-    hinge = find_corner(structure, potentials, structure.check_target(grades, potentials)).hinge
-    every = Potentials(scores.expand(len(orders), most))
-    target = structure.check_target(grades.expand_as(orders), every)
-    values = structure.loss(orders, target) + inner(structure.difference(orders, target, every), every.tensors)
-    assert float(hinge) == pytest.approx(float(values.max()), abs=1e-12)
-
-
-@pytest.mark.parametrize("measure", [AveragePrecision(), NDCG(), PrecisionAt(2)])
+@pytest.mark.parametrize("measure", [NDCG(), PrecisionAt(2)])
 def test_the_worst_order_is_that_of_float64(measure):
     random, structure = rng(7), Ranking(measure)
     grades = torch.tensor([[1, 0, 1, 0, 0]]).expand(200, 5)
@@ -363,7 +328,7 @@ class TestLinearRanking(HeadTestCase):
         yield (x, torch.tensor([1, 2])), "lengths"
 
 
-@pytest.mark.parametrize("measure", [PairSwaps(), AveragePrecision(), NDCG(), NDCG(k=2), PrecisionAt(k=2)], ids=repr)
+@pytest.mark.parametrize("measure", [PairSwaps(), NDCG(), NDCG(k=2), PrecisionAt(k=2)], ids=repr)
 def test_check_takes_it(measure):
     random = rng(0)
     lengths = torch.tensor([3, 2, 3]) if not isinstance(measure, PairSwaps) else torch.tensor([2, 1, 2])
@@ -373,7 +338,7 @@ def test_check_takes_it(measure):
     check(head, head.structure, Batch(x, y, torch.arange(3), lengths)).raise_if_wrong()
 
 
-@each_row("measure", [AveragePrecision(2), NDCG(), PrecisionAt(1, relevant=2)])
+@each_row("measure", [NDCG(), PrecisionAt(1, relevant=2)])
 def test_lists_without_a_relevant_document_are_refused(measure):
     target = torch.tensor([[2, 0], [0, 0]])
     with pytest.raises(ValueError, match=r"in rows \[1\].*leave these lists out"):
@@ -389,7 +354,6 @@ def test_wrong_arguments_are_refused():
         (lambda: NDCG(k=0), "k=0"),
         (lambda: PrecisionAt(k=0), "k=0"),
         (lambda: PrecisionAt(k=1, relevant=0), "relevant=0"),
-        (lambda: AveragePrecision(relevant=0), "relevant=0"),
         (lambda: LinearRanking(0), "in_features=0"),
     ]:
         with pytest.raises(ValueError, match=words):
@@ -411,7 +375,7 @@ def lists(seed=0, count=12, most=6):
     return PaddedDataset(x.masked_fill(beyond.unsqueeze(2), 0.0), grades.masked_fill(beyond, -1), lengths)
 
 
-MEASURES = [PairSwaps(), PairSwaps(normalize=False), AveragePrecision(), NDCG(), NDCG(k=3), PrecisionAt(k=2)]
+MEASURES = [PairSwaps(), PairSwaps(normalize=False), NDCG(), NDCG(k=3), PrecisionAt(k=2)]
 
 
 @pytest.mark.parametrize("measure", MEASURES, ids=repr)

@@ -80,11 +80,10 @@ class Draws(ByRank):
         """
         gaps = self.dual.gap_estimates
         n, total = len(gaps), float(gaps.sum())
-        if total == 0.0:
-            return self._waiting, torch.zeros(0, dtype=torch.float64)
-        if total <= FALL * self.gap:  # an exact pass may have found that the gap has fallen
+        if total <= FALL * self.gap:  # the gap of an exact pass may be smaller than that which the sweep left
             self.gap = math.inf
-        order = (gaps > SHARE * self.gap / n).nonzero().flatten() if self.gap < math.inf else torch.arange(n)
+        least = SHARE * self.gap / n if self.gap < math.inf else -1.0
+        order = (gaps > least).nonzero().flatten() if total > 0.0 else self._waiting
         order = order[torch.randperm(len(order), generator=self.generator)]
         times = max(1, min(_ROUNDS, max(n, _VISITS) // max(len(order), 1)))
         return order, torch.rand(times - 1, dtype=torch.float64, generator=self.generator)
@@ -102,8 +101,8 @@ class Draws(ByRank):
             else:
                 if not len(order):
                     break
-                order = order[:visits]
-                self.used(len(order))
+                order, total = order[:visits], float(self.dual.gap_estimates.sum())
+                self.used(len(order), total if self.gap == math.inf else max(self.gap, total))
             found.append(order)
             visits -= len(order)
         return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)

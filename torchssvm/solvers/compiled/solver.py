@@ -409,7 +409,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         self.dual.mailbox.notify()
 
     def _visit(self, order: Tensor, points: Tensor, *, drawn: bool, relaxation: float = 1.0, power: float = 1.0) -> int:
-        """Visit blocks by ``order``, or draw them by the random ``points``, see ``Draws.next``; returns the visits made.
+        """Visit blocks by ``order``, or draw them by random ``points``, see ``Draws.next``; returns the visits made.
 
         ``drawn`` says that ``order`` came from ``Draws``; ``power`` is that of the gaps by which blocks are drawn.
         """

@@ -13,7 +13,6 @@ from torchssvm.core.vectors import set_row
 from torchssvm.kinds.block import add_to_weights, examine_block, potentials, solve_block
 from torchssvm.solvers.compiled.exact import flush
 
-
 SHARE = 0.03
 """Rounds of some blocks leave out those whose gaps are below this share of the mean gap after the last round of all."""
 

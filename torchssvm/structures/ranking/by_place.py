@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.structure import reject_rows
-from torchssvm.structures.ranking.measure import RankingMeasure, place_of, relevance
+from torchssvm.structures.ranking.measure import RankingMeasure, place_of
 
 _ROUNDING = 1e-12
 
@@ -108,7 +108,7 @@ class PrecisionAt(ByPlace):
 
     def levels(self, grades: Tensor) -> Tensor:
         """1 for relevant documents, 0 for others, -1 in the padding."""
-        return relevance(grades, self.relevant)
+        return (grades >= self.relevant).to(torch.int64).masked_fill(grades < 0, -1)
 
     def discount(self, places: Tensor) -> Tensor:
         """1 for the first k places, then 0."""

@@ -13,7 +13,7 @@ from torchssvm.core.precision import full_precision, product
 from torchssvm.structures.arguments import check_range, check_structure
 from torchssvm.structures.linear_head import Head, weight
 from torchssvm.structures.ranking.by_place import NDCG, PrecisionAt
-from torchssvm.structures.ranking.pairs import AveragePrecision, PairSwaps
+from torchssvm.structures.ranking.pairs import PairSwaps
 from torchssvm.structures.ranking.structure import Ranking
 
 
@@ -47,7 +47,7 @@ class LinearRanking(Head):
         """What the compiled loop needs of the head; None where it has none: measures of one's own have none."""
         from torchssvm.structures.ranking.kind import RankingAdapter
 
-        measured = type(self.structure.measure) in (PairSwaps, AveragePrecision, NDCG, PrecisionAt)
+        measured = type(self.structure.measure) in (PairSwaps, NDCG, PrecisionAt)
         return RankingAdapter(self) if measured and type(self.structure) is Ranking else None
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Potentials:

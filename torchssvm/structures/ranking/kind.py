@@ -15,8 +15,8 @@ from torchssvm.kinds.adapter import Ragged
 from torchssvm.kinds.examples import Examples
 from torchssvm.kinds.vector import VectorAdapter
 from torchssvm.structures.ranking.by_place import ByPlace
-from torchssvm.structures.ranking.kind_numba import Places, Precisions, Swaps, make_room
-from torchssvm.structures.ranking.pairs import ByPairs, PairSwaps
+from torchssvm.structures.ranking.kind_numba import Places, Swaps, make_room
+from torchssvm.structures.ranking.pairs import PairSwaps
 
 
 class RankingAdapter(VectorAdapter):
@@ -65,19 +65,15 @@ class RankingAdapter(VectorAdapter):
                 "ideal": (sizes, measure.ideal(grades)[real]),
                 "gain": (sizes, measure.relative_gain(grades)[real]),
             }
-        levels = measure.levels(grades)
-        ranks = [row[own].unique(return_inverse=True)[1] for row, own in zip(levels, real, strict=True)]
-        if not isinstance(measure, PairSwaps):  # what is not relevant is 0, even where all documents are
-            ranks = [row[own] for row, own in zip(levels, real, strict=True)]
+        ranks = [row[own].unique(return_inverse=True)[1] for row, own in zip(grades, real, strict=True)]
         return {"level": (sizes, torch.cat(ranks)), "share": (torch.ones_like(sizes), measure.share(grades))}
 
     def kind(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Any:
         """That of the measure."""
         held: Any = [values.numpy() for _, values in own.values()]
-        if isinstance(self.measure, ByPairs):
-            size = (self.roles + 2) * len(held[0]) + 2 * len(held[1])
-            kind: Any = Swaps if self.roles == 2 else Precisions
-            return kind(*held, np.zeros(size, np.int32))
+        if isinstance(self.measure, PairSwaps):
+            room = np.zeros(4 * len(held[0]) + 2 * len(held[1]), np.int32)
+            return Swaps(*held, room)  # type: ignore[call-arg]
         discount = self.measure.discount(torch.arange(int(np.diff(examples.line).max()))).numpy()
         return Places(*held, discount)  # type: ignore[call-arg]
 

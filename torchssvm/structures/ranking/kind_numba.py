@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchssvm.core.jit import ByKind, njit
+from torchssvm.core.jit import njit
 from torchssvm.core.sorting import sort_falling
 from torchssvm.kinds import block
 from torchssvm.kinds.block import length_of
@@ -34,21 +34,13 @@ class Swaps(NamedTuple):
     room: Any  # int32, for each example its own, so that threads do not meet; zero before and after
 
 
-class Precisions(NamedTuple):
-    """As :class:`Swaps`, for average precision: levels are 0 and 1, and a label is a place, in both roles."""
-
-    level: Any
-    share: Any
-    room: Any
-
-
 # Room to decode one list: keys, float64, and integers
-Room = namedtuple("Room", "keys order other count")
+Room = namedtuple("Room", "keys order other")
 
 
 def make_room(labels: int) -> Room:
     """Room for lists of so many labels."""
-    return Room(np.zeros(labels), *(np.zeros(labels + 1, np.int64) for _ in range(3)))
+    return Room(np.zeros(labels), *(np.zeros(labels + 1, np.int64) for _ in range(2)))
 
 
 @block.score.of(Places)
@@ -97,34 +89,6 @@ def decode_places(kind, examples, i, length, scratch, transition, labels):
     return loss_of_places(kind, examples, i, labels)
 
 
-@ByKind
-@njit
-def roles_of(kind):
-    """Places of a document."""
-    return 2
-
-
-@roles_of.of(Precisions)
-@njit
-def one_role(kind):
-    """One place, in both roles."""
-    return 1
-
-
-@ByKind
-@njit
-def swap_loss(kind, above, rank):
-    """What a document with so many worse ones above it costs; ``rank`` is its own among its level, from 1."""
-    return above
-
-
-@swap_loss.of(Precisions)
-@njit
-def precision_loss(kind, above, rank):
-    """What it takes from the precision down to it."""
-    return above / (above + rank)
-
-
 @njit
 def walk(kind, examples, i, labels, emission, mass, delta):
     """Go through a list from the top down and count the swaps.
@@ -134,8 +98,8 @@ def walk(kind, examples, i, labels, emission, mass, delta):
     Returns:
         The score, and the loss without the factor that all swaps of the list have.
     """
-    start, size, roles = examples.line[i], length_of(kind, examples, i), roles_of(kind)
-    places, begin = roles * size, (roles + 2) * start + 2 * i
+    start, size = examples.line[i], length_of(kind, examples, i)
+    places, begin = 2 * size, 4 * start + 2 * i
     end = begin + places + size + 1  # one level more than documents: a single one may be relevant
     at, lower, higher = kind.room[begin : begin + places], kind.room[begin + places : end], kind.room[end:]
     # lower[g] counts worse documents than level g that stand above; higher[g], better ones that stand below.
@@ -145,26 +109,25 @@ def walk(kind, examples, i, labels, emission, mass, delta):
         levels = max(levels, level + 1)
         if level:
             higher[level - 1] += 1
-        for role in range(roles):
-            at[labels[roles * d + role]] = roles * d + role + 1
+        for role in range(2):
+            at[labels[2 * d + role]] = 2 * d + role + 1
     for g in range(levels - 2, -1, -1):
         higher[g] += higher[g + 1]
-    score, loss, rank = 0.0, 0.0, 0
+    score, loss = 0.0, 0.0
     for p in range(places):
         who = at[p] - 1
         at[p] = 0
         if who < 0:  # no labeling leaves a place free
             continue
-        d = who // roles
+        d = who // 2
         level, moved = kind.level[start + d], 0
-        if who % roles == 0:
+        if who % 2 == 0:
             moved -= lower[level]
             if level:
-                rank += 1
-                loss += swap_loss(kind, np.float64(lower[level]), rank)
+                loss += np.float64(lower[level])
             for g in range(level):
                 higher[g] -= 1
-        if who % roles == roles - 1:
+        else:
             moved += higher[level]
             for g in range(level + 1, levels):
                 lower[g] += 1
@@ -177,6 +140,7 @@ def walk(kind, examples, i, labels, emission, mass, delta):
     return score, loss
 
 
+@block.score.of(Swaps)
 @njit
 def score_swaps(kind, examples, i, labels, length, emission, transition):
     """Swapped scores, relative to the target's."""
@@ -185,15 +149,11 @@ def score_swaps(kind, examples, i, labels, length, emission, transition):
     return kind.share[i] * walk(kind, examples, i, labels, emission, 0.0, None)[0]
 
 
+@block.add_labeling.of(Swaps)
 @njit
 def add_swaps(kind, examples, i, length, labels, mass, delta, pairs, counts):
     """The swaps of each document as the worse one, less those as the better one."""
     walk(kind, examples, i, labels, None, mass * kind.share[i], delta)
-
-
-for _kind in (Swaps, Precisions):
-    block.score.of(_kind)(score_swaps)
-    block.add_labeling.of(_kind)(add_swaps)
 
 
 @block.loss_of.of(Swaps)
@@ -201,16 +161,6 @@ for _kind in (Swaps, Precisions):
 def loss_of_swaps(kind, examples, i, labels):
     """Swapped pairs."""
     return kind.share[i] * walk(kind, examples, i, labels, None, 0.0, None)[1]
-
-
-@block.loss_of.of(Precisions)
-@njit
-def loss_of_precisions(kind, examples, i, labels):
-    """One minus the average precision."""
-    relevant, start = 0, examples.line[i]
-    for d in range(length_of(kind, examples, i)):
-        relevant += kind.level[start + d]
-    return walk(kind, examples, i, labels, None, 0.0, None)[1] / relevant
 
 
 @block.decode.of(Swaps)
@@ -228,48 +178,3 @@ def decode_swaps(kind, examples, i, length, scratch, transition, labels):
         role = room.order[p] // length
         labels[2 * (room.order[p] - role * length) + role] = p
     return loss_of_swaps(kind, examples, i, labels)
-
-
-@block.decode.of(Precisions)
-@njit
-def decode_precisions(kind, examples, i, length, scratch, transition, labels):
-    """Each other document stands above those relevant ones that it gains most from passing."""
-    room, start, relevant = scratch.room, examples.line[i], 0
-    keys, order, count = room.keys, room.order, room.count
-    for d in range(length):
-        keys[d] = scratch.emission[d, 0]
-        relevant += kind.level[start + d]
-    good, other = 0, relevant
-    for d in range(length):
-        if kind.level[start + d]:
-            order[good] = d
-            good += 1
-        else:
-            order[other] = d
-            other += 1
-    better, worse = order[:relevant], order[relevant:]
-    sort_falling(keys, better, relevant, room.other)
-    sort_falling(keys, worse, length - relevant, room.other)
-    for b in range(relevant + 1):
-        count[b] = 0
-    for place in range(length - relevant):
-        j, total, most, passed = np.float64(place + 1), 0.0, 0.0, 0
-        for m in range(1, relevant + 1):
-            k = np.float64(relevant - m + 1)
-            gain = (j / (j + k) - (j - 1.0) / (j + k - 1.0)) / relevant
-            total += gain - (keys[better[relevant - m]] - keys[worse[place]]) * kind.share[i]
-            if total > most:
-                most, passed = total, m
-        labels[worse[place]] = relevant - passed  # how many relevant ones stand above
-        count[relevant - passed] += 1
-    above = 0
-    for b in range(relevant + 1):  # others above those that have b relevant ones above
-        above, count[b] = above + count[b], above
-        if b < relevant:
-            labels[better[b]] = b + above
-    for d in range(length):
-        if not kind.level[start + d]:
-            b = labels[d]
-            labels[d] = b + count[b]
-            count[b] += 1
-    return loss_of_precisions(kind, examples, i, labels)

@@ -64,16 +64,10 @@ def count_others(grades: Tensor) -> tuple[Tensor, Tensor]:
 
 
 MEASURES = """\
-  PairSwaps()         the share of pairs in the wrong order, as svm_rank
-  AveragePrecision()  of documents that are relevant or not
-  NDCG(k)             discounted cumulative gain of graded documents, of all or of the first k
-  PrecisionAt(k)      the share of relevant documents among the first k
+  PairSwaps()     the share of pairs in the wrong order, as svm_rank
+  NDCG(k)         discounted cumulative gain of graded documents, of all or of the first k
+  PrecisionAt(k)  the share of relevant documents among the first k
 or a RankingMeasure of your own"""
-
-
-def relevance(grades: Tensor, relevant: int) -> Tensor:
-    """1 for documents of grade ``relevant`` or more, 0 for others, -1 in the padding."""
-    return (grades >= relevant).to(torch.int64).masked_fill(grades < 0, -1)
 
 
 class RankingMeasure(ABC):
@@ -84,7 +78,7 @@ class RankingMeasure(ABC):
     have the highest score. Grades are int64 ``[B, N]``, 0 or more, -1 in the padding.
 
     Example:
-        >>> measures = PairSwaps(), AveragePrecision(), NDCG(k=5), PrecisionAt(k=3)
+        >>> measures = PairSwaps(), NDCG(k=5), PrecisionAt(k=3)
         >>> all(isinstance(measure, RankingMeasure) for measure in measures)
         True
         >>> Ranking(NDCG(k=5)).measure

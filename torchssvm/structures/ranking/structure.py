@@ -39,7 +39,7 @@ class Ranking(Structure):
     all are exact.
 
     Args:
-        measure: What a wrong order costs: ``PairSwaps()`` (None), ``AveragePrecision()``, ``NDCG(k)`` or
+        measure: What a wrong order costs: ``PairSwaps()`` (None), ``NDCG(k)`` or
             ``PrecisionAt(k)``.
 
     Raises:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
+from torchssvm.core.on_host import upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.precision import full_precision, product
 from torchssvm.core.token_products import respond
@@ -87,7 +88,7 @@ class LinearTree(LinearHead):
             )
         batch, longest, _ = x.shape
         if lengths is None:
-            lengths = torch.full((batch,), longest, device=x.device)
+            lengths = upload(torch.full((batch,), longest), x.device)
         else:
             check_lengths(lengths, batch, longest, x.device)
         with full_precision(x.device):

@@ -10,7 +10,7 @@ from torchssvm.core.arguments import check_scores
 from torchssvm.core.jit import triton_available
 from torchssvm.core.launch import by_example, compiles, launch, plan
 from torchssvm.core.naming import row_name
-from torchssvm.core.on_host import apart
+from torchssvm.core.on_host import apart, on_host, upload
 from torchssvm.core.operators import define
 from torchssvm.structures.tree.numba import decode
 
@@ -110,9 +110,9 @@ def node_depths(node: Tensor, parent: Tensor, lengths: Tensor | None) -> Tensor:
         ValueError: A length is not in 1 to N, or ``parent`` has a cycle or an unknown node.
     """
     batch, longest, _ = node.shape
-    parent = parent.expand(batch, longest)
-    size = torch.full((batch, 1), longest, device=node.device) if lengths is None else lengths.unsqueeze(1)
-    real = torch.arange(longest, device=node.device) < size
+    parent, lengths = on_host(parent).expand(batch, longest), None if lengths is None else on_host(lengths)
+    size = torch.full((batch, 1), longest, device=parent.device) if lengths is None else lengths.unsqueeze(1)
+    real = torch.arange(longest, device=parent.device) < size
     # Pointer doubling: after r rounds, ancestor is 2^r steps above the node.
     ancestor = torch.where(real, parent, -1)
     out = real & ((parent < -1) | (parent >= size))
@@ -139,7 +139,7 @@ def node_depths(node: Tensor, parent: Tensor, lengths: Tensor | None) -> Tensor:
         raise ValueError(
             f"parent must describe trees, and node {v} in {row_name(row)} has no root above it: there is a cycle"
         )
-    return depth.masked_fill(~real, -1)
+    return upload(depth.masked_fill(~real, -1), node.device)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import as_parents, check_flags, check_int64, check_whole
-from torchssvm.core.on_host import constant, on_host, upload
+from torchssvm.core.on_host import on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding
 from torchssvm.structures.arguments import check_labels, check_lengths
@@ -107,14 +107,14 @@ class Tree(Labelled, Indexed):
     def argmax(self, potentials: Potentials) -> Decoding:
         """Max-sum; ties go to the smallest state, chosen from the roots to the leaves."""
         node = potentials["node"]
-        parent = constant(self.parent, node.device)[: node.shape[1]]
+        parent = upload(self.parent[: node.shape[1]], node.device)
         labels, value = max_sum_tree(node, potentials["edge"], parent, potentials.lengths)
         return Decoding(labels, value)
 
     def max_marginals(self, potentials: Potentials) -> Tensor:
         """Of each state of each node, ``[B, N, K]``."""
         node = potentials["node"]
-        parent, labels = constant(self.parent, node.device)[: node.shape[1]], self.argmax(potentials).labeling
+        parent, labels = upload(self.parent[: node.shape[1]], node.device), self.argmax(potentials).labeling
         return tree_margins(node, potentials["edge"], parent, node_depths(node, parent, potentials.lengths), labels)
 
     def _shapes(self, labeling: Tensor) -> dict[str, tuple[int, ...]]:
@@ -145,7 +145,7 @@ class Tree(Labelled, Indexed):
         """The nodes of each example, and the edges of those that have a parent."""
         real = real_rows(potentials, "node")
         own = {"node": real[..., None]}
-        parent = constant(self.parent, real.device)[: real.shape[-1]]
+        parent = upload(self.parent[: real.shape[-1]], real.device)
         return own if self.shared else {**own, "edge": (real & (parent >= 0))[..., None, None]}
 
     def check_sizes(self, sizes: Iterable[int]) -> None:
@@ -175,7 +175,7 @@ class Tree(Labelled, Indexed):
     def _places(self, labels: Tensor) -> Places:  # type: ignore[override]
         """Of states and pairs ``[B, C, N]``."""
         longest, states = labels.shape[2], self.num_states
-        parent = constant(self.parent, labels.device)[:longest]
+        parent = upload(self.parent[:longest], labels.device)
         real = labels >= 0
         known = labels.clamp(min=0)
         both = real & (parent >= 0)

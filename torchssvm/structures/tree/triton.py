@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchssvm.core.jit import on_device
+from torchssvm.core.on_host import on_host, upload
 
 _TILE = 64  # most states of a tile, for children and for parents
 
@@ -30,8 +31,9 @@ def max_sum_tree_triton(node: Tensor, edge: Tensor, parent: Tensor, depth: Tenso
     by_tree = edge.stride(0) if edge.ndim > 2 else 0
     by_node = edge.stride(1) if edge.ndim > 3 else 0
     # The deepest first, siblings in ascending order, padding last.
-    order = torch.where(depth >= 0, -depth, 1).argsort(dim=1, stable=True)
-    size = (depth >= 0).sum(1)
+    held = on_host(depth)
+    order = upload(torch.where(held >= 0, -held, 1).argsort(dim=1, stable=True), depth.device)
+    size = upload((held >= 0).sum(1), depth.device)
     belief = node.detach().clone(memory_format=torch.contiguous_format)
     pointers = node.new_empty(batch, longest, states, dtype=torch.int16)
     tile = min(_TILE, max(2, triton.next_power_of_2(states)))
