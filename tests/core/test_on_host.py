@@ -1,10 +1,13 @@
 """Copies on a device remember the CPU tensor that they were made from, until one of them is written to."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
 from torchssvm import Batch
-from torchssvm.core.on_host import known, on_host, upload
+from torchssvm.core.on_host import constant, known, on_host, upload
 
 
 def test_cpu_tensors_are_on_the_host():
@@ -27,3 +30,23 @@ def test_copies_remember_what_they_were_made_from(cuda):
     read = on_host(there)
     assert on_host(there) is read
     assert on_host(known(there + 1, read + 1)).tolist() == [1, 2, 3]
+
+
+@pytest.mark.cuda
+def test_copies_of_constants_follow_them_and_go_with_them(cuda):
+    there, numbers = torch.device("cuda", 0), torch.zeros(3)
+    with torch.inference_mode():
+        first = constant(numbers, there)
+        fleeting = torch.zeros(3)
+        constant(fleeting, there)
+        fleeting[0] = 2.0  # no version counts this write
+        assert constant(fleeting, there).tolist() == [2.0, 0.0, 0.0]
+    assert constant(numbers, there) is first
+    weights = torch.ones(3, device=there, requires_grad=True)
+    (weights * first).sum().backward()  # it is no inference tensor
+    numbers[0] = 5.0
+    assert constant(numbers, there).tolist() == [5.0, 0.0, 0.0]
+    held = weakref.ref(numbers), weakref.ref(constant(numbers, there))
+    del numbers
+    gc.collect()
+    assert [each() for each in held] == [None, None]

@@ -34,12 +34,15 @@ _copies = WeakIdKeyDictionary()
 
 
 def constant(tensor: Tensor, device: torch.device) -> Tensor:
-    """``tensor`` on ``device``; the copy is kept for the next call, until ``tensor`` is written to."""
-    if tensor.device == device:
-        return tensor
-    now = 0 if tensor.is_inference() else tensor._version, device
+    """``tensor`` on ``device``; the copy is kept for the next call, until ``tensor`` is written to or goes."""
+    if tensor.device == device or plain() or tensor.is_inference():  # nothing counts writes to the last
+        return tensor.to(device)
+    now = tensor._version, device
     if (held := _copies.get(tensor)) is None or held[0] != now:
-        _copies[tensor] = held = now, upload(tensor, device)
+        with torch.inference_mode(False):  # autograd may save the copy in a later call
+            # It remembers no source: that would keep ``tensor``, and so itself, for ever.
+            held = now, tensor.to(device, non_blocking=device.type != "cpu")
+        _copies[tensor] = held
     return held[1]
 
 
