@@ -55,3 +55,11 @@ def test_what_leaves_a_part_empty():
         hold_out([1, 2, 3], 0.5)
     with pytest.raises(IndexError):
         hold_out(data, 0.5)[0][3]
+
+
+def test_a_part_and_its_part_make_batches_at_once():
+    data = PaddedDataset(torch.randn(6, 3, 2), torch.zeros(6, 3, dtype=torch.int64))
+    part = Part(Part(data, [5, 3, 1]), [2, 0])
+    batch = part.collate(part.__getitems__([1, 0]))
+    assert torch.equal(batch.x, data.x[[5, 1]])
+    assert batch.index.tolist() == [1, 0]

@@ -18,7 +18,7 @@ from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import padded, size_of
 from torchssvm.estimators.labels import labelled
 from torchssvm.estimators.sequences import NAMED, batches_of, check_list, kind_of, listed, rows_of
-from torchssvm.solvers.temperature import fit_temperature
+from torchssvm.solvers.temperature import fit_temperature, marginals_at
 
 
 class CalibratedEstimator(StructuredEstimator):
@@ -89,8 +89,7 @@ class SequenceEstimator(CalibratedEstimator):
         check_list(X)
         found = [np.zeros((0, len(self.classes_))) for _ in X]
         for index, length, potentials in self._scored(X):
-            warm = {name: tensor.double() / self.temperature_ for name, tensor in potentials.tensors.items()}
-            parts = self.structure_.marginals(potentials.replace(warm)).parts["emission"].numpy()
+            parts = marginals_at(self.structure_, potentials, self.temperature_).parts["emission"].numpy()
             for i, size, row in zip(index, length, parts, strict=True):
                 found[i] = row[:size, : len(self.classes_)].copy()
         return found

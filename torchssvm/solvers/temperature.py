@@ -8,10 +8,17 @@ from typing import Any
 
 import torch
 
+from torchssvm.core.marginals import Marginals
 from torchssvm.core.potentials import Potentials, conform, inner
 from torchssvm.core.structure import Structure
 
 _STEPS = 40  # of the search: they halve the interval
+
+
+def marginals_at(structure: Structure, potentials: Potentials, temperature: float) -> Marginals:
+    """Those of scores divided by the temperature, in float64."""
+    warm = {name: tensor.double() / temperature for name, tensor in potentials.tensors.items()}
+    return structure.marginals(potentials.replace(warm))
 
 
 @torch.no_grad()
