@@ -8,6 +8,7 @@ from items import Items
 from problems import PROBLEMS
 
 from torchssvm import in_order, solve
+from torchssvm.core.batch import Part
 from torchssvm.datasets import PaddedDataset, hold_out
 
 
@@ -51,7 +52,7 @@ def test_what_leaves_a_part_empty():
             hold_out(data, share)
     with pytest.raises(TypeError, match="share='a' must be a number"):
         hold_out(data, "a")
-    with pytest.raises(ValueError, match="collate_fn=None"):
+    with pytest.raises(ValueError, match="list has no method `collate`"):
         hold_out([1, 2, 3], 0.5)
     with pytest.raises(IndexError):
         hold_out(data, 0.5)[0][3]

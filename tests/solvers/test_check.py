@@ -261,7 +261,7 @@ def test_an_oracle_that_misses_outputs_falls_behind_the_targets():
     x, labels = torch.randn(6, 4, 5), torch.randint(0, 3, (6, 4))
     head = LinearChain(5, 3, structure=Misses(3))
     found = problems_of(check(head, head.structure, Batch(x, labels, torch.arange(6))))
-    assert ARGMAX in found and "another output has" in found[ARGMAX]
+    assert "another output has" in found[ARGMAX]
 
 
 class ReadsPadding(Chain):
