@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressB
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, RandomSampler, Sampler
 
-from torchssvm.core.batch import Batch, as_batch, device_of, fetcher, lengths_of, rows_in_order
+from torchssvm.core.batch import Batch, as_batch, fetcher, lengths_of, rows_in_order
 from torchssvm.core.head_call import evaluating
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.ranks import Ranks
