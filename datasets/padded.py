@@ -147,7 +147,8 @@ def _check_sets(x: Tensor, y: Tensor) -> None:
 def _warn_of_labels_beyond(y: Tensor, inside: Tensor) -> None:
     """Warn where the padding of labels holds several values: lengths that are too short drop labels."""
     padding = y[~inside]
-    if len(padding) and bool((wrong := padding != padding[0]).any()):
+    blank = -1 if bool((padding == -1).any()) else padding[:1]
+    if len(padding) and bool((wrong := padding != blank).any()):
         i, place = (~inside).nonzero()[wrong.nonzero()[0, 0]].tolist()
         warn(
             f"y holds several values beyond lengths, which are left out, such as {y[i, place].tolist()} at position "

@@ -421,6 +421,8 @@ def test_lengths_that_drop_labels_are_warned_of():
     x, y, lengths = torch.zeros(2, 3, 1), torch.tensor([[0, 1, 2], [1, 0, 0]]), torch.tensor([2, 1])
     with pytest.warns(UserWarning, match="such as 0 at position 1 of example 1, whose length is 1"):
         PaddedDataset(x, y, lengths)
+    with pytest.warns(UserWarning, match="such as 2 at position 2 of example 1"):  # not the -1 before it
+        PaddedDataset(x, torch.tensor([[1, -1, -1], [0, 1, 2]]), torch.tensor([1, 2]))
     for padding in (-1, 0):
         inside = torch.arange(3) < lengths.unsqueeze(1)
         PaddedDataset(x, y.masked_fill(~inside, padding), lengths)

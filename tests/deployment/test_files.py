@@ -110,6 +110,12 @@ def test_label_sets_of_branch_and_bound_are_read_as_a_head(trained: nn.Module, t
     Decoder(found.head, Multilabel(3, decoder=MessagePassing()))
 
 
+def test_probabilities_need_a_temperature(tmp_path) -> None:
+    save_model(tmp_path / "model", LinearMulticlass(5, 3))
+    with pytest.raises(ValueError, match="no temperature: calibrate the estimator"):
+        load_head(tmp_path / "model").marginals(torch.ones(2, 5))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", ["lists"], indirect=True)
 def test_in_a_fresh_process_without_lightning_or_scikit_learn(trained: nn.Module, tmp_path) -> None:
@@ -260,6 +266,7 @@ def test_what_is_not_saved_leaves_the_old_file(tmp_path) -> None:
         (LinearArcs(5), {"labels": ["a"]}, "Arborescence has none: leave them out"),
         (LinearGraph(3, 2), {"labels": ["a"]}, "labels has 1 names, and GraphCut has 2"),
         (LinearMulticlass(5, 3).to("meta"), {}, "head has weight of torch.float32 on meta"),
+        (LinearMulticlass(5, 3), {"temperature": 0.0}, "temperature=0.0"),
     ]:
         with pytest.raises(ValueError, match=words):
             save_model(path, head, **arguments)

@@ -8,6 +8,7 @@ import torch
 from scipy import sparse
 from tables import each_row
 
+from torchssvm.deployment import load_head
 from torchssvm.estimators import ChainSVC
 
 chance = np.random.default_rng(0)
@@ -78,7 +79,7 @@ def test_tensors_are_arrays():
     assert fitted.predict(X) == fitted.predict(as_tensors[0])
 
 
-def test_probabilities_are_there_once_they_are_calibrated():
+def test_probabilities_are_there_once_they_are_calibrated(tmp_path):
     fitted = ChainSVC(tol=0.1, random_state=0).fit(X, y)
     assert not hasattr(fitted, "predict_proba")
     with pytest.raises(AttributeError) as error:
@@ -91,6 +92,9 @@ def test_probabilities_are_there_once_they_are_calibrated():
     before, found = fitted.predict(X), fitted.calibrate(X, noisy).predict_proba([X[0], [], X[3]])
     assert fitted.predict(X) == before
     assert found[1].shape == (0, 2)
+    fitted.save(tmp_path / "model")
+    served = load_head(tmp_path / "model").marginals(torch.as_tensor(np.array([X[0]]), dtype=torch.float32))
+    assert served.parts["emission"][0].numpy() == pytest.approx(found[0], abs=1e-6)
 
     def scores(rows):  # of all sequences of labels
         states = np.array(list(itertools.product(range(2), repeat=len(rows))))

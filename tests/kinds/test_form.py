@@ -29,6 +29,7 @@ from torchssvm.core.jit import njit
 from torchssvm.core.structure import Decoding, Structure
 from torchssvm.datasets import PaddedDataset
 from torchssvm.kinds import Form, block
+from torchssvm.kinds.adapter import find_adapter
 from torchssvm.structures.tree import kind_numba
 
 
@@ -268,6 +269,20 @@ def test_wrong_examples_are_refused(change, words):
     dual = DualState.for_head(head, 12, 0.05, storage=MeanParts())
     with pytest.raises(ValueError, match=words):
         CompiledBCFW(head, dual, [Batch(x, y, torch.arange(12))])
+
+
+def test_a_form_of_a_subclass_is_that_of_the_forward_before_it():
+    class Told(Head):
+        def compiled_form(self):
+            return super().compiled_form()
+
+    class Unknown(Head):
+        def forward(self, x):
+            return super().forward(x)
+
+    assert isinstance(find_adapter(Told()), Form)
+    with pytest.raises(TypeError, match=r"its forward is that of Unknown, and its compiled_form is that of Head"):
+        find_adapter(Unknown())
 
 
 def test_what_a_form_does_not_say_is_refused():

@@ -247,6 +247,23 @@ def test_wrong_structures_are_found(methods, names, words):
         assert ARGMAX not in found
 
 
+class Misses(Chain):
+    """Never says the last label."""
+
+    def argmax(self, potentials):
+        tensors = dict(potentials.tensors)
+        tensors["emission"] = tensors["emission"].clone()
+        tensors["emission"][..., -1] = -torch.inf
+        return Decoding(super().argmax(potentials.replace(tensors)).labeling)
+
+
+def test_an_oracle_that_misses_outputs_falls_behind_the_targets():
+    x, labels = torch.randn(6, 4, 5), torch.randint(0, 3, (6, 4))
+    head = LinearChain(5, 3, structure=Misses(3))
+    found = problems_of(check(head, head.structure, Batch(x, labels, torch.arange(6))))
+    assert "another output has" in found[ARGMAX]
+
+
 class ReadsPadding(Chain):
     """Forgets the lengths when it decodes, and crops afterwards."""
 

@@ -430,6 +430,10 @@ def test_refusals(tagger, items, tokenizer, classifier):
         tagger.tag("the red house", tokenizer)
     with pytest.raises(ValueError, match=r"texts\[1\]"):
         tagger.tag(["red", ""], tokenizer)
+    with pytest.raises(ValueError, match=r"texts\[0\] has the word '' at 1, of which no piece is left"):
+        tagger.tag([["red", "", "house"]], tokenizer)
+    with pytest.raises(TypeError, match=r"texts\[1\]=None must be a text"):
+        tagger.tag(["red", None], tokenizer)
     with pytest.raises(ValueError, match=r"texts\[0\] has 32 pieces.*24"):
         tagger.tag(["red " * 30], tokenizer)
     with pytest.raises(TypeError, match="fast"):

@@ -145,7 +145,10 @@ def fetcher(dataset: Any, collate_fn: Collate | None = None) -> partial[Batch]:
             "dataset is a Subset, whose items keep their numbers in the whole: use hold_out(dataset, share)"
         )
     if collate is None:
-        raise ValueError(f"collate_fn=None, and {type(dataset).__name__} has no method `collate`: set dataset.collate")
+        raise ValueError(
+            f"{type(dataset).__name__} has no method `collate`, which makes a Batch of items: use "
+            "torchssvm.datasets.PaddedDataset(x, y, lengths), give collate_fn, or set dataset.collate"
+        )
     return partial(_fetched, dataset, collate)
 
 
@@ -414,8 +417,13 @@ class Part:
             raise IndexError(f"example {i} of a dataset of {len(self.rows)}")
         return i
 
-    def collate(self, items: Sequence[int]) -> Batch:
-        """The examples with these numbers."""
+    def __getitems__(self, items: Sequence[int]) -> Batch:
+        return self.collate(items)
+
+    def collate(self, items: Sequence[int] | Batch) -> Batch:
+        """The examples with these numbers; a batch of them as it is."""
+        if isinstance(items, Batch):
+            return items
         index = torch.tensor(list(items), dtype=torch.int64)
         batch = self._fetch(self.rows[index].tolist())
         return batch.replace(index=index.to(batch.index.device))

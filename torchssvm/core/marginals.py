@@ -1,12 +1,12 @@
-"""What an expectation oracle returns."""
+"""What an expectation oracle returns, and asks it for probabilities at a temperature."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torchssvm.core.potentials import Parts
+from torchssvm.core.potentials import Parts, Potentials
 
 
 class Marginals(NamedTuple):
@@ -26,3 +26,9 @@ class Marginals(NamedTuple):
 
     parts: Parts
     log_partition: Tensor
+
+
+def marginals_at(structure: Any, potentials: Potentials, temperature: float) -> Marginals:
+    """Those of scores divided by the temperature, in float64."""
+    warm = {name: tensor.double() / temperature for name, tensor in potentials.tensors.items()}
+    return structure.marginals(potentials.replace(warm))

@@ -34,7 +34,8 @@ class Trial:
     """A batch on which requirements are examined.
 
     ``potentials`` are the head's for random weights, ``target`` is from ``check_target``, ``samples`` are outputs: the
-    target, and the oracle's outputs for other potentials; ``generator`` is the source of further random numbers.
+    target, and the oracle's outputs for other potentials; ``generator`` is the source of further random numbers;
+    ``learned`` are potentials that come to favour the target, as those of training do.
     """
 
     structure: Structure
@@ -43,6 +44,7 @@ class Trial:
     samples: list[Any]
     weights: list[nn.Parameter]
     generator: torch.Generator
+    learned: Iterable[Potentials]
 
     def parts(self, labeling: Any) -> Parts:
         """The labeling's parts; raises ValueError if they are not shaped like the potentials."""
@@ -203,6 +205,10 @@ def argmax_error(trial: Trial, *, augmented: bool = False) -> str | None:
         tensors = {name: factor * t.detach() for name, t in trial.potentials.tensors.items()}
         if problem := _better_output(trial, trial.potentials.replace(tensors), trial.target if augmented else None):
             return problem
+    if not augmented and trial.structure.enumerate(trial.potentials) is None:  # else all outputs were compared
+        for potentials in trial.learned:
+            if problem := _better_output(trial, potentials, None):
+                return problem
     return None
 
 

@@ -10,8 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchssvm.core.arguments import check_number
 from torchssvm.core.extras import needs
 from torchssvm.core.files import whole_file
+from torchssvm.core.marginals import Marginals, marginals_at
+from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.schema import seal
 from torchssvm.core.structure import Structure
 from torchssvm.deployment.checks import check_fit, check_labels, check_vocabulary
@@ -35,6 +38,7 @@ class SavedModel(NamedTuple):
         labels: The names of the outputs, or None.
         vocabulary: The columns of the features by name, or None.
         features: What scales features before the head gets them, or None.
+        temperature: By which scores are divided for probabilities, or None.
 
     Example:
         >>> save_model("classes.safetensors", LinearMulticlass(4, 3), labels=["red", "green", "blue"])
@@ -48,12 +52,25 @@ class SavedModel(NamedTuple):
     labels: list[str] | None
     vocabulary: dict[str, int] | None
     features: nn.Module | None = None
+    temperature: float | None = None
 
-    @torch.no_grad()
     def decode(self, *inputs: Any) -> Any:
         """The best outputs of features, and of lengths where the head takes them."""
-        x, *lengths = inputs
-        return self.structure.decode(self.head(x if self.features is None else self.features(x), *lengths))
+        return self.structure.decode(self._potentials(*inputs))
+
+    def marginals(self, *inputs: Any) -> Marginals:
+        """Probabilities of the parts of outputs, ``parts["emission"]`` of a chain ``[B, N, K]``, from the same inputs.
+
+        Raises:
+            ValueError: The file has no temperature.
+        """
+        if self.temperature is None:
+            raise ValueError("the file has no temperature: calibrate the estimator, and save it again")
+        return marginals_at(self.structure, self._potentials(*inputs), self.temperature)
+
+    @torch.no_grad()
+    def _potentials(self, x: Any, *lengths: Any) -> Potentials:
+        return as_potentials(self.head(x if self.features is None else self.features(x), *lengths))
 
 
 def save_model(
@@ -64,6 +81,7 @@ def save_model(
     labels: Sequence[str] | None = None,
     vocabulary: Mapping[str, int] | None = None,
     features: nn.Module | None = None,
+    temperature: float | None = None,
 ) -> None:
     """Write a trained head and its structure to one safetensors file, whole or not at all.
 
@@ -78,6 +96,7 @@ def save_model(
         labels: The names of the states, classes or labels, in the order of their numbers.
         vocabulary: The column of every feature by its name, for heads that take :class:`~torchssvm.SparseFeatures`.
         features: :class:`UnitRows`, which scales features before the head gets them.
+        temperature: By which scores are divided for probabilities; positive.
 
     Raises:
         TypeError: Head or structure is of a class that is not made again, or there are features; labels are no
@@ -112,6 +131,7 @@ def save_model(
         "structure": None if structure is own else _to_json(_recipe(structure, "structure"), tensors),
         **({} if features is None else {"features": _to_json(_recipe(features, "features"), tensors)}),
         "labels": None if labels is None else check_labels(labels, structure),
+        **({} if temperature is None else {"temperature": check_number(temperature, "temperature", above=0.0)}),
     }
     if vocabulary is not None:  # a header has at most 100 MB
         names = json.dumps(check_vocabulary(vocabulary, head), ensure_ascii=False).encode()
@@ -201,7 +221,9 @@ def _made(content: dict[str, Any], tensors: dict[str, Tensor]) -> SavedModel:
     labels = None if content["labels"] is None else check_labels(content["labels"], structure)
     names = tensors.get(_VOCABULARY)
     vocabulary = None if names is None else check_vocabulary(json.loads(names.numpy().tobytes()), head)
-    return SavedModel(head.eval(), structure, labels, vocabulary, features)
+    if (temperature := content.get("temperature")) is not None:
+        check_number(temperature, "temperature", above=0.0)
+    return SavedModel(head.eval(), structure, labels, vocabulary, features, temperature)
 
 
 def _sentence(error: Exception) -> str:

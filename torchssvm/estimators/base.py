@@ -215,7 +215,7 @@ class StructuredEstimator(CertifiedEstimator):
         return 1.0 / (self.C * weight) if self.lam is None else float(self.lam)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trained model, its labels and its vocabulary to one file.
+        """Write the trained model, its labels, its vocabulary and its temperature, once calibrated, to one file.
 
         :func:`torchssvm.deployment.load_model` reads it where neither scikit-learn nor the training data are; sets of
         labels and graphs, which are not decoded in plain torch operators, are read by
@@ -232,7 +232,15 @@ class StructuredEstimator(CertifiedEstimator):
         check_is_fitted(self)
         names = [str(label) for label in self.classes_]
         vocabulary = getattr(self, "vocabulary_", None)
-        save_model(path, self.head_, labels=names, vocabulary=vocabulary, features=self._features())
+        temperature = getattr(self, "temperature_", None)
+        save_model(
+            path,
+            self.head_,
+            labels=names,
+            vocabulary=vocabulary,
+            features=self._features(),
+            temperature=temperature,
+        )
 
     def _features(self) -> Any:
         """What scales features below the head, in a saved model."""

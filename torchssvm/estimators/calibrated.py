@@ -11,6 +11,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from torchssvm.core.batch import in_order
+from torchssvm.core.marginals import marginals_at
 from torchssvm.core.naming import naming
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.sparse_features import FeatureLists
@@ -89,8 +90,7 @@ class SequenceEstimator(CalibratedEstimator):
         check_list(X)
         found = [np.zeros((0, len(self.classes_))) for _ in X]
         for index, length, potentials in self._scored(X):
-            warm = {name: tensor.double() / self.temperature_ for name, tensor in potentials.tensors.items()}
-            parts = self.structure_.marginals(potentials.replace(warm)).parts["emission"].numpy()
+            parts = marginals_at(self.structure_, potentials, self.temperature_).parts["emission"].numpy()
             for i, size, row in zip(index, length, parts, strict=True):
                 found[i] = row[:size, : len(self.classes_)].copy()
         return found

@@ -147,6 +147,9 @@ def weights_of(
         return counts.sum() / (len(classes) * np.maximum(counts, least))
     if class_weight is not None and not isinstance(class_weight, dict):
         raise ValueError(f"class_weight={class_weight!r} must be None, 'balanced' or a dictionary by class")
+    known, named = set(classes.tolist()), class_weight or {}
+    if known - set(named) and (others := [name for name in named if name not in known]):
+        raise ValueError(f"class_weight names {others[0]!r}, and the classes are {classes.tolist()}")
     found = compute_class_weight(class_weight, classes=classes, y=classes)
     if not (np.isfinite(found).all() and (found >= 0.0).all()):
         raise ValueError(f"class_weight={class_weight!r} must hold finite numbers that are not negative")

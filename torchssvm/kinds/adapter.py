@@ -252,8 +252,16 @@ def find_adapter(head: nn.Module, *, anywhere: bool = False) -> HeadAdapter:
     moved.
     """
     adapter = None
-    form, forward = (_definer(type(head), name) for name in ("compiled_form", "forward"))
-    if form is not None and form is forward:  # else the form is that of another head
+    bases = type(head).__mro__
+    form, forward = (
+        next((base for base in bases if name in vars(base)), None) for name in ("compiled_form", "forward")
+    )
+    if form is not None:
+        if forward is not None and bases.index(forward) < bases.index(form):
+            raise TypeError(
+                f"head is {type(head).__name__}(...), which has no compiled loop: its forward is that of "
+                f"{forward.__name__}, and its compiled_form is that of {form.__name__} before it; use BlockGap and BCFW"
+            )
         adapter = head.compiled_form()  # type: ignore[operator]
     if adapter is None:
         raise TypeError(
@@ -269,8 +277,3 @@ def find_adapter(head: nn.Module, *, anywhere: bool = False) -> HeadAdapter:
             "features on any device; or train on the device by BlockGap and BCFW"
         )
     return adapter
-
-
-def _definer(cls: type, name: str) -> type | None:
-    """The class that defines a method."""
-    return next((base for base in cls.__mro__ if name in vars(base)), None)

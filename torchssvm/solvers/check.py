@@ -16,7 +16,7 @@ from torchssvm.core import requirements
 from torchssvm.core.batch import Batch, apply_head, to_device
 from torchssvm.core.bounds import Bound, Box
 from torchssvm.core.linearity import linearity_error
-from torchssvm.core.potentials import Potentials, as_potentials
+from torchssvm.core.potentials import Potentials, as_potentials, conform, inner, subtract
 from torchssvm.core.requirements import ROUNDS, Skipped, Trial
 from torchssvm.core.structure import Structure, as_decoding
 from torchssvm.dual.labelings import Labelings
@@ -148,7 +148,8 @@ def check(
             return CheckReport(tuple(findings))
         findings.append(Finding("head and target fit the structure"))
         samples = _samples(structure, _random_potentials(head, args, potentials, box, generator), target)
-        trial = Trial(structure, potentials, target, samples, weights, generator)
+        learned = _learned(head, args, structure, target, box)
+        trial = Trial(structure, potentials, target, samples, weights, generator, learned)
         findings += [_examine(name, error_of, trial) for name, error_of in _REQUIREMENTS.items()]
     finally:
         with torch.no_grad():
@@ -240,6 +241,31 @@ def _random_potentials(
                 for name, t in potentials.tensors.items()
             }
             yield potentials.replace(noise)
+
+
+def _learned(
+    head: nn.Module, args: tuple[Any, ...], structure: Structure, target: Any, box: Box
+) -> Iterator[Potentials]:
+    """Potentials for the weights of a perceptron, which come to favour the targets: so do those of training."""
+    names = [name for name, _ in head.named_parameters()]
+    buffers = {name: buffer.clone() for name, buffer in head.named_buffers()}
+    weights = box.clip([torch.zeros_like(p) for p in head.parameters()])
+    for _ in range(ROUNDS):
+        leaves = [weight.detach().requires_grad_() for weight in weights]
+        with torch.enable_grad():
+            potentials = as_potentials(
+                functional_call(head, {**buffers, **dict(zip(names, leaves, strict=True))}, args)
+            )
+            plain = potentials.detach()
+            found = as_decoding(structure.argmax(plain)).labeling
+            own, other = (conform(structure.parts(each), plain, "parts") for each in (target, found))
+            gain = inner(subtract(own, other), potentials.tensors).sum()
+            steps = torch.autograd.grad(gain, leaves, materialize_grads=True)
+        weights = box.clip([weight.detach() + step for weight, step in zip(leaves, steps, strict=True)])
+        with torch.no_grad():
+            yield as_potentials(
+                functional_call(head, {**buffers, **dict(zip(names, weights, strict=True))}, args)
+            ).detach()
 
 
 def _samples(structure: Structure, others: Iterable[Potentials], target: Any) -> list[Any]:

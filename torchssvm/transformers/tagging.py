@@ -63,6 +63,8 @@ def tag_texts(tagger: Any, texts: Any, tokenizer: Any, batch_size: int) -> list[
 
 def _read(text: Any, place: int, tokenizer: Any, limit: int) -> _Text:
     split = not isinstance(text, str)
+    if split and not (isinstance(text, list | tuple) and all(isinstance(word, str) for word in text)):
+        raise TypeError(f"texts[{place}]={text!r} must be a text, or a list of words")
     pieces = tokenizer(text, is_split_into_words=split, return_offsets_mapping=True, truncation=False, verbose=False)
     words, offsets = pieces.word_ids(), pieces.pop("offset_mapping")
     first: list[int] = []
@@ -77,6 +79,11 @@ def _read(text: Any, place: int, tokenizer: Any, limit: int) -> _Text:
             places[-1] = (places[-1][0], offsets[piece][1])
     if not first:
         raise ValueError(f"texts[{place}]={text!r} has no word: leave it out")
+    if split and len(first) < len(text):
+        empty = next(i for i in range(len(text)) if i not in words)
+        raise ValueError(
+            f"texts[{place}] has the word {text[empty]!r} at {empty}, of which no piece is left: leave it out"
+        )
     check_pieces(len(words), limit, f"texts[{place}]")
     return _Text(pieces, first, places)
 
