@@ -201,6 +201,23 @@ def test_a_warm_start_goes_on(case):
     assert cold.dual <= warm.primal
 
 
+def test_an_interrupted_warm_start_leaves_the_weights_of_the_certificate(case, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    estimator, X, y = case
+    estimator.set_params(warm_start=True, tol=0.2).fit(X, y)
+    certificate, before = estimator.certificate_, [p.detach().clone() for p in estimator.head_.parameters()]
+    estimator.set_params(C=3.0, tol=0.02)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(estimator), "_note", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            estimator.fit(X, y)
+    assert estimator.certificate_ is certificate
+    assert all(map(torch.equal, before, estimator.head_.parameters()))
+    _same_optimum(estimator.fit(X, y), clone(estimator).fit(X, y))
+
+
 @pytest.mark.parametrize("chosen", [slice(0, -2), slice(None, None, -1), slice(4, None)])
 def test_a_warm_start_takes_other_examples(case, chosen):
     estimator, X, y = case

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -136,6 +137,8 @@ class CertifiedEstimator(BaseEstimator):
         )
         self.certificate_, self.n_passes_ = certificate, certificate.passes
         own = head.head if isinstance(head, WeightedHead) else head
+        if self._goes_on:  # a later fit trains the head of the run, and may raise before its certificate
+            own = copy.deepcopy(own)
         self.head_, self.structure_ = own, own.structure
         self.__dict__.pop("temperature_", None)  # that of the model before
         if is_within(certificate.gap, tolerance, certificate.primal):

@@ -86,24 +86,6 @@ def test_certificates_are_those_of_the_torch_loop(name, order):
     assert (told.primal, told.dual) == pytest.approx((found.primal, found.dual), rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore:the primal is 0")
-def test_a_step_visits_blocks_after_a_certificate_whose_gaps_are_all_small():
-    visited = 0
-    for seed in range(40):
-        made, x, y = random_loop(seed)
-        batch = [Batch(x, y, torch.arange(len(y)))]
-        loop = CompiledBCFW(made.head, made.dual, batch, direction=Corrective(), seed=seed)
-        loop.step()
-        for _ in range(3):
-            loop.step()
-            loop.certify()
-            before, left = loop.dual.oracle_calls, bool(loop.dual.gap_estimates.any())
-            loop.step()
-            assert (loop.dual.oracle_calls > before) == left, seed
-            visited += left
-    assert visited > 40
-
-
 def test_a_run_goes_on_in_the_middle_of_a_sweep():
     def steps(loop: CompiledBCFW, visits: list[int | None]) -> None:
         for count in visits:
