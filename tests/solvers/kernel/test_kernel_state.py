@@ -218,6 +218,8 @@ class TestResume:
             with pytest.raises(ValueError, match="checkpoint"):
                 svm.load_state_dict(resealed(state))
             assert_same(before, svm.state_dict())
+        with pytest.raises(ValueError, match=r"has format 2, .* format 3: .*train anew"):
+            svm.load_state_dict(resealed({**good, "format": 2, "support": {}}))
 
 
 class TestOtherHeadsAndDevices:

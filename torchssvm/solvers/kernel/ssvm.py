@@ -247,6 +247,7 @@ class SupportCounts:
 
 
 _FORMAT = 3
+_ADVICE = ": since format 3 no support labelings are listed. Load it with the release that wrote it, or train anew"
 
 
 class KernelSSVM(DualTrainer, Stateful):
@@ -455,7 +456,7 @@ class KernelSSVM(DualTrainer, Stateful):
 
     def _schema(self) -> Schema:
         return {
-            "format": version(_FORMAT),
+            "format": version(_FORMAT, _ADVICE),
             "kernel": Same(name_of(self.head.kernel)),
             "tokens": Same(digest(self.data.tokens)),
             "dual": self.dual,
