@@ -83,6 +83,18 @@ def test_options_are_checked_where_they_are_made():
         torchssvm.choose_lam(problem.head, Items(problem), Items(problem), [0.1], solver=3)
 
 
+def test_a_schedule_counts_even_if_it_is_empty():
+    class Listed(list):
+        def due(self, progress, tolerance):
+            return False
+
+    problem = multiclass(1)
+    trainer = torchssvm.make_trainer(
+        problem.head, Items(problem), problem.lam, solver=Solver(schedule=Listed()), progress=False
+    )
+    assert isinstance(trainer.schedule, Listed)
+
+
 @pytest.mark.parametrize("name", TO_SOLVER)
 def test_arguments_that_have_gone_say_where_to(name):
     """By every function that had them; nothing has begun."""

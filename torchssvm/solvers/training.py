@@ -235,9 +235,10 @@ def make_trainer(
                 seed=rules.seed,
                 optimizer=BCFW(groups(head, bounds), dual, line_search=rules.line_search),
             )
-    trainer.schedule = rules.schedule or trainer.schedule
     if begun is not None:  # few passes are left, of which a certificate too late is a good part
-        trainer.early, trainer.schedule = True, rules.schedule or WhenEstimated(at_least=0.25)
+        trainer.early, trainer.schedule = True, WhenEstimated(at_least=0.25)
+    if rules.schedule is not None:
+        trainer.schedule = rules.schedule
     return trainer
 
 
