@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from torchssvm import BCFW, BlockGap, Chain, DualState, LinearChain, Potentials
+from torchssvm import BCFW, Batch, BlockGap, Chain, DualState, LinearChain, Potentials, certify
 from torchssvm.steps.box_qp import solve_box_qp
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.chain.oracle import viterbi
@@ -88,7 +88,7 @@ def scores(tables: dict[str, torch.Tensor], found: torch.Tensor, labels: torch.T
 
 
 def train(device: torch.device, size: int, states: int) -> None:
-    """Two steps of training on chains: their labels, the rows of their blocks, and inner products."""
+    """Two steps and a certificate of chains: their labels, the rows of their blocks, and inner products."""
     x = torch.randn(4, size, 6, generator=torch.Generator().manual_seed(1)).to(device)
     head = LinearChain(6, states).to(device)
     dual = DualState.for_head(head, num_examples=4, lam=0.1)
@@ -98,6 +98,7 @@ def train(device: torch.device, size: int, states: int) -> None:
         optimizer.zero_grad()
         BlockGap(dual)(head(x), y, index).backward()
         optimizer.step()
+    certify(head, dual, [Batch(x, y, index)])
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torchssvm.core.batch import Batch
 from torchssvm.core.digest import digest_examples
 from torchssvm.core.gradients import adjoint
-from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.on_host import on_host
 from torchssvm.core.potentials import scale
 from torchssvm.core.precision import full_precision
@@ -69,13 +68,13 @@ def make_pass(
         for batch, potentials, index in every_training_example(head, problem, batches):
             target = problem.structure.check_target(batch.y, potentials)
             targets[on_host(index)] = digest_examples(target, potentials)
-            corner = find_corner(problem.structure, potentials, target)
-            finer = fine(potentials, target, corner).corner
+            finer, *_, corner = fine(potentials, target)
+            assert finer.read is not None
             with full_precision(potentials.device):
                 parts = scale(probe(potentials, problem.structure), (1.7 * index.double() + 0.3).cos())
                 found += flat(adjoint(potentials, parts, problem.parameters)).cpu()
                 slack.collect(index, potentials, corner)
-            hinges += float(finer.bound.sum())
+            hinges += float(finer.read[1].sum())
             exact &= finer.exact
             relaxed |= finer.relaxed
     check_targets(problem, targets)

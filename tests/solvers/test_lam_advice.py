@@ -42,4 +42,5 @@ def test_a_run_that_reaches_its_gap_with_weights_says_nothing(kind, factor):
     problem = PROBLEMS[kind](3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        solve(problem.head, Items(problem), factor * guess_lam(problem.head, Items(problem)), tolerance=Relative(0.05))
+        lam = factor * guess_lam(problem.head, Items(problem))
+        solve(problem.head, Items(problem), lam, tolerance=Relative(0.05), max_passes=3000)

@@ -309,7 +309,7 @@ class Kernels(Work):
             lambda: svm.visit([0.5]),  # type: ignore[list-item]
             lambda: svm.solve(0.1, max_passes=0),
             lambda: svm.decode(problem.x[..., :1]),
-            lambda: svm.load_state_dict(damaged(svm.state_dict(), "support")),
+            lambda: svm.load_state_dict(damaged(svm.state_dict(), "dual")),
             lambda: svm.load_state_dict(damaged(svm.state_dict(), "dual", "kernel_squared_norm")),
             lambda: edited(svm.dual.parameters[-1], lambda: svm.visit(self.rows)),
         ]

@@ -54,9 +54,9 @@ class Labelled(Structure):
 
     def mean_loss(self, psi: Parts, target: Any, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
         """Costs on a device are made on the CPU, which knows the target."""
-        own, labels = psi[self.single], tree_tensors(target)[0]
-        if type(self).loss_potentials is not Labelled.loss_potentials or not fits_triton(own):
+        if type(self).loss_potentials is not Labelled.loss_potentials or not fits_triton(psi[self.single]):
             return super().mean_loss(psi, target, potentials)
+        own, labels = psi[self.single], tree_tensors(target)[0]
         from torchssvm.structures.labelled_triton import mean_loss_triton
 
         mean, sizes = mean_loss_triton(own, labels, upload(self.costs(tree_map(on_host, target)), own.device))
