@@ -234,16 +234,8 @@ class StructuredEstimator(CertifiedEstimator):
         """
         check_is_fitted(self)
         names = [str(label) for label in self.classes_]
-        vocabulary = getattr(self, "vocabulary_", None)
-        temperature = getattr(self, "temperature_", None)
-        save_model(
-            path,
-            self.head_,
-            labels=names,
-            vocabulary=vocabulary,
-            features=self._features(),
-            temperature=temperature,
-        )
+        own = {name: getattr(self, f"{name}_", None) for name in ("vocabulary", "temperature")}
+        save_model(path, self.head_, labels=names, features=self._features(), **own)
 
     def _features(self) -> Any:
         """What scales features below the head, in a saved model."""

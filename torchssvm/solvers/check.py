@@ -256,16 +256,14 @@ def _learned(
             potentials = as_potentials(
                 functional_call(head, {**buffers, **dict(zip(names, leaves, strict=True))}, args)
             )
-            plain = potentials.detach()
+        plain = potentials.detach()
+        yield plain
+        with torch.enable_grad():
             found = as_decoding(structure.argmax(plain)).labeling
             own, other = (conform(structure.parts(each), plain, "parts") for each in (target, found))
             gain = inner(subtract(own, other), potentials.tensors).sum()
             steps = torch.autograd.grad(gain, leaves, materialize_grads=True)
         weights = box.clip([weight.detach() + step for weight, step in zip(leaves, steps, strict=True)])
-        with torch.no_grad():
-            yield as_potentials(
-                functional_call(head, {**buffers, **dict(zip(names, weights, strict=True))}, args)
-            ).detach()
 
 
 def _samples(structure: Structure, others: Iterable[Potentials], target: Any) -> list[Any]:
