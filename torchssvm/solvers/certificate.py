@@ -168,7 +168,7 @@ def pass_of_all_ranks(dual: DualState, make_pass: Callable[[], ExactPass]) -> Ex
         exact=bool(table[:, 3].all()),
         relaxed=bool(table[:, 4].any()),
         gap_estimate=gap,
-        weights=[part.view(p.shape) for part, p in zip(total.split(sizes), dual.parameters, strict=True)],
+        weights=parts_of(total, dual.parameters),
     )
 
 

@@ -223,17 +223,21 @@ def _random_weights(weights: list[nn.Parameter], box: Box, generator: torch.Gene
     return box.clip([torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device) for p in weights])
 
 
+def _potentials_at(head: nn.Module, args: tuple[Any, ...], weights: list[Tensor]) -> Potentials:
+    """What the head gives for these weights; its own, and its buffers, stay as they are."""
+    values = {name: buffer.clone() for name, buffer in head.named_buffers()}
+    values.update(zip(dict(head.named_parameters()), weights, strict=True))
+    return as_potentials(functional_call(head, values, args))
+
+
 def _random_potentials(
     head: nn.Module, args: tuple[Any, ...], potentials: Potentials, box: Box, generator: torch.Generator
 ) -> Iterator[Potentials]:
     """Random potentials; if weights are bounded, the head's potentials for random weights within the bounds."""
     for _ in range(ROUNDS):
         if box.has_bounds:
-            names = [name for name, _ in head.named_parameters()]
-            values = dict(zip(names, _random_weights(list(head.parameters()), box, generator), strict=True))
-            buffers = {name: buffer.clone() for name, buffer in head.named_buffers()}
             with torch.no_grad():
-                found = as_potentials(functional_call(head, {**buffers, **values}, args))
+                found = _potentials_at(head, args, _random_weights(list(head.parameters()), box, generator))
             yield found
         else:
             noise = {
@@ -247,15 +251,11 @@ def _learned(
     head: nn.Module, args: tuple[Any, ...], structure: Structure, target: Any, box: Box
 ) -> Iterator[Potentials]:
     """Potentials for the weights of a perceptron, which come to favour the targets: so do those of training."""
-    names = [name for name, _ in head.named_parameters()]
-    buffers = {name: buffer.clone() for name, buffer in head.named_buffers()}
     weights = box.clip([torch.zeros_like(p) for p in head.parameters()])
     for _ in range(ROUNDS):
         leaves = [weight.detach().requires_grad_() for weight in weights]
         with torch.enable_grad():
-            potentials = as_potentials(
-                functional_call(head, {**buffers, **dict(zip(names, leaves, strict=True))}, args)
-            )
+            potentials = _potentials_at(head, args, leaves)
         plain = potentials.detach()
         yield plain
         with torch.enable_grad():

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchssvm.core.head_call import evaluating
+from torchssvm.core.marginals import marginals_at
 from torchssvm.core.potentials import Potentials
 from torchssvm.datasets.text.chunk_f1 import Chunk, chunks
 from torchssvm.datasets.text.tag_schemes import to_bio
@@ -125,13 +126,10 @@ def _probabilities(tagger: Any, potentials: Potentials, tags: torch.Tensor, foun
     if not rows:
         return []
     structure, config = tagger.head.structure, tagger.config
-    warm = {
-        name: tensor.detach().cpu().double() / config.probability_temperature
-        for name, tensor in potentials.tensors.items()
-    }
+    scores = {name: tensor.detach().cpu() for name, tensor in potentials.tensors.items()}
     lengths = None if potentials.lengths is None else potentials.lengths.cpu()
-    every = structure.marginals(Potentials(warm, lengths)).log_partition
-    emission, inside = warm["emission"][rows].clone(), [name.startswith("I-") for name in config.labels]
+    every = marginals_at(structure, Potentials(scores, lengths), config.probability_temperature).log_partition
+    emission, inside = scores["emission"][rows].clone(), [name.startswith("I-") for name in config.labels]
     for copy, chunk in enumerate(chunk for its in found for chunk in its):
         states = tags[rows[copy], chunk.start : chunk.stop]
         own = emission[copy, chunk.start : chunk.stop]
@@ -140,7 +138,8 @@ def _probabilities(tagger: Any, potentials: Potentials, tags: torch.Tensor, foun
             on = [state for state, name in enumerate(config.labels) if inside[state] and name[2:] == chunk.type]
             emission[copy, chunk.stop, on] = -torch.inf
     fixed = Potentials(
-        {"emission": emission, "transition": warm["transition"][rows]}, None if lengths is None else lengths[rows]
+        {"emission": emission, "transition": scores["transition"][rows]}, None if lengths is None else lengths[rows]
     )
-    ratio = (structure.marginals(fixed).log_partition - every[rows]).exp()
+    own = marginals_at(structure, fixed, config.probability_temperature).log_partition
+    ratio = (own - every[rows]).exp()
     return ratio.clamp(max=1.0).tolist()
