@@ -1,6 +1,6 @@
 """What is to be known on the day that there is a CUDA device, in parts of at most eight minutes each.
 
-python benchmarks/device.py --part kernels|steps|large|training|checks|tests [--out FOLDER] [--minutes 8] [--quick]
+python benchmarks/device.py --part kernels|steps|large|training|checks|tests [--only TEXT] [--out FOLDER] [--minutes 8] [--quick]
 
 One call for each part, all into one FOLDER: every row is warmed up, has a time limit of its own, and is written to
 device.jsonl and device.md when it ends, the most telling first; a row that fails, or that lacks a package, data or
@@ -469,6 +469,7 @@ def main() -> None:
     """Read the flags and run the parts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--part", choices=PARTS, action="append", help="again for another; none is all of them")
+    parser.add_argument("--only", default="", metavar="TEXT", help="the rows whose name contains this text")
     parser.add_argument("--out", type=Path, default=Path("runs/device"))
     parser.add_argument("--minutes", type=float, default=8.0, help="of a part; no row ends later")
     parser.add_argument("--quick", action="store_true", help="tiny sizes on the pretended device")
@@ -494,6 +495,8 @@ def measure(flags: argparse.Namespace) -> None:
     for part in flags.part or PARTS:
         began = time.perf_counter()
         for what, row in getattr(bench, part)():
+            if flags.only not in what:
+                continue
             start = time.perf_counter()
             if (left := 60.0 * flags.minutes - (start - began)) <= 0.0:
                 report.add(part, what, {"not run": f"the part's {flags.minutes:g} minutes are over"}, 0.0)
