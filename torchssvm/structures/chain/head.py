@@ -17,7 +17,7 @@ from torchssvm.core.precision import full_precision, gradient_of_weight, product
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.token_products import STORED, respond
 from torchssvm.structures.arguments import check_range, check_structure
-from torchssvm.structures.chain import numba as kernels
+from torchssvm.structures.chain import oracle as kernels
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.linear_head import LinearHead, padded, weight
 

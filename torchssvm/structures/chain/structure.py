@@ -15,7 +15,7 @@ from torchssvm.core.on_host import constant, on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, OracleResult, Structure, digest, gated
 from torchssvm.structures.arguments import WeightedLabels, check_labels, check_lengths
-from torchssvm.structures.chain import numba as kernels
+from torchssvm.structures.chain import oracle as kernels
 from torchssvm.structures.chain.labelings import chain_parts, chain_scores
 from torchssvm.structures.chain.nbest import NBest, nbest
 from torchssvm.structures.chain.oracle import viterbi

@@ -16,7 +16,7 @@ from torchssvm.core.naming import row_name
 from torchssvm.core.on_host import constant
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, OracleResult, Structure, digest
-from torchssvm.structures.multilabel import numba as kernels
+from torchssvm.structures.multilabel import oracle as kernels
 from torchssvm.structures.multilabel.oracle import best_label_sets, shared, symmetric
 
 _MOST_LISTED = 12
