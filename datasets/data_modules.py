@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from torchssvm.core.arguments import check_choice, check_object, check_seed, check_whole
-from torchssvm.core.extras import needs
+from torchssvm.core.arguments import check_choice, check_object, check_seed, check_whole, needs
 from torchssvm.steps.orders import Order
 from torchssvm.steps.sampler import GapBatchSampler
 

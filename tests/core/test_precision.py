@@ -26,7 +26,7 @@ from torchssvm import (
     certify,
     recompute_weights,
 )
-from torchssvm.core.linearity import generators_of, linearity_error
+from torchssvm.core.gradients import generators_of, linearity_error
 from torchssvm.core.precision import full_precision, is_lowered, lowered_advice, product
 from torchssvm.solvers import primal
 from torchssvm.solvers.kernel import RBF
@@ -292,7 +292,7 @@ class Convolution(nn.Module):
 
 
 def test_convolutions_on_cuda_are_named():
-    from torchssvm.core.linearity import _convolution_advice
+    from torchssvm.core.gradients import _convolution_advice
 
     head = Convolution("cpu")
     assert "torch.backends.cudnn.allow_tf32 = False" in _convolution_advice(head, CUDA)

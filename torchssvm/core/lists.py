@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_tensor
-from torchssvm.core.head_call import largest_feature
+from torchssvm.core.gradients import largest_feature
 from torchssvm.core.row_sparse import per_example_rows
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.token_products import STORED

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torchssvm.core.caller import warn
+from torchssvm.core.arguments import warn
 
 Function = TypeVar("Function", bound=Callable[..., object])
 

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_whole
-from torchssvm.core.naming import number_of
-from torchssvm.core.ordered_sums import add_at
+from torchssvm.core.arguments import check_whole, number_of
+from torchssvm.core.row_sparse import add_at
 
 
 class SparseFeatures(NamedTuple):

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_number
-from torchssvm.core.extras import needs
+from torchssvm.core.arguments import check_number, needs
 from torchssvm.core.files import whole_file
 from torchssvm.core.marginals import Marginals, marginals_at
 from torchssvm.core.potentials import Potentials, as_potentials

@@ -10,9 +10,9 @@ import torch
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
+from torchssvm.core.arguments import naming
 from torchssvm.core.batch import in_order
 from torchssvm.core.marginals import marginals_at
-from torchssvm.core.naming import naming
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.sparse_features import FeatureLists
 from torchssvm.estimators.base import StructuredEstimator

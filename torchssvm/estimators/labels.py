@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from sklearn.utils.class_weight import compute_class_weight
 
+from torchssvm.core.arguments import name_rows, number_of
 from torchssvm.core.batch import Batch
-from torchssvm.core.naming import name_rows, number_of
 from torchssvm.estimators.examples import Examples, padded, size_of
 from torchssvm.structures.arguments import WeightedLabels
 

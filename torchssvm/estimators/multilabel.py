@@ -14,8 +14,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from torchssvm.core.arguments import warn
 from torchssvm.core.batch import Batch, Part
-from torchssvm.core.caller import warn
 from torchssvm.core.potentials import Potentials
 from torchssvm.deployment import UnitRows, save_model
 from torchssvm.estimators.base import MATRIX, MatrixClassifier

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_number, check_tensor
 from torchssvm.core.batch import tree_map
-from torchssvm.core.head_call import largest_feature
+from torchssvm.core.gradients import largest_feature
 from torchssvm.core.jit import clock
 from torchssvm.estimators.anchor import ANCHORS, anchor, linear, part, situations
 from torchssvm.estimators.base import CertifiedEstimator

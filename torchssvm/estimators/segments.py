@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from torchssvm.core.arguments import check_whole, is_whole
-from torchssvm.core.naming import number_of
+from torchssvm.core.arguments import check_whole, is_whole, number_of
 from torchssvm.estimators.calibrated import SequenceEstimator
 from torchssvm.estimators.examples import size_of
 from torchssvm.estimators.labels import check_lists, counted, labelled, state_weights, states_of

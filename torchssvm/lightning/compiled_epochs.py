@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, RandomSampler, Sampler
 
 from torchssvm.core.batch import Batch, as_batch, fetcher, lengths_of, rows_in_order
-from torchssvm.core.head_call import evaluating
+from torchssvm.core.gradients import evaluating
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.schema import Entry, Maybe, Same, Schema, Stateful

@@ -12,10 +12,9 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
-from torchssvm.core.arguments import check_object
+from torchssvm.core.arguments import check_object, warn
 from torchssvm.core.batch import as_batch
-from torchssvm.core.caller import warn
-from torchssvm.core.head_call import evaluating
+from torchssvm.core.gradients import evaluating
 from torchssvm.core.jit import clock
 from torchssvm.lightning.exact_pass import Fit, fit_of, in_precision, visible
 from torchssvm.lightning.loaders import exact_pass_loader

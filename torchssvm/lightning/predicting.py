@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchssvm.core.arguments import warn
 from torchssvm.core.batch import Batch, as_batch, device_of, to_device
-from torchssvm.core.caller import warn
-from torchssvm.core.head_call import apply_features
+from torchssvm.core.gradients import apply_features
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.precision import full_precision
 from torchssvm.core.structure import Labeling, Structure

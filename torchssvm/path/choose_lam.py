@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchssvm.core.arguments import as_number, check_dataset, check_number, check_whole, or_default
+from torchssvm.core.arguments import as_number, check_dataset, check_number, check_whole, or_default, warn
 from torchssvm.core.batch import device_of
-from torchssvm.core.caller import warn
 from torchssvm.core.moved import moved
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 
-from torchssvm.core.extras import new_figure
+from torchssvm.core.arguments import new_figure
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.evaluation import Evaluation
 from torchssvm.solvers.guess_lam import FAR_ABOVE, FAR_BELOW

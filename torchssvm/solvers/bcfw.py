@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_parameters
-from torchssvm.core.caller import warn
+from torchssvm.core.arguments import check_parameters, warn
 from torchssvm.core.precision import full_precision
 from torchssvm.core.schema import Declaration, Entry, Schema, StatefulOptimizer, damaged, groups_like
-from torchssvm.core.undisturbed import undisturbed
+from torchssvm.core.threads import undisturbed
 from torchssvm.distributed.exchange import Exchange, Figures, refusing_on_all
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState

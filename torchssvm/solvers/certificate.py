@@ -9,16 +9,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_flags
+from torchssvm.core.arguments import check_flags, warn
 from torchssvm.core.batch import Batch
-from torchssvm.core.caller import warn
-from torchssvm.core.digest import digest_examples
 from torchssvm.core.jit import clock
-from torchssvm.core.on_host import on_host, scalars, upload
+from torchssvm.core.operators import on_host, scalars, upload
 from torchssvm.core.precision import full_precision
+from torchssvm.core.problem import digest_examples
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import flat, parts_of, squared_norm
-from torchssvm.core.undisturbed import undisturbed
+from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_dual, check_targets
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.exact_pass import ExactPass, every_block, exact_pass

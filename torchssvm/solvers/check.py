@@ -14,14 +14,14 @@ from torch.func import functional_call
 
 from torchssvm.core import requirements
 from torchssvm.core.batch import Batch, apply_head, to_device
-from torchssvm.core.bounds import Bound, Box
-from torchssvm.core.linearity import linearity_error
+from torchssvm.core.gradients import linearity_error
 from torchssvm.core.potentials import Potentials, as_potentials, conform, inner, subtract
+from torchssvm.core.problem import Bound, Box
 from torchssvm.core.requirements import ROUNDS, Skipped, Trial
 from torchssvm.core.structure import Structure, as_decoding
 from torchssvm.dual.labelings import Labelings
-from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
+from torchssvm.dual.storage import MeanParts
 from torchssvm.kinds.adapter import find_adapter
 from torchssvm.solvers.certificate import certify
 from torchssvm.solvers.compiled.solver import CompiledBCFW

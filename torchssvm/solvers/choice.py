@@ -11,13 +11,12 @@ import torch
 from torch import nn
 
 from torchssvm.core.batch import tree_tensors
-from torchssvm.core.memory import available_memory
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
+from torchssvm.core.threads import available_memory
 from torchssvm.dual.labelings import Labelings
-from torchssvm.dual.mean_parts import MeanParts
-from torchssvm.dual.storage import Storage
+from torchssvm.dual.storage import MeanParts, Storage
 from torchssvm.dual.weights import Weights
 from torchssvm.kinds.adapter import HeadAdapter, find_adapter
 from torchssvm.solvers.compiled.draws import can_draw

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchssvm.core.bounds import Bound, Box
+from torchssvm.core.problem import Bound, Box
 from torchssvm.dual.state import DualState
 
 OPTIONS = {"params", "param_names", "lr", "lower", "upper"}  # of a parameter group

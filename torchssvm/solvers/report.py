@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from torchssvm.core.extras import new_figure
+from torchssvm.core.arguments import new_figure
 from torchssvm.core.files import write_text
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.evaluation import Evaluation

@@ -9,8 +9,7 @@ from typing import Any
 
 from torchssvm.core.arguments import check_limit, check_object, check_seed, check_whole
 from torchssvm.dual.labelings import Labelings
-from torchssvm.dual.mean_parts import MeanParts
-from torchssvm.dual.storage import Storage
+from torchssvm.dual.storage import MeanParts, Storage
 from torchssvm.solvers.parameter_groups import NamedBounds
 from torchssvm.solvers.schedules import Schedule
 from torchssvm.steps.block_steps import BlockSteps, check_block_steps

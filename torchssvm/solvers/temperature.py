@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchssvm.core.naming import naming
+from torchssvm.core.arguments import naming
 from torchssvm.core.potentials import Potentials, conform, inner
 from torchssvm.core.structure import Structure
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_dataset, or_default
+from torchssvm.core.arguments import check_dataset, or_default, warn
 from torchssvm.core.batch import (
     Batch,
     Part,
@@ -26,7 +26,6 @@ from torchssvm.core.batch import (
     rows_in_order,
     to_device,
 )
-from torchssvm.core.caller import warn
 from torchssvm.core.moved import moved
 from torchssvm.core.problem import check_lam, find_structure
 from torchssvm.core.ranks import Ranks

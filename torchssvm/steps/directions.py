@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import as_number, check_whole
-from torchssvm.core.on_host import read_together, upload
-from torchssvm.dual.mean_parts import MeanParts
-from torchssvm.dual.storage import Storage
+from torchssvm.core.operators import read_together, upload
+from torchssvm.dual.storage import MeanParts, Storage
 from torchssvm.steps.cache import OracleRule
 from torchssvm.steps.numba import AWAY, CORRECTIVE, FRANK_WOLFE, HYBRID, PAIRWISE, choose_each
 

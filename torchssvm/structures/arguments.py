@@ -8,10 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import NO_LABEL, check_int64, check_length_form, describe, read_numbers
-from torchssvm.core.naming import row_name
-from torchssvm.core.on_host import apart
-from torchssvm.core.operators import plain
+from torchssvm.core.arguments import NO_LABEL, check_int64, check_length_form, describe, read_numbers, row_name
+from torchssvm.core.operators import apart, plain
 from torchssvm.core.structure import Structure
 
 Kind = TypeVar("Kind", bound=Structure)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from torchssvm.core.batch import tree_map, tree_tensors
 from torchssvm.core.jit import fits_triton
-from torchssvm.core.on_host import constant, on_host, upload
-from torchssvm.core.ordered_sums import add_at
+from torchssvm.core.operators import constant, on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.core.row_sparse import add_at
 from torchssvm.core.structure import Structure
 
 Places = list[tuple[str, Tensor, Tensor]]

@@ -1,6 +1,6 @@
 """Taggers on pretrained encoders of ``transformers``: needs ``pip install 'torchssvm[transformers]'``."""
 
-from torchssvm.core.extras import needs
+from torchssvm.core.arguments import needs
 
 with needs("torchssvm.transformers needs transformers: pip install 'torchssvm[transformers]'", "transformers"):
     from transformers import AutoConfig, AutoModelForTokenClassification

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import in_order
-from torchssvm.core.head_call import evaluating
+from torchssvm.core.gradients import evaluating
 from torchssvm.datasets.padded import PADDING, PaddedDataset, padded
 from torchssvm.path.choose_lam import choose_lam
 from torchssvm.path.lam_choice import LamChoice

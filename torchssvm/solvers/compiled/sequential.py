@@ -14,8 +14,7 @@ from torchssvm.core.row_sparse import rows_of
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.structure import Labeling, Structure
 from torchssvm.core.token_products import STORED
-from torchssvm.dual.mean_parts import MeanParts, StoredParts
-from torchssvm.dual.storage import Storage, Stored
+from torchssvm.dual.storage import MeanParts, Storage, Stored, StoredParts
 from torchssvm.kinds.adapter import find_adapter
 from torchssvm.kinds.examples import Examples, make_scratch
 from torchssvm.kinds.inner import fill_inner, list_tokens

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import Batch
-from torchssvm.core.digest import digest_targets
 from torchssvm.core.lists import check_finite, lists_of, lists_within
 from torchssvm.core.potentials import Parts
+from torchssvm.core.problem import digest_targets
 from torchssvm.core.schema import Entry, Field, Noted, Same, Schema, damaged
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.dual.checks import check_batch

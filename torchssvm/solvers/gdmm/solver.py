@@ -10,20 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_number, check_seed
+from torchssvm.core.arguments import check_number, check_seed, warn
 from torchssvm.core.batch import Batch, device_of
-from torchssvm.core.caller import warn
+from torchssvm.core.gradients import is_check
 from torchssvm.core.jit import clock
-from torchssvm.core.linearity import is_check
 from torchssvm.core.random_state import check_random_state
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Entry, Noted, Same, Schema, StatefulOptimizer, version
-from torchssvm.core.undisturbed import undisturbed
+from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_visits
-from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
-from torchssvm.dual.storage import Storage
+from torchssvm.dual.storage import MeanParts, Storage
 from torchssvm.solvers.certificate import dual_exceeds_primal, write
 from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate, PassReport
 from torchssvm.solvers.gdmm.problem import Problem, with_fixed_features

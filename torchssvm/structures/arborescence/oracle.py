@@ -11,9 +11,8 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_scores
 from torchssvm.core.jit import COMPILED, Kernel, njit, triton_available
-from torchssvm.core.launch import compiles, launch
-from torchssvm.core.on_host import apart
-from torchssvm.core.operators import define
+from torchssvm.core.operators import apart, define
+from torchssvm.core.threads import compiles, launch
 
 
 def eisner(scores: Tensor, lengths: Tensor | None = None, single_root: bool = False) -> tuple[Tensor, Tensor]:

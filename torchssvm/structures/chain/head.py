@@ -10,8 +10,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
 from torchssvm.core.jit import arrays, fits_numba, fits_triton
-from torchssvm.core.on_host import apart, upload
-from torchssvm.core.operators import plain
+from torchssvm.core.operators import apart, plain, upload
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision, gradient_of_weight, product, transformed
 from torchssvm.core.sparse_features import SparseFeatures

@@ -8,11 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_scores
+from torchssvm.core.arguments import check_scores, row_name
 from torchssvm.core.jit import njit, triton_available
-from torchssvm.core.launch import as_array, compiles, launch, plan
-from torchssvm.core.naming import row_name
 from torchssvm.core.operators import define
+from torchssvm.core.threads import as_array, compiles, launch, plan
 from torchssvm.core.vectors import add_row, set_row
 from torchssvm.structures.chain.by_level import viterbi_by_level
 from torchssvm.structures.maxplus import backtrack, maxplus_rows, send_forward

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_int64, check_tensor, check_whole
 from torchssvm.core.jit import arrays, fits_numba, fits_triton
-from torchssvm.core.launch import by_example
 from torchssvm.core.marginals import Marginals
-from torchssvm.core.on_host import constant, on_host, upload
+from torchssvm.core.operators import constant, on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, OracleResult, Structure, digest, gated
+from torchssvm.core.threads import by_example
 from torchssvm.structures.arguments import WeightedLabels, check_labels, check_lengths
 from torchssvm.structures.chain import oracle as kernels
 from torchssvm.structures.chain.labelings import chain_parts, chain_scores

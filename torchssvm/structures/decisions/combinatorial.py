@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchssvm.core.arguments import check_flags, check_whole
+from torchssvm.core.arguments import check_flags, check_whole, row_name
 from torchssvm.core.jit import njit
-from torchssvm.core.naming import row_name
 from torchssvm.core.structure import digest
 from torchssvm.structures.decisions import combinatorial as kernels
 from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, costs_of, node_pairs, refuse_given

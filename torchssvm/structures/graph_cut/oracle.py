@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.extras import needs
-from torchssvm.core.naming import row_name
+from torchssvm.core.arguments import needs, row_name
 from torchssvm.core.threads import run_in_chunks
 from torchssvm.structures.arguments import check_edges, own_lengths
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.jit import njit, triton_available
-from torchssvm.core.launch import launch
+from torchssvm.core.threads import launch
 from torchssvm.structures.multilabel.message_passing import TINY, Workspace, branch, pass_messages, reduce, workspace
 
 _EACH = 8_000.0  # cost of decoding an example, in comparisons of pairs of states

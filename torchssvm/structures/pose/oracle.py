@@ -14,9 +14,8 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_scores
 from torchssvm.core.jit import njit, triton_available
-from torchssvm.core.launch import LANES, compiles, launch, once
-from torchssvm.core.on_host import apart
-from torchssvm.core.operators import define
+from torchssvm.core.operators import apart, define
+from torchssvm.core.threads import LANES, compiles, launch, once
 from torchssvm.structures.tree.oracle import node_depths
 
 _AT_ONCE = 2**24  # most numbers in a table of the torch operations

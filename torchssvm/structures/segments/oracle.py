@@ -8,9 +8,8 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_scores
 from torchssvm.core.jit import njit, triton_available
-from torchssvm.core.launch import compiles, launch, once
-from torchssvm.core.on_host import apart
-from torchssvm.core.operators import define
+from torchssvm.core.operators import apart, define
+from torchssvm.core.threads import compiles, launch, once
 from torchssvm.structures.arguments import own_lengths
 from torchssvm.structures.segments import oracle as kernels
 from torchssvm.structures.segments.plain import best_segments_torch

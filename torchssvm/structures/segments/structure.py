@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_flags, check_int64, check_tensor, check_whole
+from torchssvm.core.arguments import check_flags, check_int64, check_tensor, check_whole, row_name
 from torchssvm.core.marginals import Marginals
-from torchssvm.core.naming import row_name
-from torchssvm.core.on_host import constant
-from torchssvm.core.operators import plain
+from torchssvm.core.operators import constant, plain
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import transformed
 from torchssvm.core.structure import Decoding, as_decoding, digest

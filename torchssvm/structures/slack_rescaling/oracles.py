@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_whole
-from torchssvm.core.naming import row_names
+from torchssvm.core.arguments import check_whole, row_names
 from torchssvm.core.potentials import Potentials, conform, inner
 from torchssvm.core.structure import Decoding, Labeling, Structure
 from torchssvm.structures.arguments import check_lengths

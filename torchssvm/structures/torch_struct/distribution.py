@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.extras import needs
+from torchssvm.core.arguments import needs
 
 SCORE_LIMIT = 2.0**14
 """Largest absolute score of an output after scaling; torch-struct's smallest penalty is -1e5."""

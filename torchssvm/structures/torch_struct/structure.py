@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_flags, check_number, check_tensor
+from torchssvm.core.arguments import check_flags, check_number, check_tensor, row_name
 from torchssvm.core.marginals import Marginals
-from torchssvm.core.naming import row_name
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Decoding, Structure
 from torchssvm.structures.torch_struct.distribution import (

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_int64, check_tensor, check_whole
-from torchssvm.core.on_host import apart
+from torchssvm.core.operators import apart
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.structure import Decoding, Structure, fit
 from torchssvm.structures.arguments import check_labels, check_lengths, fitting

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
-from torchssvm.core.on_host import upload
+from torchssvm.core.operators import upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.precision import full_precision, product
 from torchssvm.core.token_products import respond

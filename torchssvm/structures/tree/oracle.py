@@ -6,12 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_scores
+from torchssvm.core.arguments import check_scores, row_name
 from torchssvm.core.jit import njit, triton_available
-from torchssvm.core.launch import by_example, compiles, launch, plan
-from torchssvm.core.naming import row_name
-from torchssvm.core.on_host import apart, on_host, upload
-from torchssvm.core.operators import define
+from torchssvm.core.operators import apart, define, on_host, upload
+from torchssvm.core.threads import by_example, compiles, launch, plan
 from torchssvm.core.vectors import first_equal, largest_sum, set_row
 from torchssvm.structures.maxplus import (
     add,
