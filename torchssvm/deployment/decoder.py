@@ -14,7 +14,7 @@ from torchssvm.core.potentials import Potentials, as_potentials, check_scores_fi
 from torchssvm.core.sparse_features import FeatureLists, SparseFeatures
 from torchssvm.core.structure import Structure
 from torchssvm.deployment.checks import check_fit
-from torchssvm.structures.arguments import check_range
+from torchssvm.structures.common import check_range
 
 if (_register := getattr(_pytree, "_register_namedtuple", None)) is not None:  # else exported programs are not saved
     _register(SparseFeatures, serialized_type_name="torchssvm.SparseFeatures")

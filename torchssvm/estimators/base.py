@@ -24,8 +24,7 @@ from torchssvm.deployment import save_model
 from torchssvm.estimators.examples import check_matrix, size_of
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.guess_lam import advice_if_small, warn_if_zero
-from torchssvm.solvers.schedules import Relative, is_within
-from torchssvm.solvers.solver import Solver
+from torchssvm.solvers.solver import Relative, Solver, is_within
 from torchssvm.solvers.training import make_trainer
 from torchssvm.structures.weighted import WeightedExamples, WeightedHead
 

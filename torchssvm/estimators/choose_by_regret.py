@@ -14,8 +14,7 @@ from torchssvm.estimators.anchor import part, situations
 from torchssvm.path.choose_lam import choose_lam
 from torchssvm.path.lam_choice import LamChoice
 from torchssvm.solvers.guess_lam import guess_lam
-from torchssvm.solvers.schedules import Relative, WhenEstimated
-from torchssvm.solvers.solver import Solver
+from torchssvm.solvers.solver import Relative, Solver, WhenEstimated
 from torchssvm.steps.directions import FrankWolfe
 from torchssvm.structures.decisions.data import DecisionProblems, Situations
 from torchssvm.structures.decisions.head import LinearDecisions

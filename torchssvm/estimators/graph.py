@@ -15,8 +15,8 @@ from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import Examples, check_matrix, padded
 from torchssvm.estimators.labels import accuracy, check_lists, counted, labelled, state_weights, states_of
 from torchssvm.estimators.sequences import check_list
-from torchssvm.solvers.choice import BATCH
 from torchssvm.solvers.solver import Solver
+from torchssvm.solvers.training import BATCH
 from torchssvm.steps.directions import FrankWolfe
 from torchssvm.structures.graph_cut.head import Graphs, LinearGraph
 from torchssvm.structures.graph_cut.structure import GraphCut, MinCut, RoofDual

@@ -23,8 +23,7 @@ from torchssvm.estimators.examples import check_matrix
 from torchssvm.estimators.labels import counted
 from torchssvm.path.lam_choice import LamChoice
 from torchssvm.solvers.solver import Solver
-from torchssvm.steps.cache import CacheOracle
-from torchssvm.steps.directions import Corrective
+from torchssvm.steps.directions import CacheOracle, Corrective
 from torchssvm.structures.decisions.data import DecisionProblems, Situations
 from torchssvm.structures.decisions.head import LinearDecisions
 from torchssvm.structures.decisions.structure import Decisions

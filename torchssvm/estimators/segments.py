@@ -14,8 +14,7 @@ from torchssvm.estimators.examples import size_of
 from torchssvm.estimators.labels import check_lists, counted, labelled, state_weights, states_of
 from torchssvm.estimators.sequences import ARRAYS, batches_of, check_list, kind_of, rows_of
 from torchssvm.structures.segments.head import LinearSegments
-from torchssvm.structures.segments.spans import span_f1
-from torchssvm.structures.segments.structure import Segments
+from torchssvm.structures.segments.structure import Segments, span_f1
 
 Span = tuple[int, int, Any]
 """First frame, the frame after the last, and label."""

@@ -20,11 +20,10 @@ from torchssvm.core.random_state import RandomState
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.schema import Entry, Maybe, Same, Schema, Stateful
 from torchssvm.lightning.loaders import OwnExamples, count_examples, exact_pass_loader, loaders_as_they_are
-from torchssvm.solvers.choice import CPU, STORAGES, Choice, Sample, choose, of_all_ranks
 from torchssvm.solvers.compiled.draws import can_draw
 from torchssvm.solvers.compiled.solver import CompiledBCFW, usual_visits
 from torchssvm.solvers.trainer import Pacing
-from torchssvm.solvers.training import move
+from torchssvm.solvers.training import CPU, STORAGES, Choice, Sample, choose, move, of_all_ranks
 from torchssvm.steps.orders import Order, Permutation
 from torchssvm.steps.sampler import GapBatchSampler
 

@@ -39,12 +39,11 @@ from torchssvm.lightning.refusals import check_trainer, training_modes
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.choice import compiled_form
 from torchssvm.solvers.compiled.solver import CompiledBCFW, ProposedVisits
 from torchssvm.solvers.parameter_groups import check_bounds, groups
 from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.trainer import IDLE_EPOCHS, Pacing
-from torchssvm.solvers.training import move, print_choice, warn_if_estimated_far
+from torchssvm.solvers.training import compiled_form, move, print_choice, warn_if_estimated_far
 from torchssvm.steps.sampler import GapBatchSampler
 
 _OF_THE_TRAINER = {

@@ -21,10 +21,8 @@ from torchssvm.path.held_out import Run, divided, held_out_batches, scored
 from torchssvm.path.lam_choice import HeldOutPoint, LamChoice, chosen_of, highest, near
 from torchssvm.path.walk import walk
 from torchssvm.solvers.guess_lam import guess_lam, guess_or_none
-from torchssvm.solvers.progress_line import shown
-from torchssvm.solvers.schedules import Relative, Tolerance, is_within
-from torchssvm.solvers.solver import Solver
-from torchssvm.solvers.trainer import check_limits
+from torchssvm.solvers.solver import Relative, Solver, Tolerance, is_within
+from torchssvm.solvers.trainer import check_limits, shown
 from torchssvm.solvers.training import make_trainer, move, on_device, warn_if_short
 
 FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1)

@@ -17,8 +17,8 @@ from torchssvm.dual.checks import check_batch, check_dual
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
-from torchssvm.solvers.schedules import Relative, Tolerance, check_tolerance
-from torchssvm.steps.block_steps import CommonStep
+from torchssvm.solvers.solver import Relative, Tolerance, check_tolerance
+from torchssvm.steps.box_qp import CommonStep
 
 _BATCH = 256  # examples of a step, at most
 _MARGIN = 1e9  # lam exceeds what a full step needs by this factor while the blocks move to their corners

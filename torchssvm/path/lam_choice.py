@@ -12,7 +12,7 @@ from torchssvm.core.arguments import new_figure
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.evaluation import Evaluation
 from torchssvm.solvers.guess_lam import FAR_ABOVE, FAR_BELOW
-from torchssvm.solvers.schedules import percent
+from torchssvm.solvers.solver import percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

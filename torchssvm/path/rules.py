@@ -9,8 +9,8 @@ from torchssvm.core.arguments import as_number
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.progress_line import ProgressLine
-from torchssvm.solvers.schedules import Tolerance, is_within
+from torchssvm.solvers.solver import Tolerance, is_within
+from torchssvm.solvers.trainer import ProgressLine
 
 
 class Accuracy(NamedTuple):

@@ -20,9 +20,8 @@ from torchssvm.path.initial import check_cone, start_at_largest_lam
 from torchssvm.path.result import Breakpoint, RegularizationPath
 from torchssvm.path.rules import Accuracy, Certified, Heuristic
 from torchssvm.path.walk import walk
-from torchssvm.solvers.progress_line import ProgressLine, shown
-from torchssvm.solvers.schedules import Relative, Tolerance, check_tolerance, is_within, largest_gap, times
-from torchssvm.solvers.solver import Solver
+from torchssvm.solvers.solver import Relative, Solver, Tolerance, check_tolerance, is_within, largest_gap, times
+from torchssvm.solvers.trainer import ProgressLine, shown
 from torchssvm.solvers.training import make_trainer, on_device
 
 

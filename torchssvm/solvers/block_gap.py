@@ -24,10 +24,8 @@ from torchssvm.dual.checks import check_batch, check_dual, check_repeated, check
 from torchssvm.dual.state import DualState, Mailbox
 from torchssvm.dual.storage import Stored
 from torchssvm.solvers.proposal import Proposal
-from torchssvm.steps.block_steps import BlockSteps, check_block_steps
-from torchssvm.steps.box_qp import BoxQP
-from torchssvm.steps.cache import MaxOracle, OracleRule
-from torchssvm.steps.directions import Atoms, DirectionRule, FrankWolfe, check_rules
+from torchssvm.steps.box_qp import BlockSteps, BoxQP, check_block_steps
+from torchssvm.steps.directions import Atoms, DirectionRule, FrankWolfe, MaxOracle, OracleRule, check_rules
 
 LARGE = 2**26
 """Bytes of a batch's gradients from which on a device makes their inner products alone, where the head says how."""

@@ -25,8 +25,7 @@ from torchssvm.dual.storage import MeanParts
 from torchssvm.kinds.adapter import find_adapter
 from torchssvm.solvers.certificate import certify
 from torchssvm.solvers.compiled.solver import CompiledBCFW
-from torchssvm.steps.cache import CacheOracle, MaxOracle
-from torchssvm.steps.directions import Corrective, FrankWolfe
+from torchssvm.steps.directions import CacheOracle, Corrective, FrankWolfe, MaxOracle
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from torchssvm.core.threads import undisturbed
 from torchssvm.dual.storage import MeanParts
 from torchssvm.solvers.certificate import Certificate, recompute_weights, write
 from torchssvm.solvers.objective import primal
-from torchssvm.solvers.schedules import Relative, Tolerance
-from torchssvm.solvers.solver import Solver
+from torchssvm.solvers.solver import Relative, Solver, Tolerance
 from torchssvm.solvers.training import make_trainer
 
 Rows = list[list[Tensor]]

@@ -23,7 +23,7 @@ from torchssvm.core.structure import OracleResult
 from torchssvm.distributed.exchange import Figures, Round
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Stored
-from torchssvm.steps.block_steps import BlockSteps
+from torchssvm.steps.box_qp import BlockSteps
 
 ADVICE = (
     "BCFW needs the gradient of BlockGap as backward() left it. Call optimizer.zero_grad() before every forward pass; "

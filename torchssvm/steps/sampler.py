@@ -19,8 +19,7 @@ from torchssvm.core.schema import ByRank, Each, Entry, Field, Same, Schema, dama
 from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
-from torchssvm.steps.by_length import ByLength
-from torchssvm.steps.orders import Order, Permutation, Proportional
+from torchssvm.steps.orders import ByLength, Order, Permutation, Proportional
 
 
 class GapBatchSampler(Sampler[list[int]], ByRank):

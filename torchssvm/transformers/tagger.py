@@ -16,8 +16,7 @@ from torchssvm.core.potentials import Potentials
 from torchssvm.datasets.text.chunk_f1 import chunk_scores
 from torchssvm.datasets.text.tag_schemes import to_bio
 from torchssvm.solvers.feature_losses import SoftmaxMargin
-from torchssvm.solvers.schedules import Relative, Tolerance
-from torchssvm.solvers.solver import Solver
+from torchssvm.solvers.solver import Relative, Solver, Tolerance
 from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.hidden_states.structure import HiddenStates

@@ -20,10 +20,8 @@ from torchssvm.kinds.examples import Examples, make_scratch
 from torchssvm.kinds.inner import fill_inner, list_tokens
 from torchssvm.solvers.compiled.packing import long_features, num_products, offsets
 from torchssvm.solvers.compiled.state import BlockArrays, Options, Scalars, without_slots
-from torchssvm.steps.block_steps import BatchSteps, BlockSteps, Visited
-from torchssvm.steps.box_qp import BoxQP
-from torchssvm.steps.cache import MaxOracle
-from torchssvm.steps.directions import FrankWolfe
+from torchssvm.steps.box_qp import BatchSteps, BlockSteps, BoxQP, Visited
+from torchssvm.steps.directions import FrankWolfe, MaxOracle
 from torchssvm.structures.chain.kind import SequenceAdapter
 
 

@@ -32,10 +32,19 @@ from torchssvm.solvers.compiled.rounds import Kept, Rounds, blend, keep_blocks
 from torchssvm.solvers.compiled.state import Options, Scalars
 from torchssvm.solvers.compiled.validate import validate_blocks, validate_problem, validate_weights
 from torchssvm.solvers.exact_pass import ExactPass
-from torchssvm.solvers.schedules import WhenEstimated
+from torchssvm.solvers.solver import WhenEstimated
 from torchssvm.solvers.trainer import DualTrainer
-from torchssvm.steps.cache import CacheOracle, MaxOracle, OracleRule
-from torchssvm.steps.directions import DIRECTIONS, Corrective, DirectionRule, FrankWolfe, check_rules, solves_whole
+from torchssvm.steps.directions import (
+    DIRECTIONS,
+    CacheOracle,
+    Corrective,
+    DirectionRule,
+    FrankWolfe,
+    MaxOracle,
+    OracleRule,
+    check_rules,
+    solves_whole,
+)
 from torchssvm.steps.orders import Order, Proportional
 
 

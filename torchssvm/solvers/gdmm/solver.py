@@ -22,13 +22,11 @@ from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_visits
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import MeanParts, Storage
-from torchssvm.solvers.certificate import dual_exceeds_primal, write
-from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate, PassReport
+from torchssvm.solvers.certificate import FactorwiseCertificate, PassReport, dual_exceeds_primal, write
 from torchssvm.solvers.gdmm.problem import Problem, with_fixed_features
 from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, FullyCorrective, Penalty, Residuals, SortedOracle
-from torchssvm.solvers.progress_line import ProgressLine
-from torchssvm.solvers.schedules import EveryPasses, Schedule, Tolerance, counting_from, is_within
-from torchssvm.solvers.trainer import run_until
+from torchssvm.solvers.solver import EveryPasses, Schedule, Tolerance, counting_from, is_within
+from torchssvm.solvers.trainer import ProgressLine, run_until
 
 _FORMAT = 2
 

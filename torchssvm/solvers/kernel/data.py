@@ -13,7 +13,7 @@ from torchssvm.core.batch import first_occurrences, tree_map
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.precision import full_precision
 from torchssvm.solvers.kernel.head import KernelHead, check_features
-from torchssvm.structures.arguments import WeightedLabels
+from torchssvm.structures.common import WeightedLabels
 
 
 class TrainingSet:

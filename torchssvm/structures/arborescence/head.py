@@ -13,8 +13,7 @@ from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import add_at, adds_in_order, per_example_rows
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.structures.arborescence.structure import Arborescence, NonProjective, Projective
-from torchssvm.structures.arguments import check_lengths, check_structure
-from torchssvm.structures.linear_head import Head, weight
+from torchssvm.structures.common import Head, check_lengths, check_structure, weight
 
 
 class LinearArcs(Head):

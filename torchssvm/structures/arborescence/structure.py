@@ -15,7 +15,7 @@ from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
 from torchssvm.core.structure import Decoding
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
-from torchssvm.structures.arguments import check_lengths
+from torchssvm.structures.common import check_lengths
 from torchssvm.structures.labelled import Labelled
 
 

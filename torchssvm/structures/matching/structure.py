@@ -11,7 +11,7 @@ from torch import Tensor
 from torchssvm.core.arguments import check_flags, check_int64, check_number, check_tensor, check_whole, row_name
 from torchssvm.core.potentials import Parts, Potentials, as_parts
 from torchssvm.core.structure import Decoding, Structure
-from torchssvm.structures.arguments import check_lengths
+from torchssvm.structures.common import check_lengths
 from torchssvm.structures.matching.oracle import best_matching
 
 POSSIBLE = 2

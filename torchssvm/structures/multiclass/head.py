@@ -12,8 +12,7 @@ from torchssvm.core.lists import one_token, padded_product
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision, product
 from torchssvm.core.sparse_features import SparseFeatures
-from torchssvm.structures.arguments import fitting
-from torchssvm.structures.linear_head import LinearHead, weight
+from torchssvm.structures.common import LinearHead, fitting, weight
 from torchssvm.structures.multiclass.structure import Multiclass
 
 

@@ -14,7 +14,7 @@ from torchssvm.core.operators import constant, on_host
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
 from torchssvm.core.structure import Decoding, Structure, digest
-from torchssvm.structures.arguments import check_labels
+from torchssvm.structures.common import check_labels
 from torchssvm.structures.max_marginals import tree_margins
 
 

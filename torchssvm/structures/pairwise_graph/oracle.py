@@ -18,7 +18,7 @@ from torchssvm.core.arguments import check_whole
 from torchssvm.core.jit import njit
 from torchssvm.core.threads import run_in_chunks
 from torchssvm.core.vectors import add_row, largest_sum, max_rows, set_row
-from torchssvm.structures.arguments import check_edges, own_lengths
+from torchssvm.structures.common import check_edges, own_lengths
 from torchssvm.structures.pairwise_graph import oracle as kernels
 from torchssvm.structures.pairwise_graph.plan import make_plan
 

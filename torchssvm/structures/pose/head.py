@@ -11,7 +11,7 @@ from torchssvm.core.arguments import check_tensor, describe
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import Bound
-from torchssvm.structures.linear_head import Head, weight
+from torchssvm.structures.common import Head, weight
 from torchssvm.structures.pose.structure import Pose
 
 

@@ -22,8 +22,7 @@ from torchssvm.kinds.adapter import Ragged
 from torchssvm.kinds.block import length_of
 from torchssvm.kinds.examples import Examples
 from torchssvm.kinds.vector import VectorAdapter
-from torchssvm.structures.ranking.by_place import ByPlace
-from torchssvm.structures.ranking.pairs import PairSwaps
+from torchssvm.structures.ranking.measure import ByPlace, PairSwaps
 
 _ROUNDING = 1e-12
 

@@ -10,7 +10,7 @@ from torchssvm.core.arguments import check_scores
 from torchssvm.core.jit import njit, triton_available
 from torchssvm.core.operators import apart, define
 from torchssvm.core.threads import compiles, launch, once
-from torchssvm.structures.arguments import own_lengths
+from torchssvm.structures.common import own_lengths
 from torchssvm.structures.segments import oracle as kernels
 from torchssvm.structures.segments.plain import best_segments_torch
 

@@ -13,8 +13,7 @@ from torchssvm.core.operators import upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.precision import full_precision, product
 from torchssvm.core.token_products import respond
-from torchssvm.structures.arguments import check_lengths, fitting
-from torchssvm.structures.linear_head import LinearHead, padded, weight
+from torchssvm.structures.common import LinearHead, check_lengths, fitting, padded, weight
 from torchssvm.structures.tree.structure import Tree
 
 
