@@ -19,7 +19,7 @@ from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import padded, size_of
 from torchssvm.estimators.labels import labelled
 from torchssvm.estimators.sequences import NAMED, batches_of, check_list, kind_of, listed, rows_of
-from torchssvm.solvers.temperature import fit_temperature
+from torchssvm.solvers.evaluation import fit_temperature
 
 
 class CalibratedEstimator(StructuredEstimator):

@@ -21,8 +21,7 @@ from torchssvm.deployment import UnitRows, save_model
 from torchssvm.estimators.base import MATRIX, MatrixClassifier
 from torchssvm.estimators.examples import Examples, check_matrix, reader
 from torchssvm.estimators.labels import check_classes, counted, weights_of
-from torchssvm.path.choose_lam import choose_lam
-from torchssvm.path.lam_choice import LamChoice
+from torchssvm.path.choose_lam import LamChoice, choose_lam
 from torchssvm.solvers.solver import Relative, Solver
 from torchssvm.structures.multiclass.head import LinearMulticlass
 from torchssvm.structures.multilabel.head import LinearMultilabel

@@ -6,10 +6,8 @@ with needs("torchssvm.transformers needs transformers: pip install 'torchssvm[tr
     from transformers import AutoConfig, AutoModelForTokenClassification
 
 from torchssvm.transformers.batches import tokenized
-from torchssvm.transformers.config import StructuredTaggerConfig
-from torchssvm.transformers.exporting import TaggerDecoder
 from torchssvm.transformers.solving import Solved
-from torchssvm.transformers.tagger import StructuredTagger, TaggerOutput
+from torchssvm.transformers.tagger import StructuredTagger, StructuredTaggerConfig, TaggerDecoder, TaggerOutput
 from torchssvm.transformers.tagging import Span
 
 AutoConfig.register(StructuredTaggerConfig.model_type, StructuredTaggerConfig)

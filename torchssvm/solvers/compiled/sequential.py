@@ -8,12 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.lists import Lists
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import rows_of
-from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.core.sparse_features import STORED, Lists, SparseFeatures
 from torchssvm.core.structure import Labeling, Structure
-from torchssvm.core.token_products import STORED
 from torchssvm.dual.storage import MeanParts, Storage, Stored, StoredParts
 from torchssvm.kinds.adapter import find_adapter
 from torchssvm.kinds.examples import Examples, make_scratch

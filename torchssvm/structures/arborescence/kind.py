@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.jit import njit, njit_fastmath
-from torchssvm.core.lists import Lists
-from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.core.sparse_features import Lists, SparseFeatures
 from torchssvm.core.structure import Labeling
 from torchssvm.core.vectors import dot, exact_dot
 from torchssvm.kinds import block

@@ -13,8 +13,7 @@ from torchssvm.core.jit import arrays, fits_numba, fits_triton
 from torchssvm.core.operators import apart, plain, upload
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.precision import full_precision, gradient_of_weight, product, transformed
-from torchssvm.core.sparse_features import SparseFeatures
-from torchssvm.core.token_products import STORED, respond
+from torchssvm.core.sparse_features import STORED, SparseFeatures, respond
 from torchssvm.structures.chain import oracle as kernels
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.common import LinearHead, check_range, check_structure, padded, weight

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchssvm.core.batch import tree_tensors
 from torchssvm.core.jit import njit
-from torchssvm.core.lists import Lists, lists_within
+from torchssvm.core.sparse_features import Lists, lists_within
 from torchssvm.core.structure import Labeling
 from torchssvm.core.vectors import set_row, set_rows
 from torchssvm.kinds import block

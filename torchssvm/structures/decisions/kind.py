@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchssvm.core.jit import ByKind, njit
 from torchssvm.core.potentials import SINGLE, Potentials
-from torchssvm.core.sorting import sort_falling
+from torchssvm.core.vectors import sort_falling
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import HeadAdapter, Ragged
 from torchssvm.kinds.block import loss_of, size_of

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from torchssvm.core.batch import Batch
 from torchssvm.core.jit import njit, njit_fastmath
-from torchssvm.core.lists import Lists, lists_of_rows, one_token
 from torchssvm.core.potentials import SINGLE
-from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.core.sparse_features import Lists, SparseFeatures, lists_of_rows, one_token
 from torchssvm.core.structure import Labeling
 from torchssvm.core.vectors import add_row, add_rows, add_to_rows, set_row
 from torchssvm.kinds import block

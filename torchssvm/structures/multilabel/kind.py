@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.jit import njit
-from torchssvm.core.lists import Lists, lists_of_rows
+from torchssvm.core.sparse_features import Lists, lists_of_rows
 from torchssvm.core.structure import Labeling
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import HeadAdapter, Ragged

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchssvm.core.jit import njit
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.sorting import sort_falling
+from torchssvm.core.vectors import sort_falling
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Ragged
 from torchssvm.kinds.block import length_of

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchssvm.core.arguments import check_tensor, check_whole
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.precision import full_precision, product
-from torchssvm.core.token_products import respond
+from torchssvm.core.sparse_features import respond
 from torchssvm.structures.common import LinearHead, fitting, own_lengths, weight
 from torchssvm.structures.segments.structure import Segments
 

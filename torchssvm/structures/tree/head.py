@@ -12,7 +12,7 @@ from torchssvm.core.arguments import check_flags, check_tensor, check_whole
 from torchssvm.core.operators import upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.precision import full_precision, product
-from torchssvm.core.token_products import respond
+from torchssvm.core.sparse_features import respond
 from torchssvm.structures.common import LinearHead, check_lengths, fitting, padded, weight
 from torchssvm.structures.tree.structure import Tree
 
