@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_number, check_whole
 from torchssvm.core.batch import Batch, apply_head, check_batches, first_occurrences, to_device
-from torchssvm.core.operators import on_host
+from torchssvm.core.operators import full_precision, on_host
 from torchssvm.core.potentials import conform, inner, subtract
-from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import digest_examples
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure

@@ -27,7 +27,7 @@ from torchssvm import (
     recompute_weights,
 )
 from torchssvm.core.gradients import generators_of, linearity_error
-from torchssvm.core.precision import full_precision, is_lowered, lowered_advice, product
+from torchssvm.core.operators import full_precision, is_lowered, lowered_advice, product
 from torchssvm.solvers import primal
 from torchssvm.solvers.kernel import RBF
 
@@ -263,7 +263,7 @@ def test_a_head_that_the_process_rounds_is_refused_with_the_reason(setting):
             pytest.skip("this setting does not reach the CPU")
         with pytest.raises(ValueError, match=r"only up to the rounding.*(tf32|bf16).*set_float32_matmul_precision"):
             problem.train().step([0, 1])
-        assert "torchssvm.core.precision.product" in linearity_error(problem.head, (problem.x,))
+        assert "torchssvm.core.operators.product" in linearity_error(problem.head, (problem.x,))
     assert linearity_error(problem.head, (problem.x,)) is None
     problem.train().step([0, 1])
 

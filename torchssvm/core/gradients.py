@@ -25,8 +25,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from torchssvm.core.arguments import warn
 from torchssvm.core.batch import device_of, tree_replace, tree_tensors
+from torchssvm.core.operators import full_precision, is_lowered, lowered_advice, transformed
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, scale
-from torchssvm.core.precision import full_precision, is_lowered, lowered_advice, transformed
 from torchssvm.core.row_sparse import combine_rows, dense
 from torchssvm.core.threads import undisturbed
 

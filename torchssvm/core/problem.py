@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -331,3 +331,27 @@ def _mix(numbers: Tensor) -> Tensor:
     """Make low bits depend on high bits; in products only high bits depend on low ones."""
     numbers = (numbers ^ (numbers >> 29)) * _ODD[2]
     return numbers ^ (numbers >> 32)
+
+
+NamedBounds = Mapping[str, tuple[Bound | None, Bound | None]]
+"""``(lower, upper)`` by the name of a parameter of the head, None for no bound."""
+
+
+def check_bounds(head: nn.Module, bounds: NamedBounds | None) -> NamedBounds:
+    """``bounds``, or none for None; ValueError for an entry that is no pair, or names no parameter of the head."""
+    named = dict(head.named_parameters())
+    for name, pair in (bounds or {}).items():
+        if name not in named:
+            raise ValueError(f"bounds names {name!r}, and the parameters of the head are {sorted(named)}")
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(f"bounds[{name!r}]={pair} must be a pair (lower, upper), None for no bound")
+        Box([named[name]], [(pair[0], pair[1])])
+    return dict(bounds or {})
+
+
+def groups(head: nn.Module, bounds: NamedBounds) -> list[dict[str, Any]]:
+    """The head's parameters as groups of ``BCFW``, each bounded one in its own."""
+    named = dict(head.named_parameters())
+    free = [p for name, p in named.items() if name not in bounds]
+    bounded = [{"params": [named[name]], "lower": low, "upper": high} for name, (low, high) in bounds.items()]
+    return [{"params": free}, *bounded] if free else bounded

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import warn
 from torchssvm.core.batch import Batch, as_batch, device_of, to_device
 from torchssvm.core.gradients import apply_features
+from torchssvm.core.operators import full_precision
 from torchssvm.core.potentials import Potentials, as_potentials
-from torchssvm.core.precision import full_precision
 from torchssvm.core.structure import Labeling, Structure
 from torchssvm.deployment.files import describe, rebuild
 from torchssvm.lightning.resume import Resumable

@@ -14,9 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import as_number, check_dataset, check_number, check_whole, new_figure, or_default, warn
+from torchssvm.core.arguments import (
+    as_number,
+    check_dataset,
+    check_number,
+    check_whole,
+    moved,
+    new_figure,
+    or_default,
+    warn,
+)
 from torchssvm.core.batch import NAMES, Part, check_fits, device_of, pass_over
-from torchssvm.core.moved import moved
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
 from torchssvm.path.walk import Solved, walk

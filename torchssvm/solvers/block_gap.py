@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torchssvm.core.batch import first_occurrences, tree_map, tree_replace, tree_tensors
 from torchssvm.core.gradients import adjoint, cheap_adjoint, combine, gram_product, per_example_adjoint
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.operators import on_host, pick, read_together, upload
+from torchssvm.core.operators import full_precision, on_host, pick, read_together, upload
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
-from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import digest_examples
 from torchssvm.core.row_sparse import dense, select_examples, squared_norm
 from torchssvm.core.structure import OracleResult

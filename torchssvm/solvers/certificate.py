@@ -12,8 +12,7 @@ from torch import Tensor
 from torchssvm.core.arguments import check_flags, warn
 from torchssvm.core.batch import Batch
 from torchssvm.core.jit import clock
-from torchssvm.core.operators import on_host, scalars, upload
-from torchssvm.core.precision import full_precision
+from torchssvm.core.operators import full_precision, on_host, scalars, upload
 from torchssvm.core.problem import digest_examples
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import flat, parts_of, squared_norm

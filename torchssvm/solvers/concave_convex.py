@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_dataset, check_number, check_object, check_whole, or_default
+from torchssvm.core.arguments import check_dataset, check_number, check_object, check_whole, moved, or_default
 from torchssvm.core.batch import Batch, apply_head, fetcher, lengths_of, pass_over, tree_replace, tree_tensors
-from torchssvm.core.moved import moved
 from torchssvm.core.potentials import Potentials, inner
 from torchssvm.core.problem import UNKNOWN, find_structure
 from torchssvm.core.ranks import Ranks

@@ -15,9 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.operators import known, on_host, read_together, source, upload
+from torchssvm.core.operators import known, lowered_advice, on_host, read_together, source, upload
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.precision import lowered_advice
 from torchssvm.core.row_sparse import add_rows, dense, distance, flat, inner_product, products, squared_norm
 from torchssvm.core.structure import OracleResult
 from torchssvm.distributed.exchange import Figures, Round

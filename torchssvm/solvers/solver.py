@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torchssvm.core.arguments import as_number, check_limit, check_number, check_object, check_seed, check_whole
+from torchssvm.core.problem import NamedBounds
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.storage import MeanParts, Storage
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.parameter_groups import NamedBounds
 from torchssvm.steps.box_qp import BlockSteps, BoxQP, check_block_steps
 from torchssvm.steps.directions import DirectionRule, FrankWolfe, MaxOracle, OracleRule, check_rules
 from torchssvm.steps.line_search import LineSearch

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchssvm.core.arguments import check_dataset
+from torchssvm.core.arguments import check_dataset, moved
 from torchssvm.core.batch import apply_head, check_fits, fetcher, pass_over, to_device
-from torchssvm.core.moved import moved
 from torchssvm.core.schema import Schema, Stateful
 from torchssvm.distributed.exchange import refusing_on_all
 from torchssvm.solvers.bcfw import BCFW

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_dataset, or_default, warn
+from torchssvm.core.arguments import check_dataset, moved, or_default, warn
 from torchssvm.core.batch import (
     Batch,
     Part,
@@ -28,9 +28,8 @@ from torchssvm.core.batch import (
     to_device,
     tree_tensors,
 )
-from torchssvm.core.moved import moved
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.problem import check_lam, find_structure
+from torchssvm.core.problem import check_bounds, check_lam, find_structure, groups
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
 from torchssvm.core.threads import available_memory
@@ -46,7 +45,6 @@ from torchssvm.solvers.compiled.draws import can_draw
 from torchssvm.solvers.compiled.solver import CompiledBCFW, check_compiled
 from torchssvm.solvers.going_on import check_start, go_on
 from torchssvm.solvers.guess_lam import advice_if_small, warn_if_zero
-from torchssvm.solvers.parameter_groups import check_bounds, groups
 from torchssvm.solvers.solver import Relative, Solver, Tolerance, WhenEstimated, is_within
 from torchssvm.solvers.torch_loop import TorchLoop
 from torchssvm.solvers.trainer import check_limits

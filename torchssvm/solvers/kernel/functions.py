@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_number, check_whole
-from torchssvm.core.precision import full_precision
+from torchssvm.core.operators import full_precision
 from torchssvm.core.threads import available_memory
 
 Kernel = Callable[[Tensor, Tensor], Tensor]

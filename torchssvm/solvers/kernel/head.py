@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_tensor, check_whole, describe
 from torchssvm.core.batch import Batch, apply_head, first_occurrences, tree_map
+from torchssvm.core.operators import full_precision
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.precision import full_precision
 from torchssvm.core.structure import Structure
 from torchssvm.solvers.kernel.functions import Kernel, evaluate, name_of
 from torchssvm.structures.chain.head import LinearChain

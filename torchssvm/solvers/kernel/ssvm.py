@@ -15,8 +15,8 @@ from torchssvm.core.arguments import check_limit, check_whole, warn
 from torchssvm.core.gradients import check_at_first_call, combine, per_example_adjoint
 from torchssvm.core.jit import clock
 from torchssvm.core.max_oracle import find_corner
+from torchssvm.core.operators import full_precision
 from torchssvm.core.potentials import Parts, Potentials, inner
-from torchssvm.core.precision import full_precision
 from torchssvm.core.problem import digest_targets
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import add_rows, squared_norm

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
 from torchssvm.core.jit import arrays, fits_numba, fits_triton
-from torchssvm.core.operators import apart, plain, upload
+from torchssvm.core.operators import apart, full_precision, gradient_of_weight, plain, product, transformed, upload
 from torchssvm.core.potentials import Parts, Potentials, own_weights
-from torchssvm.core.precision import full_precision, gradient_of_weight, product, transformed
 from torchssvm.core.sparse_features import STORED, SparseFeatures, respond
 from torchssvm.structures.chain import oracle as kernels
 from torchssvm.structures.chain.structure import Chain

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, check_whole
-from torchssvm.core.precision import full_precision, product
+from torchssvm.core.operators import full_precision, product
 from torchssvm.structures.common import Head, check_structure, weight
 from torchssvm.structures.graph_cut.structure import GraphCut, GraphPotentials
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, check_whole
+from torchssvm.core.operators import full_precision, product
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.precision import full_precision, product
 from torchssvm.core.sparse_features import respond
 from torchssvm.structures.common import LinearHead, fitting, own_lengths, weight
 from torchssvm.structures.segments.structure import Segments

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_int64, check_tensor, check_whole, row_name
 from torchssvm.core.marginals import Marginals
-from torchssvm.core.operators import constant, plain
+from torchssvm.core.operators import constant, plain, transformed
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.precision import transformed
 from torchssvm.core.structure import Decoding, as_decoding, digest
 from torchssvm.structures.chain.nbest import NBest, nbest
 from torchssvm.structures.common import check_lengths
