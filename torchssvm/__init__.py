@@ -55,9 +55,8 @@ from torchssvm.solvers.concave_convex import latent
 from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.gdmm import GDMM
 from torchssvm.steps import Corrective, FrankWolfe, Pairwise
-from torchssvm.steps.directions import CacheOracle
-from torchssvm.steps.orders import ByLength, Permutation, Proportional, Uniform
-from torchssvm.steps.sampler import GapBatchSampler
+from torchssvm.steps.directions import CacheOracle, Permutation, Proportional, Uniform
+from torchssvm.steps.sampler import ByLength, GapBatchSampler
 from torchssvm.structures import (
     Arborescence,
     Chain,

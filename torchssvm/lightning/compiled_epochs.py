@@ -24,7 +24,7 @@ from torchssvm.solvers.compiled.draws import can_draw
 from torchssvm.solvers.compiled.solver import CompiledBCFW, usual_visits
 from torchssvm.solvers.trainer import Pacing
 from torchssvm.solvers.training import CPU, STORAGES, Choice, Sample, choose, move, of_all_ranks
-from torchssvm.steps.orders import Order, Permutation
+from torchssvm.steps.directions import Order, Permutation
 from torchssvm.steps.sampler import GapBatchSampler
 
 WHOLE = 1000  # most examples of an epoch in one part

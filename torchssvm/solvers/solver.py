@@ -15,9 +15,8 @@ from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.storage import MeanParts, Storage
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.steps.box_qp import BlockSteps, BoxQP, check_block_steps
-from torchssvm.steps.directions import DirectionRule, FrankWolfe, MaxOracle, OracleRule, check_rules
+from torchssvm.steps.directions import DirectionRule, FrankWolfe, MaxOracle, OracleRule, Order, check_rules
 from torchssvm.steps.line_search import LineSearch
-from torchssvm.steps.orders import Order
 
 
 @dataclass(frozen=True)

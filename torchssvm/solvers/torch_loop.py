@@ -16,7 +16,7 @@ from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, certify
 from torchssvm.solvers.trainer import DualTrainer
-from torchssvm.steps.orders import Order
+from torchssvm.steps.directions import Order
 from torchssvm.steps.sampler import GapBatchSampler
 
 

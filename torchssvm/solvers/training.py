@@ -51,7 +51,7 @@ from torchssvm.solvers.trainer import check_limits
 from torchssvm.steps.box_qp import BoxQP
 from torchssvm.steps.directions import CacheOracle, Corrective, FrankWolfe, MaxOracle, Pairwise
 from torchssvm.steps.line_search import ExactSearch
-from torchssvm.steps.orders import ByLength
+from torchssvm.steps.sampler import ByLength
 
 FAR = 0.1
 """A run that ends with a larger gap than this share of its primal is far from the optimum."""

@@ -9,13 +9,17 @@ from torchssvm.steps.directions import (
     DirectionRule,
     FrankWolfe,
     Hybrid,
+    LargestGap,
     MaxOracle,
     OracleRule,
+    Order,
     Pairwise,
+    Permutation,
+    Proportional,
+    Uniform,
 )
 from torchssvm.steps.line_search import ExactSearch, Line, LineSearch, PredefinedStep, ShortStep
-from torchssvm.steps.orders import ByLength, LargestGap, Order, Permutation, Proportional, Uniform
-from torchssvm.steps.sampler import GapBatchSampler
+from torchssvm.steps.sampler import ByLength, GapBatchSampler
 
 __all__ = [
     "Atoms",

@@ -42,10 +42,11 @@ from torchssvm.steps.directions import (
     FrankWolfe,
     MaxOracle,
     OracleRule,
+    Order,
+    Proportional,
     check_rules,
     solves_whole,
 )
-from torchssvm.steps.orders import Order, Proportional
 
 
 class CompiledBCFW(DualTrainer, Stateful):

@@ -31,8 +31,8 @@ from torchssvm.solvers.kernel.functions import GramRows, name_of
 from torchssvm.solvers.kernel.head import KernelHead, TrainingSet
 from torchssvm.solvers.trainer import DualTrainer
 from torchssvm.steps.box_qp import gram, solve_box_qp
+from torchssvm.steps.directions import Order
 from torchssvm.steps.line_search import exact_step
-from torchssvm.steps.orders import Order
 from torchssvm.steps.sampler import GapBatchSampler
 
 
