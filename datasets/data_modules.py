@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from torchssvm.core.arguments import check_choice, check_object, check_seed, check_whole
-from torchssvm.core.extras import needs
-from torchssvm.steps.orders import Order
+from torchssvm.core.arguments import check_choice, check_object, check_seed, check_whole, needs
+from torchssvm.steps.directions import Order
 from torchssvm.steps.sampler import GapBatchSampler
 
 from .images.horses import HorseSegmentation

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from torchssvm.core.arguments import check_length_form, check_whole
 from torchssvm.core.batch import OUTPUT_SIZES, to_device
-from torchssvm.core.head_call import apply_features, evaluating, knows_padding
+from torchssvm.core.gradients import apply_features, evaluating, knows_padding
 
 from .padded import PADDING, PaddedDataset, padded
 

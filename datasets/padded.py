@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from torchssvm.core.arguments import NO_LABEL, check_flags, check_int64, check_length_form, check_tensor
+from torchssvm.core.arguments import NO_LABEL, check_flags, check_int64, check_length_form, check_tensor, warn
 from torchssvm.core.batch import Batch
-from torchssvm.core.caller import warn
 
 PADDING = -1
 """The label at the padded positions of ``y``."""

@@ -18,8 +18,8 @@ from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from torchssvm import BlockGap, SparseLinearMultilabel, TorchLoop
+from torchssvm.core.arguments import new_figure
 from torchssvm.core.batch import in_order
-from torchssvm.core.extras import new_figure
 from torchssvm.datasets import ByDensity, Multilabel, MultilabelData, Scaling, multilabel_scores
 from torchssvm.datasets.multilabel.dataset import NAMES
 from torchssvm.datasets.multilabel.drawing import draw_interactions, strongest_pairs

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_number, check_whole
-from torchssvm.core.bounds import Bound
+from torchssvm.core.problem import Bound
 from torchssvm.structures.pose.head import LinearPose
 from torchssvm.structures.pose.structure import Pose
 

@@ -55,10 +55,8 @@ from torchssvm.solvers.concave_convex import latent
 from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.gdmm import GDMM
 from torchssvm.steps import Corrective, FrankWolfe, Pairwise
-from torchssvm.steps.by_length import ByLength
-from torchssvm.steps.cache import CacheOracle
-from torchssvm.steps.orders import Permutation, Proportional, Uniform
-from torchssvm.steps.sampler import GapBatchSampler
+from torchssvm.steps.directions import CacheOracle, Permutation, Proportional, Uniform
+from torchssvm.steps.sampler import ByLength, GapBatchSampler
 from torchssvm.structures import (
     Arborescence,
     Chain,

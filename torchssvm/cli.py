@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchssvm.core.extras import needs
+from torchssvm.core.arguments import needs
 
 
 def main(args: Sequence[str] | None = None) -> None:

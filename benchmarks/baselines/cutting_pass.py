@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.batch import Batch
-from torchssvm.core.digest import digest_examples
 from torchssvm.core.gradients import adjoint
-from torchssvm.core.on_host import on_host
+from torchssvm.core.operators import full_precision, on_host
 from torchssvm.core.potentials import scale
-from torchssvm.core.precision import full_precision
 from torchssvm.core.probe import TOLERANCE, probe
+from torchssvm.core.problem import digest_examples
 from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.dual.checks import check_targets
 from torchssvm.dual.state import DualState

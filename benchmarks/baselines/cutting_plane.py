@@ -8,18 +8,17 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
+from torchssvm.core.arguments import warn
 from torchssvm.core.batch import Batch, check_batches
-from torchssvm.core.caller import warn
 from torchssvm.core.jit import clock
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.core.structure import Structure
-from torchssvm.core.undisturbed import undisturbed
+from torchssvm.core.threads import undisturbed
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate, dual_exceeds_primal
-from torchssvm.solvers.progress_line import ProgressLine
-from torchssvm.solvers.schedules import EveryPasses, Tolerance, counting_from
-from torchssvm.solvers.trainer import run_until
+from torchssvm.solvers.solver import EveryPasses, Tolerance, counting_from
+from torchssvm.solvers.trainer import ProgressLine, run_until
 
 from .cutting_pass import Pass, make_pass
 from .one_slack import OneSlack

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_limit
-from torchssvm.core.extras import needs
+from torchssvm.core.arguments import check_limit, needs
 from torchssvm.core.gradients import adjoint
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.row_sparse import flat

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torchssvm.core.arguments import check_parameters, check_positive
 from torchssvm.core.problem import check_lam
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.undisturbed import undisturbed
+from torchssvm.core.threads import undisturbed
 
 
 class Subgradient(Optimizer):

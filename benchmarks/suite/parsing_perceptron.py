@@ -14,9 +14,8 @@ from torch import Tensor
 
 from torchssvm.core.jit import njit
 from torchssvm.kinds.examples import Examples
-from torchssvm.structures.arborescence.kind import ArcsAdapter
-from torchssvm.structures.arborescence.kind_numba import arc_potentials
-from torchssvm.structures.arborescence.numba import best_projective
+from torchssvm.structures.arborescence.kind import ArcsAdapter, arc_potentials
+from torchssvm.structures.arborescence.oracle import best_projective
 
 
 class Work(NamedTuple):

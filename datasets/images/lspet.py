@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchssvm.core.arguments import check_choice
+from torchssvm.core.arguments import check_choice, needs
 from torchssvm.core.batch import Batch
-from torchssvm.core.extras import needs
 
 from ..files import find, read_arrays
 from ..padded import collating

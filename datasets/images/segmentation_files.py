@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from torchssvm.core.extras import needs
+from torchssvm.core.arguments import needs
 
 from .superpixels import NEEDS
 

@@ -12,8 +12,8 @@ from torch.utils.data import Dataset
 
 from torchssvm.core.arguments import check_choice
 from torchssvm.core.batch import Batch, to_device
-from torchssvm.core.head_call import evaluating
-from torchssvm.structures.arguments import WeightedLabels
+from torchssvm.core.gradients import evaluating
+from torchssvm.structures.common import WeightedLabels
 from torchssvm.structures.graph_cut.head import Graphs
 
 from ..padded import PADDING, collating, padded, place_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from torchssvm.core.extras import needs
+from torchssvm.core.arguments import needs
 
 NEEDS = "superpixels need scikit-image, and Pillow, which comes with it: pip install 'torchssvm[scikit-image]'"
 

@@ -12,8 +12,7 @@ from io import BytesIO
 
 import numpy as np
 
-from torchssvm.core.arguments import check_whole
-from torchssvm.core.extras import needs
+from torchssvm.core.arguments import check_whole, needs
 
 from ..lines import UNPACKED_LIMIT, is_blank, read_lines
 from .mulan import LabelledRows

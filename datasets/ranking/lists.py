@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from torchssvm.core.arguments import check_choice, check_tensor, check_whole
-from torchssvm.core.memory import available_memory
+from torchssvm.core.threads import available_memory
 
 from ..files import find, read_arrays
 from ..padded import PADDING, PaddedDataset

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_int64, check_whole
 from torchssvm.core.structure import reject_rows
-from torchssvm.structures.ranking.by_place import NDCG
+from torchssvm.structures.ranking.measure import NDCG
 
 
 @dataclass(frozen=True)

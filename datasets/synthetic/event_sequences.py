@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 
 from torchssvm.core.arguments import check_choice, check_number, check_seed, check_whole
-from torchssvm.structures.segments.spans import Span
-from torchssvm.structures.segments.structure import Segments
+from torchssvm.structures.segments.structure import Segments, Span
 
 from ..padded import PaddedDataset
 

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchssvm.core.arguments import describe
-from torchssvm.core.caller import warn
+from torchssvm.core.arguments import describe, warn
 
 from ..lines import UNPACKED_LIMIT, Fields, is_blank, read_lines, split_columns, words_of
 from .tag_schemes import BIO, check_scheme, first_wrong, to_bio

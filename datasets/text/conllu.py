@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchssvm.core.arguments import check_flags, check_whole
+from torchssvm.core.arguments import check_flags, check_whole, needs
 from torchssvm.core.batch import Batch
-from torchssvm.core.extras import needs
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.structures.arborescence.structure import is_projective
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from torchssvm import Batch, SparseFeatures
 from torchssvm.core.batch import apply_head
-from torchssvm.structures.arguments import WeightedLabels
+from torchssvm.structures.common import WeightedLabels
 
 _EXACT = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 

@@ -31,7 +31,7 @@ from torchssvm.structures.arborescence.chu_liu_edmonds_triton import max_arbores
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.arborescence.triton import eisner_triton
 from torchssvm.structures.chain import labels_triton as label_kernels
-from torchssvm.structures.chain import numba as kernels
+from torchssvm.structures.chain import oracle as kernels
 from torchssvm.structures.chain import triton as viterbi_kernels
 from torchssvm.structures.chain.biases_triton import add_everywhere_triton, sum_everywhere_triton
 from torchssvm.structures.chain.labels_triton import add_difference_triton, augment_triton, examine_triton

@@ -9,8 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchssvm.core.jit import njit
-from torchssvm.solvers.gdmm.entry_heaps import COUNT, POOL_END, add, change, column_list, find, room, row_list, value_of
-from torchssvm.solvers.gdmm.sorted_entries import SortedEntries, grown, make_entries
+from torchssvm.solvers.gdmm.sorted_entries import (
+    COUNT,
+    POOL_END,
+    SortedEntries,
+    add,
+    change,
+    column_list,
+    find,
+    grown,
+    make_entries,
+    room,
+    row_list,
+    value_of,
+)
 from torchssvm.solvers.gdmm.walks import walk
 
 STAMP = 5

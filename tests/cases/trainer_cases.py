@@ -15,7 +15,7 @@ import torch
 from problems import assert_same
 
 from torchssvm import Relative
-from torchssvm.solvers import Certificate, Trainer, progress_line
+from torchssvm.solvers import Certificate, Trainer
 
 
 class FakeStream(io.StringIO):
@@ -157,7 +157,7 @@ class TrainerTestCase(ABC):
         for progress, terminal in ((False, True), (True, True), (True, False)):
             stream = FakeStream(terminal)
             monkeypatch.setattr(sys, "stderr", stream)
-            monkeypatch.setattr(progress_line, "EVERY", 0.0)
+            monkeypatch.setattr("torchssvm.solvers.trainer.EVERY", 0.0)
             trainer, seen = self.make(), []
             assert " object at " not in repr(trainer)
             last = trainer.solve(self.tolerance, on_check=seen.append, progress=progress)

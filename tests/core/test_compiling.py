@@ -14,7 +14,7 @@ os.environ["NUMBA_CACHE_DIR"], sys.stderr = {folder!r}, sys.stdout
 import numba
 import numpy as np
 from torchssvm.core.jit import clock
-from torchssvm.structures.chain.numba import mask
+from torchssvm.structures.chain.oracle import mask
 labels = np.zeros((2, 3), np.int64)
 began, counted = time.perf_counter(), clock()
 mask(labels, np.full(2, 3), 4, labels.copy())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from problems import chain, examples, rng
 
 from torchssvm import BCFW, BlockGap, CompiledBCFW, DualState, certify
-from torchssvm.core.digest import UNKNOWN, digest_targets
+from torchssvm.core.problem import UNKNOWN, digest_targets
 from torchssvm.solvers import WeightedAverage
 
 
@@ -57,7 +57,7 @@ def test_compiled_digests_are_those_of_torch(seed, dtype):
         for own in (None, lengths):
             found = digest_targets(target, own)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("torchssvm.core.digest.fits_numba", lambda *_: False)
+                patch.setattr("torchssvm.core.problem.fits_numba", lambda *_: False)
                 assert torch.equal(digest_targets(target, own), found)
 
 

@@ -32,8 +32,8 @@ from torchssvm import (
     select_tokens,
     solve,
 )
+from torchssvm.core.arguments import naming
 from torchssvm.core.marginals import Marginals
-from torchssvm.core.naming import naming
 from torchssvm.datasets import PaddedDataset, PrecomputedFeatures
 from torchssvm.deployment import Decoder
 from torchssvm.steps import ByLength

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from torchssvm import Batch
-from torchssvm.core.on_host import constant, known, on_host, upload
+from torchssvm.core.operators import constant, known, on_host, upload
 
 
 def test_cpu_tensors_are_on_the_host():

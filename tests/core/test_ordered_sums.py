@@ -7,7 +7,7 @@ from kernel_problems import kernel_svm
 from problems import PROBLEMS, rng
 
 from torchssvm import SparseFeatures
-from torchssvm.core.ordered_sums import add_at, add_rows
+from torchssvm.core.row_sparse import add_at, add_rows
 from torchssvm.solvers.kernel import RBF
 
 

@@ -26,8 +26,8 @@ from torchssvm import (
     certify,
     recompute_weights,
 )
-from torchssvm.core.linearity import generators_of, linearity_error
-from torchssvm.core.precision import full_precision, is_lowered, lowered_advice, product
+from torchssvm.core.gradients import generators_of, linearity_error
+from torchssvm.core.operators import full_precision, is_lowered, lowered_advice, product
 from torchssvm.solvers import primal
 from torchssvm.solvers.kernel import RBF
 
@@ -263,7 +263,7 @@ def test_a_head_that_the_process_rounds_is_refused_with_the_reason(setting):
             pytest.skip("this setting does not reach the CPU")
         with pytest.raises(ValueError, match=r"only up to the rounding.*(tf32|bf16).*set_float32_matmul_precision"):
             problem.train().step([0, 1])
-        assert "torchssvm.core.precision.product" in linearity_error(problem.head, (problem.x,))
+        assert "torchssvm.core.operators.product" in linearity_error(problem.head, (problem.x,))
     assert linearity_error(problem.head, (problem.x,)) is None
     problem.train().step([0, 1])
 
@@ -292,7 +292,7 @@ class Convolution(nn.Module):
 
 
 def test_convolutions_on_cuda_are_named():
-    from torchssvm.core.linearity import _convolution_advice
+    from torchssvm.core.gradients import _convolution_advice
 
     head = Convolution("cpu")
     assert "torch.backends.cudnn.allow_tf32 = False" in _convolution_advice(head, CUDA)

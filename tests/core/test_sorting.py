@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples
 
-from torchssvm.core.sorting import sort_falling
+from torchssvm.core.vectors import sort_falling
 
 
 @examples(100)

@@ -29,7 +29,7 @@ from torchssvm import (
     solve,
 )
 from torchssvm.path import Heuristic
-from torchssvm.path.initial import start_at_largest_lam
+from torchssvm.path.run import start_at_largest_lam
 from torchssvm.solvers import UniformAverage
 from torchssvm.steps import LargestGap
 

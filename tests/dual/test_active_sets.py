@@ -12,7 +12,7 @@ from problems import PROBLEMS, Reference, Training, assert_same, multiclass, ref
 from torchssvm import BlockGap, CacheOracle, Corrective, FrankWolfe, Labelings, LinearChain, Pairwise, certify
 from torchssvm.dual import DualState
 from torchssvm.steps import Away, Hybrid, MaxOracle
-from torchssvm.steps.orders import Proportional, Uniform
+from torchssvm.steps.directions import Proportional, Uniform
 
 RULES = [FrankWolfe(), Pairwise(), Away(), Hybrid(), Corrective()]
 ORACLES = [MaxOracle(), CacheOracle()]

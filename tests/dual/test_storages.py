@@ -9,7 +9,7 @@ from storage_cases import KINDS, SEEDS, StorageTestCase, block
 
 from torchssvm import DualState, Labelings, LinearMulticlass, MeanParts, Weights, certify
 from torchssvm.core.batch import apply_head
-from torchssvm.core.memory import available_memory
+from torchssvm.core.threads import available_memory
 
 
 class TestMeanParts(StorageTestCase):

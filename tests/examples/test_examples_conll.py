@@ -10,7 +10,7 @@ from benchmark_parts import measured
 from chunking_problems import write
 
 from torchssvm import CompiledBCFW
-from torchssvm.core.extras import new_figure
+from torchssvm.core.arguments import new_figure
 from torchssvm.datasets import CoNLL2000
 from torchssvm.datasets.text import conll2000
 from torchssvm.datasets.text.chunking_drawing import Tagged, draw_chunks

@@ -30,7 +30,7 @@ from torchssvm.core.structure import Decoding, Structure
 from torchssvm.datasets import PaddedDataset
 from torchssvm.kinds import Form, block
 from torchssvm.kinds.adapter import find_adapter
-from torchssvm.structures.tree import kind_numba
+from torchssvm.structures.tree.kind import Trees
 
 
 class Subset(Structure):
@@ -211,7 +211,7 @@ def test_only_code_of_this_package_is_kept(kept):
 def test_a_version_is_not_replaced():
     with pytest.raises(TypeError, match="Subsets has a version of score already"):
         block.score.of(Subsets)(score)
-    assert kind_numba.Trees
+    assert Trees
     with pytest.raises(TypeError, match="name of a kind of torchssvm"):
         block.score.of(NamedTuple("Trees", [("size", int)]))(score)
 

@@ -14,13 +14,12 @@ from trainer_cases import FakeStream
 from torchssvm import LinearChain, LinearMultilabel
 from torchssvm.datasets import PaddedDataset
 from torchssvm.lightning import DualityGap, FactorwiseSVM, GapBar, JointTraining, Report, StructuredSVM
-from torchssvm.solvers import progress_line
 
 
 def fit(monkeypatch, model, *callbacks, terminal=True, batches=loader, **options):
     stream = FakeStream(terminal)
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(progress_line, "EVERY", 0.0)
+    monkeypatch.setattr("torchssvm.solvers.trainer.EVERY", 0.0)
     trainer(*callbacks, enable_progress_bar=True, **options).fit(model, batches(some_words()))
     return stream.getvalue()
 

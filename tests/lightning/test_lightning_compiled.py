@@ -30,7 +30,6 @@ from torchssvm.core.batch import Batch  # noqa: E402
 from torchssvm.datasets.padded import PaddedDataset  # noqa: E402
 from torchssvm.lightning import DualityGap, StructuredSVM, compiled_epochs  # noqa: E402
 from torchssvm.lightning.compiled_epochs import EpochPart  # noqa: E402
-from torchssvm.solvers import choice  # noqa: E402
 from torchssvm.solvers.compiled.solver import ProposedVisits  # noqa: E402
 from torchssvm.steps import CommonStep, ShortStep  # noqa: E402
 
@@ -108,7 +107,7 @@ def test_the_torch_loop_does_what_is_not_compiled(name, words, visits):
 
 
 def test_features_that_would_not_fit_are_computed_again_and_again(words, visits, monkeypatch):
-    monkeypatch.setattr(choice, "available_memory", lambda device: 10)
+    monkeypatch.setattr("torchssvm.solvers.training.available_memory", lambda device: 10)
     model = chain()
     trainer(max_epochs=1).fit(model, loader(words))
     assert not visits

@@ -22,8 +22,8 @@ from short_words import Words, trainer  # noqa: E402
 import torchssvm.structures as structures  # noqa: E402
 from torchssvm import Chain, LinearChain, LinearMulticlass, Multiclass, SlackRescaling, Solver  # noqa: E402
 from torchssvm.core.random_state import RandomState  # noqa: E402
-from torchssvm.deployment import recipes  # noqa: E402
-from torchssvm.deployment.recipes import describe, rebuild  # noqa: E402
+from torchssvm.deployment import files  # noqa: E402
+from torchssvm.deployment.files import describe, rebuild  # noqa: E402
 from torchssvm.lightning import FactorwiseSVM, StructuredSVM  # noqa: E402
 from torchssvm.lightning.resume import ResumePoint  # noqa: E402
 from torchssvm.structures.slack_rescaling import EveryClass  # noqa: E402
@@ -87,7 +87,7 @@ def test_rules_with_defaults_are_made_again():
 def test_a_new_kind_is_declared_in_its_folder_alone(monkeypatch):
     monkeypatch.setattr(structures, "MyChain", MyChain, raising=False)
     monkeypatch.setattr(structures, "__all__", [*structures.__all__, "MyChain"])
-    fresh = runpy.run_path(recipes.__file__)
+    fresh = runpy.run_path(files.__file__)
     again = fresh["rebuild"](fresh["describe"](LinearChain(3, 3, structure=MyChain(3))))
     assert type(again.structure) is MyChain
 

@@ -23,7 +23,7 @@ from torchssvm import (  # noqa: E402
     Weights,
 )
 from torchssvm.lightning import DualityGap, StructuredSVM  # noqa: E402
-from torchssvm.solvers import EveryPasses, choice, training  # noqa: E402
+from torchssvm.solvers import EveryPasses, training  # noqa: E402
 from torchssvm.steps import BoxQP  # noqa: E402
 
 
@@ -76,7 +76,7 @@ def test_a_run_goes_on_whatever_memory_is_free(tmp_path, monkeypatch):
     first = trainer(DualityGap(1e-9, every_n_epochs=1), max_epochs=2, enable_checkpointing=False)
     first.fit(model, Words().by_gaps())
     first.save_checkpoint(tmp_path / "run.ckpt")
-    monkeypatch.setattr(choice._Fits, "__call__", lambda self, storage: not isinstance(storage, Labelings))
+    monkeypatch.setattr(training._Fits, "__call__", lambda self, storage: not isinstance(storage, Labelings))
     again = svm(None)
     gap = DualityGap(1e-9, every_n_epochs=1)
     trainer(gap, max_epochs=4, enable_checkpointing=False).fit(

@@ -16,7 +16,7 @@ from tables import each_row
 from torchssvm import Chain, Relative, Solver, choose_lam, evaluate, guess_lam, in_order, solve
 from torchssvm.core.batch import Part
 from torchssvm.path import HeldOutPoint, LamChoice
-from torchssvm.path.lam_choice import chosen_of
+from torchssvm.path.choose_lam import chosen_of
 from torchssvm.solvers import primal
 from torchssvm.solvers.evaluation import merge_evaluations
 

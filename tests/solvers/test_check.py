@@ -85,7 +85,7 @@ def test_costs_are_right():
 
 def test_large_problems_are_compared_with_many_outputs(monkeypatch):
     """With as many as there is time for, of 26^9 that could be listed."""
-    monkeypatch.setattr("torchssvm.core.requirements._MOST_LABELINGS", 400)
+    monkeypatch.setattr("torchssvm.solvers.check._MOST_LABELINGS", 400)
     head = LinearChain(5, 26)
     batch = Batch(torch.randn(3, 9, 5), torch.randint(0, 26, (3, 9)), torch.arange(3), torch.tensor([9, 4, 1]))
     report = check(head, head.structure, batch)

@@ -30,8 +30,8 @@ from torchssvm.core.potentials import as_potentials
 from torchssvm.core.random_state import RandomState
 from torchssvm.datasets import PaddedDataset, PrecomputedFeatures
 from torchssvm.solvers import CompiledBCFW
-from torchssvm.solvers.choice import Sample, choose
 from torchssvm.solvers.kernel import RBF, KernelMulticlass, KernelSSVM
+from torchssvm.solvers.training import Sample, choose
 
 ROWS = [[0, 1], [2, 3], [1, 4], [0, 2]]
 pytestmark = pytest.mark.cuda
@@ -186,7 +186,7 @@ def test_the_choice_says_where_the_head_trains(cuda, monkeypatch):
     choice = chosen(cuda)
     assert choice.solver.compiled
     assert str(choice).endswith("head trains on the CPU; Solver(compiled=False) trains on cuda:0")
-    monkeypatch.setattr("torchssvm.solvers.choice.LONG_VISIT", 11)
+    monkeypatch.setattr("torchssvm.solvers.training.LONG_VISIT", 11)
     choice = chosen(cuda)
     assert not choice.solver.compiled
     assert "a visit takes 12 multiplications, and cuda:0 does many" in str(choice)

@@ -32,7 +32,7 @@ from torchssvm import (
     recompute_weights,
     regularization_path,
 )
-from torchssvm.core.digest import digest_targets
+from torchssvm.core.problem import digest_targets
 from torchssvm.core.schema import with_seal
 from torchssvm.core.structure import Decoding
 from torchssvm.datasets import PaddedDataset

@@ -12,16 +12,16 @@ from trainer_cases import FakeStream
 
 from torchssvm import Solver, choose_lam, make_trainer, regularization_path, solve
 from torchssvm.datasets import hold_out
-from torchssvm.solvers import Certificate, EveryPasses, progress_line
+from torchssvm.solvers import Certificate, EveryPasses
 from torchssvm.solvers.gdmm import FactorwiseCertificate
-from torchssvm.solvers.progress_line import ProgressLine
+from torchssvm.solvers.trainer import ProgressLine
 
 
 def terminal(monkeypatch):
     """Called within the test, as pytest captures stderr anew after fixtures."""
     made = FakeStream(terminal=True)
     monkeypatch.setattr(sys, "stderr", made)
-    monkeypatch.setattr(progress_line, "EVERY", 0.0)
+    monkeypatch.setattr("torchssvm.solvers.trainer.EVERY", 0.0)
     return made
 
 
@@ -77,7 +77,7 @@ def test_a_line_names_the_problem_of_every_gap(monkeypatch, exact):
 
 def test_updates_are_rare_and_compute_no_dual_between_them(monkeypatch):
     stream = terminal(monkeypatch)
-    monkeypatch.setattr(progress_line, "EVERY", 1000.0)
+    monkeypatch.setattr("torchssvm.solvers.trainer.EVERY", 1000.0)
     line = ProgressLine()
     line.update(1.0, 0.1, lambda: pytest.fail("the dual was computed"))
     assert stream.getvalue() == ""

@@ -111,9 +111,8 @@ def test_memory_chooses_the_storage(capsys):
 
 
 def test_features_that_do_not_fit_leave_the_compiled_loop(monkeypatch, capsys):
-    from torchssvm.solvers import choice
 
-    monkeypatch.setattr(choice, "SHARE", 1e-15)
+    monkeypatch.setattr("torchssvm.solvers.training.SHARE", 1e-15)
     problem = chain(5, n=8)
     solver = Solver(memory_limit=10**6)
     assert isinstance(make_trainer(problem.head, Items(problem), problem.lam, solver=solver), TorchLoop)

@@ -31,7 +31,7 @@ from torchssvm import (
     make_trainer,
 )
 from torchssvm.core.batch import apply_head, tree_map
-from torchssvm.core.on_host import on_host
+from torchssvm.core.operators import on_host
 from torchssvm.datasets import PaddedDataset
 from torchssvm.solvers import block_gap
 from torchssvm.structures.chain import Transitions

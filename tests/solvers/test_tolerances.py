@@ -12,7 +12,7 @@ import pytest
 
 import torchssvm
 from torchssvm import Corrective, Relative
-from torchssvm.solvers.schedules import Tolerance, check_tolerance, is_within, largest_gap, times
+from torchssvm.solvers.solver import Tolerance, check_tolerance, is_within, largest_gap, times
 
 OWN = {Corrective}
 """Its ``tolerance`` is a share already, of a block's gap."""

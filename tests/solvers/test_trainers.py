@@ -15,7 +15,7 @@ from trainer_cases import TrainerTestCase
 
 import torchssvm
 from torchssvm import GDMM, Batch, BlockGap, CompiledBCFW, DualState, Solver, TorchLoop, in_order
-from torchssvm.core.moved import TO_SOLVER
+from torchssvm.core.arguments import TO_SOLVER
 from torchssvm.lightning import StructuredSVM
 from torchssvm.solvers.kernel import RBF
 

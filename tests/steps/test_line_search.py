@@ -13,7 +13,7 @@ from scipy.optimize import minimize_scalar
 
 from torchssvm import BCFW, BlockGap, DualState, MeanParts, Weights, certify
 from torchssvm.core.batch import apply_head
-from torchssvm.core.bounds import Box
+from torchssvm.core.problem import Box
 from torchssvm.steps import ExactSearch, PredefinedStep, ShortStep
 from torchssvm.steps.line_search import Line
 

@@ -11,7 +11,7 @@ import torch
 from problems import rng
 
 from torchssvm import CacheOracle, FrankWolfe
-from torchssvm.dual.numba import victims
+from torchssvm.dual.active_sets import victims
 from torchssvm.steps import Atoms
 from torchssvm.steps.numba import cache_serves
 

@@ -13,9 +13,9 @@ from torchssvm.core.structure import Structure
 from torchssvm.dual import rows as rows_module
 from torchssvm.steps import box_qp
 from torchssvm.steps.box_qp import gram, solve_batch, solve_box_qp
-from torchssvm.structures.arguments import WeightedLabels
 from torchssvm.structures.chain import head as linear_chain
 from torchssvm.structures.chain import structure as chain
+from torchssvm.structures.common import WeightedLabels
 
 USERS = ("torchssvm.core.potentials", box_qp.__name__, rows_module.__name__, chain.__name__, linear_chain.__name__)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

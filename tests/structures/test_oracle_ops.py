@@ -11,7 +11,7 @@ from problems import examples, rng
 from random_potentials import assert_same, chains, strided
 from tables import each_row
 
-from torchssvm.core import launch
+from torchssvm.core import threads
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.chain.oracle import viterbi, viterbi_torch
 from torchssvm.structures.chain.sum_product import sum_product
@@ -27,7 +27,7 @@ AXES = st.sampled_from(["shared", "chain", "position", "expanded", "positions ex
 @pytest.fixture
 def two_threads(monkeypatch):
     """Several ranges for however little work."""
-    monkeypatch.setattr(launch, "GRAIN", 1)
+    monkeypatch.setattr(threads, "GRAIN", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -61,7 +61,7 @@ def test_blocks_in_lockstep_equal_torch(seed, batch, axes, ragged, integers):
     emission, transition, lengths = chains(seed, batch, 6, 13, axes, ragged, integers)
     with pytest.MonkeyPatch.context() as patch:
         for name, setting in (("CACHE", 0), ("GROUP", 5), ("BLOCK", 5 * 13 * 4)):
-            patch.setattr(launch, name, setting)
+            patch.setattr(threads, name, setting)
         assert_same(viterbi(emission, transition, lengths), viterbi_torch(emission, transition, lengths))
 
 
@@ -87,8 +87,8 @@ def test_threads_do_not_change_the_result(axes, two_threads, monkeypatch):
     found = viterbi(emission, transition, lengths)
     torch.set_num_threads(1)
     assert_same(viterbi(emission, transition, lengths), found)
-    monkeypatch.setattr(launch, "CACHE", 0)
-    monkeypatch.setattr(launch, "BLOCK", 100)
+    monkeypatch.setattr(threads, "CACHE", 0)
+    monkeypatch.setattr(threads, "BLOCK", 100)
     torch.set_num_threads(2)
     assert_same(viterbi(emission, transition, lengths), found)
 

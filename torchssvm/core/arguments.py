@@ -1,22 +1,31 @@
-"""Checks of arguments, one for each kind of argument: whole numbers, numbers, flags, tensors."""
+"""Checks of arguments, one for each kind of argument, and how errors and warnings name rows, lines and packages."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import numbers
 import operator
-from collections.abc import Iterable
-from typing import Any, TypeVar
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.on_host import on_host
-from torchssvm.core.operators import plain
-from torchssvm.core.precision import transformed
+from torchssvm.core.operators import on_host, plain, transformed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 Kind = TypeVar("Kind")
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def check_whole(value: Any, name: str, least: int = 1, *, most: int | None = None, advice: str = "") -> int:
@@ -224,3 +233,136 @@ def describe(value: Any) -> str:
     if value.dtype.is_complex:
         return f"{shown}: give real and imaginary parts as features of their own"
     return shown
+
+
+class _Here(threading.local):
+    index: Tensor | None = None
+
+
+_here = _Here()
+
+
+class naming:
+    """A context in which errors name row b of a batch as example ``index[b]``; None is a batch without numbers."""
+
+    def __init__(self, index: Tensor | None) -> None:
+        self.index = index
+
+    def __enter__(self) -> None:
+        self.before, _here.index = _here.index, self.index
+
+    def __exit__(self, *_: Any) -> None:
+        _here.index = self.before
+
+
+def name_rows(index: Tensor) -> None:
+    """From here on to the end of the innermost :class:`naming`, errors name row b as example ``index[b]``."""
+    _here.index = index
+
+
+def row_name(row: int) -> str:
+    """``example 17`` where the index of the batch is known, else ``row 3 of the batch``."""
+    numbers = _numbers([row])
+    return f"row {row} of the batch" if numbers is None else f"example {numbers[0]}"
+
+
+def number_of(row: int) -> int:
+    """The number of the example at ``row``, where the index is known, else ``row``."""
+    numbers = _numbers([row])
+    return row if numbers is None else numbers[0]
+
+
+def row_names(rows: Sequence[int]) -> str:
+    """``examples [17, 4]``, or ``rows [3, 5]``: the first eight, and how many more there are."""
+    first = list(rows[:8])
+    numbers = _numbers(first)
+    more = f" and {len(rows) - 8} more" if len(rows) > 8 else ""
+    return f"rows {first}{more}" if numbers is None else f"examples {numbers}{more}"
+
+
+def _numbers(rows: Sequence[int]) -> list[int] | None:
+    index = _here.index
+    if not isinstance(index, Tensor) or index.ndim != 1 or max(rows, default=0) >= len(index):
+        return None
+    return [int(index[row]) for row in rows]
+
+
+def is_ours(kind: Any) -> bool:
+    """Whether a class or function is defined in this package."""
+    return kind.__module__.startswith("torchssvm.")
+
+
+_BETWEEN = (
+    *("torchssvm", "torch", "lightning", "lightning_fabric", "pytorch_lightning", "jsonargparse"),
+    *("contextlib", "importlib"),
+)
+"""Packages whose frames may lie between the user's line and the line that warns."""
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the innermost line that belongs to none of the packages ``_BETWEEN``.
+
+    ``warnings.warn`` takes a number of frames, which here depends on the caller: a plain loop, a solver or a callback.
+    (From Python 3.12 on, ``skip_file_prefixes`` would do the same.)
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        frame = frame.f_back
+    warnings.warn_explicit(
+        message,
+        category,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=frame.f_globals.get("__name__"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+@contextmanager
+def needs(message: str, *packages: str) -> Iterator[None]:
+    """Replace the ImportError of a missing one of ``packages`` by ``message``; other import errors pass through."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in packages:
+            raise
+        raise ImportError(message) from error
+
+
+def new_figure(figsize: tuple[float, float]) -> Figure:
+    """A figure, in inches, that opens no window and changes no global state of matplotlib, which it needs."""
+    with needs("the picture needs matplotlib: pip install 'torchssvm[plot]'", "matplotlib"):
+        from matplotlib.figure import Figure
+    return Figure(figsize=figsize, layout="constrained")
+
+
+TO_SOLVER = {
+    "options": "solver=Solver(seed=..., order=..., schedule=..., batch_size=..., round_visits=...)",
+    "recipe": "solver=Solver(direction=..., oracle=..., storage=..., bounds=...)",
+    "collate_fn": "an attribute of the dataset: dataset.collate = ...",
+    **{
+        name: f"solver=Solver({name}=...)"
+        for name in (
+            *("storage", "block_steps", "direction", "oracle", "line_search", "compiled"),
+            *("bounds", "memory_limit", "round_visits"),
+        )
+    },
+}
+"""By the old name, what to give in its place."""
+
+
+def moved(*names: str, **own: str) -> Callable[[Function], Function]:
+    """Decorates a function whose arguments ``names``, and others, have gone: TypeError says what to give."""
+    gone = {name: TO_SOLVER[name] for name in names} | own
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def call(*args: object, **kwargs: object) -> object:
+            for name in gone.keys() & kwargs.keys():
+                raise TypeError(f"the argument {name} has gone: give {gone[name]} in its place")
+            return function(*args, **kwargs)
+
+        call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # getfullargspec reads it
+        return call  # type: ignore[return-value]
+
+    return decorate

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
-from torchssvm.core.arguments import check_tensor, describe
-from torchssvm.core.naming import is_ours, naming, row_name
-from torchssvm.core.on_host import known, on_host, upload
+from torchssvm.core.arguments import check_tensor, describe, is_ours, naming, row_name
+from torchssvm.core.operators import known, on_host, upload
 from torchssvm.core.potentials import Potentials, as_potentials
 
 

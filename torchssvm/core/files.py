@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from torchssvm.core.caller import warn
+from torchssvm.core.arguments import warn
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Gradients of a head's weights: of a whole batch by autograd, and of each example.
+"""What training asks of a head: that it is linear in its weights, and the gradients of each example.
 
 Those of each example come from the head's own ``adjoint`` where it gives one, else from ``torch.func``,
 ``vmap(vjp(head))`` on the inputs that it was called with, else from one backward pass for every example.
@@ -9,18 +9,328 @@ depends on the head and on this call alone, never on earlier calls, and a resume
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import combinations, islice
 from textwrap import shorten
-from weakref import WeakSet
+from typing import Any
+from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vjp
+from torch.nn.modules.conv import _ConvNd
 
-from torchssvm.core.caller import warn
-from torchssvm.core.head_call import call_of, of_each, patterns
-from torchssvm.core.potentials import Parts, Potentials, conform, scale
-from torchssvm.core.precision import full_precision
+from torchssvm.core.arguments import warn
+from torchssvm.core.batch import device_of, tree_replace, tree_tensors
+from torchssvm.core.operators import full_precision, is_lowered, lowered_advice, transformed
+from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, scale
 from torchssvm.core.row_sparse import combine_rows, dense
+from torchssvm.core.threads import undisturbed
+
+
+def largest_feature(dtype: torch.dtype) -> float:
+    """The largest size of a feature: sums of a million squares do not overflow."""
+    return 1e-3 * torch.finfo(dtype).max ** 0.5
+
+
+def knows_padding(features: nn.Module) -> str | None:
+    """``"lengths"`` or ``"attention_mask"``, if ``forward`` has such a parameter; of a wrapped module, that inside."""
+    inside = getattr(features, "_orig_mod", features)
+    if isinstance(inside, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return knows_padding(inside.module)
+    names = inspect.signature(inside.forward).parameters
+    return next((name for name in ("lengths", "attention_mask") if name in names), None)
+
+
+def apply_features(features: nn.Module, x: Any, lengths: Tensor | None = None) -> Any:
+    """``features(x)``, and ``lengths=`` or ``attention_mask=`` where there are lengths and ``forward`` takes it.
+
+    Of an output with ``last_hidden_state``, as encoders of ``transformers`` return it, that is taken.
+
+    Args:
+        features: The module below the head.
+        x: Its input.
+        lengths: ``[B]`` int64, where examples differ in length.
+    """
+    how = None if lengths is None else knows_padding(features)
+    if how == "lengths":
+        found = features(x, lengths=lengths)
+    elif how is not None and lengths is not None:
+        found = features(x, attention_mask=(torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)).long())
+    else:
+        found = features(x)
+    return getattr(found, "last_hidden_state", found)
+
+
+@contextmanager
+def evaluating(module: Any) -> Iterator[None]:
+    """Evaluation mode inside the ``with`` block; afterwards every submodule has its former mode."""
+    modes = []
+    if isinstance(module, nn.Module):
+        modes = [(part, part.training) for part in module.modules()]
+        module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+_CALL = "_torchssvm_call"  # the attribute of a head's output that says how it was made
+_HOOKS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")  # not called; forward pre-hooks may make weights
+_LONG = 1000  # entries of a list or a dict that is not copied in every step
+
+
+class HeadCall:
+    """How a head was called, to call it again for each example.
+
+    It is an attribute of the potentials, where Python's garbage collector sees it: a head may keep its potentials, and
+    so may its inputs. A note at the graph, or in a table of this module, would keep all of them for ever. Versions are
+    those of torch, by the id of each of the potentials: whoever writes to a tensor afterwards makes it another one.
+    """
+
+    def __init__(self, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[Tensor]) -> None:
+        self.head = ref(head)
+        self.inputs = args, kwargs
+        self.input_versions = _versions(self.inputs)
+        self.output_versions = {id(tensor): tensor._version for tensor in outputs}
+
+    def __reduce__(self) -> Any:
+        return OrderedDict, ()  # nothing goes to copies and files, which load with weights_only=True
+
+
+def remember_call(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    """Leave at the potentials which call of ``head`` made them, for as long as they live.
+
+    Nothing is left where the head knows its own adjoint, or within a transform of ``torch.func``.
+    """
+    if (isinstance(output, Potentials) and output.adjoint is not None) or transformed():
+        return
+    outputs = [tensor for tensor in as_potentials(output).tensors.values() if tensor.grad_fn is not None]
+    call = HeadCall(head, args, kwargs, outputs)
+    for tensor in outputs:
+        setattr(tensor, _CALL, call)
+
+
+def call_of(potentials: Potentials, parameters: Sequence[Tensor]) -> tuple[nn.Module, Any] | None:
+    """The head that made the potentials of these parameters, and its inputs, where all are known and as they were."""
+    outputs = list(potentials.tensors.values())
+    call = getattr(outputs[0], _CALL, None)
+    if not isinstance(call, HeadCall) or any(getattr(tensor, _CALL, None) is not call for tensor in outputs):
+        return None
+    head = call.head()
+    if head is None or not potentials.batch_size or call.input_versions != _versions(call.inputs):
+        return None
+    own = list(head.parameters())
+    same = len(own) == len(parameters) and all(a is b for a, b in zip(own, parameters, strict=True))
+    untouched = all(call.output_versions.get(id(tensor)) == tensor._version for tensor in outputs)
+    return (head, call.inputs) if same and untouched else None
+
+
+def patterns(inputs: Any, size: int) -> Iterator[tuple[bool, ...]]:
+    """Which of the tensors may have an axis of examples: those as long as the batch; then fewer, at most 8 choices.
+
+    A tensor that all examples share may be as long as the batch by chance. A batch of one example is the call itself.
+    """
+    fit = [t.ndim > 0 and len(t) == size for t in tree_tensors(inputs)]
+    if size == 1:
+        return iter([tuple(fit)])
+    where = [i for i, its in enumerate(fit) if its]
+    some = (chosen for many in range(len(where), 0, -1) for chosen in combinations(where, many))
+    return (tuple(i in chosen for i in range(len(fit))) for chosen in islice(some, 8))
+
+
+@torch.no_grad()
+def of_each(
+    head: nn.Module, inputs: Any, batched: tuple[bool, ...], parts: Parts, respond: bool
+) -> tuple[list[Tensor], Parts]:
+    """``Phi_i^T parts_i`` for each parameter ``[B, *shape]``, and, to ``respond``, ``Phi_i Phi_i^T parts_i``.
+
+    ``batched`` says which tensors of the inputs, arguments and keyword arguments, have an axis of examples. Raises
+    whatever the head raises when its inputs are those of a transform.
+    """
+    weights = {name: parameter.detach() for name, parameter in head.named_parameters()}
+    buffers = {name: buffer.clone() for name, buffer in head.named_buffers()}
+    tensors = [tensor.detach() for tensor in tree_tensors(inputs)]
+
+    def one(own: list[Tensor], part: Parts) -> tuple[list[Tensor], Parts]:
+        alone = [t.unsqueeze(0) if its else t for t, its in zip(own, batched, strict=True)]
+        args, kwargs = tree_replace(inputs, alone)
+
+        def potentials_of(weights: dict[str, Tensor]) -> Parts:
+            found = as_potentials(functional_call(head, {**buffers, **weights}, args, kwargs)).tensors
+            return {name: found[name].squeeze(0) for name in part}
+
+        gradient = vjp(potentials_of, weights)[1](part)[0]
+        # Potentials are linear in the weights: along a gradient they change by their value at it.
+        return list(gradient.values()), potentials_of(gradient) if respond else {}
+
+    with state_kept(head):
+        for module in head.modules():
+            vars(module).update({name: OrderedDict() for name in _HOOKS})
+        return torch.vmap(one, in_dims=([0 if its else None for its in batched], 0))(tensors, parts)
+
+
+@contextmanager
+def state_kept(head: nn.Module) -> Iterator[None]:
+    """Put back what calls change in the attributes of ``head``, and in short lists and dicts; hooks see no call."""
+    attributes = [vars(module) for module in head.modules()]
+    inside = [value for own in attributes for value in own.values()]
+    short = [value for value in inside if isinstance(value, list | dict | set) and len(value) < _LONG]
+    held: list[tuple[Any, Any]] = [(value, value.copy()) for value in [*short, *attributes]]
+    try:
+        yield
+    finally:
+        with undisturbed():
+            for there, before in held:
+                if isinstance(there, list):
+                    there[:] = before
+                else:
+                    there.clear()
+                    there.update(before)
+
+
+def _versions(inputs: Any) -> list[int]:
+    return [0 if tensor.is_inference() else tensor._version for tensor in tree_tensors(inputs)]
+
+
+def linearity_error(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> str | None:
+    """Say why ``head(*args, **kwargs)`` is not linear in the head's weights; None if it is linear.
+
+    Compares ``head(2 u - 3 v)`` with ``2 head(u) - 3 head(v)`` for random weights u, v, and ``head(0)`` with 0. Neither
+    the weights nor the head's attributes nor the global random state change. The head runs with the current precision
+    settings; if rounding of matrix products is the only cause, the message says so.
+    """
+    device = device_of(head)
+    error = _examine(head, args, kwargs)
+    if error is None:
+        return error
+    if is_lowered(device):
+        with full_precision(device):
+            linear = _examine(head, args, kwargs) is None
+        if linear:
+            name = type(head).__name__
+            return f"{name} is linear in its weights only up to the rounding of its products{lowered_advice(device)}"
+    return error + _convolution_advice(head, device)
+
+
+def generators_of(devices: Iterable[torch.device]) -> tuple[str, list[int]]:
+    """The type and indices of the accelerators among ``devices``, for ``fork_rng``, which else takes all."""
+    found = {(device.type, device.index or 0) for device in devices if device.type in ("cuda", "xpu")}
+    kind = min((kind for kind, _ in found), default="cuda")
+    return kind, sorted(number for its, number in found if its == kind)
+
+
+def _convolution_advice(head: nn.Module, device: torch.device) -> str:
+    """Advice if the head has convolutions that CUDA rounds to TF32, which is torch's default; else an empty string."""
+    convolves = any(isinstance(part, _ConvNd) for part in head.modules())
+    if device.type != "cuda" or not convolves or not torch.backends.cudnn.allow_tf32:
+        return ""
+    return (
+        ". It has convolutions, and torch rounds their factors to tf32 on CUDA devices: set "
+        "torch.backends.cudnn.allow_tf32 = False first"
+    )
+
+
+def _examine(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> str | None:
+    weights = dict(head.named_parameters())
+    generator = torch.Generator().manual_seed(0)
+
+    def random_weights() -> dict[str, Tensor]:
+        return {
+            name: torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device) for name, p in weights.items()
+        }
+
+    def evaluate(values: dict[str, Tensor]) -> Parts:
+        buffers = {name: buffer.clone() for name, buffer in head.named_buffers()}
+        found = as_potentials(functional_call(head, {**buffers, **values}, args, kwargs)).tensors
+        return {name: _once(tensor) for name, tensor in found.items()}
+
+    u, v = random_weights(), random_weights()
+    held = [*weights.values(), *head.buffers(), *tree_tensors((args, kwargs or {}))]
+    kind, devices = generators_of(tensor.device for tensor in held)
+    with torch.no_grad(), state_kept(head), torch.random.fork_rng(devices, device_type=kind):
+        at_zero = evaluate({name: torch.zeros_like(p) for name, p in weights.items()})
+        for name, tensor in at_zero.items():
+            if bool((tensor.nan_to_num(0.0) != 0).any()):
+                return (
+                    f"the potentials {name!r} of {type(head).__name__} are not zero when all its weights are: the "
+                    "head adds a constant that is not trained. Move it into the features, or make it a parameter"
+                )
+        at_u, at_v = evaluate(u), evaluate(v)
+        both = evaluate({name: 2 * u[name] - 3 * v[name] for name in u})
+        for name, tensor in both.items():
+            expected = 2 * at_u[name] - 3 * at_v[name]
+            if not bool(torch.isfinite(expected).all()):
+                continue  # features that are not finite raise another error, which names the rows
+            size = at_u[name].abs().sum() + at_v[name].abs().sum()
+            if float((tensor - expected).abs().sum()) > 1e3 * torch.finfo(tensor.dtype).eps * float(size):
+                return (
+                    f"the potentials {name!r} of {type(head).__name__} are not linear in its weights: "
+                    "head(2 u - 3 v) differs from 2 head(u) - 3 head(v). Look for an activation, a normalisation or "
+                    "dropout in the head, and move it into the features"
+                )
+    return None
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """One copy along each axis that is expanded: tables that all examples share are large."""
+    for axis, step in enumerate(tensor.stride()):
+        tensor = tensor.narrow(axis, 0, 1) if step == 0 and tensor.shape[axis] else tensor
+    return tensor
+
+
+class _CheckOnce:
+    """A forward hook that checks a head's linearity at its first call, and again if products are made less precise
+    later.
+
+    It records each call with its potentials, for per-example gradients. It does nothing under ``torch.compile`` and
+    ``torch.export``.
+    """
+
+    def __init__(self) -> None:
+        self.done = False
+        self.lowered = False  # whether it has been checked with a lower precision of matrix products
+
+    def __call__(self, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return
+        remember_call(head, args, kwargs, output)
+        if self.done and self.lowered:
+            return
+        lowered = is_lowered(as_potentials(output).device)
+        if self.done and not lowered:
+            return
+        if not all(bool(torch.isfinite(_once(tensor)).all()) for tensor in as_potentials(output).tensors.values()):
+            return  # features that are not finite raise another error
+        before = self.done, self.lowered
+        self.done, self.lowered = True, lowered or self.lowered  # the check calls the head too
+        error: str | None = "interrupted"
+        try:
+            error = linearity_error(head, args, kwargs)
+        finally:
+            if error:
+                self.done, self.lowered = before
+        if error:
+            raise ValueError(error)
+
+
+def is_check(hook: object) -> bool:
+    """Whether a forward hook was registered by :func:`check_at_first_call`."""
+    return isinstance(hook, _CheckOnce)
+
+
+def check_at_first_call(head: nn.Module) -> None:
+    """Check ``head`` at its first call with gradients enabled, and raise ValueError if it is not linear.
+
+    The check is a forward hook without tensors; copies and pickles of the head get their own.
+    """
+    if not any(isinstance(hook, _CheckOnce) for hook in head._forward_hooks.values()):
+        head.register_forward_hook(_CheckOnce(), with_kwargs=True)
+
 
 _MOST = 1 << 28  # bytes of the gradients that are kept for a step, where they are made unasked
 _TOLERANCE = 1e-3  # of what torch.func finds, against autograd: other answers than rounding's are wrong in every digit

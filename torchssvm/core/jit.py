@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.caller import warn
-from torchssvm.core.naming import is_ours
+from torchssvm.core.arguments import is_ours, warn
 
 _spent = 0.0  # seconds, all compilations that have ended
 _since: list[float] = []  # when those under way began; kernels compile the kernels that they call

@@ -14,7 +14,7 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.datamodel import models, register_default
 
-from torchssvm.core.naming import is_ours
+from torchssvm.core.arguments import is_ours
 
 _told = False
 

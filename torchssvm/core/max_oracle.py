@@ -8,10 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from torchssvm.core.naming import naming
-from torchssvm.core.on_host import on_host, read_together
+from torchssvm.core.arguments import naming
+from torchssvm.core.operators import full_precision, on_host, read_together
 from torchssvm.core.potentials import Potentials, conform, inner, padding_of
-from torchssvm.core.precision import full_precision
 from torchssvm.core.structure import Labeling, OracleResult, Structure, as_decoding, per_example, reject_rows
 
 Read = Callable[..., tuple[Tensor, ...]]

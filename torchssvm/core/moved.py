@@ -1,16 +1,11 @@
-"""Names that stood at the top level of the package, and arguments that have gone: where they are now."""
+"""Names that stood at the top level of the package: where they are now."""
 
 from __future__ import annotations
 
-import functools
 import importlib
-import inspect
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-from torchssvm.core.caller import warn
-
-Function = TypeVar("Function", bound=Callable[..., object])
+from torchssvm.core.arguments import warn
 
 _ROOMS = {
     "torchssvm.solvers.check": "CheckReport",
@@ -82,35 +77,3 @@ def find(name: str) -> Any:
     place = MOVED[name]
     warn(f"torchssvm.{name} is {place}.{name} now", DeprecationWarning)
     return getattr(importlib.import_module(place), name)
-
-
-TO_SOLVER = {
-    "options": "solver=Solver(seed=..., order=..., schedule=..., batch_size=..., round_visits=...)",
-    "recipe": "solver=Solver(direction=..., oracle=..., storage=..., bounds=...)",
-    "collate_fn": "an attribute of the dataset: dataset.collate = ...",
-    **{
-        name: f"solver=Solver({name}=...)"
-        for name in (
-            *("storage", "block_steps", "direction", "oracle", "line_search", "compiled"),
-            *("bounds", "memory_limit", "round_visits"),
-        )
-    },
-}
-"""By the old name, what to give in its place."""
-
-
-def moved(*names: str, **own: str) -> Callable[[Function], Function]:
-    """Decorates a function whose arguments ``names``, and others, have gone: TypeError says what to give."""
-    gone = {name: TO_SOLVER[name] for name in names} | own
-
-    def decorate(function: Function) -> Function:
-        @functools.wraps(function)
-        def call(*args: object, **kwargs: object) -> object:
-            for name in gone.keys() & kwargs.keys():
-                raise TypeError(f"the argument {name} has gone: give {gone[name]} in its place")
-            return function(*args, **kwargs)
-
-        call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # getfullargspec reads it
-        return call  # type: ignore[return-value]
-
-    return decorate

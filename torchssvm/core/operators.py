@@ -1,13 +1,22 @@
-"""The ``torchssvm`` namespace of torch operators, and where plain torch operators alone may run."""
+"""How torch is run: operators of this package, plain ones while it traces, numbers that the host knows, full precision.
+
+``torch.set_float32_matmul_precision("high")`` rounds the factors of float32 products to TF32 on CUDA devices, "medium"
+to bfloat16 on CPUs; newer releases have ``torch.backends.cuda.matmul.fp32_precision`` and its like beside it. Networks
+bear that. A certificate does not: potentials that are wrong in the fourth digit are not linear in the weights, and the
+gap of a good solution is smaller than their error.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 # `torch.library.custom_op` needs less code, but 9 microseconds for each call instead of 2 (measured on one CPU core);
 # decoding a short chain takes less than that.
@@ -60,3 +69,300 @@ def plain_operators() -> Iterator[None]:
         yield
     finally:
         _here.asked = before
+
+
+_SOURCE = "_torchssvm_source"
+
+
+def upload(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """``tensor`` on ``device``; a copy of a CPU tensor remembers it, as :func:`known` says."""
+    moved = tensor.to(device, non_blocking=torch.device(device).type != "cpu")
+    return known(moved, tensor) if tensor.is_cpu else moved
+
+
+def known(tensor: Tensor, source: Tensor) -> Tensor:
+    """``tensor``, which remembers that the CPU tensor ``source`` holds its numbers, until one of them is written to.
+
+    Torch's version counters miss writes through ``.data`` or numpy; inference tensors have none and remember nothing.
+    """
+    if not (tensor.is_cpu or plain() or tensor.is_inference() or source.is_inference()):
+        setattr(tensor, _SOURCE, (source, source._version, tensor._version))
+    return tensor
+
+
+_copies = WeakIdKeyDictionary()
+
+
+def constant(tensor: Tensor, device: torch.device) -> Tensor:
+    """``tensor`` on ``device``; the copy is kept for the next call, until ``tensor`` is written to or goes."""
+    if tensor.device == device or plain() or tensor.is_inference():  # nothing counts writes to the last
+        return tensor.to(device)
+    now = tensor._version, device
+    if (held := _copies.get(tensor)) is None or held[0] != now:
+        with torch.inference_mode(False):  # autograd may save the copy in a later call
+            # It remembers no source: that would keep ``tensor``, and so itself, for ever.
+            held = now, tensor.to(device, non_blocking=device.type != "cpu")
+        _copies[tensor] = held
+    return held[1]
+
+
+def pick(tensor: Tensor, rows: Tensor) -> Tensor:
+    """``tensor[rows]``, which remembers its numbers where ``tensor`` and the int64 ``rows`` both do."""
+    chosen = tensor[rows]
+    if tensor.is_cpu or (held := source(tensor)) is None or (places := source(rows)) is None:
+        return chosen
+    return known(chosen, held[places])
+
+
+def apart(tensor: Any) -> Any:
+    """A CPU tensor in memory of its own, so that no other thread changes it once it is checked; the rest as it is."""
+    return tensor.clone() if isinstance(tensor, Tensor) and tensor.is_cpu and not plain() else tensor
+
+
+def read_together(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The numbers of tensors of one device on the CPU, after one wait; tensors of the CPU are given as they are."""
+    if tensors[0].is_cpu:
+        return tensors
+    flat = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+    parts = torch.cat(flat).cpu().split([len(part) for part in flat])
+    return tuple(part.clone().view(t.dtype).view(t.shape) for part, t in zip(parts, tensors, strict=True))
+
+
+def bring(tensors: Sequence[Tensor], rows: Tensor, size: int) -> list[Tensor]:
+    """Tensors of one device on the CPU, after one wait; of those with a row for each of ``size`` examples, ``rows``.
+
+    ``rows`` are int64 on the CPU. A row that all examples share comes once, ``[1, ...]``.
+    """
+    found, there = [], None
+    for tensor in tensors:
+        held = tensor if tensor.is_cpu or (read := source(tensor)) is None else read
+        if tensor.shape[:1] == (size,) and held.stride(0) and not held.is_cpu:
+            held = held[there := upload(rows, held.device) if there is None else there]
+        elif tensor.shape[:1] == (size,):
+            held = held[rows] if held.stride(0) else held[:1]
+        found.append(held)
+    numbers = iter(read_together(*away) if (away := [t for t in found if not t.is_cpu]) else ())
+    return [held if held.is_cpu else next(numbers) for held in found]
+
+
+class Reading:
+    """Reads numbers of one device; those that are wanted ``later`` come with the next that are needed, in one wait."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Sequence[Tensor], Callable[..., None]]] = []
+
+    def later(self, tensors: Sequence[Tensor], use: Callable[..., None]) -> None:
+        """Call ``use`` with the numbers of ``tensors`` on the CPU when the next ones are read."""
+        self._waiting.append((tensors, use))
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """As :func:`read_together`."""
+        waiting, self._waiting = self._waiting, []
+        found = read_together(*tensors, *(tensor for some, _ in waiting for tensor in some))
+        begin = len(tensors)
+        for some, use in waiting:
+            use(*found[begin : begin + len(some)])
+            begin += len(some)
+        return found[: len(tensors)]
+
+
+def scalars(*numbers: Tensor) -> list[float]:
+    """The values of tensors of one number each, all of one device, after one wait."""
+    if numbers[0].is_cpu:
+        return [float(number) for number in numbers]
+    return torch.stack([number.to(torch.float64) for number in numbers]).tolist()
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """The numbers of ``tensor`` on the CPU; those of a device tensor that remembers no source are read, which waits."""
+    if tensor.is_cpu:
+        return tensor
+    if (held := source(tensor)) is None:
+        known(tensor, held := tensor.cpu())
+    return held
+
+
+def source(tensor: Tensor) -> Tensor | None:
+    """The CPU tensor that ``tensor`` remembers; None where it remembers none, or one of them was written to."""
+    held, *versions = getattr(tensor, _SOURCE, (None,))
+    return None if held is None or [held._version, tensor._version] != versions else held
+
+
+_LOWERED = ("tf32", "bf16")
+_get: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)  # torch >= 2.9
+_set: Any = getattr(torch._C, "_set_fp32_precision_setter", None)
+
+# From the general to the special.
+_SETTINGS = (("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("mkldnn", "all"), ("mkldnn", "matmul"))
+
+_lock = threading.Lock()
+_users = 0  # contexts that hold the setting up, of all threads
+_changes = 0  # how often it was put back
+_held: list[Callable[[], None]] = []  # what puts it back
+_before: dict[str, str] = {}  # what it was, by the kind of device
+_NOTHING = nullcontext()
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[object]:
+    """A context in which heads and oracles run in the dtype of the weights: no autocast, no TF32, no bfloat16.
+
+    The precision of matrix products is a setting of the whole process. It is changed only where it is not full
+    already, as long as some thread is in such a context, and is then put back; backward passes that other threads run
+    meanwhile are in full precision too.
+    """
+    kind = device.type
+    autocast = torch.is_autocast_enabled(kind)
+    if not torch.compiler.is_compiling():  # else the setting is what it was when the compiler was called
+        seen = _changes  # another thread may put the setting back at any moment: see _full
+        if _precision(kind) in _LOWERED or _users or seen != _changes:
+            return _full(kind, autocast)
+    return torch.autocast(kind, enabled=False) if autocast else _NOTHING
+
+
+def is_lowered(device: torch.device) -> bool:
+    """Whether float32 matrix products on ``device`` may round their factors to fewer digits."""
+    return _precision(device.type) in _LOWERED
+
+
+def lowered_advice(device: torch.device) -> str:
+    """What to do where the process lets products round their factors: the end of an error, "" where it does not.
+
+    Contexts of full precision that are open now do not count.
+    """
+    with _lock:
+        found = (_before if _users else _all_precisions())["cuda" if device.type == "cuda" else "cpu"]
+    if found not in _LOWERED:
+        return ""
+    return (
+        f". In this process the factors of float32 matrix products are rounded to {found} "
+        '(torch.set_float32_matmul_precision and its like), which heads of your own do not bear: set "highest", or '
+        "multiply by torchssvm.core.operators.product(x, weight) in the head"
+    )
+
+
+def _all_precisions() -> dict[str, str]:
+    return {kind: _precision(kind) for kind in ("cpu", "cuda")}
+
+
+def _precision(kind: str) -> str:
+    """That of float32 matrix products on devices of a kind; oneDNN makes those of the CPU and of Intel's devices."""
+    if _get is not None:
+        return _get("cuda" if kind == "cuda" else "mkldnn", "matmul")
+    return {"highest": "ieee", "medium": "bf16"}.get(torch.get_float32_matmul_precision(), "tf32")
+
+
+def in_full_precision(head: Callable[..., Any], weights: Sequence[Tensor]) -> Callable[..., Any]:
+    """``head`` in full precision, if it is a module whose only parameters are ``weights``.
+
+    Features below a head stay in the precision of the process: training has seen the same ones.
+    """
+    known = {id(weight) for weight in weights}
+    if not isinstance(head, nn.Module) or any(id(p) not in known for p in head.parameters()):
+        return head
+
+    def call(*args: Any) -> Any:
+        with full_precision(weights[0].device):
+            return head(*args)
+
+    return call
+
+
+@contextmanager
+def _full(kind: str, autocast: bool) -> Iterator[None]:
+    global _users, _changes
+    # Who looks at the setting, at _users and at _changes in this order, and not under the lock, misses nothing: _users
+    # counts before the setting is up and until it is back, and _changes tells of contexts that were left meanwhile.
+    with _lock:
+        _users += 1
+        if _users == 1:
+            _before.update(_all_precisions())
+            _held[:] = _raise()
+    try:
+        with torch.autocast(kind, enabled=False) if autocast else _NOTHING:
+            yield
+    finally:
+        with _lock:
+            if _users == 1:
+                for put_back in _held:
+                    put_back()
+                _changes += 1
+            _users -= 1
+
+
+def _raise() -> list[Callable[[], None]]:
+    """Set all matrix products to full precision; what puts every setting back, in this order."""
+    try:
+        named = torch.get_float32_matmul_precision()
+    except RuntimeError:  # newer settings say something else, and torch refuses to tell
+        named = "highest"
+    if named != "highest":
+        # Set by its name, or by allow_tf32: torch refuses to go on where the name and the newer settings differ.
+        products = [] if _get is None else [(backend, _get(backend, "matmul")) for backend in ("cuda", "mkldnn")]
+        torch.set_float32_matmul_precision("highest")
+        return [
+            partial(torch.set_float32_matmul_precision, named),
+            *(partial(_restore, backend, precision) for backend, precision in products),
+        ]
+    undo: list[Callable[[], None]] = []
+    # What inherits its precision from one before it is full by then, and is left to inherit it.
+    for backend, kind in _SETTINGS:
+        assert _get is not None
+        if (found := _get(backend, kind)) in _LOWERED:
+            _set(backend, kind, "ieee")
+            undo.append(partial(_set, backend, kind, found))
+    return undo
+
+
+def _restore(backend: str, precision: str) -> None:
+    if _get is not None and _get(backend, "matmul") != precision:
+        _set(backend, "matmul", precision)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """``x @ weight.T``, as ``nn.Linear``, in full precision, and so are its gradients, in whatever thread and whenever.
+
+    For heads: the backward pass runs after the context of the forward pass has been left. ``[..., F]`` and ``[K, F]``
+    give ``[..., K]``, a weight ``[F]`` gives ``[...]``.
+    """
+    context = full_precision(x.device)
+    if context is _NOTHING:  # and so it will be in the backward pass
+        return nn.functional.linear(x, weight)
+    differentiable = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    if differentiable and not transformed() and not torch.compiler.is_compiling():
+        return _Product.apply(x, weight)
+    with context:
+        return nn.functional.linear(x, weight)
+
+
+def transformed() -> bool:
+    """Whether a transform of ``torch.func``, or forward-mode differentiation, is under way.
+
+    These do not take custom functions without rules of their own.
+    """
+    active = getattr(torch._C, "_are_functorch_transforms_active", None)
+    return (active is not None and active()) or getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        # Steps write to the weight: it is kept only where the features need it.
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight if ctx.needs_input_grad[0] else None)
+        with full_precision(x.device):
+            return nn.functional.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        # In differentiable operations: `gram_product` of heads without their own differentiates this once more.
+        (v,) = upstream
+        x, weight = ctx.saved_tensors
+        by_x = None
+        if weight is not None:
+            by_x = product(v, weight.t()) if weight.ndim == 2 else v.unsqueeze(-1) * weight
+        return by_x, None if x is None else gradient_of_weight(x, v, x.ndim - v.ndim)
+
+
+def gradient_of_weight(x: Tensor, v: Tensor, less: int = 0) -> Tensor:
+    """The gradient of ``weight`` in ``product(x, weight)``, ``sum v x^T``; v has ``less`` axes less than x."""
+    x = x.flatten(0, -2).t()
+    return product(x, v.flatten()) if less else product(v.flatten(0, -2).t(), x)

@@ -13,12 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
-from torchssvm.core.arguments import check_length_form, check_tensor, check_whole, read_numbers
+from torchssvm.core.arguments import check_length_form, check_tensor, check_whole, read_numbers, row_names
 from torchssvm.core.jit import fits_numba, fits_triton, njit_fastmath
-from torchssvm.core.launch import once
-from torchssvm.core.naming import row_names
-from torchssvm.core.on_host import apart, pick
-from torchssvm.core.operators import plain
+from torchssvm.core.operators import apart, pick, plain
+from torchssvm.core.threads import once
 
 Parts = dict[str, Tensor]
 """Named arrays shaped like the potentials, each ``[B, ...]``."""

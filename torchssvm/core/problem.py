@@ -1,14 +1,20 @@
-"""Checks of a training problem, before anything is stored."""
+"""A training problem: its arguments, bounds on its weights ([G16] appendix H), and digests of its examples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_positive, check_tensor, check_whole
+from torchssvm.core.batch import tree_tensors
+from torchssvm.core.jit import fits_numba, njit
+from torchssvm.core.operators import on_host
+from torchssvm.core.potentials import Potentials
+from torchssvm.core.schema import Each, Entry, Field, Maybe, damaged
 from torchssvm.core.structure import Structure
 
 
@@ -63,3 +69,289 @@ def as_structure(structure: Any) -> Structure:
     if not isinstance(structure, Structure):
         raise TypeError(f"structure={structure!r} must be a torchssvm.Structure, such as head.structure")
     return structure
+
+
+Bound = float | Tensor
+"""A number, or a tensor that broadcasts to the weights; may be infinite."""
+
+
+class Box:
+    """``lower <= w <= upper``, weight by weight, for the parameters of a head.
+
+    The dual blocks determine ``v = A alpha``; under bounds the weights are ``w = clip(v, lower, upper)``. Without
+    bounds w is v itself: ``clip`` returns its arguments. Zero may lie outside the box: a new dual has v = 0, so its
+    weights are the point of the box nearest to zero.
+
+    Args:
+        parameters: The head's parameters.
+        bounds: For each parameter ``(lower, upper)``, None for no bound; empty for no bounds at all. They are copied
+            in the parameters' dtype.
+
+    Attributes:
+        lower, upper: For each parameter a tensor that broadcasts to it, or None if it has no bounds.
+        bounded: For each parameter, whether any of its weights has a bound.
+        has_bounds: Whether any weight has a bound.
+
+    Raises:
+        ValueError: A bound is NaN, of another shape than its parameter, or leaves no finite weight.
+        TypeError: A bound is neither a number nor a real tensor.
+    """
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], bounds: Sequence[tuple[Bound | None, Bound | None]] = ()
+    ) -> None:
+        self.lower: list[Tensor | None] = []
+        self.upper: list[Tensor | None] = []
+        for parameter, (lower, upper) in zip(parameters, bounds or [(None, None)] * len(parameters), strict=True):
+            low = _as_bound("lower", lower, -torch.inf, parameter)
+            high = _as_bound("upper", upper, torch.inf, parameter)
+            if bool((empty := low > high).any()):
+                place = tuple(empty.nonzero()[0].tolist())
+                raise ValueError(
+                    f"lower={_at(low, empty.shape, place)} is above upper={_at(high, empty.shape, place)}: swap them"
+                )
+            if bool((low == torch.inf).any()) or bool((high == -torch.inf).any()):
+                raise ValueError(f"lower={lower}, upper={upper} leave no finite weight")
+            free = bool(torch.isinf(low).all()) and bool(torch.isinf(high).all())
+            self.lower.append(None if free else low)
+            self.upper.append(None if free else high)
+        self.bounded = [lower is not None for lower in self.lower]
+        self.has_bounds = any(self.bounded)
+
+    @property
+    def is_cone(self) -> bool:
+        """Whether every bound is 0 or infinite, so that ``clip(c v) = c clip(v)`` for every c > 0."""
+        bounds = [bound for bound in (*self.lower, *self.upper) if bound is not None]
+        return all(bool(((bound == 0.0) | torch.isinf(bound)).all()) for bound in bounds)
+
+    def clip(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """``clip(v, lower, upper)`` for values shaped like the parameters, of any floating dtype."""
+        return [
+            value if lower is None else torch.clamp(value, lower, upper)
+            for value, lower, upper in zip(values, self.lower, self.upper, strict=True)
+        ]
+
+    def holds(self, weights: Sequence[Tensor]) -> bool:
+        """Whether the weights are within their bounds, up to rounding."""
+        for weight, clipped in zip(weights, self.clip(weights), strict=True):
+            if weight is not clipped:
+                eps = torch.finfo(weight.dtype).eps
+                if not bool(((weight - clipped).abs() <= 10 * eps * (1.0 + clipped.abs())).all()):
+                    return False
+        return True
+
+    def same_as(self, other: Box) -> bool:
+        """Whether both boxes have the same bounds."""
+        for mine, others in ((self.lower, other.lower), (self.upper, other.upper)):
+            for a, b in zip(mine, others, strict=True):
+                if (a is None) != (b is None):
+                    return False
+                if a is not None and b is not None and not bool((a == b.to(a.device)).all()):
+                    return False
+        return True
+
+    def to(self, device: torch.device) -> None:
+        """Move the bounds to ``device``."""
+        self.lower = [None if bound is None else bound.to(device) for bound in self.lower]
+        self.upper = [None if bound is None else bound.to(device) for bound in self.upper]
+
+    def separate(self, values: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """The v of each parameter: the tensor of ``values`` if the parameter has bounds, else the parameter itself."""
+        return [
+            parameter if lower is None else value
+            for value, parameter, lower in zip(values, parameters, self.lower, strict=True)
+        ]
+
+    def field(self, parameters: Sequence[nn.Parameter]) -> Field:
+        """The entry of a checkpoint: bounds and v, which is None for parameters without bounds; or None without any."""
+        bounds, unclipped = (
+            Each(list, Maybe(Entry(Tensor, (...,)))),
+            [Maybe(Entry(p.dtype, p.shape)) for p in parameters],
+        )
+        entries = {"lower": bounds, "upper": bounds, "unclipped": unclipped}
+
+        def save(held: Sequence[Tensor]) -> dict[str, Any] | None:
+            own = [None if lower is None else v for v, lower in zip(held, self.lower, strict=True)]
+            tensors = zip(entries, (self.lower, self.upper, own), strict=True)
+            state = {name: [None if t is None else t.clone() for t in several] for name, several in tensors}
+            return state if self.has_bounds else None
+
+        def load(state: dict[str, Any] | None) -> list[Tensor]:
+            held = parameters if state is None else state["unclipped"]
+            return self.separate(
+                [p if v is None else v.to(p.device, copy=True) for v, p in zip(held, parameters, strict=True)],
+                parameters,
+            )
+
+        return Field(Maybe(entries), "unclipped", save, load)
+
+    def check_state(self, state: dict[str, Any] | None, parameters: Sequence[nn.Parameter], where: str) -> None:
+        """Raise ValueError if an entry as declared has other bounds than this box, or contradicts itself."""
+        there = Box(parameters)
+        if state is not None:
+            try:
+                there = Box(parameters, list(zip(state["lower"], state["upper"], strict=True)))
+            except (TypeError, ValueError) as error:
+                raise damaged(f"{where} does not hold bounds of the weights: {error}") from error
+        if not there.same_as(self):
+            raise ValueError("the checkpoint is of another problem: its weights have other bounds. Give BCFW the same")
+        if state is not None and any(
+            value is None and bounded for value, bounded in zip(state["unclipped"], self.bounded, strict=True)
+        ):
+            raise damaged(f"{where}['unclipped'] is None for a parameter with bounds")
+
+    def __repr__(self) -> str:
+        return f"Box({sum(self.bounded)} of {len(self.lower)} parameters have bounds)"
+
+
+def _as_bound(name: str, bound: Any, missing: float, parameter: nn.Parameter) -> Tensor:
+    """A tensor of the parameter's dtype that broadcasts to it."""
+    bound = missing if bound is None else bound
+    real = isinstance(bound, Tensor) and not bound.is_complex() and bound.dtype != torch.bool
+    if isinstance(bound, Tensor) and real:
+        check_tensor(bound, name)
+    if not real and (isinstance(bound, bool) or not isinstance(bound, int | float)):
+        kind = bound.dtype if isinstance(bound, Tensor) else type(bound).__name__
+        raise TypeError(f"{name} must be a number or a real tensor, not {kind}")
+    tensor = torch.as_tensor(bound, dtype=parameter.dtype, device=parameter.device).detach().clone()
+    if bool(tensor.isnan().any()):
+        raise ValueError(f"{name}={bound} must not be NaN; leave it out, or give an infinite one, for no bound")
+    try:
+        fits = torch.broadcast_shapes(tensor.shape, parameter.shape) == parameter.shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{name} {list(tensor.shape)} does not broadcast to weights {list(parameter.shape)}: give a number"
+        )
+    return tensor
+
+
+def _at(bound: Tensor, shape: torch.Size, place: tuple[int, ...]) -> float:
+    return float(bound.expand(shape)[place])
+
+
+_ODD = (-7046029254386353131, -4417276706812531889, 1609587929392839161)  # large, odd: products spread over all bits
+
+_SIZE = 2**63 - 1  # all bits except the sign, so that -0.0 counts as 0
+
+UNKNOWN = 0
+"""Stands for a target that was not seen yet; no target has this digest."""
+
+_FIRST_CARRIED = 1000  # the place of what is carried: behind all tensors of a target
+
+_NONE = torch.empty(0, dtype=torch.int64)
+
+
+def digest_targets(target: Any, lengths: Tensor | None = None) -> Tensor:
+    """A digest of each example's target, as ``check_target`` returns it: ``[B]`` int64 on the CPU; never ``UNKNOWN``.
+
+    It depends on the example's length, and on all numbers and their places, but not on the padding. Numbers that occur
+    as padding do not count: 0 and negative integers; of a target whose negative numbers are no padding, the attribute
+    ``digested`` has the tensors that tell it. ValueError if there are not as many ``lengths`` as targets.
+    """
+    leaves = tree_tensors(getattr(target, "digested", target))
+    if lengths is not None and lengths.shape != leaves[0].shape[:1]:
+        raise ValueError(f"lengths must be [{len(leaves[0])}], one for each target, got {list(lengths.shape)}")
+    own = None if lengths is None else on_host(lengths)
+    found = [_digest(on_host(leaf), place, own, leaf.dtype != torch.bool) for place, leaf in enumerate(leaves)]
+    return sum(found[1:], found[0])
+
+
+def digest_examples(target: Any, potentials: Potentials) -> Tensor:
+    """A digest of all that decides which outputs an example has, ``[B]`` int64 on the CPU; never ``UNKNOWN``.
+
+    These are its target, its length, and what the potentials carry: edges, parents, capacities. Of carried whole
+    numbers -1 alone is padding, so that the node 0 counts; of others 0.
+    """
+    total = digest_targets(target, potentials.lengths)
+    for place, name in enumerate(potentials.carried, _FIRST_CARRIED):
+        if (carried := getattr(potentials, name)) is not None:
+            carried = on_host(carried)
+            numbers = carried if carried.is_floating_point() else carried.to(torch.int64) + 1
+            total += _digest(numbers, place, None, False)
+    return total
+
+
+def _digest(leaf: Tensor, place: int, lengths: Tensor | None, signed: bool) -> Tensor:
+    floating = leaf.is_floating_point()
+    numbers = leaf.to(torch.float64).view(torch.int64) if floating else leaf.to(torch.int64)
+    where = _places(place, leaf.shape[1:], leaf.device)
+    return _sum(numbers.contiguous(), where, lengths, signed and not floating)
+
+
+def _sum(numbers: Tensor, where: Tensor, lengths: Tensor | None, signed: bool) -> Tensor:
+    """The sum of each example's numbers ``[B, ...]`` int64, mixed with their places ``where``, and of its length:
+    ``[B]``.
+
+    Numbers may be the bits of floating-point ones; ``signed`` says whether those below 0 are padding.
+    """
+    if fits_numba(numbers):
+        total = torch.empty(len(numbers), dtype=torch.int64)
+        flat = numbers.view(len(numbers), -1)
+        sizes = _NONE if lengths is None else lengths
+        _sum_each(flat.numpy(), where.view(-1).numpy(), sizes.numpy(), signed, total.numpy())
+        return total
+    counts = numbers > 0 if signed else numbers & _SIZE != 0
+    found = torch.where(counts, _mix(numbers * _ODD[1] + where), 0)
+    total = found.flatten(1).sum(1) if found.ndim > 1 else found
+    if lengths is not None:
+        total = total + _mix(lengths * _ODD[0])
+    return torch.where(total == UNKNOWN, 1, total)
+
+
+@njit
+def _sum_each(numbers: Any, where: Any, lengths: Any, signed: bool, total: Any) -> None:
+    for b in range(numbers.shape[0]):
+        found = 0
+        if len(lengths):
+            found = lengths[b] * _ODD[0]
+            found = (found ^ (found >> 29)) * _ODD[2]
+            found = found ^ (found >> 32)
+        for m in range(numbers.shape[1]):
+            number = numbers[b, m]
+            if (number > 0) if signed else (number & _SIZE != 0):
+                mixed = number * _ODD[1] + where[m]
+                mixed = (mixed ^ (mixed >> 29)) * _ODD[2]
+                found += mixed ^ (mixed >> 32)
+        total[b] = found if found != UNKNOWN else 1
+
+
+@lru_cache(maxsize=64)
+def _places(leaf: int, shape: Sequence[int], device: torch.device) -> Tensor:
+    """A number for each place in a tensor, ``[1, *shape]`` int64, which does not depend on the padded size."""
+    where = torch.full((1,) * (len(shape) + 1), leaf + 1, dtype=torch.int64, device=device)
+    for axis, size in enumerate(shape, 1):
+        along = torch.arange(1, size + 1, device=device)
+        where = _mix(where * _ODD[0] + along.view([-1 if a == axis else 1 for a in range(len(shape) + 1)]))
+    return where
+
+
+def _mix(numbers: Tensor) -> Tensor:
+    """Make low bits depend on high bits; in products only high bits depend on low ones."""
+    numbers = (numbers ^ (numbers >> 29)) * _ODD[2]
+    return numbers ^ (numbers >> 32)
+
+
+NamedBounds = Mapping[str, tuple[Bound | None, Bound | None]]
+"""``(lower, upper)`` by the name of a parameter of the head, None for no bound."""
+
+
+def check_bounds(head: nn.Module, bounds: NamedBounds | None) -> NamedBounds:
+    """``bounds``, or none for None; ValueError for an entry that is no pair, or names no parameter of the head."""
+    named = dict(head.named_parameters())
+    for name, pair in (bounds or {}).items():
+        if name not in named:
+            raise ValueError(f"bounds names {name!r}, and the parameters of the head are {sorted(named)}")
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(f"bounds[{name!r}]={pair} must be a pair (lower, upper), None for no bound")
+        Box([named[name]], [(pair[0], pair[1])])
+    return dict(bounds or {})
+
+
+def groups(head: nn.Module, bounds: NamedBounds) -> list[dict[str, Any]]:
+    """The head's parameters as groups of ``BCFW``, each bounded one in its own."""
+    named = dict(head.named_parameters())
+    free = [p for name, p in named.items() if name not in bounds]
+    bounded = [{"params": [named[name]], "lower": low, "upper": high} for name, (low, high) in bounds.items()]
+    return [{"params": free}, *bounded] if free else bounded

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchssvm.core.ranks import Ranks
-from torchssvm.core.undisturbed import undisturbed
+from torchssvm.core.threads import undisturbed
 
 Declaration = Any
 """One of the declarations in the table above."""

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_tensor, describe
+from torchssvm.core.arguments import check_tensor, describe, is_ours, naming, row_names
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.marginals import Marginals
-from torchssvm.core.naming import is_ours, naming, row_names
-from torchssvm.core.operators import plain
+from torchssvm.core.operators import plain, transformed
 from torchssvm.core.potentials import (
     Parts,
     Potentials,
@@ -31,7 +30,6 @@ from torchssvm.core.potentials import (
     scale,
     subtract,
 )
-from torchssvm.core.precision import transformed
 
 
 @dataclass(eq=False)

@@ -1,44 +1,298 @@
 """The operations of :mod:`.vectors` for Numba, on one row, and products: LLVM is told the vectors.
 
 Left to itself, LLVM runs a loop over 26 states mostly one number at a time. See :mod:`.vector_panels`.
+
+One call for all tokens of a sequence: a call for each of them took as long as what it did.
 """
 
 from __future__ import annotations
+
+import functools
+import math
+from contextlib import contextmanager
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from torchssvm.core.vector_maxima import (  # noqa: F401  # the other operations of ``vectors``
-    first_equal,
-    largest_sum,
-    max_rows,
-    max_rows_of_two,
-)
 from torchssvm.core.vector_panels import (
     FUSED,
     INT,
     LLVM,
     Array,
     by_length,
+    by_turns,
     check,
+    folded,
     numbers,
     shorter,
     signed,
     sum_of,
     wide,
 )
-from torchssvm.core.vector_rows import (  # noqa: F401  # the other operations of ``vectors``
-    add_each,
-    add_rows,
-    add_to_listed,
-    add_to_rows,
-    each_place,
-    set_rows,
-    sum_listed,
-    sum_rows,
-)
+
+
+@intrinsic
+def max_rows(typing, maxima, scores, rows, count, fresh, sums, finish):
+    """See :func:`torchssvm.core.vectors.max_rows`."""
+    check(maxima, scores, rows, sums)
+
+    def write(builder, out, scores, table, count, fresh, sums, finish):
+        _max_rows(builder, [(out, scores, sums)], table, count, fresh, finish)
+
+    kinds = (maxima, scores, rows, types.intp, types.boolean, sums, types.boolean)
+    return signed(types.void(*kinds), "max_rows", write)
+
+
+@intrinsic
+def max_rows_of_two(typing, maxima, scores, sums, others, other_scores, other_sums, rows, count, fresh, finish):
+    """See :func:`torchssvm.core.vectors.max_rows_of_two`."""
+    kinds = (maxima, scores, sums, others, other_scores, other_sums, rows)
+    check(*kinds)
+
+    def write(builder, *given):
+        _max_rows(builder, [given[:3], given[3:6]], *given[6:])
+
+    return signed(types.void(*kinds, types.intp, types.boolean, types.boolean), "max_rows_of_two", write)
+
+
+def _max_rows(builder, sides, table, count, fresh, finish):
+    """The code of :func:`max_rows` for one or two of ``maxima``, ``scores`` and ``sums``."""
+
+    def term(panel, place, best):
+        parts = panel.load(table, place)
+        for (_, scores, _), rooms in zip(sides, best, strict=True):
+            score = panel.splat(scores.at(builder, place))
+            for part, held in zip(parts, rooms, strict=True):
+                builder.store(_larger(builder, builder.fadd(score, part), builder.load(held)), held)
+
+    def emit(lanes, panels):
+        for panel in panels:
+            lowest = panel.filled(-math.inf, table.number)
+            held = [panel.load(out) for out, _, _ in sides]
+            old = [[builder.select(fresh, *pair) for pair in zip(lowest, parts, strict=True)] for parts in held]
+            if len(sides) == 1:  # two by turns, so that maxima do not wait for each other
+                best = panel.rooms(old[0]), panel.rooms(lowest)
+                for place, turn in by_turns(builder, INT(0), count):
+                    term(panel, place, [best[turn]])
+                pairs = zip(*(map(builder.load, rooms) for rooms in best), strict=True)
+                found = [[_larger(builder, b, a) for a, b in pairs]]
+            else:
+                both = [panel.rooms(parts) for parts in old]
+                with cgutils.for_range_slice(builder, INT(0), count, INT(1)) as (place, _):
+                    term(panel, place, both)
+                found = [[builder.load(room) for room in rooms] for rooms in both]
+            for (out, _, _), parts in zip(sides, found, strict=True):
+                panel.store(out, parts)
+            with builder.if_then(finish):
+                for (_, _, sums), parts in zip(sides, found, strict=True):
+                    before = panel.load(sums)
+                    after = [builder.fadd(*pair) for pair in zip(before, parts, strict=True)]
+                    panel.store(sums, panel.fresh(after, before))
+
+    by_length(builder, table.length, emit)
+
+
+@intrinsic
+def first_equal(typing, scores, rows, column, count, value):
+    """See :func:`torchssvm.core.vectors.first_equal`."""
+    check(scores, *(() if rows == types.none else (rows,)))
+
+    def write(builder, scores, table, column, count, value):
+        def emit(lanes, panels):
+            for panel in panels:
+                parts = panel.load(scores)
+                if table is not None:
+                    parts = [builder.fadd(*pair) for pair in zip(parts, panel.column(table, column), strict=True)]
+                wanted = panel.splat(value)
+                place, any_ = panel.first_true([builder.fcmp_ordered("==", part, wanted) for part in parts])
+                with builder.if_then(any_):
+                    builder.ret(place)
+
+        by_length(builder, count, emit)
+        return INT(0)
+
+    kinds = (scores, rows, types.intp, types.intp, scores.dtype)
+    return signed(types.intp(*kinds), "first_equal", write, INT)
+
+
+@intrinsic
+def largest_sum(typing, a, b):
+    """See :func:`torchssvm.core.vectors.largest_sum`."""
+    check(a, b)
+    number = LLVM[a.dtype]
+
+    def write(builder, a, b):
+        largest = cgutils.alloca_once_value(builder, number(-math.inf))
+
+        def emit(lanes, panels):
+            lowest = ir.Constant(ir.VectorType(number, lanes), [-math.inf] * lanes)
+            best = [cgutils.alloca_once_value(builder, lowest) for _ in range(2)]
+            for panel in panels:
+                for one, two, held in zip(panel.load(a), panel.load(b), best, strict=True):
+                    builder.store(_larger(builder, builder.fadd(one, two), builder.load(held)), held)
+            both = _larger(builder, *map(builder.load, best))
+            builder.store(folded(builder, both, functools.partial(_larger, builder)), largest)
+
+        by_length(builder, a.length, emit)
+        return builder.load(largest)
+
+    return signed(a.dtype(a, b), "largest_sum", write, number, flat=True)
+
+
+def _larger(builder, value, held):
+    """``value if value > held else held``, number by number."""
+    return builder.select(builder.fcmp_ordered(">", value, held), value, held)
+
+
+@intrinsic
+def add_rows(typing, total, rows, chosen, weights, begin, end):
+    """See :func:`torchssvm.core.vectors.add_rows`."""
+    check(total, rows, *(() if weights == types.none else (weights,)))
+
+    def write(builder, out, table, chosen, weights, begin, end):
+        def emit(lanes, panels):
+            for panel in panels:
+                first = panel.load(out)
+                sums = sum_rows(builder, panel, first, table, chosen, weights, begin, end)
+                panel.store(out, panel.fresh(sums, first))
+
+        by_length(builder, out.length, emit)
+
+    return signed(types.void(total, rows, chosen, weights, types.intp, types.intp), "add_rows", write)
+
+
+@intrinsic
+def add_to_rows(typing, rows, chosen, weights, begin, end, row, factor):
+    """See :func:`torchssvm.core.vectors.add_to_rows`."""
+    check(row, rows, *(() if weights == types.none else (weights,)))
+
+    def write(builder, table, chosen, weights, begin, end, own, factor):
+        def emit(lanes, panels):
+            for panel in panels:
+                _add_to(builder, panel, panel.load(own), factor, table, chosen, weights, begin, end)
+
+        by_length(builder, own.length, emit)
+
+    kinds = (rows, chosen, weights, types.intp, types.intp, row, row.dtype)
+    return signed(types.void(*kinds), "add_to_rows", write)
+
+
+@intrinsic
+def set_rows(typing, out, rows, chosen, count, factor, shifts):
+    """See :func:`torchssvm.core.vectors.set_rows`."""
+    check(out, *(kind for kind in (rows, shifts) if kind != types.none))
+
+    def write(builder, out, rows, chosen, count, factor, shifts):
+        def emit(lanes, panels):
+            for panel in panels:
+                with each_place(builder, chosen, count) as place:
+                    parts = panel.filled(0.0, out.number) if rows is None else panel.load(rows, place)
+                    if factor is not None:
+                        parts = [builder.fmul(part, panel.splat(factor), flags=FUSED) for part in parts]
+                    if shifts is not None:
+                        shift = panel.splat(shifts.at(builder, place))
+                        parts = [builder.fadd(part, shift, flags=FUSED) for part in parts]
+                    panel.store(out, panel.fresh(parts, panel.load(out, place)), place)
+
+        by_length(builder, out.length if rows is None else shorter(builder, out, rows), emit)
+
+    return signed(types.void(out, rows, chosen, types.intp, *numbers(out, factor), shifts), "set_rows", write)
+
+
+@intrinsic
+def add_each(typing, out, rows, chosen, count, factor):
+    """See :func:`torchssvm.core.vectors.add_each`."""
+    check(out, rows)
+
+    def write(builder, out, rows, chosen, count, factor):
+        def emit(lanes, panels):
+            for panel in panels:
+                scale = panel.splat(factor)
+                with each_place(builder, chosen, count) as place:
+                    held = panel.load(out, place)
+                    parts = [builder.fmul(part, scale, flags=FUSED) for part in panel.load(rows, place)]
+                    sums = [builder.fadd(*pair, flags=FUSED) for pair in zip(held, parts, strict=True)]
+                    panel.store(out, panel.fresh(sums, held), place)
+
+        by_length(builder, shorter(builder, out, rows), emit)
+
+    return signed(types.void(out, rows, chosen, types.intp, out.dtype), "add_each", write)
+
+
+@contextmanager
+def each_place(builder, chosen, count):
+    """The code for each of the first ``count`` places of a list; without a list, for each of the first places."""
+    with cgutils.for_range_slice(builder, INT(0), count, INT(1)) as (place, _):
+        yield place if chosen is None else chosen.at(builder, place)
+
+
+@intrinsic
+def sum_listed(typing, out, initial, rows, chosen, weights, starts, count):
+    """See :func:`torchssvm.core.vectors.sum_listed`."""
+    check(out, initial, rows, *(() if weights == types.none else (weights,)))
+
+    def write(builder, out, initial, table, chosen, weights, starts, count):
+        def emit(lanes, panels):
+            for panel in panels:
+                first = panel.load(initial)
+                with each_place(builder, None, count) as line:
+                    places = starts.at(builder, line), starts.at(builder, builder.add(line, INT(1)))
+                    panel.store(out, sum_rows(builder, panel, first, table, chosen, weights, *places), line)
+
+        by_length(builder, out.length, emit)
+
+    kinds = (out, initial, rows, chosen, weights, starts, types.intp)
+    return signed(types.void(*kinds), "sum_listed", write)
+
+
+def sum_rows(builder, panel, first, table, chosen, weights, begin, end):
+    """``first`` plus the sum of rows of a table, times weights."""
+    sums = panel.rooms(first), panel.rooms(panel.filled(0.0, table.number))
+    for place, turn in by_turns(builder, begin, end):
+        row = place if chosen is None else chosen.at(builder, place)
+        weight = None if weights is None else panel.splat(weights.at(builder, place))
+        for part, held in zip(panel.load(table, row), sums[turn], strict=True):
+            value = part if weight is None else builder.fmul(part, weight, flags=FUSED)
+            builder.store(builder.fadd(builder.load(held), value, flags=FUSED), held)
+    pairs = zip(*(map(builder.load, rooms) for rooms in sums), strict=True)
+    return [builder.fadd(a, b) for a, b in pairs]
+
+
+@intrinsic
+def add_to_listed(typing, rows, chosen, weights, starts, added, used, count, factor):
+    """See :func:`torchssvm.core.vectors.add_to_listed`."""
+    check(rows, added, *(() if weights == types.none else (weights,)))
+
+    def write(builder, table, chosen, weights, starts, added, used, count, factor):
+        def emit(lanes, panels):
+            for panel in panels:
+                with each_place(builder, None, count) as line:
+                    use = builder.fcmp_unordered("!=", used.at(builder, line), used.number(0.0))
+                    with builder.if_then(use):
+                        places = starts.at(builder, line), starts.at(builder, builder.add(line, INT(1)))
+                        _add_to(builder, panel, panel.load(added, line), factor, table, chosen, weights, *places)
+
+        by_length(builder, added.length, emit)
+
+    kinds = (rows, chosen, weights, starts, added, used, types.intp, rows.dtype)
+    return signed(types.void(*kinds), "add_to_listed", write)
+
+
+def _add_to(builder, panel, own, factor, table, chosen, weights, begin, end):
+    """Add a row, times a factor and weights, to rows of a table."""
+    scale = panel.splat(factor)
+    scaled = [builder.fmul(part, scale, flags=FUSED) for part in own]
+    added = panel.fresh(scaled, panel.filled(0.0, table.number))
+    with cgutils.for_range_slice(builder, begin, end, INT(1)) as (place, _):
+        where = place if chosen is None else chosen.at(builder, place)
+        each = added
+        if weights is not None:
+            weight = panel.splat(weights.at(builder, place))
+            each = [builder.fmul(part, weight, flags=FUSED) for part in added]
+        held = zip(panel.load(table, where), each, strict=True)
+        panel.store(table, [builder.fadd(a, b, flags=FUSED) for a, b in held], where)
 
 
 @intrinsic

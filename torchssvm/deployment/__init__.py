@@ -5,7 +5,6 @@
 """
 
 from torchssvm.deployment.decoder import Decoder, batch_of_names
-from torchssvm.deployment.files import SavedModel, load_head, load_model, save_model
-from torchssvm.deployment.unit_rows import UnitRows
+from torchssvm.deployment.files import SavedModel, UnitRows, load_head, load_model, save_model
 
 __all__ = ["Decoder", "SavedModel", "UnitRows", "batch_of_names", "load_head", "load_model", "save_model"]

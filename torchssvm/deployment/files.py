@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -9,18 +10,124 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from torchssvm.core.arguments import check_number
-from torchssvm.core.extras import needs
+from torchssvm import structures
+from torchssvm.core.arguments import check_number, needs
 from torchssvm.core.files import whole_file
 from torchssvm.core.marginals import Marginals, marginals_at
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.schema import seal
-from torchssvm.core.structure import Structure
-from torchssvm.deployment.checks import check_fit, check_labels, check_vocabulary
-from torchssvm.deployment.decoder import Decoder, parts_of
-from torchssvm.deployment.recipes import Recipe, describe, rebuild
-from torchssvm.deployment.unit_rows import UnitRows
+from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.core.structure import OracleResult, Structure
+from torchssvm.deployment.decoder import Decoder, check_fit, check_labels, check_vocabulary, parts_of
+
+
+class UnitRows(nn.Module):
+    """Divides each row by its Euclidean length: ``[B, F]``, or :class:`~torchssvm.SparseFeatures` ``[B, P]``.
+
+    Rows of zeros stay. Lists name a column once, as those of a scipy sparse matrix do.
+
+    Example:
+        >>> UnitRows()(torch.tensor([[3.0, 4.0]]))
+        tensor([[0.6000, 0.8000]])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def forward(self, x: Any) -> Any:
+        """The rows, scaled."""
+        if isinstance(x, SparseFeatures):
+            real = x.columns >= 0
+            values = real.float() if x.values is None else x.values * real
+            return SparseFeatures(x.columns, _scaled(values))
+        return _scaled(x)
+
+
+Recipe = dict[str, Any]
+"""``{"class": name, "arguments": {...}}``; arguments are numbers, strings, tensors, lists of these, or recipes."""
+
+_DATA = (tuple, Potentials, OracleResult, Dataset)  # what goes into a structure, and what comes out
+
+_exported = [getattr(structures, name) for name in structures.__all__ if name != "TorchStruct"]  # it is made of a class
+_CLASSES: dict[str, type] = {
+    thing.__name__: thing
+    for thing in (*_exported, UnitRows)
+    if isinstance(thing, type) and not issubclass(thing, _DATA) and not inspect.isabstract(thing)
+}
+"""What may be made again: the classes that ``torchssvm.structures`` exports, but those of data."""
+
+
+def describe(thing: Any) -> Recipe | None:
+    """The recipe of a head, a structure or an oracle of this package; None of anything else, such as a subclass."""
+    try:
+        recipe = _describe(thing)
+        same = rebuild(recipe)
+    except (_Unknown, AttributeError, RuntimeError, TypeError, ValueError):  # attributes were changed by hand
+        return None
+    if isinstance(thing, nn.Module) and _layout(thing) != _layout(same):
+        return None
+    ours, theirs = (getattr(one, "structure", one) for one in (thing, same))
+    return recipe if not isinstance(ours, Structure) or ours.same_as(theirs) else None
+
+
+def rebuild(recipe: Any) -> Any:
+    """The object that a recipe of :func:`describe` describes; a head has zeros for its weights.
+
+    Nothing is imported, and only structures, heads and oracles that ``torchssvm.structures`` exports are made.
+
+    Raises:
+        ValueError: The recipe is damaged, or names another class.
+        TypeError: The class does not take these arguments.
+    """
+    if not isinstance(recipe, dict) or not isinstance(recipe.get("arguments"), dict):
+        raise ValueError(f"{recipe!r} is no recipe of a head or a structure")
+    name = recipe.get("class")
+    if not isinstance(name, str) or name not in _CLASSES:
+        raise ValueError(f"the checkpoint names the class {name!r}, and it may be one of {list(_CLASSES)}")
+    made = _CLASSES[name](**{k: rebuild(v) if isinstance(v, dict) else v for k, v in recipe["arguments"].items()})
+    dtype = recipe.get("dtype")
+    return made.to(dtype) if isinstance(made, nn.Module) and isinstance(dtype, torch.dtype) else made
+
+
+class _Unknown(Exception):
+    """The object is not of a class that is made again."""
+
+
+def _describe(thing: Any) -> Recipe:
+    if _CLASSES.get(type(thing).__name__) is not type(thing):
+        raise _Unknown
+    arguments = thing.constructor_arguments() if hasattr(thing, "constructor_arguments") else {}
+    for name in inspect.signature(type(thing)).parameters:
+        if name not in arguments:
+            arguments[name] = getattr(thing, name)
+    recipe: Recipe = {"class": type(thing).__name__, "arguments": {k: _plain(v) for k, v in arguments.items()}}
+    if (weight := next(thing.parameters(), None) if isinstance(thing, nn.Module) else None) is not None:
+        recipe["dtype"] = weight.dtype
+    return recipe
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(part) for part in value)
+    if hasattr(value, "item"):  # a number of numpy, which only unsafe loading would read
+        return _plain(value.item())
+    return _describe(value)
+
+
+def _layout(head: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    return {name: (tuple(p.shape), p.dtype) for name, p in head.named_parameters()}
+
+
+def _scaled(rows: Tensor) -> Tensor:
+    length = rows.square().sum(-1, keepdim=True).sqrt()
+    return rows / length.where(length > 0.0, 1.0)
+
 
 _FORMAT = 2  # format 1 had no seal
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_int64
-from torchssvm.core.digest import UNKNOWN
-from torchssvm.core.on_host import known, on_host
+from torchssvm.core.operators import known, on_host
 from torchssvm.core.potentials import Potentials
+from torchssvm.core.problem import UNKNOWN
 from torchssvm.dual.state import DualState
 
 

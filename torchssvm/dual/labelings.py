@@ -12,14 +12,13 @@ from torch import Tensor
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.gradients import adjoint
-from torchssvm.core.on_host import known, on_host, pick, read_together, upload
+from torchssvm.core.operators import known, on_host, pick, read_together, upload
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.row_sparse import doubled
 from torchssvm.core.schema import Entry, Own, Same, Schema, damaged
 from torchssvm.core.structure import Labeling, OracleResult, as_decoding, check_padding
 from torchssvm.dual.active_sets import ActiveSets
-from torchssvm.dual.mean_parts import MeanParts
-from torchssvm.dual.storage import Storage, Stored, other_length
+from torchssvm.dual.storage import MeanParts, Storage, Stored, other_length
 
 
 class Labelings(Storage):

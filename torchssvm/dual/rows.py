@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.jit import fits_numba, fits_triton, njit
-from torchssvm.core.on_host import on_host, upload
+from torchssvm.core.operators import on_host, upload
 from torchssvm.core.schema import Entry, Field, Own, Schema, Stateful, damaged
 
 _NONE = torch.empty(0, dtype=torch.int64)

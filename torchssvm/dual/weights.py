@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.on_host import on_host, pick, read_together
+from torchssvm.core.operators import on_host, pick, read_together
 from torchssvm.core.potentials import Parts, Potentials, scale
 from torchssvm.core.probe import TOLERANCE, fingerprints
 from torchssvm.core.schema import Entry, Maybe, Own, Same, Schema, damaged

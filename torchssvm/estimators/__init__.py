@@ -3,7 +3,7 @@
 ``pip install "torchssvm[sklearn]"``; ``import torchssvm`` alone imports none of them.
 """
 
-from torchssvm.core.extras import needs
+from torchssvm.core.arguments import needs
 
 with needs(
     "torchssvm.estimators needs scikit-learn and scipy, which the extra sklearn has: pip install 'torchssvm[sklearn]'",

@@ -17,17 +17,14 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from torchssvm.core.arguments import as_number, check_flags, check_number, is_whole, or_default
+from torchssvm.core.arguments import as_number, check_flags, check_number, is_whole, naming, or_default, warn
 from torchssvm.core.batch import in_order, tree_tensors
-from torchssvm.core.caller import warn
-from torchssvm.core.digest import digest_targets
-from torchssvm.core.naming import naming
+from torchssvm.core.problem import digest_targets
 from torchssvm.deployment import save_model
 from torchssvm.estimators.examples import check_matrix, size_of
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.guess_lam import advice_if_small, warn_if_zero
-from torchssvm.solvers.schedules import Relative, is_within
-from torchssvm.solvers.solver import Solver
+from torchssvm.solvers.solver import Relative, Solver, is_within
 from torchssvm.solvers.training import make_trainer
 from torchssvm.structures.weighted import WeightedExamples, WeightedHead
 

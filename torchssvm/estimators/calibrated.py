@@ -10,16 +10,16 @@ import torch
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
+from torchssvm.core.arguments import naming
 from torchssvm.core.batch import in_order
 from torchssvm.core.marginals import marginals_at
-from torchssvm.core.naming import naming
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.sparse_features import FeatureLists
 from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import padded, size_of
 from torchssvm.estimators.labels import labelled
 from torchssvm.estimators.sequences import NAMED, batches_of, check_list, kind_of, listed, rows_of
-from torchssvm.solvers.temperature import fit_temperature
+from torchssvm.solvers.evaluation import fit_temperature
 
 
 class CalibratedEstimator(StructuredEstimator):

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 
-from torchssvm.core.arguments import check_whole
-from torchssvm.core.naming import naming
+from torchssvm.core.arguments import check_whole, naming
 from torchssvm.core.sparse_features import NamedLists
 from torchssvm.estimators.calibrated import SequenceEstimator
 from torchssvm.estimators.examples import size_of

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 
+from torchssvm.core.arguments import number_of
 from torchssvm.core.batch import in_order
-from torchssvm.core.naming import number_of
 from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import Examples, check_matrix, padded
 from torchssvm.estimators.labels import accuracy, check_lists, counted, labelled, state_weights, states_of
 from torchssvm.estimators.sequences import check_list
-from torchssvm.solvers.choice import BATCH
 from torchssvm.solvers.solver import Solver
+from torchssvm.solvers.training import BATCH
 from torchssvm.steps.directions import FrankWolfe
 from torchssvm.structures.graph_cut.head import Graphs, LinearGraph
 from torchssvm.structures.graph_cut.structure import GraphCut, MinCut, RoofDual

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from sklearn.utils.class_weight import compute_class_weight
 
+from torchssvm.core.arguments import name_rows, number_of
 from torchssvm.core.batch import Batch
-from torchssvm.core.naming import name_rows, number_of
 from torchssvm.estimators.examples import Examples, padded, size_of
-from torchssvm.structures.arguments import WeightedLabels
+from torchssvm.structures.common import WeightedLabels
 
 NO_LABELS = (-1, -100)
 """Numbers that stand for a missing label elsewhere, in scikit-learn and torch."""

@@ -14,17 +14,15 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from torchssvm.core.arguments import warn
 from torchssvm.core.batch import Batch, Part
-from torchssvm.core.caller import warn
 from torchssvm.core.potentials import Potentials
 from torchssvm.deployment import UnitRows, save_model
 from torchssvm.estimators.base import MATRIX, MatrixClassifier
 from torchssvm.estimators.examples import Examples, check_matrix, reader
 from torchssvm.estimators.labels import check_classes, counted, weights_of
-from torchssvm.path.choose_lam import choose_lam
-from torchssvm.path.lam_choice import LamChoice
-from torchssvm.solvers.schedules import Relative
-from torchssvm.solvers.solver import Solver
+from torchssvm.path.choose_lam import LamChoice, choose_lam
+from torchssvm.solvers.solver import Relative, Solver
 from torchssvm.structures.multiclass.head import LinearMulticlass
 from torchssvm.structures.multilabel.head import LinearMultilabel
 from torchssvm.structures.multilabel.sparse_head import SparseLinearMultilabel

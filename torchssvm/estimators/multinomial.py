@@ -18,10 +18,10 @@ from torchssvm.estimators.base import MATRIX, MatrixClassifier
 from torchssvm.estimators.calibrated import CalibratedEstimator
 from torchssvm.estimators.examples import Examples, check_matrix, reader
 from torchssvm.estimators.labels import check_classes, times_of, weights_of
-from torchssvm.structures.arguments import WeightedLabels
 from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.sparse_head import SparseLinearChain
 from torchssvm.structures.chain.structure import Chain
+from torchssvm.structures.common import WeightedLabels
 from torchssvm.structures.multiclass.head import LinearMulticlass
 from torchssvm.structures.multiclass.structure import Multiclass
 

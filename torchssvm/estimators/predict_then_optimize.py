@@ -14,17 +14,15 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_number, check_tensor
 from torchssvm.core.batch import tree_map
-from torchssvm.core.head_call import largest_feature
+from torchssvm.core.gradients import largest_feature
 from torchssvm.core.jit import clock
-from torchssvm.estimators.anchor import ANCHORS, anchor, linear, part, situations
 from torchssvm.estimators.base import CertifiedEstimator
-from torchssvm.estimators.choose_by_regret import choose_by_regret
+from torchssvm.estimators.choose_by_regret import ANCHORS, anchor, choose_by_regret, linear, part, situations
 from torchssvm.estimators.examples import check_matrix
 from torchssvm.estimators.labels import counted
-from torchssvm.path.lam_choice import LamChoice
+from torchssvm.path.choose_lam import LamChoice
 from torchssvm.solvers.solver import Solver
-from torchssvm.steps.cache import CacheOracle
-from torchssvm.steps.directions import Corrective
+from torchssvm.steps.directions import CacheOracle, Corrective
 from torchssvm.structures.decisions.data import DecisionProblems, Situations
 from torchssvm.structures.decisions.head import LinearDecisions
 from torchssvm.structures.decisions.structure import Decisions

@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from torchssvm.core.arguments import check_whole, is_whole
-from torchssvm.core.naming import number_of
+from torchssvm.core.arguments import check_whole, is_whole, number_of
 from torchssvm.estimators.calibrated import SequenceEstimator
 from torchssvm.estimators.examples import size_of
 from torchssvm.estimators.labels import check_lists, counted, labelled, state_weights, states_of
 from torchssvm.estimators.sequences import ARRAYS, batches_of, check_list, kind_of, rows_of
 from torchssvm.structures.segments.head import LinearSegments
-from torchssvm.structures.segments.spans import span_f1
-from torchssvm.structures.segments.structure import Segments
+from torchssvm.structures.segments.structure import Segments, span_f1
 
 Span = tuple[int, int, Any]
 """First frame, the frame after the last, and label."""

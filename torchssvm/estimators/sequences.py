@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from scipy import sparse
 
-from torchssvm.core.naming import number_of
+from torchssvm.core.arguments import number_of
 from torchssvm.core.sparse_features import FeatureLists
 from torchssvm.estimators.examples import check_matrix, padded, reader, size_of
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.batch import Batch, apply_head, device_of, tree_tensors
-from torchssvm.core.linearity import is_check
-from torchssvm.core.lists import Lists
+from torchssvm.core.gradients import is_check
 from torchssvm.core.potentials import Potentials
+from torchssvm.core.sparse_features import Lists
 from torchssvm.core.structure import Labeling, Structure
 from torchssvm.kinds.examples import Examples, Model
 from torchssvm.kinds.inner import fill_inner

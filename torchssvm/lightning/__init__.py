@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torchssvm.core.extras import needs
+from torchssvm.core.arguments import needs
 
 with needs("torchssvm.lightning needs Lightning: pip install 'torchssvm[lightning]'", "lightning"):
     import lightning  # noqa: F401

@@ -10,7 +10,7 @@ import lightning as L
 from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor
 
-from torchssvm.core.head_call import evaluating
+from torchssvm.core.gradients import evaluating
 from torchssvm.lightning.duality_gap import DualityGap
 from torchssvm.lightning.exact_pass import find_dual, fit_of, in_precision, visible
 from torchssvm.lightning.loaders import exact_pass_loader

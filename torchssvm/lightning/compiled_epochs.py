@@ -15,17 +15,16 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, RandomSampler, Sampler
 
 from torchssvm.core.batch import Batch, as_batch, fetcher, lengths_of, rows_in_order
-from torchssvm.core.head_call import evaluating
+from torchssvm.core.gradients import evaluating
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.schema import Entry, Maybe, Same, Schema, Stateful
 from torchssvm.lightning.loaders import OwnExamples, count_examples, exact_pass_loader, loaders_as_they_are
-from torchssvm.solvers.choice import CPU, STORAGES, Choice, Sample, choose, of_all_ranks
 from torchssvm.solvers.compiled.draws import can_draw
 from torchssvm.solvers.compiled.solver import CompiledBCFW, usual_visits
 from torchssvm.solvers.trainer import Pacing
-from torchssvm.solvers.training import move
-from torchssvm.steps.orders import Order, Permutation
+from torchssvm.solvers.training import CPU, STORAGES, Choice, Sample, choose, move, of_all_ranks
+from torchssvm.steps.directions import Order, Permutation
 from torchssvm.steps.sampler import GapBatchSampler
 
 WHOLE = 1000  # most examples of an epoch in one part

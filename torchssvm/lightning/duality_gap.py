@@ -12,19 +12,17 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
-from torchssvm.core.arguments import check_object
+from torchssvm.core.arguments import check_object, warn
 from torchssvm.core.batch import as_batch
-from torchssvm.core.caller import warn
-from torchssvm.core.head_call import evaluating
+from torchssvm.core.gradients import evaluating
 from torchssvm.core.jit import clock
 from torchssvm.lightning.exact_pass import Fit, fit_of, in_precision, visible
 from torchssvm.lightning.loaders import exact_pass_loader
 from torchssvm.lightning.refusals import refuse_averages
-from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
+from torchssvm.solvers.certificate import Certificate, FactorwiseCertificate
 from torchssvm.solvers.objective import primal
 from torchssvm.solvers.report import Entry, History
-from torchssvm.solvers.schedules import Relative, Schedule, Tolerance, check_tolerance, is_within
+from torchssvm.solvers.solver import Relative, Schedule, Tolerance, check_tolerance, is_within
 from torchssvm.solvers.trainer import Pacing
 from torchssvm.solvers.training import warn_if_far
 

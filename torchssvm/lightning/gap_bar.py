@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import ProgressBar
 
 from torchssvm.lightning.duality_gap import DualityGap
 from torchssvm.lightning.exact_pass import fit_of
-from torchssvm.solvers.progress_line import ProgressLine
+from torchssvm.solvers.trainer import ProgressLine
 
 
 class GapBar(ProgressBar):

@@ -13,14 +13,13 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchssvm.core.arguments import as_number, check_number, check_whole
+from torchssvm.core.arguments import as_number, check_number, check_whole, warn
 from torchssvm.core.batch import Batch
-from torchssvm.core.caller import warn
-from torchssvm.core.head_call import apply_features, evaluating
+from torchssvm.core.gradients import apply_features, evaluating
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.schema import Entry, Maybe, check
 from torchssvm.core.structure import Structure
-from torchssvm.core.undisturbed import undisturbed
+from torchssvm.core.threads import undisturbed
 from torchssvm.lightning.exact_pass import in_precision
 from torchssvm.lightning.loaders import of_all, same_buffers, share_of
 from torchssvm.lightning.predicting import Predicting

@@ -2,24 +2,153 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
+from lightning.fabric.utilities.cloud_io import _load
+from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch import Tensor, nn
 
+from torchssvm.core.arguments import warn
 from torchssvm.core.batch import Batch, as_batch, device_of, to_device
-from torchssvm.core.caller import warn
-from torchssvm.core.head_call import apply_features
+from torchssvm.core.gradients import apply_features
+from torchssvm.core.operators import full_precision
 from torchssvm.core.potentials import Potentials, as_potentials
-from torchssvm.core.precision import full_precision
 from torchssvm.core.structure import Labeling, Structure
-from torchssvm.lightning.loading import Loading
+from torchssvm.deployment.files import describe, rebuild
 from torchssvm.lightning.resume import Resumable
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.evaluation import evaluate
+from torchssvm.solvers.solver import Solver
+
+_KEY = "torchssvm_model"
+_FORMAT = 2
+_OF_SOLVER = ("bounds", "memory_limit")  # hyperparameters of their own in torchssvm 0.2
+
+
+class Loading(L.LightningModule):
+    """Describes head, features and structure in checkpoints, and rebuilds them where this is possible.
+
+    A subclass sets ``head``, ``features`` and ``structure``, and has arguments of the same names.
+    """
+
+    head: nn.Module
+    features: nn.Module | None
+    structure: Structure
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the description of head, features and structure."""
+        super().on_save_checkpoint(checkpoint)
+        own = getattr(self.head, "structure", None)
+        checkpoint[_KEY] = {
+            "format": _FORMAT,
+            "head": _entry(self.head),
+            "features": None if self.features is None else {"class": type(self.features).__name__},
+            "structure": None if self.structure is own else _entry(self.structure),
+        }
+
+    @_restricted_classmethod
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: Any,
+        map_location: Any = None,
+        hparams_file: Any = None,
+        strict: bool | None = None,
+        weights_only: bool | None = True,
+        **arguments: Any,
+    ) -> Any:
+        """The model of a checkpoint, for predictions; ``trainer.fit(..., ckpt_path=...)`` continues its training.
+
+        A head of this package is rebuilt from the checkpoint. Pass ``head=`` for any other head, ``features=`` if the
+        model had features, and ``structure=`` if it was your own; the checkpoint's weights are loaded into them.
+        Subclasses with their own ``__init__`` are made as Lightning makes them, from ``hparams``.
+
+        Args:
+            checkpoint_path: The file.
+            map_location: As in Lightning; so are the next two.
+            hparams_file: Hyperparameters that replace those of the checkpoint.
+            strict: Whether the names of the weights must match.
+            weights_only: Whether to read only tensors and plain values; None is True.
+            arguments: Arguments of the class that replace those of the checkpoint.
+
+        Raises:
+            ValueError: The checkpoint cannot rebuild head, features or structure and they are not passed, is damaged
+                or of another version, or names import paths of classes to make.
+            RuntimeError: The weights do not fit the model.
+        """
+        weights_only = True if weights_only is None else weights_only
+        owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
+        if owner.__module__.startswith("torchssvm.lightning."):
+            checkpoint = _read(checkpoint_path, weights_only)
+            if "_instantiator" in checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}):
+                raise ValueError(
+                    "the checkpoint's hyperparameters want classes made from import paths (_instantiator): make the "
+                    "model, and give the file to trainer.predict(..., ckpt_path=...)"
+                )
+            saved = copy.deepcopy(checkpoint.get(_KEY, {}))  # its tensors are mapped from the file, which may change
+            own = checkpoint.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {})
+            kept = own.get("solver", {name: own[name] for name in _OF_SOLVER if own.get(name) is not None})
+            solver = {"solver": Solver(**copy.deepcopy(kept))} if kept else {}
+            arguments = {**_parts(cls, saved, arguments), **solver, **arguments}
+        return super().load_from_checkpoint(
+            checkpoint_path,
+            map_location=map_location,
+            hparams_file=hparams_file,
+            strict=strict,
+            weights_only=weights_only,
+            **arguments,
+        )
+
+
+def _entry(thing: Any) -> dict[str, Any]:
+    """The name of the class, and its recipe or None."""
+    return {"class": type(thing).__name__, "recipe": describe(thing)}
+
+
+def _read(path: Any, weights_only: bool) -> dict[str, Any]:
+    """The checkpoint; a file is memory-mapped, so that only the entries in use are read."""
+    if isinstance(path, str | Path) and Path(path).is_file():
+        return torch.load(path, map_location="cpu", weights_only=weights_only, mmap=True)
+    if isinstance(path, str | Path):
+        return _load(path, map_location="cpu", weights_only=weights_only)
+    start = path.tell()
+    checkpoint = _load(path, map_location="cpu", weights_only=weights_only)
+    path.seek(start)
+    return checkpoint
+
+
+def _parts(cls: type, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Head and structure, unless given; features cannot be rebuilt, and must be given where the model had some."""
+    call = f"{cls.__name__}.load_from_checkpoint(path"
+    made: dict[str, Any] = {}
+    entries = saved.items() if isinstance(saved, dict) else [("", repr(saved))]
+    if any(not (name == "format" or e is None or (isinstance(e, dict) and "class" in e)) for name, e in entries):
+        raise ValueError(f"the checkpoint is damaged: {_KEY} is {saved!r}")
+    if saved and saved.get("format") != _FORMAT:
+        raise ValueError(
+            f"the checkpoint's model has format {saved.get('format', 1)}, and this version reads {_FORMAT}"
+        )
+    if "head" not in given and saved.get("head") is None:
+        raise ValueError(f"the checkpoint says nothing of its head: pass it, {call}, head=...)")
+    for name, what in (
+        ("head", "cannot say how its head, a {}, is made: pass one"),
+        ("features", "has features below its head, a {}, and cannot say how they are made: pass them"),
+        ("structure", "has a structure that is not its head's, a {}, and cannot say how it is made: pass it"),
+    ):
+        entry = saved.get(name)
+        if entry is None or name in given:
+            continue
+        if entry.get("recipe") is None:
+            kind = entry["class"]
+            raise ValueError(f"the checkpoint {what.format(kind)}, {call}, {name}={kind}(...))")
+        made[name] = rebuild(entry["recipe"])
+    return made
 
 
 class Predicting(Loading, Resumable):

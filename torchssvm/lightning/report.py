@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader
 
 from torchssvm.core.batch import Batch, apply_head, to_device
-from torchssvm.core.head_call import evaluating
+from torchssvm.core.gradients import evaluating
 from torchssvm.core.jit import compiling_seconds
 from torchssvm.core.structure import as_decoding
 from torchssvm.lightning.duality_gap import DualityGap

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from torchssvm.core.arguments import or_default
+from torchssvm.core.arguments import TO_SOLVER, moved, or_default
 from torchssvm.core.batch import Batch, as_batch
-from torchssvm.core.moved import TO_SOLVER, moved
-from torchssvm.core.precision import full_precision
-from torchssvm.core.problem import check_lam, find_structure
+from torchssvm.core.operators import full_precision
+from torchssvm.core.problem import check_bounds, check_lam, find_structure, groups
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
@@ -39,12 +38,10 @@ from torchssvm.lightning.refusals import check_trainer, training_modes
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.choice import compiled_form
 from torchssvm.solvers.compiled.solver import CompiledBCFW, ProposedVisits
-from torchssvm.solvers.parameter_groups import check_bounds, groups
 from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.trainer import IDLE_EPOCHS, Pacing
-from torchssvm.solvers.training import move, print_choice, warn_if_estimated_far
+from torchssvm.solvers.training import compiled_form, move, print_choice, warn_if_estimated_far
 from torchssvm.steps.sampler import GapBatchSampler
 
 _OF_THE_TRAINER = {

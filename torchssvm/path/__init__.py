@@ -1,11 +1,8 @@
 """Regularisation paths: weights with a guaranteed gap for every lambda, and the choice of one."""
 
-from torchssvm.path.choose_lam import choose_lam
-from torchssvm.path.initial import start_at_largest_lam
-from torchssvm.path.lam_choice import HeldOutPoint, LamChoice
+from torchssvm.path.choose_lam import HeldOutPoint, LamChoice, choose_lam
 from torchssvm.path.result import Breakpoint, RegularizationPath, plot
-from torchssvm.path.rules import Certified, Heuristic
-from torchssvm.path.run import PathRun, regularization_path
+from torchssvm.path.run import Certified, Heuristic, PathRun, regularization_path, start_at_largest_lam
 from torchssvm.solvers.guess_lam import guess_lam
 
 __all__ = [

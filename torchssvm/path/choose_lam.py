@@ -3,30 +3,270 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from torchssvm.core.arguments import as_number, check_dataset, check_number, check_whole, or_default
-from torchssvm.core.batch import device_of
-from torchssvm.core.caller import warn
-from torchssvm.core.moved import moved
+from torchssvm.core.arguments import (
+    as_number,
+    check_dataset,
+    check_number,
+    check_whole,
+    moved,
+    new_figure,
+    or_default,
+    warn,
+)
+from torchssvm.core.batch import NAMES, Part, check_fits, device_of, pass_over
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
-from torchssvm.path.held_out import Run, divided, held_out_batches, scored
-from torchssvm.path.lam_choice import HeldOutPoint, LamChoice, chosen_of, highest, near
-from torchssvm.path.walk import walk
-from torchssvm.solvers.guess_lam import guess_lam, guess_or_none
-from torchssvm.solvers.progress_line import shown
-from torchssvm.solvers.schedules import Relative, Tolerance, is_within
-from torchssvm.solvers.solver import Solver
-from torchssvm.solvers.trainer import check_limits
+from torchssvm.path.walk import Solved, walk
+from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.evaluation import Evaluation, evaluate, merge_evaluations
+from torchssvm.solvers.guess_lam import FAR_ABOVE, FAR_BELOW, guess_lam, guess_or_none
+from torchssvm.solvers.solver import Relative, Solver, Tolerance, is_within, percent
+from torchssvm.solvers.trainer import check_limits, shown
 from torchssvm.solvers.training import make_trainer, move, on_device, warn_if_short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Run(NamedTuple):
+    """The training of one fold, or the only one."""
+
+    head: nn.Module
+    trainer: Any
+    batches: Any  # of its held-out examples
+    scale: float  # of lambda: lam n is that of all examples
+
+
+def scored(
+    runs: list[Run],
+    solved: list[Solved],
+    structure: Structure,
+    score: Callable[[nn.Module], float] | None,
+    device: torch.device,
+) -> HeldOutPoint:
+    """What every run has reached at a lambda, and how well it predicts what it holds out."""
+    found, values, lam = [], [], solved[0].lam
+    for run in runs:
+        with on_device(run.head, device):
+            found.append(evaluate(run.head, structure, run.batches, device))
+            value = -found[-1].loss if score is None else _score(run.head, score)
+        value = float(run.trainer.dual.ranks.gather(torch.tensor(value, dtype=torch.float64))[0])  # all follow one
+        if math.isnan(value):
+            raise ValueError(f"score(head) is nan at lam={lam:g}: it must be a number, the larger the better")
+        values.append(value)
+    held = found[0] if len(found) == 1 else merge_evaluations(found)
+    if score is None:
+        mean, losses = -held.loss, held.losses
+    else:
+        mean, losses = sum(values) / len(values), -torch.tensor(values, dtype=torch.float64)
+    passes, seconds = (sum(getattr(each, name) for each in solved) for name in ("passes", "seconds"))
+    return HeldOutPoint(lam, solved[-1].result, held, mean, passes, seconds, losses)
+
+
+@torch.no_grad()
+def _score(head: nn.Module, score: Callable[[nn.Module], float]) -> float:
+    """What ``score`` says; if it has changed the weights, they are put back, and an error says so."""
+    held = [parameter.detach().clone() for parameter in head.parameters()]
+    try:
+        with torch.enable_grad():
+            given: Any = score(head)
+            one = isinstance(given, torch.Tensor) and given.numel() == 1
+            found = as_number(float(given) if one else given, "score(head)")
+    finally:
+        changed = [(p, own) for p, own in zip(head.parameters(), held, strict=True) if not torch.equal(p, own)]
+        for parameter, own in changed:
+            parameter.copy_(own)
+    if changed:
+        raise ValueError("score(head) has changed the head's weights: score a copy, copy.deepcopy(head)")
+    return found
+
+
+def divided(dataset: Any, folds: int, seed: int) -> list[tuple[Part, Any]]:
+    """For every fold, the examples beyond it and the batches of its own."""
+    n = len(dataset)
+    if folds > n:
+        raise ValueError(f"folds={folds} and there are {n} examples: each fold needs one")
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    sets = []
+    for own in torch.tensor_split(order, folds):
+        rest = torch.ones(n, dtype=torch.bool)
+        rest[own] = False
+        held_out = Part(dataset, own.sort().values)
+        sets.append((Part(dataset, rest.nonzero().flatten()), pass_over(held_out)))
+    return sets
+
+
+def held_out_batches(head: nn.Module, dataset: Any, held_out: Any, structure: Structure, device: Any) -> Any:
+    """The batches of the held-out examples; the first is decoded, to refuse what does not fit: see ``choose_lam``."""
+    if not hasattr(held_out, "__len__"):
+        raise TypeError(f"held_out must be a map-style dataset with a length, not a {type(held_out).__name__}")
+    if held_out is dataset:
+        raise ValueError("held_out is the training set itself: give examples that are not trained on")
+    if not len(held_out):
+        raise ValueError("held_out is empty: give examples that are not trained on")
+    batches = pass_over(held_out)
+    check_fits(head, structure, held_out)
+    for name in NAMES if hasattr(dataset, "vocabulary") and hasattr(held_out, "vocabulary") else ():
+        own, other = getattr(dataset, name, None), getattr(held_out, name, None)
+        compares: Any = type(own).__eq__
+        if compares is not object.__eq__ and own != other:
+            raise ValueError(f"held_out has another {name} than dataset: make it with {name}=train.{name}")
+    evaluate(head, structure, itertools.islice(batches, 1), device)
+    return batches
+
+
+class HeldOutPoint(NamedTuple):
+    """What training at one lambda gave.
+
+    Attributes:
+        lam: Lambda.
+        certificate: Of the last exact pass; ``certificate.passes`` counts those of the lambdas before too.
+        held_out: Loss and errors on the held-out examples.
+        score: What decides; the larger is the better.
+        passes: Effective passes that this lambda took, of all folds.
+        seconds: Wall-clock seconds that this lambda took, without those of scoring.
+        losses: The loss of each held-out example; with a score of one's own, minus that of each fold.
+    """
+
+    lam: float
+    certificate: Certificate
+    held_out: Evaluation
+    score: float
+    passes: float
+    seconds: float
+    losses: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LamChoice:
+    """The lambda that was chosen, and all that were tried; ``print`` shows them as a table.
+
+    Attributes:
+        head: The head, with the weights of ``best``.
+        best: The point that was chosen: the largest lambda that is not worse than the one with the highest score by
+            more than the standard error of the difference.
+        points: All points, in descending order of lambda.
+        untried: The lambdas that ``patience`` left out.
+        guess: That of :func:`torchssvm.guess_lam`; None where it has no answer.
+
+    Example:
+        >>> from torchssvm.datasets import hold_out
+        >>> choice = choose_lam(LinearMulticlass(4, 3), *hold_out(data), lams=[1.0, 0.1])
+        >>> [point.lam for point in choice.points]
+        [1.0, 0.1]
+        >>> print(str(choice).splitlines()[0])
+        lam  lam n  gap  passes  seconds  loss  wrong examples
+    """
+
+    head: nn.Module
+    best: HeldOutPoint
+    points: tuple[HeldOutPoint, ...]
+    untried: tuple[float, ...] = ()
+    guess: float | None = None
+
+    @property
+    def far(self) -> str | None:
+        """What to try, where every lambda is far from the guess, on one side of it; else None."""
+        low, high = self.points[-1].lam, self.points[0].lam
+        if self.guess is None or not (low > FAR_ABOVE * self.guess or FAR_BELOW * high < self.guess):
+            return None
+        side = "above" if low > self.guess else "below"
+        return f"every lam is far {side} {self.guess:.3g}, that of guess_lam: try lam around {self.guess:.3g}"
+
+    @property
+    def advice(self) -> str | None:
+        """Which lambdas to try too, where the best one is at an end of those that were tried; else None."""
+        if self.far is not None:
+            return self.far
+        if self.best is self.points[0]:
+            return f"the largest lam was the best: try lam above {self.best.lam:.3g} too"
+        if self.best is self.points[-1] and not self.untried:
+            return f"the smallest lam was the best: try lam below {self.best.lam:.3g} too"
+        return None
+
+    def __str__(self) -> str:
+        scored = any(point.score != -point.held_out.loss for point in self.points)
+        names = ("example",) if self.best.held_out.is_plain else ("token", "example")
+        rows = [["lam", "lam n", "gap", "passes", "seconds", "loss", *(f"wrong {name}s" for name in names)]]
+        rows[0] += ["score"] if scored else []
+        for point in self.points:
+            own, errors = point.certificate, [getattr(point.held_out, f"{name}_error") for name in names]
+            mark = "" if own.exact else "of a relaxation " if own.relaxed else "<"  # an upper bound
+            row = [f"{point.lam:.3g}", f"{point.lam * own.num_examples:.3g}", f"{mark}{percent(own.relative_gap)}"]
+            row += [f"{point.passes:.0f}", f"{point.seconds:.1f}", f"{point.held_out.loss:.4g}"]
+            row += ["" if error is None else f"{100 * error:.2f} %" for error in errors]
+            row += [f"{point.score:.4g}"] if scored else []
+            rows.append(row)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        lines[1 + self.points.index(self.best)] += "  best"
+        if self.untried:
+            lines.append("not tried: lam = " + ", ".join(f"{lam:.3g}" for lam in self.untried))
+        top = highest(self.points)
+        if top is not self.best:
+            lines.append(
+                f"lam = {top.lam:.3g} scores highest, and lam = {self.best.lam:.3g} not less by more than the standard "
+                "error of the difference"
+            )
+        return "\n".join([*lines, self.advice] if self.advice else lines)
+
+    def plot(self) -> Figure:
+        """The held-out loss, or the score if one was given, over lambda.
+
+        Returns:
+            A ``matplotlib.figure.Figure``; opens no window and leaves matplotlib's global state alone.
+
+        Raises:
+            ImportError: matplotlib is missing.
+        """
+        figure = new_figure((6, 3.6))
+        axes = figure.subplots()
+        scored = any(point.score != -point.held_out.loss for point in self.points)
+        values = [point.score if scored else point.held_out.loss for point in self.points]
+        axes.plot([point.lam for point in self.points], values, ".-")
+        axes.plot([self.best.lam], [values[self.points.index(self.best)]], "o", label=f"best: λ = {self.best.lam:.3g}")
+        axes.set(xscale="log", xlabel="λ", ylabel="score" if scored else "held-out loss")
+        axes.legend(fontsize="small")
+        return figure
+
+
+def highest(points: Sequence[HeldOutPoint]) -> HeldOutPoint:
+    """The point with the highest score; of several, that of the largest lambda."""
+    return max(points, key=lambda point: (point.score, point.lam))
+
+
+def chosen_of(points: Sequence[HeldOutPoint]) -> HeldOutPoint:
+    """The largest lambda of those that are :func:`near` the highest score."""
+    return max(near(points), key=lambda point: point.lam)
+
+
+def near(points: Sequence[HeldOutPoint]) -> list[HeldOutPoint]:
+    """The points that score less than the highest by at most the standard error of the difference.
+
+    Differences are those of the same held-out examples, which vary far less than the losses themselves.
+    """
+    top = highest(points)
+    return [point for point in points if point is top or top.score - point.score <= _error(point, top)]
+
+
+def _error(a: HeldOutPoint, b: HeldOutPoint) -> float:
+    """The standard error of the mean difference of two points' losses; 0 where it is unknown."""
+    if a.losses is None or b.losses is None or len(a.losses) < 2:
+        return 0.0
+    error = float((a.losses - b.losses).std()) / len(a.losses) ** 0.5
+    return error * (1.0 + 1e-9)  # one error more among n examples is exactly one standard error
+
 
 FACTORS = (10.0, 3.0, 1.0, 0.3, 0.1)
 """Lambdas that are tried where none are given, as multiples of the guess."""

@@ -4,26 +4,253 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_number, check_object, or_default
-from torchssvm.core.batch import device_of
+from torchssvm.core.arguments import as_number, check_number, check_object, moved, or_default
+from torchssvm.core.batch import Batch, apply_head, device_of, fetcher, in_order, restrict, to_device
 from torchssvm.core.jit import clock
-from torchssvm.core.moved import moved
+from torchssvm.core.operators import full_precision
+from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Maybe, Open, Schema, Stateful, damaged
 from torchssvm.core.structure import Structure
+from torchssvm.dual.checks import check_batch, check_dual
 from torchssvm.dual.state import DualState
-from torchssvm.path.initial import check_cone, start_at_largest_lam
 from torchssvm.path.result import Breakpoint, RegularizationPath
-from torchssvm.path.rules import Accuracy, Certified, Heuristic
 from torchssvm.path.walk import walk
-from torchssvm.solvers.progress_line import ProgressLine, shown
-from torchssvm.solvers.schedules import Relative, Tolerance, check_tolerance, is_within, largest_gap, times
-from torchssvm.solvers.solver import Solver
+from torchssvm.solvers.bcfw import BCFW
+from torchssvm.solvers.block_gap import BlockGap
+from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.solver import Relative, Solver, Tolerance, check_tolerance, is_within, largest_gap, times
+from torchssvm.solvers.trainer import ProgressLine, shown
 from torchssvm.solvers.training import make_trainer, on_device
+from torchssvm.steps.box_qp import CommonStep
+
+
+class Accuracy(NamedTuple):
+    """The gap and the primal of the weights at one lambda, estimates where not certified, and how they change with it.
+
+    At ``rho lam`` the gap of the same weights is ``gap + (1 - rho) slope`` (Delta of [G16] Proposition 1), and the
+    primal ``primal - (1 - rho) lam/2 |w|^2``.
+    """
+
+    gap: float
+    slope: float
+    primal: float
+
+
+@dataclass(frozen=True)
+class Certified:
+    """The epsilon-approximate path of [G16] Algorithm 7: every breakpoint ends with an exact pass.
+
+    Args:
+        kappa: The share of epsilon that a breakpoint is solved to, in (0, 1); the step to the next uses the rest.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> regularization_path(head, data, epsilon=0.1, lam_min=0.1, rule=Certified(kappa=0.8)).certified
+        True
+    """
+
+    kappa: float = 0.9
+    certified = True
+
+    def __post_init__(self) -> None:
+        _check_kappa(self.kappa)
+
+    def first(self, trainer: Any, bound: float) -> Accuracy:
+        """Accuracy by one exact pass; the gap is usually much smaller than ``bound``."""
+        return self._accuracy(trainer.dual, trainer.certify())
+
+    def next(self, trainer: Any, tolerance: Tolerance, max_passes: float, progress: bool | ProgressLine) -> Accuracy:
+        """Train by the trainer's ``solve``."""
+        return self._accuracy(trainer.dual, trainer.solve(tolerance, max_passes=max_passes, progress=progress))
+
+    def _accuracy(self, dual: DualState, found: Certificate) -> Accuracy:
+        # P - D changes by (1 - rho)(sum_i l_i - lam/2 |w|^2 - lam/2 |w(alpha)|^2). This holds for the held weights w,
+        # despite their rounding, and for an upper bound in place of P. Under bounds the last term is
+        # lam (<v, w> - |w|^2/2), and the formula is the same.
+        slope = found.dual - dual.lam / 2 * squared_norm(dual.parameters)
+        return Accuracy(found.gap, slope, found.dual + found.gap)
+
+
+@dataclass(frozen=True)
+class Heuristic:
+    """The heuristic path of [G16] appendix K: a breakpoint is done once the sum of stale gaps is within kappa epsilon.
+
+    Faster where breakpoints are close together. Proves nothing: it makes no exact pass.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> regularization_path(head, data, epsilon=0.1, lam_min=0.1, rule=Heuristic()).certified
+        False
+    """
+
+    kappa: float = 0.7
+    certified = False
+
+    def __post_init__(self) -> None:
+        _check_kappa(self.kappa)
+
+    def first(self, trainer: Any, bound: float) -> Accuracy:
+        """The bound of Algorithm 6."""
+        return self._accuracy(trainer.dual, bound)
+
+    def next(self, trainer: Any, tolerance: Tolerance, max_passes: float, progress: bool | ProgressLine) -> Accuracy:
+        """Take steps until the sum of the stale gaps is within the tolerance."""
+        dual = trainer.dual
+        trainer.step()
+        while dual.passes < max_passes:
+            gap = dual.gap_estimate
+            if is_within(gap, tolerance, dual.value() + gap):
+                break
+            trainer.step()
+            if isinstance(progress, ProgressLine):
+                progress.update(dual.passes, dual.gap_estimate, dual.value)
+        return self._accuracy(dual, dual.gap_estimate)
+
+    def _accuracy(self, dual: DualState, gap: float) -> Accuracy:
+        slope = dual.total_loss - dual.lam * squared_norm(
+            dual.parameters
+        )  # under bounds, 0 or infinite, <v, w> = |w|^2
+        return Accuracy(gap, slope, dual.value() + gap)
+
+
+def _check_kappa(kappa: float) -> None:
+    if not 0.0 < as_number(kappa, "kappa") < 1.0:
+        raise ValueError(f"kappa={kappa} must lie between 0 and 1, both excluded")
+
+
+_BATCH = 256  # examples of a step, at most
+_MARGIN = 1e9  # lam exceeds what a full step needs by this factor while the blocks move to their corners
+
+
+def start_at_largest_lam(
+    head: nn.Module, dual: DualState, dataset: Any, *, tolerance: Tolerance, optimizer: BCFW | None = None
+) -> float:
+    """Move every block of a new dual to the output with the largest loss, and choose ``lam`` to reach ``tolerance``.
+
+    With ``y~_i = argmax_y L_i(y)`` and ``psi~ = (1/n) sum_i psi_i(y~_i)`` the weights are ``psi~ / lam``. Their gap is
+    at most ``(|psi~|^2 + (1/n) sum_i theta_i) / lam`` with ``theta_i = max_y -<psi~, psi_i(y)>``, a decoding without
+    loss at the weights psi~ ([G16] eq. 11). ``lam`` times the gap does not grow with ``lam``, so ``psi~ / lam`` has a
+    smaller gap at every larger ``lam``. Takes two passes of oracle calls.
+
+    Under bounds that are 0 or infinite, ``clip(psi~)`` replaces psi~: clipping commutes with the division by ``lam``,
+    and ``<psi~, clip(psi~)> = |clip(psi~)|^2``.
+
+    A share of the primal is taken of the dual ``(1/n) sum_i L_i(y~_i) - |psi~|^2 / (2 lam)``, which is below it. As
+    ``lam`` grows the dual grows and the gap does not, so the share holds at every larger ``lam`` too.
+
+    Args:
+        head: The head of the dual.
+        dual: A dual without steps; its ``lam`` is replaced.
+        dataset: The training set.
+        tolerance: kappa epsilon; positive, or ``Relative(share)``.
+        optimizer: That of the dual, with bounds; None is one without.
+
+    Returns:
+        An upper bound of the gap at ``dual.lam``, which is now lambda^infinity: ``tolerance``, up to rounding, where
+        it is a number.
+
+    Raises:
+        ValueError: The dual has steps, a bound is neither 0 nor infinite, or no weights change any score.
+    """
+    tolerance = check_tolerance(tolerance, above=0.0)
+    check_dual(dual)
+    if dual.steps:
+        raise ValueError(f"the dual has taken {dual.steps} steps: the path starts from a new one")
+    optimizer = optimizer if optimizer is not None else BCFW(dual.parameters, dual)
+    check_cone(dual)
+    for parameter in dual.parameters:
+        nn.init.zeros_(parameter)
+    dual.remember_weights()
+    _to_largest_losses(head, dual, dataset, optimizer)
+    n = dual.num_examples
+    dual.change_lam(1.0)  # the weights are psi~ now
+    thetas = torch.zeros_like(dual.loss)
+    products = torch.zeros_like(dual.loss)
+
+    @torch.no_grad()
+    def decode() -> None:
+        for batch in restrict(in_order(dataset), dual.own):
+            batch = to_device(batch, dual.parameters[0].device)
+            with full_precision(dual.loss.device):
+                potentials = apply_head(head, batch)
+                index = check_batch(dual, batch.index, potentials)
+                target = dual.structure.check_target(batch.y, potentials)
+                thetas[index] = dual.structure.largest_gain(potentials, target)
+                products[index] = dual.storage.gather(index, potentials, target).inner(potentials)
+
+    dual.ranks.run_on_all(decode)
+    dual.oracle_calls += n
+    square = squared_norm(dual.parameters)
+    scale = square + float(sum_in_order(dual.ranks.gather(thetas.sum()))) / n
+    if isinstance(tolerance, Relative):
+        loss = dual.total_loss
+        lam = (scale / tolerance.share + square / 2) / loss if loss > 0.0 else 0.0
+    else:
+        lam = scale / tolerance
+    if not lam > 0.0:
+        raise ValueError("no weights change any score of the training set (are all features zero?): there is no path")
+    dual.change_lam(lam)
+    # Line 14. lam <w_i, w> equals <psi_i, theta_i>/n at the weights psi~, divided by lam.
+    dual.gap_estimates = ((thetas / n + products) / lam).clamp(min=0.0)
+    dual.sum_over_ranks()
+    return scale / lam
+
+
+def check_cone(dual: DualState) -> None:
+    """Raise ValueError if a bound of the weights is neither 0 nor infinite."""
+    if not dual.box.is_cone:
+        raise ValueError("bounds limit weights by a number other than 0: a path needs (0.0, None) or (None, 0.0)")
+
+
+def _to_largest_losses(head: nn.Module, dual: DualState, dataset: Any, optimizer: BCFW) -> None:
+    """Take full Frank-Wolfe steps with every corner taken at w = 0; they work with any storage.
+
+    ``lam`` is raised until the exact line search takes a full step. The dual's weights are kept in
+    ``dual.recomputed``, where the next step starts, while the head holds zeros.
+    """
+    loss, fetch = BlockGap(dual, block_steps=CommonStep()), fetcher(dataset)
+    ranks, own = dual.ranks, dual.own
+    steps = math.ceil(math.ceil(dual.num_examples / ranks.size) / _BATCH)  # as many in each process
+
+    def batch_of(step: int) -> Batch:
+        rows = own[step * len(own) // steps : (step + 1) * len(own) // steps]
+        return to_device(fetch(rows), dual.parameters[0].device)
+
+    def propose(batch: Batch) -> Tensor:
+        """The value of this process's direction, its squared norm, and examples decoded."""
+        optimizer.zero_grad()
+        value = loss.propose(apply_head(head, batch), batch.y, batch.index)
+        value.backward()
+        squared = squared_norm(p.grad for p in dual.parameters if p.grad is not None)
+        return torch.tensor([float(value.detach()), squared, len(batch.index)], dtype=torch.float64)
+
+    for step in range(steps):
+        batch = ranks.run_on_all(partial(batch_of, step))
+        values, squared, decoded = ranks.gather(ranks.run_on_all(partial(propose, batch))).unbind(1)
+        if not bool((values > 0.0).any()):  # no output of these examples has a loss: they stay at their targets
+            optimizer.zero_grad()
+            dual.oracle_calls += int(decoded.sum())
+            continue
+        # No direction disturbs another one so much that it would not take a full step.
+        needed = _MARGIN * ranks.size * float(squared.sum()) / float(values[values > 0.0].min())
+        if needed > dual.lam:
+            optimizer.zero_grad()
+            dual.change_lam(needed)
+            ranks.run_on_all(partial(propose, batch))
+        optimizer.step()
+        dual.recomputed = [v.detach().clone() for v in dual.unclipped]
+        for parameter in dual.parameters:
+            nn.init.zeros_(parameter)
+    optimizer.zero_grad()
+    dual.set_weights(dual.recomputed or dual.unclipped)
 
 
 class PathRun(Stateful):

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from torchssvm.core.jit import clock
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.progress_line import ProgressLine
-from torchssvm.solvers.schedules import Tolerance
+from torchssvm.solvers.solver import Tolerance
+from torchssvm.solvers.trainer import ProgressLine
 
 
 def go_to(dual: DualState, lam: float) -> None:

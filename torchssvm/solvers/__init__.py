@@ -3,7 +3,6 @@
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, certify, recompute_weights
-from torchssvm.solvers.choice import choose
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.concave_convex import LatentReport, LatentTrainer
 from torchssvm.solvers.evaluation import Evaluation
@@ -12,11 +11,10 @@ from torchssvm.solvers.gdmm.solver import GDMM
 from torchssvm.solvers.objective import Objective, primal
 from torchssvm.solvers.report import RunReport
 from torchssvm.solvers.running_average import Average, SuffixAverage, UniformAverage, WeightedAverage
-from torchssvm.solvers.schedules import EveryPasses, Relative, WhenEstimated
-from torchssvm.solvers.solver import Solver
+from torchssvm.solvers.solver import EveryPasses, Relative, Solver, WhenEstimated
 from torchssvm.solvers.torch_loop import TorchLoop
 from torchssvm.solvers.trainer import Trainer
-from torchssvm.solvers.training import make_trainer, solve
+from torchssvm.solvers.training import choose, make_trainer, solve
 
 __all__ = [
     "BCFW",

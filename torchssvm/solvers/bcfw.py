@@ -9,17 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_parameters
-from torchssvm.core.caller import warn
-from torchssvm.core.precision import full_precision
+from torchssvm.core.arguments import check_parameters, warn
+from torchssvm.core.operators import full_precision
+from torchssvm.core.problem import Box
 from torchssvm.core.schema import Declaration, Entry, Schema, StatefulOptimizer, damaged, groups_like
-from torchssvm.core.undisturbed import undisturbed
+from torchssvm.core.threads import undisturbed
 from torchssvm.distributed.exchange import Exchange, Figures, refusing_on_all
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.parameter_groups import ALLOWED, OPTIONS, bounds_of, check_unchanged, make_box
 from torchssvm.solvers.proposal import GradientProducts, Move, Proposal, check_move, record
 from torchssvm.steps.line_search import ExactSearch, Line, LineSearch
+
+_OPTIONS = {"params", "param_names", "lr", "lower", "upper"}  # of a parameter group
+_ALLOWED = _OPTIONS | {"initial_lr", "max_lr", "min_lr"}  # schedulers note these in a group whose lr they write
 
 
 class BCFW(StatefulOptimizer):
@@ -76,7 +78,7 @@ class BCFW(StatefulOptimizer):
         check_parameters(params, " or groups of them, and then the dual")
         super().__init__(params, {"lr": 0.0})
         for group in self.param_groups:
-            if unknown := group.keys() - OPTIONS:
+            if unknown := group.keys() - _OPTIONS:
                 raise ValueError(f"params has a group with unknown options {sorted(unknown)}")
             if group["lr"] != 0.0:
                 raise ValueError(
@@ -91,9 +93,10 @@ class BCFW(StatefulOptimizer):
                 f"head.parameters(). {len(missing)} of them are missing, of shapes {missing}, and "
                 f"{len(given - owned)} others are given"
             )
-        self._bounds = bounds_of(self.param_groups)
+        self._bounds = [(group.get("lower"), group.get("upper")) for group in self.param_groups]
         self._rate = 0.0
-        overwritten = dual.begin(make_box(self.param_groups, dual))
+        of = {id(p): own for group, own in zip(self.param_groups, self._bounds, strict=True) for p in group["params"]}
+        overwritten = dual.begin(Box(dual.parameters, [of[id(p)] for p in dual.parameters]))
         self.dual = dual
         self._exchange = Exchange(dual.ranks, dual.parameters) if dual.ranks else None
         self.line_search: LineSearch = line_search if line_search is not None else ExactSearch()
@@ -144,7 +147,7 @@ class BCFW(StatefulOptimizer):
                 raise RuntimeError(
                     "the proposals are of two kinds: call zero_grad() between a compiled loop and BlockGap"
                 )
-            check_unchanged(self.param_groups, self._bounds, self._rate)
+            self._check_unchanged()
         with full_precision(self.dual.parameters[0].device):
             batches: list[Proposal] = [step for step in steps if isinstance(step, Proposal)]
             if batches:
@@ -230,6 +233,27 @@ class BCFW(StatefulOptimizer):
             raise ValueError("params cannot be added to BCFW: they are the parameters of the head that the dual is for")
         super().add_param_group(param_group)
 
+    def _check_unchanged(self) -> None:
+        """Raise RuntimeError if options of groups were changed since they were given; ``lr`` is only published."""
+        for group, bounds in zip(self.param_groups, self._bounds, strict=True):
+            if not group.keys() <= _ALLOWED:
+                raise RuntimeError(
+                    f"a parameter group was given {sorted(group.keys() - _ALLOWED)} after BCFW was made, and BCFW has "
+                    "no such options: the regularisation is the dual's lam, and the step size is found. Delete them "
+                    "from the group"
+                )
+            if group["lr"] != self._rate and "initial_lr" not in group:
+                raise RuntimeError(
+                    f"a parameter group was given lr={group['lr']} after BCFW was made: BCFW has no learning rate, it "
+                    f"finds the step, and lr only shows the last one, {self._rate}. Leave lr as it is"
+                )
+            for now, given in zip((group.get("lower"), group.get("upper")), bounds, strict=True):
+                if now is not given and (isinstance(now, Tensor) or isinstance(given, Tensor) or now != given):
+                    raise RuntimeError(
+                        "the bounds of a parameter group were changed after BCFW was made, and the dual value depends "
+                        "on them: make a new DualState and BCFW"
+                    )
+
     def __getstate__(self) -> dict[str, Any]:
         own = ("dual", "line_search", "_exchange", "_bounds", "_rate")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
@@ -242,7 +266,7 @@ class BCFW(StatefulOptimizer):
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
         groups = state["param_groups"]
-        if unknown := sorted({name for group in groups for name in group} - ALLOWED):
+        if unknown := sorted({name for group in groups for name in group} - _ALLOWED):
             raise ValueError(f"the checkpoint is of another optimizer: a parameter group has the options {unknown}")
         if len({group["lr"] for group in groups}) != 1:
             raise damaged(f"{where}['param_groups'] do not show one step")

@@ -11,24 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.batch import first_occurrences, tree_map, tree_replace, tree_tensors
-from torchssvm.core.digest import digest_examples
 from torchssvm.core.gradients import adjoint, cheap_adjoint, combine, gram_product, per_example_adjoint
-from torchssvm.core.mailbox import Mailbox
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.on_host import on_host, pick, read_together, upload
+from torchssvm.core.operators import full_precision, on_host, pick, read_together, upload
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
-from torchssvm.core.precision import full_precision
+from torchssvm.core.problem import digest_examples
 from torchssvm.core.row_sparse import dense, select_examples, squared_norm
 from torchssvm.core.structure import OracleResult
 from torchssvm.distributed.exchange import refusing_on_all
 from torchssvm.dual.checks import check_batch, check_dual, check_repeated, check_targets
-from torchssvm.dual.state import DualState
+from torchssvm.dual.state import DualState, Mailbox
 from torchssvm.dual.storage import Stored
 from torchssvm.solvers.proposal import Proposal
-from torchssvm.steps.block_steps import BlockSteps, check_block_steps
-from torchssvm.steps.box_qp import BoxQP
-from torchssvm.steps.cache import MaxOracle, OracleRule
-from torchssvm.steps.directions import Atoms, DirectionRule, FrankWolfe, check_rules
+from torchssvm.steps.box_qp import BlockSteps, BoxQP, check_block_steps
+from torchssvm.steps.directions import Atoms, DirectionRule, FrankWolfe, MaxOracle, OracleRule, check_rules
 
 LARGE = 2**26
 """Bytes of a batch's gradients from which on a device makes their inner products alone, where the head says how."""

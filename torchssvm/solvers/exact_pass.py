@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from torchssvm.core.batch import Batch, restrict
-from torchssvm.core.digest import digest_examples
-from torchssvm.core.on_host import known, on_host, read_together
+from torchssvm.core.operators import full_precision, in_full_precision, known, on_host, read_together
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.precision import full_precision, in_full_precision
 from torchssvm.core.probe import check_depends
+from torchssvm.core.problem import digest_examples
 from torchssvm.core.row_sparse import parts_of
 from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState

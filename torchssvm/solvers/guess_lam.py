@@ -10,11 +10,9 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from torchssvm.core.arguments import check_dataset
+from torchssvm.core.arguments import check_dataset, moved, warn
 from torchssvm.core.batch import apply_head, fetcher, pass_over, to_device
-from torchssvm.core.caller import warn
-from torchssvm.core.moved import moved
-from torchssvm.core.precision import full_precision
+from torchssvm.core.operators import full_precision
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState

@@ -14,9 +14,8 @@ from torch import Tensor
 from torchssvm.core.arguments import check_int64, check_whole
 from torchssvm.core.batch import Batch, apply_head, as_batch, check_batches, to_device
 from torchssvm.core.jit import clock
-from torchssvm.core.on_host import on_host
+from torchssvm.core.operators import in_full_precision, on_host
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.precision import in_full_precision
 from torchssvm.core.problem import as_structure, check_lam
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.structure import Structure

@@ -15,16 +15,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.on_host import known, on_host, read_together, source, upload
-from torchssvm.core.ordered_sums import add_rows
+from torchssvm.core.operators import known, lowered_advice, on_host, read_together, source, upload
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.precision import lowered_advice
-from torchssvm.core.row_sparse import dense, distance, flat, inner_product, products, squared_norm
+from torchssvm.core.row_sparse import add_rows, dense, distance, flat, inner_product, products, squared_norm
 from torchssvm.core.structure import OracleResult
 from torchssvm.distributed.exchange import Figures, Round
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import Stored
-from torchssvm.steps.block_steps import BlockSteps
+from torchssvm.steps.box_qp import BlockSteps
 
 ADVICE = (
     "BCFW needs the gradient of BlockGap as backward() left it. Call optimizer.zero_grad() before every forward pass; "

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from torchssvm.core.extras import new_figure
+from torchssvm.core.arguments import new_figure
 from torchssvm.core.files import write_text
-from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.certificate import Certificate, FactorwiseCertificate
 from torchssvm.solvers.evaluation import Evaluation
-from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate
 
 REPORT = "report.json"
 PICTURE = "convergence.png"

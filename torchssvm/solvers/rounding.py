@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
-from torchssvm.core.head_call import state_kept
-from torchssvm.core.launch import once
+from torchssvm.core.gradients import state_kept
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.on_host import Reading, bring, pick, read_together, scalars, upload
+from torchssvm.core.operators import Reading, bring, full_precision, pick, read_together, scalars, upload
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner
-from torchssvm.core.precision import full_precision
 from torchssvm.core.row_sparse import flat
 from torchssvm.core.structure import Labeling, OracleResult, Structure
+from torchssvm.core.threads import once
 
 _SAMPLE = 16  # examples of a batch that are compared
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")

@@ -15,7 +15,7 @@ from torchssvm.core.batch import Batch
 from torchssvm.core.jit import clock
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Entry, Field, Maybe, Noted, Same, Schema, Stateful, damaged, seal, version
-from torchssvm.core.undisturbed import undisturbed
+from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import (

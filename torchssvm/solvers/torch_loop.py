@@ -8,16 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchssvm.core.arguments import check_dataset
+from torchssvm.core.arguments import check_dataset, moved
 from torchssvm.core.batch import apply_head, check_fits, fetcher, pass_over, to_device
-from torchssvm.core.moved import moved
 from torchssvm.core.schema import Schema, Stateful
 from torchssvm.distributed.exchange import refusing_on_all
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
 from torchssvm.solvers.certificate import Certificate, certify
 from torchssvm.solvers.trainer import DualTrainer
-from torchssvm.steps.orders import Order
+from torchssvm.steps.directions import Order
 from torchssvm.steps.sampler import GapBatchSampler
 
 

@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from torchssvm.core.bounds import Box
-from torchssvm.core.on_host import read_together
+from torchssvm.core.operators import read_together
+from torchssvm.core.problem import Box
 from torchssvm.core.row_sparse import flat, squared_norm
 
 

@@ -1,15 +1,13 @@
 """Taggers on pretrained encoders of ``transformers``: needs ``pip install 'torchssvm[transformers]'``."""
 
-from torchssvm.core.extras import needs
+from torchssvm.core.arguments import needs
 
 with needs("torchssvm.transformers needs transformers: pip install 'torchssvm[transformers]'", "transformers"):
     from transformers import AutoConfig, AutoModelForTokenClassification
 
 from torchssvm.transformers.batches import tokenized
-from torchssvm.transformers.config import StructuredTaggerConfig
-from torchssvm.transformers.exporting import TaggerDecoder
 from torchssvm.transformers.solving import Solved
-from torchssvm.transformers.tagger import StructuredTagger, TaggerOutput
+from torchssvm.transformers.tagger import StructuredTagger, StructuredTaggerConfig, TaggerDecoder, TaggerOutput
 from torchssvm.transformers.tagging import Span
 
 AutoConfig.register(StructuredTaggerConfig.model_type, StructuredTaggerConfig)

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import in_order
-from torchssvm.core.head_call import evaluating
+from torchssvm.core.gradients import evaluating
 from torchssvm.datasets.padded import PADDING, PaddedDataset, padded
-from torchssvm.path.choose_lam import choose_lam
-from torchssvm.path.lam_choice import LamChoice
+from torchssvm.path.choose_lam import LamChoice, choose_lam
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.temperature import fit_temperature
+from torchssvm.solvers.evaluation import fit_temperature
 from torchssvm.solvers.training import solve
 from torchssvm.structures.hidden_states.structure import HiddenStates
 from torchssvm.transformers.batches import NO_WORD, batches_of

@@ -8,23 +8,87 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from torchssvm.core.arguments import describe
+from torchssvm.core.arguments import check_positive, check_whole, describe, is_whole
+from torchssvm.core.operators import plain_operators
 from torchssvm.core.potentials import Potentials
 from torchssvm.datasets.text.chunk_f1 import chunk_scores
-from torchssvm.datasets.text.tag_schemes import to_bio
+from torchssvm.datasets.text.tag_schemes import bio_transitions, bioes_transitions, to_bio
 from torchssvm.solvers.feature_losses import SoftmaxMargin
-from torchssvm.solvers.schedules import Relative, Tolerance
-from torchssvm.solvers.solver import Solver
+from torchssvm.solvers.solver import Relative, Solver, Tolerance
 from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.structure import Chain
+from torchssvm.structures.chain.transitions import Transitions
 from torchssvm.structures.hidden_states.structure import HiddenStates
 from torchssvm.transformers.batches import NO_WORD, Words, collate, words_of
-from torchssvm.transformers.config import StructuredTaggerConfig
 from torchssvm.transformers.solving import Solved, calibrate, solve_head
 from torchssvm.transformers.tagging import Span, tag_texts
+
+SCHEMES = {None: lambda labels: None, "BIO": bio_transitions, "BIOES": bioes_transitions}
+
+
+class StructuredTaggerConfig(PretrainedConfig):
+    """The encoder's own configuration, the labels, and how the head is trained.
+
+    Args:
+        encoder: The encoder's configuration, or its dictionary.
+        labels: The label of every state, at least one.
+        scheme: ``"BIO"`` or ``"BIOES"``: sequences that are none of the scheme are never predicted; None allows all.
+        layers: Which hidden states are the features of the head, one behind the other; -1 is the last.
+        loss: ``"softmax-margin"`` of the whole sequence, or ``"cross-entropy"`` of each word.
+        freeze_encoder: Whether the encoder keeps its weights, and is run in evaluation mode; or how many of its layers
+            do so, with the embeddings, while those above them train.
+        probability_temperature: By which scores are divided for probabilities; ``StructuredTagger.calibrate`` fits it.
+
+    Raises:
+        ValueError: An argument is none of these.
+
+    Example:
+        >>> StructuredTaggerConfig(encoder, labels, scheme="BIO").id2label
+        {0: 'O', 1: 'B-LOC', 2: 'I-LOC'}
+    """
+
+    model_type = "torchssvm-tagger"
+
+    def __init__(
+        self,
+        encoder: Any = None,
+        labels: Sequence[str] = ("O",),
+        scheme: str | None = None,
+        layers: Sequence[int] = (-1,),
+        loss: str = "softmax-margin",
+        freeze_encoder: bool | int = False,
+        probability_temperature: float = 1.0,
+        **others: Any,
+    ) -> None:
+        if isinstance(encoder, dict):
+            encoder = AutoConfig.for_model(**encoder)
+        self.encoder = encoder
+        self.labels = [str(label) for label in labels]
+        if not self.labels or len(set(self.labels)) < len(self.labels):
+            raise ValueError(f"labels={self.labels} must be one or more different names")
+        if scheme not in SCHEMES:
+            raise ValueError(f'scheme={scheme!r} must be "BIO", "BIOES", or None for labels of any form')
+        self.scheme = scheme
+        self.layers = list(layers)
+        if not self.layers or not all(is_whole(layer) for layer in self.layers):
+            raise ValueError(f"layers={layers} must be one or more whole numbers, such as [-1]")
+        if loss not in ("softmax-margin", "cross-entropy"):
+            raise ValueError(f'loss={loss!r} must be "softmax-margin" or "cross-entropy"')
+        self.loss = loss
+        if not isinstance(freeze_encoder, bool):
+            check_whole(freeze_encoder, "freeze_encoder", advice=", or True or False")
+        self.freeze_encoder = freeze_encoder
+        self.probability_temperature = check_positive(probability_temperature, "probability_temperature")
+        names = dict(enumerate(self.labels))
+        others |= {"id2label": names, "label2id": {name: state for state, name in names.items()}}
+        super().__init__(**others)
+
+    def transitions(self) -> Transitions | None:
+        """Which labels may follow each other."""
+        return SCHEMES[self.scheme](self.labels)
 
 
 @dataclass
@@ -357,3 +421,52 @@ class StructuredTagger(PreTrainedModel):
             ValueError: A text has no word, or more pieces than the encoder takes: nothing is cut off.
         """
         return tag_texts(self, texts, tokenizer, batch_size)
+
+
+class TaggerDecoder(nn.Module):
+    """Pieces to tags: encoder, head and decoding, for ``torch.export``, ``torch.compile`` and ``torch.onnx.export``.
+
+    It gives the predictions of the tagger, with any batch size and length. The tagger is held, not copied, and put into
+    evaluation mode.
+
+    Args:
+        tagger: A trained one.
+
+    Example:
+        >>> decoder = TaggerDecoder(StructuredTagger(StructuredTaggerConfig(encoder, labels, "BIO")))
+        >>> ids = torch.tensor([[4, 5, 2, 3]])
+        >>> decoder(ids, torch.ones_like(ids), torch.tensor([[True, False, True, True]]))
+        tensor([[   0, -100,    0,    0]])
+    """
+
+    def __init__(self, tagger: StructuredTagger) -> None:
+        super().__init__()
+        self.tagger = tagger
+        rule = tagger.head.structure.plain_decoder()
+        assert rule is not None  # chains have one
+        self.rule = rule
+        self.eval()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, word_mask: Tensor) -> Tensor:
+        """The tags, ``[B, N]`` int64: a state at the first piece of every word, -100 elsewhere.
+
+        Args:
+            input_ids: ``[B, N]`` int64.
+            attention_mask: ``[B, N]`` int64, 0 in the padding.
+            word_mask: ``[B, N]`` bool, the first piece of each word, at least one in a row: no graph checks it.
+        """
+        tagger = self.tagger
+        with torch.no_grad():
+            hidden = tagger.hidden(input_ids=input_ids, attention_mask=attention_mask)
+            lengths = word_mask.sum(1)
+            # where each position goes: words to the left, in their order, and the others behind them
+            behind = lengths.unsqueeze(1) + (~word_mask).cumsum(1) - 1
+            place = torch.where(word_mask, word_mask.cumsum(1) - 1, behind)
+            words = torch.zeros_like(hidden).scatter(1, place.unsqueeze(2).expand(hidden.shape), hidden)
+            if torch.compiler.is_compiling():
+                potentials = tagger.head(words, lengths)
+            else:
+                with plain_operators():
+                    potentials = tagger.head(words, lengths)
+            tags: Tensor = self.rule(potentials.detach().tensors, lengths)
+            return tags.gather(1, place).masked_fill(~word_mask, NO_WORD)

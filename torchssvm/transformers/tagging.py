@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchssvm.core.head_call import evaluating
+from torchssvm.core.gradients import evaluating
 from torchssvm.core.marginals import marginals_at
 from torchssvm.core.potentials import Potentials
 from torchssvm.datasets.text.chunk_f1 import Chunk, chunks

@@ -207,7 +207,7 @@ def test_the_data_module(made):
 
 def test_a_picture_of_poses(made):
     pytest.importorskip("matplotlib")
-    from torchssvm.core.extras import new_figure
+    from torchssvm.core.arguments import new_figure
     from torchssvm.datasets.images.pose_drawing import LIMBS, draw_poses
 
     data = LSPET("test", canvas=(48, 48), root=made)

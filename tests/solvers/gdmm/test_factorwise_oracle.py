@@ -22,8 +22,7 @@ from random_entries import (
     zipf,
 )
 
-from torchssvm.solvers.gdmm.entry_heaps import COUNT, VISITED, add
-from torchssvm.solvers.gdmm.sorted_entries import make_entries
+from torchssvm.solvers.gdmm.sorted_entries import COUNT, VISITED, add, make_entries
 from torchssvm.solvers.gdmm.walks import indicator_fmo, interaction_fmo
 
 

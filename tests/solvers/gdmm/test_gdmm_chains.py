@@ -36,7 +36,7 @@ from torchssvm.solvers.gdmm.chain_pass import visit_chains
 from torchssvm.solvers.gdmm.chains import ChainProblem
 from torchssvm.solvers.gdmm.problem import Problem
 from torchssvm.solvers.gdmm.ragged import Ragged
-from torchssvm.structures.arguments import WeightedLabels
+from torchssvm.structures.common import WeightedLabels
 
 
 def of_list(lists: Ragged, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

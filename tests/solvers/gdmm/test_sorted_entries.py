@@ -22,8 +22,18 @@ from random_entries import (
 )
 from tables import each_row
 
-from torchssvm.solvers.gdmm.entry_heaps import VISITED, add, change, room, value_of
-from torchssvm.solvers.gdmm.sorted_entries import check_entries, from_state, grown, make_entries, state
+from torchssvm.solvers.gdmm.sorted_entries import (
+    VISITED,
+    add,
+    change,
+    check_entries,
+    from_state,
+    grown,
+    make_entries,
+    room,
+    state,
+    value_of,
+)
 
 
 @examples(60)

@@ -29,7 +29,7 @@ from torchssvm import (
 )
 from torchssvm.core.potentials import inner
 from torchssvm.datasets import PaddedDataset
-from torchssvm.deployment.recipes import describe, rebuild
+from torchssvm.deployment.files import describe, rebuild
 from torchssvm.structures.chain import Transitions
 from torchssvm.structures.pairwise_graph import PairwisePotentials
 

@@ -132,7 +132,7 @@ def test_screening_removes_no_maximiser(seed, size, integers, strength):
 
 def screened(unary, weights):
     from torchssvm.structures.multilabel.message_passing import workspace
-    from torchssvm.structures.multilabel.numba import row_sums, screen
+    from torchssvm.structures.multilabel.oracle import row_sums, screen
 
     fixed = torch.empty(unary.shape, dtype=torch.int64)
     size = unary.shape[1]

@@ -31,7 +31,7 @@ from torchssvm import (
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import inner
 from torchssvm.datasets import PaddedDataset
-from torchssvm.deployment.recipes import describe, rebuild
+from torchssvm.deployment.files import describe, rebuild
 from torchssvm.structures.ranking import NDCG, PairSwaps, PrecisionAt
 
 SEEDS = st.integers(0, 2**31 - 1)

@@ -25,7 +25,7 @@ from torchssvm import (
     check,
 )
 from torchssvm.structures.segments.oracle import semi_markov, semi_markov_torch
-from torchssvm.structures.segments.spans import every_segmentation
+from torchssvm.structures.segments.structure import every_segmentation
 
 
 def draw_codes(structure, length, random):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from problems import examples, rng
 from random_potentials import assert_same, trees
 
-from torchssvm.core import launch
+from torchssvm.core import threads
 from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.tree.oracle import max_sum_tree, max_sum_tree_torch, node_depths
 
@@ -67,7 +67,7 @@ def test_blocks_of_several_trees_equal_torch(seed, batch, axes, ragged, integers
     arguments = trees(seed, batch, 6, 13, axes, ragged, integers)
     with pytest.MonkeyPatch.context() as patch:
         for name, setting in (("CACHE", 0), ("GROUP", 5), ("BLOCK", 5 * 13 * 4)):
-            patch.setattr(launch, name, setting)
+            patch.setattr(threads, name, setting)
         assert_same(max_sum_tree(*arguments), max_sum_tree_torch(*arguments))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from torchssvm.core.jit import njit
 from torchssvm.core.vectors import exact_dots, set_row, set_rows
-from torchssvm.dual.numba import victim
+from torchssvm.dual.active_sets import victim
 from torchssvm.kinds.block import (
     add_labeling,
     forget_pairs,

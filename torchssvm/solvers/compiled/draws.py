@@ -13,7 +13,7 @@ from torchssvm.core.random_state import check_random_state
 from torchssvm.core.schema import ByRank, Entry, Same, Schema
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.compiled.whole import FALL, SHARE
-from torchssvm.steps.orders import Order, Permutation, Proportional, Uniform
+from torchssvm.steps.directions import Order, Permutation, Proportional, Uniform
 
 _ROUNDS, _VISITS = 64, 64_000
 """A sweep has up to so many rounds, or visits, of few blocks, so that most of the time is not that of Python."""

@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.undisturbed import undisturbed
+from torchssvm.core.threads import undisturbed
 from torchssvm.dual.labelings import Labelings
-from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.rows import RowBuffer
 from torchssvm.dual.state import DualState
-from torchssvm.dual.storage import check_memory
+from torchssvm.dual.storage import MeanParts, check_memory
 from torchssvm.kinds.adapter import HeadAdapter
 from torchssvm.solvers.compiled.state import BlockArrays, without_slots
 

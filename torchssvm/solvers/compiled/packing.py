@@ -9,13 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.core.arguments import naming
 from torchssvm.core.batch import Batch, as_batch, restrict, to_device
-from torchssvm.core.digest import digest_examples
-from torchssvm.core.lists import Lists, check_finite, lists_of
-from torchssvm.core.naming import naming
 from torchssvm.core.potentials import as_potentials
-from torchssvm.core.sparse_features import SparseFeatures
-from torchssvm.core.token_products import STORED
+from torchssvm.core.problem import digest_examples
+from torchssvm.core.sparse_features import STORED, Lists, SparseFeatures, check_finite, lists_of
 from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import HeadAdapter, Ragged

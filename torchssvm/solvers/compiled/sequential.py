@@ -8,23 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.lists import Lists
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import rows_of
-from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.core.sparse_features import STORED, Lists, SparseFeatures
 from torchssvm.core.structure import Labeling, Structure
-from torchssvm.core.token_products import STORED
-from torchssvm.dual.mean_parts import MeanParts, StoredParts
-from torchssvm.dual.storage import Storage, Stored
+from torchssvm.dual.storage import MeanParts, Storage, Stored, StoredParts
 from torchssvm.kinds.adapter import find_adapter
 from torchssvm.kinds.examples import Examples, make_scratch
 from torchssvm.kinds.inner import fill_inner, list_tokens
 from torchssvm.solvers.compiled.packing import long_features, num_products, offsets
 from torchssvm.solvers.compiled.state import BlockArrays, Options, Scalars, without_slots
-from torchssvm.steps.block_steps import BatchSteps, BlockSteps, Visited
-from torchssvm.steps.box_qp import BoxQP
-from torchssvm.steps.cache import MaxOracle
-from torchssvm.steps.directions import FrankWolfe
+from torchssvm.steps.box_qp import BatchSteps, BlockSteps, BoxQP, Visited
+from torchssvm.steps.directions import FrankWolfe, MaxOracle
 from torchssvm.structures.chain.kind import SequenceAdapter
 
 

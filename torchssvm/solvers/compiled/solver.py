@@ -12,14 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_whole
+from torchssvm.core.arguments import check_whole, warn
 from torchssvm.core.batch import Batch, Part, pass_over, to_device, tree_map
-from torchssvm.core.bounds import Box
-from torchssvm.core.caller import warn
-from torchssvm.core.digest import digest_examples, digest_targets
 from torchssvm.core.potentials import as_potentials
+from torchssvm.core.problem import Box, digest_examples, digest_targets
 from torchssvm.core.schema import Declaration, Entry, Maybe, Open, Stateful, check
-from torchssvm.core.undisturbed import undisturbed
+from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_visits
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
@@ -34,11 +32,21 @@ from torchssvm.solvers.compiled.rounds import Kept, Rounds, blend, keep_blocks
 from torchssvm.solvers.compiled.state import Options, Scalars
 from torchssvm.solvers.compiled.validate import validate_blocks, validate_problem, validate_weights
 from torchssvm.solvers.exact_pass import ExactPass
-from torchssvm.solvers.schedules import WhenEstimated
+from torchssvm.solvers.solver import WhenEstimated
 from torchssvm.solvers.trainer import DualTrainer
-from torchssvm.steps.cache import CacheOracle, MaxOracle, OracleRule
-from torchssvm.steps.directions import DIRECTIONS, Corrective, DirectionRule, FrankWolfe, check_rules, solves_whole
-from torchssvm.steps.orders import Order, Proportional
+from torchssvm.steps.directions import (
+    DIRECTIONS,
+    CacheOracle,
+    Corrective,
+    DirectionRule,
+    FrankWolfe,
+    MaxOracle,
+    OracleRule,
+    Order,
+    Proportional,
+    check_rules,
+    solves_whole,
+)
 
 
 class CompiledBCFW(DualTrainer, Stateful):

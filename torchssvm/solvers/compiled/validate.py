@@ -11,10 +11,9 @@ from torchssvm.core.batch import tree_tensors
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.dual.checks import check_targets
 from torchssvm.dual.labelings import Labelings
-from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.rows import RowBuffer
 from torchssvm.dual.state import DualState
-from torchssvm.dual.storage import other_length
+from torchssvm.dual.storage import MeanParts, other_length
 from torchssvm.kinds.adapter import HeadAdapter
 
 

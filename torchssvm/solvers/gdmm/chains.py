@@ -17,9 +17,10 @@ from torchssvm.core.threads import run_in_chunks
 from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import find_adapter
 from torchssvm.solvers.compiled.packing import pack
-from torchssvm.solvers.gdmm.blocks import AWAY, PROJECT
 from torchssvm.solvers.gdmm.chain_exact import BEST, columns_of, exact_hinges, round_chains, sum_features
 from torchssvm.solvers.gdmm.chain_pass import (
+    AWAY,
+    PROJECT,
     Options,
     make_duals,
     make_scratch,
@@ -28,11 +29,11 @@ from torchssvm.solvers.gdmm.chain_pass import (
     visit_chains,
     with_room,
 )
-from torchssvm.solvers.gdmm.pair_weights import as_list, make_pairs
 from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, digest_features, entry_like
 from torchssvm.solvers.gdmm.ragged import as_tensors, check_lists, check_masses, from_tensors, repacked
 from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, SortedOracle
 from torchssvm.solvers.gdmm.sorted_entries import entries_field, grown
+from torchssvm.solvers.gdmm.walks import as_list, make_pairs
 from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.sparse_head import SparseLinearChain
 from torchssvm.structures.chain.structure import Chain

@@ -20,10 +20,9 @@ from torch import Tensor
 from torchssvm.core.jit import njit
 from torchssvm.core.schema import Entry, Schema, damaged
 from torchssvm.solvers.gdmm import ragged
-from torchssvm.solvers.gdmm.blocks import AWAY, away_direction, exact_step, project
-from torchssvm.solvers.gdmm.chain_pass import add_row
-from torchssvm.solvers.gdmm.entry_heaps import add, change, find, room
+from torchssvm.solvers.gdmm.chain_pass import AWAY, add_row, away_direction, exact_step, project
 from torchssvm.solvers.gdmm.ragged import Interactions, place_of
+from torchssvm.solvers.gdmm.sorted_entries import add, change, find, room
 from torchssvm.solvers.gdmm.walks import interaction_fmo
 
 

@@ -11,17 +11,13 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import Batch
-from torchssvm.core.digest import digest_targets
-from torchssvm.core.lists import check_finite, lists_of, lists_within
 from torchssvm.core.potentials import Parts
+from torchssvm.core.problem import digest_targets
 from torchssvm.core.schema import Entry, Field, Noted, Same, Schema, damaged
-from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.core.sparse_features import SparseFeatures, check_finite, lists_of, lists_within
 from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.gdmm.blocks import AWAY, PROJECT
-from torchssvm.solvers.gdmm.chain_pass import Options
-from torchssvm.solvers.gdmm.entry_heaps import change
-from torchssvm.solvers.gdmm.label_set_means import choose_means
+from torchssvm.solvers.gdmm.chain_pass import AWAY, PROJECT, Options
 from torchssvm.solvers.gdmm.label_set_pass import (
     LabelSets,
     PairTable,
@@ -32,6 +28,7 @@ from torchssvm.solvers.gdmm.label_set_pass import (
     visit_label_sets,
 )
 from torchssvm.solvers.gdmm.label_set_sums import (
+    choose_means,
     score_sets,
     sum_all_consistent,
     sum_factors,
@@ -42,7 +39,7 @@ from torchssvm.solvers.gdmm.label_set_sums import (
 from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, digest_features, entry_like, squares_of
 from torchssvm.solvers.gdmm.ragged import Interactions, empty, repacked
 from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, ResidualBalancing, SortedOracle
-from torchssvm.solvers.gdmm.sorted_entries import entries_field, grown, make_entries
+from torchssvm.solvers.gdmm.sorted_entries import change, entries_field, grown, make_entries
 from torchssvm.solvers.objective import every_example
 from torchssvm.structures.multilabel.head import LinearMultilabel
 from torchssvm.structures.multilabel.oracle import best_label_sets, symmetric

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.core.arguments import warn
 from torchssvm.core.batch import Batch, device_of, tree_tensors
-from torchssvm.core.caller import warn
-from torchssvm.core.digest import digest_examples
 from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.core.problem import digest_examples
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Entry, Stateful
 from torchssvm.dual.checks import check_batch, check_targets
-from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
+from torchssvm.dual.storage import MeanParts
 from torchssvm.solvers.gdmm.rules import BruteForce, Penalty, SortedOracle
 from torchssvm.solvers.objective import every_example
 

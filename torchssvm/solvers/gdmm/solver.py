@@ -10,27 +10,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_number, check_seed
+from torchssvm.core.arguments import check_number, check_seed, warn
 from torchssvm.core.batch import Batch, device_of
-from torchssvm.core.caller import warn
+from torchssvm.core.gradients import is_check
 from torchssvm.core.jit import clock
-from torchssvm.core.linearity import is_check
 from torchssvm.core.random_state import check_random_state
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Entry, Noted, Same, Schema, StatefulOptimizer, version
-from torchssvm.core.undisturbed import undisturbed
+from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_visits
-from torchssvm.dual.mean_parts import MeanParts
 from torchssvm.dual.state import DualState
-from torchssvm.dual.storage import Storage
-from torchssvm.solvers.certificate import dual_exceeds_primal, write
-from torchssvm.solvers.gdmm.certificate import FactorwiseCertificate, PassReport
+from torchssvm.dual.storage import MeanParts, Storage
+from torchssvm.solvers.certificate import FactorwiseCertificate, PassReport, dual_exceeds_primal, write
 from torchssvm.solvers.gdmm.problem import Problem, with_fixed_features
 from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, FullyCorrective, Penalty, Residuals, SortedOracle
-from torchssvm.solvers.progress_line import ProgressLine
-from torchssvm.solvers.schedules import EveryPasses, Schedule, Tolerance, counting_from, is_within
-from torchssvm.solvers.trainer import run_until
+from torchssvm.solvers.solver import EveryPasses, Schedule, Tolerance, counting_from, is_within
+from torchssvm.solvers.trainer import ProgressLine, run_until
 
 _FORMAT = 2
 

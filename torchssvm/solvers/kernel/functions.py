@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_number, check_whole
-from torchssvm.core.memory import available_memory
-from torchssvm.core.precision import full_precision
+from torchssvm.core.operators import full_precision
+from torchssvm.core.threads import available_memory
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
 """``(a [M, F], b [N, F]) -> [M, N]``, symmetric and positive semidefinite, in the dtype of its arguments."""

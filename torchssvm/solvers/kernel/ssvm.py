@@ -11,32 +11,28 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_limit, check_whole
-from torchssvm.core.caller import warn
-from torchssvm.core.digest import digest_targets
-from torchssvm.core.gradients import combine, per_example_adjoint
+from torchssvm.core.arguments import check_limit, check_whole, warn
+from torchssvm.core.gradients import check_at_first_call, combine, per_example_adjoint
 from torchssvm.core.jit import clock
-from torchssvm.core.linearity import check_at_first_call
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.ordered_sums import add_rows
+from torchssvm.core.operators import full_precision
 from torchssvm.core.potentials import Parts, Potentials, inner
-from torchssvm.core.precision import full_precision
+from torchssvm.core.problem import digest_targets
 from torchssvm.core.ranks import Ranks
-from torchssvm.core.row_sparse import squared_norm
+from torchssvm.core.row_sparse import add_rows, squared_norm
 from torchssvm.core.schema import Entry, Same, Schema, Stateful, version
 from torchssvm.core.structure import Labeling, OracleResult, as_decoding, digest
-from torchssvm.core.undisturbed import undisturbed
+from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_structure
-from torchssvm.dual.mean_parts import MeanParts, StoredParts
 from torchssvm.dual.state import DualState
+from torchssvm.dual.storage import MeanParts, StoredParts
 from torchssvm.solvers.certificate import Certificate, dual_exceeds_primal, make_certificate, write
-from torchssvm.solvers.kernel.data import TrainingSet
 from torchssvm.solvers.kernel.functions import GramRows, name_of
-from torchssvm.solvers.kernel.head import KernelHead
+from torchssvm.solvers.kernel.head import KernelHead, TrainingSet
 from torchssvm.solvers.trainer import DualTrainer
 from torchssvm.steps.box_qp import gram, solve_box_qp
+from torchssvm.steps.directions import Order
 from torchssvm.steps.line_search import exact_step
-from torchssvm.steps.orders import Order
 from torchssvm.steps.sampler import GapBatchSampler
 
 

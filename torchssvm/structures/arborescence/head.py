@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, check_whole
-from torchssvm.core.ordered_sums import add_at, adds_in_order
+from torchssvm.core.operators import full_precision
 from torchssvm.core.potentials import Parts, Potentials, own_weights
-from torchssvm.core.precision import full_precision
-from torchssvm.core.row_sparse import per_example_rows
+from torchssvm.core.row_sparse import add_at, adds_in_order, per_example_rows
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.structures.arborescence.structure import Arborescence, NonProjective, Projective
-from torchssvm.structures.arguments import check_lengths, check_structure
-from torchssvm.structures.linear_head import Head, weight
+from torchssvm.structures.common import Head, check_lengths, check_structure, weight
 
 
 class LinearArcs(Head):

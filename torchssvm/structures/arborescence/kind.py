@@ -1,22 +1,252 @@
-"""Arborescences over lists of features for the compiled loop."""
+"""Arborescences over lists of features for the compiled loop.
+
+A token is labelled with its head. The features of an arc are columns in the numbering of its sentence, so the weights
+that a sentence needs are gathered once, and sums over its columns take a small array.
+"""
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.lists import Lists
-from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.core.jit import njit, njit_fastmath
+from torchssvm.core.sparse_features import Lists, SparseFeatures
 from torchssvm.core.structure import Labeling
+from torchssvm.core.vectors import dot, exact_dot
+from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Ragged
+from torchssvm.kinds.block import add_states, loss_of, size_of, uniform_mean_loss
 from torchssvm.kinds.examples import Examples
 from torchssvm.kinds.vector import VectorAdapter
-from torchssvm.structures.arborescence.kind_numba import Arcs, make_arc_scratch, number_columns
+from torchssvm.structures.arborescence.oracle import best_nonprojective, best_projective
+
+
+class Arcs(NamedTuple):
+    """What arborescences have beside ``Examples``, whose lists are those of arcs: by the token, then by the head.
+
+    ``column`` is then a feature's number within its sentence, and ``value`` may be empty: all features are 1.
+    """
+
+    known: Any  # ``[*]`` int32, the columns of the features of each sentence
+    known_start: Any  # ``[n + 1]`` int64, where each sentence's columns begin
+    projective: bool  # whether arcs may not cross
+    single_root: bool  # whether the root has one child
+
+
+# Scratch arrays for one sentence: its weights, sums over its columns, and the room of the decoders
+ArcScratch = namedtuple("ArcScratch", "held sums charts memory places")
+
+
+def make_arc_scratch(longest: int, columns: int, dtype: np.dtype) -> ArcScratch:
+    """Scratch for sentences of up to ``longest`` tokens and ``columns`` different features."""
+    size = longest + 1
+    return ArcScratch(
+        held=np.zeros(columns, dtype),
+        sums=np.zeros(columns, dtype),
+        charts=np.zeros((6, size, size), dtype),
+        memory=np.zeros(size * size),
+        places=np.zeros(3 * size * size + 14 * size, np.int64),
+    )
+
+
+@block.length_of.of(Arcs)
+@njit
+def arc_rows(arcs, examples, i):
+    """A row of emissions for each token."""
+    return size_of(examples, i)
+
+
+@block.score.of(Arcs)
+@njit
+def arc_score(arcs, examples, i, labels, length, emission, transition):
+    """The sum of the scores of the arcs."""
+    total = np.float64(emission[0, labels[0]])
+    for t in range(1, length):
+        total += emission[t, labels[t]]
+    return total
+
+
+block.mean_loss.of(Arcs)(uniform_mean_loss)
+
+
+@block.add_labeling.of(Arcs)
+@njit
+def add_arc_labeling(arcs, examples, i, length, labels, mass, delta, pairs, counts):
+    """``mass (p(labels) - p(y))``."""
+    add_states(examples, i, length, labels, mass, delta)
+
+
+@njit
+def number_columns(line_start, row, column, stamp, place, known, known_start):
+    """Replace the columns by their numbers in the sentence, in order of occurrence; only count if ``known`` is empty.
+
+    ``stamp`` ``[F]`` is -1, and ``place`` ``[F]`` scratch; ``known`` and ``known_start`` are filled.
+    """
+    total = 0
+    for i in range(len(line_start) - 1):
+        known_start[i] = total
+        for p in range(row[line_start[i]], row[line_start[i + 1]]):
+            c = column[p]
+            if stamp[c] != i:
+                stamp[c] = i
+                place[c] = total - known_start[i]
+                if len(known):
+                    known[total] = c
+                total += 1
+            if len(known):
+                column[p] = place[c]
+    known_start[len(line_start) - 1] = total
+
+
+@block.potentials.of(Arcs)
+@njit_fastmath
+def arc_potentials(arcs, examples, model, i, scratch):
+    """Scores of all arcs of sentence i, zero beyond its last head; returns its length."""
+    room, emission = scratch.room, scratch.emission
+    begin, end = arcs.known_start[i], arcs.known_start[i + 1]
+    for u in range(end - begin):
+        room.held[u] = model.emission[arcs.known[begin + u], 0]
+    length = examples.start[i + 1] - examples.start[i]
+    sum_lists(examples, arcs, i, length, room.held, emission)
+    return length
+
+
+@njit_fastmath
+def list_product(examples, line, held):
+    """The sum of ``held`` over the features of one arc."""
+    total = held.dtype.type(0)
+    if len(examples.value):
+        for p in range(examples.row[line], examples.row[line + 1]):
+            total += examples.value[p] * held[examples.column[p]]
+    else:
+        for p in range(examples.row[line], examples.row[line + 1]):
+            total += held[examples.column[p]]
+    return total
+
+
+@njit_fastmath
+def sum_lists(examples, arcs, i, length, held, scores):
+    """``scores[t, h]``: the sum of ``held`` over the features of each arc; zero beyond the last head."""
+    line = examples.line[i]
+    for t in range(length):
+        row = scores[t]
+        for h in range(length + 1):
+            row[h] = list_product(examples, line, held)
+            line += 1
+        row[length + 1 :] = 0.0
+
+
+@njit
+def add_list(examples, line, amount, sums):
+    """``sums += amount x`` for the features of one arc."""
+    for p in range(examples.row[line], examples.row[line + 1]):
+        if len(examples.value):
+            sums[examples.column[p]] += amount * examples.value[p]
+        else:
+            sums[examples.column[p]] += amount
+
+
+@njit
+def add_parts(examples, arcs, i, length, parts, sums):
+    """``sums = x^T parts`` of sentence i."""
+    sums[: arcs.known_start[i + 1] - arcs.known_start[i]] = 0.0
+    line = examples.line[i]
+    for t in range(length):
+        row = parts[t]
+        for h in range(length + 1):
+            if row[h] != 0.0:
+                add_list(examples, line, sums.dtype.type(row[h]), sums)
+            line += 1
+
+
+@block.decode.of(Arcs)
+@njit
+def arc_decode(arcs, examples, i, length, scratch, transition, labels):
+    """The best arborescence with the loss added."""
+    emission, scores, room = scratch.emission, scratch.prefixes, scratch.room
+    start = examples.start[i]
+    for t in range(length):
+        target, cost, row = examples.y[start + t], examples.added[start + t], scores[t]
+        for h in range(length + 1):
+            row[h] = emission[t, h] + cost
+        row[target] = emission[t, target]
+    if arcs.projective:
+        best_projective(scores, length, arcs.single_root, room.charts, room.places, labels)
+    else:
+        best_nonprojective(scores, length, arcs.single_root, room.memory, room.places, labels)
+    return loss_of(arcs, examples, i, labels)
+
+
+@block.respond.of(Arcs)
+@njit
+def arc_respond(arcs, examples, model, i, length, labels, scratch, held, count, found, is_new):
+    """``Phi Phi^T (p(labels) - p(y))`` at the arcs of the target, of ``found`` if it ``is_new`` and of the slots."""
+    response, room = scratch.response, scratch.room
+    room.sums[: arcs.known_start[i + 1] - arcs.known_start[i]] = 0.0
+    start, one = examples.start[i], room.sums.dtype.type(1)
+    for t in range(length):
+        new, old = labels[t], examples.y[start + t]
+        if new != old:
+            line = examples.line[i] + t * (length + 1)
+            add_list(examples, line + new, one, room.sums)
+            add_list(examples, line + old, -one, room.sums)
+    for t in range(length):  # labelings share most arcs: each is summed once
+        row = response[t]
+        row[: length + 1] = np.inf
+        line = examples.line[i] + t * (length + 1)
+        for c in range(-2 if is_new else -1, count):
+            h = held[c, t] if c >= 0 else examples.y[start + t] if c == -1 else found[t]
+            if row[h] == np.inf:
+                row[h] = list_product(examples, line + h, room.sums)
+
+
+@block.respond_to_parts.of(Arcs)
+@njit
+def arc_respond_to_parts(arcs, examples, model, i, length, psi, scratch, held, count, found, is_new):
+    """``Phi Phi^T psi``."""
+    add_parts(examples, arcs, i, length, psi, scratch.room.sums)
+    sum_lists(examples, arcs, i, length, scratch.room.sums, scratch.response)
+    total = 0.0
+    for t in range(length):
+        total += exact_dot(psi[t], scratch.response[t])
+    return total
+
+
+@block.squared_length.of(Arcs)
+@njit
+def arc_length(arcs, examples, model, i, length, delta, pairs, rows, scratch):
+    """``|Phi_i^T delta|^2``."""
+    room = scratch.room
+    for t in range(length):
+        scratch.squares[t] = dot(delta[t], delta[t])
+    add_parts(examples, arcs, i, length, delta, room.sums)
+    total = 0.0
+    for u in range(arcs.known_start[i + 1] - arcs.known_start[i]):
+        total += np.float64(room.sums[u]) * np.float64(room.sums[u])
+    return total
+
+
+@block.add_to_weights.of(Arcs)
+@njit
+def add_arcs_to_weights(arcs, examples, model, i, length, delta, pairs, rows, scratch, factor):
+    """``w += factor Phi_i^T delta``."""
+    factor = delta.dtype.type(factor)
+    begin, line = arcs.known_start[i], examples.line[i]
+    for t in range(length):
+        row = delta[t]
+        for h in range(length + 1):
+            if row[h] != 0.0:
+                share = factor * row[h]
+                for p in range(examples.row[line], examples.row[line + 1]):
+                    amount = share * examples.value[p] if len(examples.value) else share
+                    model.emission[arcs.known[begin + examples.column[p]], 0] += amount
+            line += 1
 
 
 class ArcsAdapter(VectorAdapter):

@@ -10,13 +10,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_flags, check_int64, check_object
-from torchssvm.core.naming import row_name
-from torchssvm.core.ordered_sums import add_at
+from torchssvm.core.arguments import check_flags, check_int64, check_object, row_name
 from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.core.row_sparse import add_at
 from torchssvm.core.structure import Decoding
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
-from torchssvm.structures.arguments import check_lengths
+from torchssvm.structures.common import check_lengths
 from torchssvm.structures.labelled import Labelled
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.launch import once
+from torchssvm.core.threads import once
 
 
 class ByLevel(NamedTuple):

@@ -10,16 +10,12 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
 from torchssvm.core.jit import arrays, fits_numba, fits_triton
-from torchssvm.core.on_host import apart, upload
-from torchssvm.core.operators import plain
+from torchssvm.core.operators import apart, full_precision, gradient_of_weight, plain, product, transformed, upload
 from torchssvm.core.potentials import Parts, Potentials, own_weights
-from torchssvm.core.precision import full_precision, gradient_of_weight, product, transformed
-from torchssvm.core.sparse_features import SparseFeatures
-from torchssvm.core.token_products import STORED, respond
-from torchssvm.structures.arguments import check_range, check_structure
-from torchssvm.structures.chain import numba as kernels
+from torchssvm.core.sparse_features import STORED, SparseFeatures, respond
+from torchssvm.structures.chain import oracle as kernels
 from torchssvm.structures.chain.structure import Chain
-from torchssvm.structures.linear_head import LinearHead, padded, weight
+from torchssvm.structures.common import LinearHead, check_range, check_structure, padded, weight
 
 
 class LinearChain(LinearHead):

@@ -1,17 +1,212 @@
-"""Chains for the compiled loop."""
+"""Chains for the compiled loop.
+
+A multiclass example is a chain of one token. Decoding is in the written order, so that its ties are those of
+``torchssvm.structures.chain.oracle``, but for very long sequences.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchssvm.core.batch import tree_tensors
-from torchssvm.core.lists import Lists, lists_within
+from torchssvm.core.jit import njit
+from torchssvm.core.sparse_features import Lists, lists_within
 from torchssvm.core.structure import Labeling
+from torchssvm.core.vectors import set_row, set_rows
+from torchssvm.kinds import block
 from torchssvm.kinds.adapter import HeadAdapter
-from torchssvm.structures.chain.kind_numba import Sequences
+from torchssvm.kinds.block import respond_marked, size_of, triangle
+from torchssvm.kinds.long import add_net_pairs, mark, respond_long
+from torchssvm.structures.maxplus import backtrack, send_forward, send_forward_far
+
+_FAR = 256  # tokens of a sequence whose scores are summed without rounding that grows with the length
+
+
+class Sequences(NamedTuple):
+    """What chains have beside ``Examples``."""
+
+    # ``[K, K]`` by target and label, a factor of ``Examples.cost``; or ``[0, 0]`` where all wrong labels cost the same
+    cost_matrix: Any
+    # ``[K + 2, K]`` bool: whether a state may follow another, be the first, and be the last; or ``[0, K]`` where all
+    # may
+    allowed: Any
+
+
+@block.decode.of(Sequences)
+@njit
+def decode(kind, examples, i, length, scratch, transition, labels):
+    """Loss-augmented Viterbi, with the ties of ``torchssvm.structures.chain.oracle``; returns the loss.
+
+    ``scratch`` has the emissions. Approximate oracles write into ``scratch.slack`` how far their bound is above.
+    """
+    emission, into, prefixes, allowed = scratch.emission, scratch.into, scratch.prefixes, kind.allowed
+    start, states = examples.start[i], prefixes.shape[1]
+    if len(kind.cost_matrix):
+        for t in range(length):
+            token = start + t
+            augment(examples.y[token], examples.added[token], kind.cost_matrix, emission[t], prefixes[t])
+    else:
+        set_rows(prefixes, emission, None, length, None, examples.added[start:])
+        for t in range(length):
+            target = examples.y[start + t]
+            prefixes[t, target] = emission[t, target]
+    if len(allowed):
+        forbid(allowed, transition, scratch.transition, prefixes[0], prefixes[length - 1])
+        transition = scratch.transition
+    matrices = transition.reshape(1, *transition.shape)
+    if length > _FAR:
+        send_forward_far(prefixes, into, matrices, length, states)
+    else:
+        send_forward(prefixes, into, matrices, length, states)
+    backtrack(prefixes, into, matrices, length, states, labels)
+    return loss_of(kind, examples, i, labels)
+
+
+@njit
+def forbid(allowed, transition, found, first, last):
+    """Copy the transitions, ``-inf`` where a pair is forbidden; write the same into the first and the last scores."""
+    states = allowed.shape[1]
+    for j in range(states):
+        for k in range(states):
+            found[j, k] = transition[j, k] if allowed[j, k] else -np.inf
+    for k in range(states):
+        if not allowed[states, k]:
+            first[k] = -np.inf
+        if not allowed[states + 1, k]:
+            last[k] = -np.inf
+
+
+@njit
+def augment(target, cost, cost_matrix, emission, row):
+    """``row = emission`` plus the cost of each label at this token."""
+    costs = cost_matrix[target]
+    for k in range(len(row)):
+        row[k] = emission[k] + cost * row.dtype.type(costs[k])
+
+
+@block.score.of(Sequences)
+@njit
+def score(kind, examples, i, labels, length, emission, transition):
+    """Score of one labeling of example i."""
+    total = np.float64(emission[0, labels[0]])
+    for t in range(1, length):
+        if len(transition):
+            total += emission[t, labels[t]] + transition[labels[t - 1], labels[t]]
+        else:
+            total += emission[t, labels[t]]
+    return total
+
+
+@block.loss_of.of(Sequences)
+@njit
+def loss_of(kind, examples, i, labels):
+    """The cost of a labeling."""
+    loss, start = 0.0, examples.start[i]
+    for t in range(size_of(examples, i)):
+        target = examples.y[start + t]
+        if labels[t] != target:
+            cost = examples.cost[start + t]
+            loss += cost * kind.cost_matrix[target, labels[t]] if len(kind.cost_matrix) else cost
+    return loss
+
+
+@block.mean_loss.of(Sequences)
+@njit
+def mean_loss(kind, examples, i, t, psi, total, absolute):
+    """``-<psi, delta>`` of a row; see :func:`.block.mean_loss`."""
+    token = examples.start[i] + t
+    target, cost = examples.y[token], examples.cost[token]
+    if not len(kind.cost_matrix):
+        own = np.float64(psi[target])
+        return cost * (own - total), cost * (absolute - abs(own))
+    told, size = 0.0, 0.0
+    for k in range(kind.cost_matrix.shape[1]):
+        term = cost * kind.cost_matrix[target, k] * np.float64(psi[k])
+        told -= term
+        size += abs(term)
+    return told, size
+
+
+@block.respond.of(Sequences)
+@njit
+def respond(kind, examples, model, i, length, labels, scratch, held, count, found, is_new):
+    """``Phi Phi^T (p(labels) - p(y))``: emissions into ``response``, pairs added to ``pairs`` (zero before).
+
+    What is read of it are the scores of the target, of the slots ``held[:count]`` and, if it ``is_new``, of ``found``.
+    """
+    response, pairs, sums = scratch.response, scratch.pairs, scratch.sums_of_label
+    start, inner = examples.start[i], examples.inner_start[i]
+    if length > examples.stored:
+        mark(examples, start, length, held, count, found, is_new, response)
+        respond_long(examples, start, length, labels, model.has_bias, response, sums)
+    else:
+        for t in range(length):
+            set_row(response[t], None, None, 0.0)
+    for u in range(length):
+        new, old = labels[u], examples.y[start + u]
+        if new != old and length <= examples.stored:
+            for t in range(length):
+                value = examples.inner[inner + triangle(t, u)]
+                response[t, new] += value
+                response[t, old] -= value
+        if u > 0:
+            pairs[labels[u - 1], new] += 1.0
+            pairs[examples.y[start + u - 1], old] -= 1.0
+    if model.has_boundary:
+        for t in (0, length - 1):
+            response[t, labels[t]] += 1.0
+            response[t, examples.y[start + t]] -= 1.0
+
+
+@block.respond_to_parts.of(Sequences)
+@njit
+def respond_to_parts(kind, examples, model, i, length, psi, scratch, held, count, found, is_new):
+    """Emissions of ``Phi Phi^T psi`` into ``response``, as :func:`respond`; returns their product with psi."""
+    if length > examples.stored:
+        mark(examples, examples.start[i], length, held, count, found, is_new, scratch.response)
+    return respond_marked(examples, model, i, length, psi, scratch)
+
+
+@block.forget_pairs.of(Sequences)
+@njit
+def forget_pairs(kind, examples, i, length, labels, pairs):
+    """Set the pairs that ``respond`` wrote back to zero."""
+    start = examples.start[i]
+    for u in range(1, length if len(pairs) else 1):
+        pairs[labels[u - 1], labels[u]] = 0.0
+        pairs[examples.y[start + u - 1], examples.y[start + u]] = 0.0
+
+
+@block.mark_rows.of(Sequences)
+@njit
+def mark_rows(kind, examples, i, labels, used):
+    """Mark the rows of the pairs of a labeling in ``used``, which is empty where there are no pairs."""
+    for t in range(1, size_of(examples, i) if len(used) else 1):
+        used[labels[t - 1]] = True
+
+
+@block.add_labeling.of(Sequences)
+@njit
+def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
+    """``mass (p(labels) - p(y))`` added to parts; ``counts``, shaped like ``pairs``, are zero before and after."""
+    start = examples.start[i]
+    for t in range(length):
+        new, old = labels[t], examples.y[start + t]
+        if new != old:
+            delta[t, new] += mass
+            delta[t, old] -= mass
+        # What both have at a place is left out: x + mass - mass rounds a small x.
+        if t > 0 and len(pairs) and length <= examples.stored:
+            left, above = labels[t - 1], examples.y[start + t - 1]
+            if new != old or left != above:
+                pairs[left, new] += mass
+                pairs[above, old] -= mass
+    if length > examples.stored and len(pairs):
+        add_net_pairs(examples, start, length, labels, mass, pairs, counts)
 
 
 class SequenceAdapter(HeadAdapter):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.jit import arrays, fits_numba, njit
-from torchssvm.core.ordered_sums import add_at
+from torchssvm.core.row_sparse import add_at
 
 
 def chain_scores(labels: Tensor, emission: Tensor, transition: Tensor) -> Tensor:

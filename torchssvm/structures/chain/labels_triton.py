@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchssvm.core.jit import on_device
-from torchssvm.core.launch import by_example
+from torchssvm.core.threads import by_example
 
 _BLOCK = 1024  # numbers of a table that a program takes
 _PLACES = 256  # positions that it looks at together

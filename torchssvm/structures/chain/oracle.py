@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_scores
-from torchssvm.core.jit import triton_available
-from torchssvm.core.launch import as_array, compiles, launch, plan
-from torchssvm.core.naming import row_name
+from torchssvm.core.arguments import check_scores, row_name
+from torchssvm.core.jit import njit, triton_available
 from torchssvm.core.operators import define
+from torchssvm.core.threads import as_array, compiles, launch, plan
+from torchssvm.core.vectors import add_row, set_row
 from torchssvm.structures.chain.by_level import viterbi_by_level
-from torchssvm.structures.chain.numba import decode
+from torchssvm.structures.maxplus import backtrack, maxplus_rows, send_forward
 
 _NONE = np.empty(0, np.int64)
 
@@ -126,3 +128,231 @@ _operator = define(
     cuda=_on_cuda,
     default=viterbi_torch,
 )
+
+
+@njit
+def decode(emission, pairs, lengths, group, height, begin, end, memory, places, labels, value):
+    """Decode the chains ``begin`` to ``end - 1``, ``group`` of them in lockstep.
+
+    Args:
+        emission: ``[B, N, K]``.
+        pairs: ``[B or 1, N-1 or 1, K, K]``; the same for all chains if ``group > 1``.
+        lengths: ``[B]``; empty if all are N.
+        group: Number of chains that read the transitions together.
+        height: Rows of a block of the transitions, which stays in the cache meanwhile.
+        memory: Room for ``2 * group * N`` rows of scores.
+        places: Room for ``B + N + 1 + group`` integers.
+        labels, value: ``[B, N]`` and ``[B]``, to be filled.
+
+    Returns:
+        -1, or the first chain found whose length is not in 1 to N.
+    """
+    longest, states, count = emission.shape[1], emission.shape[2], end - begin
+    size = group * longest * states
+    scores = memory[:size].reshape(group * longest, states)
+    messages = memory[size : 2 * size].reshape(group * longest, states)
+    order, now = places[:count], places[count + longest + 1 :]
+    wrong = _by_length(lengths, begin, longest, order, places[count : count + longest + 1])
+    for first in range(0, count if wrong < 0 else 0, group):
+        members = order[first : first + group]
+        for g, b in enumerate(members):
+            length = lengths[b] if lengths.shape[0] else longest
+            set_row(scores[g * longest : (g + 1) * longest], emission[b, :length], None, None)
+        length = lengths[members[0]] if lengths.shape[0] else longest
+        matrices = pairs[members[0] if pairs.shape[0] > 1 else 0]
+        running = members.shape[0]
+        if running > 1:
+            for t in range(1, length):
+                while lengths.shape[0] and lengths[members[running - 1]] <= t:
+                    running -= 1  # the shortest chains are last
+                for g in range(running):
+                    now[g] = g * longest + t - 1
+                matrix = matrices[t - 1 if matrices.shape[0] > 1 else 0]
+                maxplus_rows(messages, scores, now[:running], matrix, height, t % 2 == 0, True)
+        else:
+            send_forward(scores, messages, matrices, length, states)
+        for g, b in enumerate(members):
+            length = lengths[b] if lengths.shape[0] else longest
+            value[b] = backtrack(scores[g * longest :], messages[g * longest :], matrices, length, states, labels[b])
+            labels[b, length:] = -1
+    return wrong
+
+
+@njit
+def _by_length(lengths, begin, longest, order, starts):
+    """Fill ``order`` with the chains from ``begin`` on by descending length; returns -1, or one whose length is wrong.
+
+    ``starts`` is room for N + 1 integers.
+    """
+    if not lengths.shape[0]:
+        for place in range(order.shape[0]):
+            order[place] = begin + place
+        return -1
+    starts[:] = 0
+    for b in range(begin, begin + order.shape[0]):
+        if lengths[b] < 1 or lengths[b] > longest:
+            return b
+        starts[longest - lengths[b] + 1] += 1
+    for place in range(1, longest):
+        starts[place + 1] += starts[place]
+    for b in range(begin, begin + order.shape[0]):
+        place = longest - lengths[b]
+        order[starts[place]] = b
+        starts[place] += 1
+    return -1
+
+
+@njit
+def mask(labels: Any, lengths: Any, states: int, masked: Any) -> bool:
+    """Write the labels with -1 beyond each length; False if a label is not a state."""
+    for b in range(labels.shape[0]):
+        for t in range(labels.shape[1]):
+            masked[b, t] = labels[b, t] if t < lengths[b] else -1
+            if t < lengths[b] and not 0 <= masked[b, t] < states:
+                return False
+    return True
+
+
+@njit
+def augment(emission: Any, costs: Any, uniform: float, normalize: bool, labels: Any, augmented: Any) -> bool:
+    """Add each position's cost to all states except the label; False if a label is not a state.
+
+    If ``costs`` is empty, each of the T real positions costs ``uniform``, or ``uniform / T`` with ``normalize``.
+    """
+    for b in range(emission.shape[0]):
+        cost = 0.0
+        if not costs.shape[0]:
+            length = 0
+            for t in range(labels.shape[1]):
+                length += labels[b, t] >= 0
+            cost = uniform / length if normalize and length else uniform
+        for t in range(emission.shape[1]):
+            if costs.shape[0]:
+                cost = costs[b, t]
+            added = emission.dtype.type(cost if labels[b, t] >= 0 else 0.0)
+            set_row(augmented[b, t], emission[b, t], None, added)
+            label = max(labels[b, t], 0)
+            if label >= emission.shape[2]:
+                return False
+            augmented[b, t, label] = emission[b, t, label]
+    return True
+
+
+@njit
+def examine(
+    found: Any,
+    labels: Any,
+    costs: Any,
+    uniform: float,
+    normalize: bool,
+    emission: Any,
+    pairs: Any,
+    score: Any,
+    loss: Any,
+) -> bool:
+    """Relative score and loss of ``found``; the score is NaN if a potential of the example is not finite.
+
+    Costs are as in ``augment``. False if ``found`` or ``labels`` has a number that is not a state.
+    """
+    for b in range(found.shape[0]):
+        matrix = pairs[b if pairs.shape[0] > 1 else 0]
+        length = 0
+        while length < labels.shape[1] and labels[b, length] >= 0:
+            length += 1
+        each = uniform / length if normalize and length else uniform
+        # Summed in the order of ``labelings.chain_scores``: a labeling gets the same score, bit for bit, whether it is
+        # decoded or cached, so ties are broken in the same way.
+        own, true, cost = 0.0, 0.0, 0.0
+        for t in range(length):
+            state, label = found[b, t], labels[b, t]
+            if not 0 <= state < emission.shape[2] or label >= emission.shape[2]:
+                return False
+            own += emission[b, t, state]
+            true += emission[b, t, label]
+            if state != label:
+                cost += costs[b, t] if costs.shape[0] else each
+            if t > 0:
+                step = matrix[t - 1 if matrix.shape[0] > 1 else 0]
+                own += step[found[b, t - 1], state]
+                true += step[labels[b, t - 1], label]
+        wrong = 0
+        for row in emission[b]:
+            for value in row:
+                wrong |= not abs(value) < np.inf
+        if b == 0 or pairs.shape[0] > 1:
+            wrong_pairs = 0
+            for step in matrix:
+                for row in step:
+                    for value in row:
+                        wrong_pairs |= not abs(value) < np.inf
+        score[b], loss[b] = np.nan if wrong or wrong_pairs else own - true, cost
+    return True
+
+
+@njit
+def scatter(found: Any, labels: Any, emission: Any, pairs: Any, net: Any) -> bool:
+    """Add the states and pairs of ``found`` to the parts, and subtract those of ``labels``.
+
+    What they share is left out: ``x + 1 - 1`` rounds a small x. ``net`` is scratch, ``[K, K]``, zero before and after.
+    Returns False, and changes nothing, if ``found`` or ``labels`` has a number that is not a state.
+    """
+    for b in range(found.shape[0]):
+        for t in range(found.shape[1]):
+            if labels[b, t] >= emission.shape[2]:
+                return False
+            if labels[b, t] >= 0 and not 0 <= found[b, t] < emission.shape[2]:
+                return False
+    for b in range(found.shape[0]):
+        for t in range(found.shape[1]):
+            state, label = found[b, t], labels[b, t]
+            if label < 0:
+                break
+            if state != label:
+                emission[b, t, state] += 1.0
+                emission[b, t, label] -= 1.0
+            if t > 0:
+                net[found[b, t - 1], state] += 1.0
+                net[labels[b, t - 1], label] -= 1.0
+                if pairs.shape[1] > 1:
+                    move(net, pairs[b, t - 1], found[b, t - 1], state)
+                    move(net, pairs[b, t - 1], labels[b, t - 1], label)
+        for t in range(1, found.shape[1] if pairs.shape[1] == 1 else 0):
+            if labels[b, t] < 0:
+                break
+            move(net, pairs[b, 0], found[b, t - 1], found[b, t])
+            move(net, pairs[b, 0], labels[b, t - 1], labels[b, t])
+    return True
+
+
+@njit
+def move(net: Any, pairs: Any, k: int, m: int) -> None:
+    """Add an entry of ``net`` to ``pairs``, and make it zero."""
+    pairs[k, m] += net[k, m]
+    net[k, m] = 0.0
+
+
+@njit
+def add_everywhere(emission: Any, last: Any, bias: Any, at_first: Any, at_last: Any) -> None:
+    """``(row + [t last] at_last) + (bias + [t first] at_first)`` for every row ``[K]`` of ``emission [B, N, K]``.
+
+    The compiled loop adds in the same order, so both round, and break ties, in the same way.
+    """
+    batch, longest, states = emission.shape
+    for b in range(batch):
+        add_row(emission[b, last[b]], at_last, None)
+        for k in range(states):
+            emission[b, 0, k] += bias[k] + at_first[k]
+        for t in range(1, longest):
+            add_row(emission[b, t], bias, None)
+
+
+@njit
+def sum_everywhere(parts: Any, last: Any, sums: Any) -> None:
+    """The adjoint of ``add_everywhere``, ``[3, B, K]``: the sum over all tokens, the first and the last token."""
+    batch, longest, _ = parts.shape
+    for b in range(batch):
+        set_row(sums[0, b], None, None, 0.0)
+        set_row(sums[1, b], parts[b, 0], None, None)
+        set_row(sums[2, b], parts[b, last[b]], None, None)
+        for t in range(longest):
+            add_row(sums[0, b], parts[b, t], None)

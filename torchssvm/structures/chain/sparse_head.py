@@ -9,12 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from torchssvm.core.arguments import check_flags
-from torchssvm.core.lists import TokenLists, as_lists, check_lists, padded_product
-from torchssvm.core.operators import plain
+from torchssvm.core.operators import full_precision, plain, transformed
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.precision import full_precision, transformed
 from torchssvm.core.row_sparse import rows_of
-from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.core.sparse_features import SparseFeatures, TokenLists, as_lists, check_lists, padded_product
 from torchssvm.structures.chain.head import LinearChain, add_biases, everywhere, read_span, sums_of
 from torchssvm.structures.chain.structure import Chain
 

@@ -9,18 +9,18 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_flags, check_int64, check_tensor, check_whole
 from torchssvm.core.jit import arrays, fits_numba, fits_triton
-from torchssvm.core.launch import by_example
 from torchssvm.core.marginals import Marginals
-from torchssvm.core.on_host import constant, on_host, upload
+from torchssvm.core.operators import constant, on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, OracleResult, Structure, digest, gated
-from torchssvm.structures.arguments import WeightedLabels, check_labels, check_lengths
-from torchssvm.structures.chain import numba as kernels
+from torchssvm.core.threads import by_example
+from torchssvm.structures.chain import oracle as kernels
 from torchssvm.structures.chain.labelings import chain_parts, chain_scores
 from torchssvm.structures.chain.nbest import NBest, nbest
 from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.chain.sum_product import sum_product
 from torchssvm.structures.chain.transitions import Transitions
+from torchssvm.structures.common import WeightedLabels, check_labels, check_lengths
 from torchssvm.structures.labelled import Labelled, every_labeling, real_rows, zeros_like
 from torchssvm.structures.max_marginals import tree_margins
 

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_tensor
-from torchssvm.core.naming import row_name
-from torchssvm.core.on_host import on_host
+from torchssvm.core.arguments import check_tensor, row_name
+from torchssvm.core.operators import on_host
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import digest
 

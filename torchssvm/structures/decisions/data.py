@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchssvm.core.arguments import check_tensor
+from torchssvm.core.arguments import check_tensor, naming
 from torchssvm.core.batch import Batch, tree_map
-from torchssvm.core.naming import naming
 from torchssvm.core.potentials import Potentials, as_parts
 from torchssvm.core.structure import reject_rows
 from torchssvm.structures.decisions.structure import Decisions

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
+from torchssvm.core.operators import full_precision, product
 from torchssvm.core.potentials import Parts, own_weights
-from torchssvm.core.precision import full_precision, product
-from torchssvm.structures.arguments import check_structure
+from torchssvm.structures.common import LinearHead, check_structure, weight
 from torchssvm.structures.decisions.data import DecisionPotentials, Situations
 from torchssvm.structures.decisions.structure import Decisions
-from torchssvm.structures.linear_head import LinearHead, weight
 
 
 class LinearDecisions(LinearHead):

@@ -7,9 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from torchssvm.core.arguments import check_flags, check_number
-from torchssvm.core.extras import needs
-from torchssvm.core.naming import row_name
+from torchssvm.core.arguments import check_flags, check_number, needs, row_name
 from torchssvm.core.structure import digest
 from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved
 

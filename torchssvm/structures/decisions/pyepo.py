@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from torchssvm.core.arguments import check_flags, check_whole
-from torchssvm.core.naming import row_name
+from torchssvm.core.arguments import check_flags, check_whole, row_name
 from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, costs_of, refuse_given
 
 _WHOLE = 1e-4  # what solvers may err on whole numbers

@@ -9,7 +9,7 @@ import torch
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.structure import digest
-from torchssvm.structures.decisions import numba as kernels
+from torchssvm.structures.decisions import combinatorial as kernels
 from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, node_pairs, refuse_given
 
 _MOST_LISTED = 1000

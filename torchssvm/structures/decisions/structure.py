@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_tensor, describe
-from torchssvm.core.naming import row_name
+from torchssvm.core.arguments import check_tensor, describe, row_name
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, Structure, fit, reject_rows
 from torchssvm.structures.decisions.oracle import DecisionOracle, FunctionOracle

@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.extras import needs
-from torchssvm.core.naming import row_name
+from torchssvm.core.arguments import needs, row_name
 from torchssvm.core.threads import run_in_chunks
-from torchssvm.structures.arguments import check_edges, own_lengths
+from torchssvm.structures.common import check_edges, own_lengths
 
 _GRAIN = 2000.0  # nodes and edges solved in the time another thread takes to wake up
 

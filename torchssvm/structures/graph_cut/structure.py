@@ -12,7 +12,7 @@ from torchssvm.core.arguments import check_flags, check_object, check_tensor
 from torchssvm.core.potentials import Parts, Potentials, inner
 from torchssvm.core.structure import Decoding, as_decoding
 from torchssvm.structures.graph_cut.oracle import cut_graphs, round_graphs
-from torchssvm.structures.labelled_graphs import EdgePotentials, LabelledGraphs, at_least, real_nodes, with_target
+from torchssvm.structures.labelled import EdgePotentials, LabelledGraphs, at_least, real_nodes, with_target
 
 
 class GraphPotentials(EdgePotentials):

@@ -19,7 +19,7 @@ from torchssvm.core.structure import (
     loss_by_name,
     reject_rows,
 )
-from torchssvm.structures.arguments import check_labels, check_lengths
+from torchssvm.structures.common import check_labels, check_lengths
 
 UNKNOWN = -100
 """The label of a position whose label is unknown, as that which ``ignore_index`` of torch names."""

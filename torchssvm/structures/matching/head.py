@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, check_whole
+from torchssvm.core.operators import full_precision, product
 from torchssvm.core.potentials import SINGLE
-from torchssvm.core.precision import full_precision, product
-from torchssvm.structures.arguments import check_structure
-from torchssvm.structures.linear_head import Head, weight
+from torchssvm.structures.common import Head, check_structure, weight
 from torchssvm.structures.matching.structure import EdgePotentials, Matching
 
 

@@ -1,21 +1,231 @@
-"""Bipartite matchings for the compiled loop: a row of features for each edge, a row of scores for each left node."""
+"""Bipartite matchings for the compiled loop: a row of features for each edge, a row of scores for each left node.
+
+All edges share one vector of weights, so that sums over the features take the place of products of pairs of edges.
+"""
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.core.jit import njit
 from torchssvm.core.potentials import SINGLE, Potentials
 from torchssvm.core.structure import fit
+from torchssvm.core.vectors import dot, exact_dot, set_row
+from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Ragged
+from torchssvm.kinds.block import loss_of, size_of
 from torchssvm.kinds.examples import Examples
+from torchssvm.kinds.long import add_token, product, take_square
 from torchssvm.kinds.vector import VectorAdapter
-from torchssvm.structures.matching.kind_numba import Edges, make_edge_room, spread
+from torchssvm.structures.matching.oracle import make_room, match
+
+
+class Edges(NamedTuple):
+    """Numbers of left and of right nodes of each example, ``[n]`` int64.
+
+    Labels have a row for each left node, which is -1 beyond the right nodes; rows of features do not.
+    """
+
+    heights: Any
+    widths: Any
+
+
+# Room to match one example: its scores, the room of ``match``, and the partners
+EdgeRoom = namedtuple("EdgeRoom", "scores numbers places partner")
+
+
+def make_edge_room(left: int, right: int) -> EdgeRoom:
+    """Room for up to so many nodes."""
+    return EdgeRoom(np.zeros((left, right)), *make_room(left, right))
+
+
+@njit
+def spread(line, widths, start, wide, labels, costs, y, cost):
+    """Copy labels and costs, edge after edge, to rows of ``wide`` numbers."""
+    for i in range(len(widths)):
+        for place in range(line[i + 1] - line[i]):
+            there = start[i] + place // widths[i] * wide + place % widths[i]
+            y[there], cost[there] = labels[line[i] + place], costs[line[i] + place]
+
+
+@block.length_of.of(Edges)
+@njit
+def left_nodes(kind, examples, i):
+    """A row of scores for each left node."""
+    return kind.heights[i]
+
+
+@block.potentials.of(Edges)
+@njit
+def edge_potentials(kind, examples, model, i, scratch):
+    """The scores of all edges, 0 beyond the right nodes."""
+    fill_scores(kind, examples, i, model.emission, scratch.emission)
+    return kind.heights[i]
+
+
+@njit
+def fill_scores(kind, examples, i, weights, scores):
+    """``x . weights`` of all edges, with ``weights`` ``[F, 1]``; 0 beyond the right nodes."""
+    line, width, column = examples.line[i], kind.widths[i], weights.reshape(weights.size)
+    for s in range(kind.heights[i]):
+        row = scores[s]
+        for t in range(width):
+            row[t] = dot(examples.x[line], column) if examples.dense else product(examples, line, False, column)
+            line += 1
+        set_row(row[width:], None, None, 0.0)
+
+
+@block.score.of(Edges)
+@njit
+def edge_score(kind, examples, i, labels, length, emission, transition):
+    """The scores of the edges of the matching."""
+    total, wide = 0.0, size_of(examples, i) // length
+    for s in range(length):
+        for t in range(kind.widths[i]):
+            if labels[s * wide + t] == 1:
+                total += emission[s, t]
+    return total
+
+
+@block.loss_of.of(Edges)
+@njit
+def edge_loss(kind, examples, i, labels):
+    """The costs of wrong and of missed edges; possible ones cost nothing."""
+    total, start = 0.0, examples.start[i]
+    for place in range(size_of(examples, i)):
+        if (labels[place] == 1) != (examples.y[start + place] == 1):
+            total += examples.cost[start + place]
+    return total
+
+
+@block.mean_loss.of(Edges)
+@njit
+def edge_mean_loss(kind, examples, i, t, psi, total, absolute):
+    """An edge costs where it is not as in the target."""
+    told, size, row = 0.0, 0.0, examples.start[i] + t * (size_of(examples, i) // kind.heights[i])
+    for k in range(kind.widths[i]):
+        term = examples.cost[row + k] * np.float64(psi[k])
+        told += term if examples.y[row + k] == 1 else -term
+        size += abs(term)
+    return told, size
+
+
+@block.add_labeling.of(Edges)
+@njit
+def add_edges(kind, examples, i, length, labels, mass, delta, pairs, counts):
+    """The edges that are in one of the two alone."""
+    start, wide = examples.start[i], size_of(examples, i) // length
+    for s in range(length):
+        for t in range(kind.widths[i]):
+            new, old = labels[s * wide + t] == 1, examples.y[start + s * wide + t] == 1
+            if new != old:
+                delta[s, t] += mass if new else -mass
+
+
+@block.decode.of(Edges)
+@njit
+def decode_edges(kind, examples, i, length, scratch, transition, labels):
+    """The best matching with the loss added."""
+    start, width, room = examples.start[i], kind.widths[i], scratch.room
+    wide = size_of(examples, i) // length
+    for s in range(length):
+        for t in range(wide):
+            labels[s * wide + t] = 0 if t < width else -1
+            if t < width:
+                cost, own = examples.added[start + s * wide + t], examples.y[start + s * wide + t] == 1
+                room.scores[s, t] = scratch.emission[s, t] + (-cost if own else cost)
+    match(room.scores, length, width, room.numbers, room.places, room.partner)
+    for s in range(length):
+        if room.partner[s] >= 0:
+            labels[s * wide + room.partner[s]] = 1
+    return loss_of(kind, examples, i, labels)
+
+
+@njit
+def sum_edges(kind, examples, i, parts, sums):
+    """``sums += x^T parts``."""
+    line = examples.line[i]
+    for s in range(kind.heights[i]):
+        for t in range(kind.widths[i]):
+            if parts[s, t] != 0.0:
+                add_token(examples, line, np.float64(parts[s, t]), False, sums)
+            line += 1
+
+
+@njit
+def forget_sums(kind, examples, i, parts, sums):
+    """Set the sums of the same parts back to zero; returns their squared length."""
+    total, line = 0.0, examples.line[i]
+    for s in range(kind.heights[i]):
+        for t in range(kind.widths[i]):
+            if parts[s, t] != 0.0:
+                total += take_square(examples, line, sums)
+                if examples.dense:
+                    return total
+            line += 1
+    return total
+
+
+@block.respond_to_parts.of(Edges)
+@njit
+def edge_respond_to_parts(kind, examples, model, i, length, psi, scratch, held, count, found, is_new):
+    """``Phi Phi^T psi``."""
+    sums, response, line, total = scratch.sums_of_label, scratch.response, examples.line[i], 0.0
+    sum_edges(kind, examples, i, psi, sums)
+    for s in range(length):
+        for t in range(kind.widths[i]):
+            response[s, t] = product(examples, line, False, sums)
+            total += response[s, t] * psi[s, t]
+            line += 1
+    forget_sums(kind, examples, i, psi, sums)
+    return total
+
+
+@block.respond.of(Edges)
+@njit
+def edge_respond(kind, examples, model, i, length, labels, scratch, held, count, found, is_new):
+    """``Phi Phi^T (p(labels) - p(y))``."""
+    delta = scratch.delta
+    for s in range(length):
+        set_row(delta[s], None, None, 0.0)
+    add_edges(kind, examples, i, length, labels, 1.0, delta, scratch.pairs, scratch.pairs)
+    edge_respond_to_parts(kind, examples, model, i, length, delta, scratch, held, count, found, is_new)
+
+
+@block.squared_length.of(Edges)
+@njit
+def edge_length(kind, examples, model, i, length, delta, pairs, rows, scratch):
+    """``|Phi_i^T delta|^2``."""
+    for s in range(length):
+        scratch.squares[s] = exact_dot(delta[s], delta[s])
+    sum_edges(kind, examples, i, delta, scratch.sums_of_label)
+    return forget_sums(kind, examples, i, delta, scratch.sums_of_label)
+
+
+@block.add_to_weights.of(Edges)
+@njit
+def add_edges_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch, factor):
+    """``w += factor Phi_i^T delta``; sums in float64 are rounded once."""
+    sums, line = scratch.sums_of_label, examples.line[i]
+    sum_edges(kind, examples, i, delta, sums)
+    for f in range(examples.x.shape[1] if examples.dense else 0):
+        model.emission[f, 0] += factor * sums[f]
+    for s in range(0 if examples.dense else length):
+        for t in range(kind.widths[i]):
+            if delta[s, t] != 0.0:
+                for p in range(examples.row[line], examples.row[line + 1]):
+                    model.emission[examples.column[p], 0] += factor * sums[examples.column[p]]
+                    sums[examples.column[p]] = 0.0
+            line += 1
+    if examples.dense:
+        set_row(sums, None, None, 0.0)
 
 
 class MatchingAdapter(VectorAdapter):

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_flags, check_int64, check_number, check_tensor, check_whole
-from torchssvm.core.naming import row_name
+from torchssvm.core.arguments import check_flags, check_int64, check_number, check_tensor, check_whole, row_name
 from torchssvm.core.potentials import Parts, Potentials, as_parts
 from torchssvm.core.structure import Decoding, Structure
-from torchssvm.structures.arguments import check_lengths
+from torchssvm.structures.common import check_lengths
 from torchssvm.structures.matching.oracle import best_matching
 
 POSSIBLE = 2

@@ -1,7 +1,13 @@
-"""Classes for the compiled loop: sequences of one token."""
+"""Classes for the compiled loop: sequences of one token.
+
+The psi of a class block is ``e_y`` less the masses of all classes. The best masses for given scores are a projection on
+the simplex: the sequential dual method of Keerthi et al. (2008), "A sequential dual method for large scale multi-class
+linear SVMs".
+"""
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any
 
 import numpy as np
@@ -9,13 +15,128 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import Batch
-from torchssvm.core.lists import Lists, lists_of_rows, one_token
+from torchssvm.core.jit import njit, njit_fastmath
 from torchssvm.core.potentials import SINGLE
-from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.core.sparse_features import Lists, SparseFeatures, lists_of_rows, one_token
 from torchssvm.core.structure import Labeling
+from torchssvm.core.vectors import add_row, add_rows, add_to_rows, set_row
+from torchssvm.kinds import block
 from torchssvm.kinds.examples import Examples
+from torchssvm.structures.chain import kind as sequences
 from torchssvm.structures.chain.kind import SequenceAdapter
-from torchssvm.structures.multiclass.kind_numba import Classes
+
+# What classes have beside ``Examples``: see :class:`~torchssvm.structures.chain.kind.Sequences`
+Classes = namedtuple("Classes", "cost_matrix allowed")
+
+
+for _name in ("score", "decode", "loss_of", "add_labeling", "mark_rows"):
+    getattr(block, _name).of(Classes)(getattr(sequences, _name))
+
+
+@block.potentials.of(Classes)
+@njit_fastmath
+def potentials(kind, examples, model, i, scratch):
+    """The scores of the classes into row 0 of the emissions."""
+    row, begin, end = scratch.emission[0], examples.row[i], examples.row[i + 1]
+    set_row(row, model.bias, None, None)
+    if examples.dense:
+        add_rows(row, model.emission, None, examples.x[i], 0, examples.x.shape[1])
+    elif len(examples.value):
+        add_rows(row, model.emission, examples.column, examples.value, begin, end)
+    else:
+        add_rows(row, model.emission, examples.column, None, begin, end)
+    return 1
+
+
+@block.add_to_weights.of(Classes)
+@njit_fastmath
+def add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch, factor):
+    """``w += factor x_i delta^T``."""
+    begin, end = examples.row[i], examples.row[i + 1]
+    if examples.dense:
+        add_to_rows(model.emission, None, examples.x[i], 0, examples.x.shape[1], delta[0], factor)
+    elif len(examples.value):
+        add_to_rows(model.emission, examples.column, examples.value, begin, end, delta[0], factor)
+    else:
+        add_to_rows(model.emission, examples.column, None, begin, end, delta[0], factor)
+    if model.has_bias:
+        add_row(model.bias, delta[0], factor)
+
+
+@njit
+def cost_of(kind, examples, i, k):
+    """The cost of class k for example i."""
+    target = examples.y[i]
+    if k == target:
+        return 0.0
+    return examples.cost[i] * kind.cost_matrix[target, k] if len(kind.cost_matrix) else examples.cost[i]
+
+
+@block.solve_block.of(Classes)
+@njit_fastmath
+def solve_block(kind, examples, i, length, psi, curvature, scratch):
+    """Project the masses, moved by the hinges over the curvature, on the simplex."""
+    scores, held, moved, found, delta = (
+        scratch.emission[0],
+        psi[0],
+        scratch.response[0],
+        scratch.into[0],
+        scratch.delta[0],
+    )
+    target, base, top, best, mean = examples.y[i], np.float64(scores[examples.y[i]]), -np.inf, -np.inf, 0.0
+    for k in range(len(held)):
+        hinge = cost_of(kind, examples, i, k) + (scores[k] - base)
+        mass = (1.0 if k == target else 0.0) - held[k]
+        mean += mass * hinge
+        best = max(best, hinge)
+        moved[k] = curvature * mass + hinge
+        top = max(top, moved[k])
+    # The level t with sum_k max(moved_k - t, 0) = curvature, by Newton's method from below, which ends after few steps.
+    level, above, total = top - curvature, len(held) + 1, 0.0
+    for _ in range(len(held) + 1):
+        count, total = 0, 0.0
+        for k in range(len(held)):  # without a branch, which would be mispredicted
+            is_above = moved[k] > level
+            count += is_above
+            total += moved[k] if is_above else 0.0
+        if count >= above or count == 0:  # fewer and fewer are above it, but for rounding
+            above = min(above, count)
+            break
+        above = count
+        level = (total - curvature) / count
+    total = 0.0
+    for k in range(len(held)):
+        moved[k] = (moved[k] == top) if above == 0 else max(moved[k] - level, 0.0)
+        total += moved[k]
+    value, square, loss_change, others = 0.0, 0.0, 0.0, 0.0
+    for k in range(len(held)):
+        found[k] = 0.0 if k == target else -moved[k] / total
+        others -= found[k]
+    found[target] = others  # what the others have, after their rounding
+    for k in range(len(held)):
+        change = held[k] - found[k]
+        delta[k] = change
+        cost = cost_of(kind, examples, i, k)
+        value += change * (cost + (scores[k] - base))
+        loss_change += change * cost
+        square += np.float64(change) * change
+    return best - mean, value, square, loss_change
+
+
+@block.examine_block.of(Classes)
+@njit_fastmath
+def examine_block(kind, examples, i, length, psi, scratch):
+    """Sums over the classes."""
+    scores, held = scratch.emission[0], psi[0]
+    base, hinge, inner, told, size, absolute = np.float64(scores[examples.y[i]]), -np.inf, 0.0, 0.0, 0.0, 0.0
+    for k in range(min(len(held), scratch.response.shape[1])):
+        cost, part = cost_of(kind, examples, i, k), np.float64(held[k])
+        hinge = max(hinge, cost + (scores[k] - base))
+        inner += part * scores[k]
+        told -= part * cost
+        size += abs(part) * cost
+        absolute += abs(part)
+    return hinge, inner, told, size, absolute
 
 
 class MulticlassAdapter(SequenceAdapter):

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_int64, check_tensor, check_whole
 from torchssvm.core.marginals import Marginals
-from torchssvm.core.on_host import constant, on_host
-from torchssvm.core.ordered_sums import add_at
+from torchssvm.core.operators import constant, on_host
 from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.core.row_sparse import add_at
 from torchssvm.core.structure import Decoding, Structure, digest
-from torchssvm.structures.arguments import check_labels
+from torchssvm.structures.common import check_labels
 from torchssvm.structures.max_marginals import tree_margins
 
 

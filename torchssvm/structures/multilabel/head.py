@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
+from torchssvm.core.operators import full_precision, product
 from torchssvm.core.potentials import Parts, Potentials, own_weights
-from torchssvm.core.precision import full_precision, product
 from torchssvm.core.sparse_features import SparseFeatures
-from torchssvm.structures.arguments import fitting
-from torchssvm.structures.linear_head import LinearHead, weight
+from torchssvm.structures.common import LinearHead, fitting, weight
 from torchssvm.structures.multilabel.oracle import symmetric
 from torchssvm.structures.multilabel.structure import BranchAndBound, MessagePassing, Multilabel
 

@@ -2,18 +2,168 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.lists import Lists, lists_of_rows
+from torchssvm.core.jit import njit
+from torchssvm.core.sparse_features import Lists, lists_of_rows
 from torchssvm.core.structure import Labeling
+from torchssvm.kinds import block
 from torchssvm.kinds.adapter import HeadAdapter, Ragged
+from torchssvm.kinds.block import loss_of
 from torchssvm.kinds.examples import Examples
-from torchssvm.structures.multilabel.kind_numba import LabelSets, SingleLabels, make_room
+from torchssvm.structures.multilabel.message_passing import workspace
+from torchssvm.structures.multilabel.oracle import decode_row, row_sums
+
+
+class LabelSets(NamedTuple):
+    """Limits of the decoder ``[2]``: rounds of messages, and pair updates of branch and bound."""
+
+    limits: Any
+
+
+# Room to decode one example, float64: scores of labels and of pairs, sums of each label's pairs, messages
+Room = namedtuple("Room", "unary weights positive negative memory")
+
+
+def make_room(num_labels: int) -> Room:
+    """Room for K labels."""
+    one, square = np.zeros(num_labels), np.zeros((num_labels, num_labels))
+    return Room(one, square, one.copy(), one.copy(), workspace(num_labels))
+
+
+@block.score.of(LabelSets)
+@njit
+def score(kind, examples, i, labels, length, emission, transition):
+    """The scores of labels that are on, and of their pairs."""
+    total, size, place = 0.0, examples.start[i + 1] - examples.start[i], 0
+    for j in range(size):
+        if labels[j]:
+            total += emission[0, j]
+            if len(transition):
+                for k in range(j + 1, size):
+                    if labels[k]:
+                        total += transition[0, place + k - j - 1]
+        place += size - j - 1
+    return total
+
+
+@block.mean_loss.of(LabelSets)
+@njit
+def mean_loss(kind, examples, i, t, psi, total, absolute):
+    """A label costs where it is not as in the target."""
+    told, size, start = 0.0, 0.0, examples.start[i]
+    for k in range(examples.start[i + 1] - start):
+        term = examples.cost[start + k] * np.float64(psi[k])
+        told += term if examples.y[start + k] else -term
+        size += abs(term)
+    return told, size
+
+
+@block.add_labeling.of(LabelSets)
+@njit
+def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
+    """The labels and the pairs that are on in one of the two alone."""
+    start, place = examples.start[i], 0
+    size = examples.start[i + 1] - start
+    for j in range(size):
+        new, old = labels[j], examples.y[start + j]
+        if new != old:
+            delta[0, j] += mass if new else -mass
+        if len(pairs) and (new or old):
+            for k in range(j + 1, size):
+                change = new * labels[k] - old * examples.y[start + k]
+                if change:
+                    pairs[0, place + k - j - 1] += mass * change
+        place += size - j - 1
+
+
+@block.decode.of(LabelSets)
+@njit
+def decode(kind, examples, i, length, scratch, transition, labels):
+    """By messages, then branch and bound; the target where approximate labels are worse."""
+    start, room, place = examples.start[i], scratch.room, 0
+    size = examples.start[i + 1] - start
+    for j in range(size):
+        cost = examples.cost[start + j]
+        room.unary[j] = scratch.emission[0, j] + (-cost if examples.y[start + j] else cost)
+    if not len(transition):
+        for j in range(size):
+            labels[j] = room.unary[j] > 0.0
+        return loss_of(kind, examples, i, labels)
+    for j in range(size):
+        for k in range(j + 1, size):
+            room.weights[j, k] = room.weights[k, j] = transition[0, place]
+            place += 1
+    row_sums(room.weights, room.positive, room.negative)
+    limits = kind.limits[0], kind.limits[1]
+    value, bound = decode_row(room.unary, room.weights, room.positive, room.negative, *limits, room.memory, labels)
+    if bound > value:
+        own = 0.0
+        for j in range(size):
+            if examples.y[start + j]:
+                own += room.unary[j]
+                for k in range(j + 1, size):
+                    own += room.weights[j, k] if examples.y[start + k] else 0.0
+        if value < own:
+            value = own
+            for j in range(size):
+                labels[j] = examples.y[start + j]
+        scratch.slack[0] = max(bound - value, 0.0)
+    return loss_of(kind, examples, i, labels)
+
+
+class SingleLabels(NamedTuple):
+    """Labels without pairs: each is on with a mass of its own, for which there is a best value."""
+
+    num_labels: int
+
+
+@block.solve_block.of(SingleLabels)
+@njit
+def solve_block(kind, examples, i, length, psi, curvature, scratch):
+    """The mass of each label: the old one, moved by its gain over the curvature, within 0 and 1."""
+    scores, held, delta, found = scratch.emission[0], psi[0], scratch.delta[0], scratch.into[0]
+    start, gap, value, square, loss_change = examples.start[i], 0.0, 0.0, 0.0, 0.0
+    for k in range(kind.num_labels):
+        target = examples.y[start + k]
+        cost = -examples.cost[start + k] if target else examples.cost[start + k]
+        gain, mass = scores[k] + cost, target - np.float64(held[k])
+        gap += max(gain * (1.0 - mass), -gain * mass)
+        best = mass + gain / curvature if curvature > 0.0 else np.inf if gain > 0.0 else -np.inf if gain < 0.0 else mass
+        found[k] = target - min(max(best, 0.0), 1.0)
+        change = held[k] - found[k]
+        delta[k] = change
+        value += change * gain
+        loss_change += change * cost
+        square += np.float64(change) * change
+    scratch.squares[0] = square
+    return gap, value, square, loss_change
+
+
+@block.examine_block.of(SingleLabels)
+@njit
+def examine_block(kind, examples, i, length, psi, scratch):
+    """Sums over the labels."""
+    scores, start = scratch.emission[0], examples.start[i]
+    hinge, inner, told, size, absolute = 0.0, 0.0, 0.0, 0.0, 0.0
+    for k in range(kind.num_labels):
+        target, part = examples.y[start + k], np.float64(psi[0, k])
+        cost = -examples.cost[start + k] if target else examples.cost[start + k]
+        gain = scores[k] + cost
+        hinge += max(-gain, 0.0) if target else max(gain, 0.0)
+        inner += part * scores[k]
+        told -= part * cost
+        size += abs(part * cost)
+        absolute += abs(part)
+    scratch.squares[0] = absolute
+    return hinge, inner, told, size, absolute
 
 
 class LabelSetAdapter(HeadAdapter):

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags
-from torchssvm.core.lists import as_lists, padded_product
-from torchssvm.core.operators import plain
+from torchssvm.core.operators import full_precision, plain, transformed
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.precision import full_precision, transformed
-from torchssvm.core.sparse_features import SparseFeatures
+from torchssvm.core.sparse_features import SparseFeatures, as_lists, padded_product
 from torchssvm.structures.chain.sparse_head import SparseEmission
 from torchssvm.structures.multilabel.head import LinearMultilabel, check_no_lengths
 from torchssvm.structures.multilabel.structure import Multilabel

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_whole
+from torchssvm.core.operators import full_precision, product
 from torchssvm.core.potentials import Parts, own_weights
-from torchssvm.core.precision import full_precision, product
-from torchssvm.structures.arguments import fitting
+from torchssvm.structures.common import Head, fitting, weight
 from torchssvm.structures.graph_cut.head import Graphs, read_graphs
-from torchssvm.structures.linear_head import Head, weight
 from torchssvm.structures.pairwise_graph.oracle import TreeReweighted
 from torchssvm.structures.pairwise_graph.structure import PairwiseGraph, PairwisePotentials
 

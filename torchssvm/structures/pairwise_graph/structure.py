@@ -10,8 +10,7 @@ from torch import Tensor
 from torchssvm.core.arguments import check_flags, check_object, check_tensor, check_whole
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Decoding, as_decoding
-from torchssvm.structures.labelled import Indexed, Places
-from torchssvm.structures.labelled_graphs import EdgePotentials, LabelledGraphs, at_least, real_nodes
+from torchssvm.structures.labelled import EdgePotentials, Indexed, LabelledGraphs, Places, at_least, real_nodes
 from torchssvm.structures.pairwise_graph.oracle import GraphOracle, TreeReweighted
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, describe
-from torchssvm.core.bounds import Bound
+from torchssvm.core.operators import full_precision
 from torchssvm.core.potentials import Parts, Potentials, own_weights
-from torchssvm.core.precision import full_precision
-from torchssvm.structures.linear_head import Head, weight
+from torchssvm.core.problem import Bound
+from torchssvm.structures.common import Head, weight
 from torchssvm.structures.pose.structure import Pose
 
 

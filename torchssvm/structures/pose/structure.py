@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import as_parents, check_int64, check_number, check_tensor, is_whole
-from torchssvm.core.naming import row_name
-from torchssvm.core.ordered_sums import add_at
+from torchssvm.core.arguments import as_parents, check_int64, check_number, check_tensor, is_whole, row_name
 from torchssvm.core.potentials import Parts, Potentials
+from torchssvm.core.row_sparse import add_at
 from torchssvm.core.structure import Decoding, OracleResult, Structure, digest
 from torchssvm.structures.labelled import zeros_like
 from torchssvm.structures.pose.oracle import max_sum_grid

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, check_whole
+from torchssvm.core.operators import full_precision, product
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.precision import full_precision, product
-from torchssvm.structures.arguments import check_range, check_structure
-from torchssvm.structures.linear_head import Head, weight
-from torchssvm.structures.ranking.by_place import NDCG, PrecisionAt
-from torchssvm.structures.ranking.pairs import PairSwaps
+from torchssvm.structures.common import Head, check_range, check_structure, weight
+from torchssvm.structures.ranking.measure import NDCG, PairSwaps, PrecisionAt
 from torchssvm.structures.ranking.structure import Ranking
 
 

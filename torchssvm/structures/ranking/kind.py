@@ -1,22 +1,192 @@
-"""Rankings for the compiled loop: a row of features for each document."""
+"""Rankings for the compiled loop: a row of features for each document.
+
+The target's labels are -1: its parts are a mean of orders, and no order. Ties are those of the measures' own oracles.
+"""
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.core.jit import njit
 from torchssvm.core.potentials import Potentials
+from torchssvm.core.vectors import sort_falling
+from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Ragged
+from torchssvm.kinds.block import length_of
 from torchssvm.kinds.examples import Examples
 from torchssvm.kinds.vector import VectorAdapter
-from torchssvm.structures.ranking.by_place import ByPlace
-from torchssvm.structures.ranking.kind_numba import Places, Swaps, make_room
-from torchssvm.structures.ranking.pairs import PairSwaps
+from torchssvm.structures.ranking.measure import ByPlace, PairSwaps
+
+_ROUNDING = 1e-12
+
+
+class Places(NamedTuple):
+    """Lists whose measure adds up what documents gain at their places; a label is a place."""
+
+    ideal: Any  # ``[documents]``, the target's weights of the scores
+    gain: Any  # ``[documents]``, what a document gains, relative to the most that the list's documents can
+    discount: Any  # ``[longest]``, what a document at each place counts
+
+
+class Swaps(NamedTuple):
+    """Lists whose measure counts swapped pairs; labels are a document's places as the better and as the worse one."""
+
+    level: Any  # ``[documents]`` int64, grades, numbered from 0 within each list
+    share: Any  # ``[n]``, what a swap counts
+    room: Any  # int32, for each example its own, so that threads do not meet; zero before and after
+
+
+# Room to decode one list: keys, float64, and integers
+Room = namedtuple("Room", "keys order other")
+
+
+def make_room(labels: int) -> Room:
+    """Room for lists of so many labels."""
+    return Room(np.zeros(labels), *(np.zeros(labels + 1, np.int64) for _ in range(2)))
+
+
+@block.score.of(Places)
+@njit
+def score_places(kind, examples, i, labels, length, emission, transition):
+    """The scores, by the weights of their places."""
+    total, start = 0.0, examples.line[i]
+    for d in range(length):
+        weight = kind.ideal[start + d] if labels[d] < 0 else kind.discount[labels[d]]
+        total += weight * emission[d, 0]
+    return total
+
+
+@block.loss_of.of(Places)
+@njit
+def loss_of_places(kind, examples, i, labels):
+    """One minus the gains."""
+    found, start = 0.0, examples.line[i]
+    for d in range(length_of(kind, examples, i)):
+        found += kind.gain[start + d] * kind.discount[labels[d]]
+    return 1.0 - found if 1.0 - found >= _ROUNDING else 0.0
+
+
+@block.add_labeling.of(Places)
+@njit
+def add_places(kind, examples, i, length, labels, mass, delta, pairs, counts):
+    """The weights of the places, less the target's."""
+    start = examples.line[i]
+    for d in range(length):
+        delta[d, 0] += mass * (kind.discount[labels[d]] - kind.ideal[start + d])
+
+
+@block.decode.of(Places)
+@njit
+def decode_places(kind, examples, i, length, scratch, transition, labels):
+    """By descending score less gain, and of equal ones by score."""
+    room, start = scratch.room, examples.line[i]
+    for d in range(length):
+        room.order[d], room.keys[d] = d, scratch.emission[d, 0]
+    sort_falling(room.keys, room.order, length, room.other)
+    for d in range(length):
+        room.keys[d] -= kind.gain[start + d]
+    sort_falling(room.keys, room.order, length, room.other)
+    for p in range(length):
+        labels[room.order[p]] = p
+    return loss_of_places(kind, examples, i, labels)
+
+
+@njit
+def walk(kind, examples, i, labels, emission, mass, delta):
+    """Go through a list from the top down and count the swaps.
+
+    ``delta``, if any, gets ``mass`` times the weights of the scores; ``emission`` may be None, too.
+
+    Returns:
+        The score, and the loss without the factor that all swaps of the list have.
+    """
+    start, size = examples.line[i], length_of(kind, examples, i)
+    places, begin = 2 * size, 4 * start + 2 * i
+    end = begin + places + size + 1  # one level more than documents: a single one may be relevant
+    at, lower, higher = kind.room[begin : begin + places], kind.room[begin + places : end], kind.room[end:]
+    # lower[g] counts worse documents than level g that stand above; higher[g], better ones that stand below.
+    levels = 0
+    for d in range(size):
+        level = kind.level[start + d]
+        levels = max(levels, level + 1)
+        if level:
+            higher[level - 1] += 1
+        for role in range(2):
+            at[labels[2 * d + role]] = 2 * d + role + 1
+    for g in range(levels - 2, -1, -1):
+        higher[g] += higher[g + 1]
+    score, loss = 0.0, 0.0
+    for p in range(places):
+        who = at[p] - 1
+        at[p] = 0
+        if who < 0:  # no labeling leaves a place free
+            continue
+        d = who // 2
+        level, moved = kind.level[start + d], 0
+        if who % 2 == 0:
+            moved -= lower[level]
+            if level:
+                loss += np.float64(lower[level])
+            for g in range(level):
+                higher[g] -= 1
+        else:
+            moved += higher[level]
+            for g in range(level + 1, levels):
+                lower[g] += 1
+        if emission is not None:
+            score += moved * np.float64(emission[d, 0])
+        if delta is not None:
+            delta[d, 0] += mass * moved
+    for g in range(levels):
+        lower[g] = higher[g] = 0
+    return score, loss
+
+
+@block.score.of(Swaps)
+@njit
+def score_swaps(kind, examples, i, labels, length, emission, transition):
+    """Swapped scores, relative to the target's."""
+    if labels[0] < 0:
+        return 0.0
+    return kind.share[i] * walk(kind, examples, i, labels, emission, 0.0, None)[0]
+
+
+@block.add_labeling.of(Swaps)
+@njit
+def add_swaps(kind, examples, i, length, labels, mass, delta, pairs, counts):
+    """The swaps of each document as the worse one, less those as the better one."""
+    walk(kind, examples, i, labels, None, mass * kind.share[i], delta)
+
+
+@block.loss_of.of(Swaps)
+@njit
+def loss_of_swaps(kind, examples, i, labels):
+    """Swapped pairs."""
+    return kind.share[i] * walk(kind, examples, i, labels, None, 0.0, None)[1]
+
+
+@block.decode.of(Swaps)
+@njit
+def decode_swaps(kind, examples, i, length, scratch, transition, labels):
+    """All pairs with a margin of less than 1 are swapped."""
+    room = scratch.room
+    for d in range(length):
+        value = np.float64(scratch.emission[d, 0])
+        room.keys[d], room.keys[length + d] = value - 0.5, value + 0.5
+    for r in range(2 * length):
+        room.order[r] = r
+    sort_falling(room.keys, room.order, 2 * length, room.other)
+    for p in range(2 * length):
+        role = room.order[p] // length
+        labels[2 * (room.order[p] - role * length) + role] = p
+    return loss_of_swaps(kind, examples, i, labels)
 
 
 class RankingAdapter(VectorAdapter):

@@ -1,4 +1,4 @@
-"""What a measure of rankings must say: what an output costs, how it is scored, and how the worst one is found."""
+"""How good a ranking is: by pairs, and by the places of documents."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+
+from torchssvm.core.arguments import check_flags, check_whole
+from torchssvm.core.structure import reject_rows
 
 
 def place_of(scores: Tensor, real: Tensor) -> Tensor:
@@ -146,3 +149,188 @@ class RankingMeasure(ABC):
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in sorted(vars(self).items()))
         return f"{type(self).__name__}({shown})"
+
+
+_ROUNDING = 1e-12
+
+
+class ByPlace(RankingMeasure):
+    """One minus ``sum_d gain_d discount[place_d]``, which is 1 for every order by descending grade.
+
+    Scores are weighted by the same discounts (Chapelle et al., 2007; Le and Smola, 2007). The max oracle then assigns
+    documents to places with the costs ``discount[place] (s_d - gain_d)``, which sorting by ``s_d - gain_d`` solves
+    exactly (the rearrangement inequality), in O(N log N).
+    """
+
+    @abstractmethod
+    def discount(self, places: Tensor) -> Tensor:
+        """What a document at each place counts, float64; falling from the top down. ``places`` are 0 or more."""
+
+    @abstractmethod
+    def gain(self, grades: Tensor) -> Tensor:
+        """What each grade gains, ``[B, N]`` float64, at least 0; not normalised. ``grades`` are 0 or more."""
+
+    def check(self, grades: Tensor) -> None:
+        """There must be something to gain."""
+        reject_rows(
+            ~(self.gain(grades.clamp(min=0)) > 0).any(1),
+            f"target has no relevant document in {{rows}}, and {self!r} needs one: leave these lists out",
+        )
+        reject_rows(
+            ~torch.isfinite(self.gain(grades.clamp(min=0)).sum(1)),
+            f"target has grades in {{rows}} too large for {self!r}: number grades from 0",
+        )
+
+    def weights(self, places: Tensor, size: Tensor) -> Tensor:
+        """The discounts."""
+        return self.discount(places)
+
+    def loss(self, labeling: Tensor, grades: Tensor) -> Tensor:
+        """One minus the discounted gains, relative to the largest that the grades allow."""
+        found = 1.0 - (self.relative_gain(grades) * self.parts(labeling)).sum(1)
+        return torch.where(found < _ROUNDING, 0.0, found)
+
+    def worst(self, scores: Tensor, grades: Tensor) -> Tensor:
+        """By descending score less gain, and of equal ones by score: small scores are lost beside gains."""
+        order = scores.argsort(dim=1, descending=True, stable=True)
+        costs, real = (scores - self.relative_gain(grades)).gather(1, order), (grades >= 0).gather(1, order)
+        return torch.empty_like(order).scatter_(1, order, place_of(costs, real))
+
+    def relative_gain(self, grades: Tensor) -> Tensor:
+        """What each document gains, relative to the most that all can, ``[B, N]`` float64; 0 in the padding."""
+        gain = self.gain(grades.clamp(min=0)).masked_fill(grades < 0, 0.0)
+        places = torch.arange(grades.shape[1], device=grades.device)
+        return gain / (gain.sort(1, descending=True).values * self.discount(places)).sum(1, keepdim=True)
+
+
+class NDCG(ByPlace):
+    """One minus the normalised discounted cumulative gain: gains ``2^grade - 1``, discounts ``1 / log2(place + 2)``.
+
+    Args:
+        k: Only the first k places count (NDCG@k); None counts all.
+
+    Example:
+        >>> structure, scores = Ranking(NDCG()), torch.tensor([[0.5, 0.7, 0.1]])
+        >>> target = structure.check_target(torch.tensor([[2, 1, 0]]), scores)
+        >>> structure.loss(structure.decode(scores), target)  # 1 - (1 + 3 / log2(3)) / (3 + 1 / log2(3))
+        tensor([0.2033], dtype=torch.float64)
+    """
+
+    def __init__(self, k: int | None = None) -> None:
+        self.k = None if k is None else check_whole(k, "k")
+
+    def discount(self, places: Tensor) -> Tensor:
+        """``1 / log2(place + 2)``, 0 beyond the first k."""
+        found = 1.0 / torch.log2(places.to(torch.float64) + 2.0)
+        return found if self.k is None else found.masked_fill(places >= self.k, 0.0)
+
+    def gain(self, grades: Tensor) -> Tensor:
+        """``2^grade - 1``."""
+        return torch.exp2(grades.to(torch.float64)) - 1.0
+
+
+class PrecisionAt(ByPlace):
+    """One minus the share of relevant documents among the first k, of as many as can be there.
+
+    Args:
+        k: How many documents count.
+        relevant: The smallest grade of a relevant document.
+
+    Example:
+        >>> structure, scores = Ranking(PrecisionAt(k=1)), torch.tensor([[0.5, 0.7, 0.1]])
+        >>> target = structure.check_target(torch.tensor([[1, 0, 1]]), scores)
+        >>> structure.loss(structure.decode(scores), target)
+        tensor([1.], dtype=torch.float64)
+    """
+
+    def __init__(self, k: int, relevant: int = 1) -> None:
+        self.k, self.relevant = check_whole(k, "k"), check_whole(relevant, "relevant")
+
+    def levels(self, grades: Tensor) -> Tensor:
+        """1 for relevant documents, 0 for others, -1 in the padding."""
+        return (grades >= self.relevant).to(torch.int64).masked_fill(grades < 0, -1)
+
+    def discount(self, places: Tensor) -> Tensor:
+        """1 for the first k places, then 0."""
+        return (places < self.k).to(torch.float64)
+
+    def gain(self, grades: Tensor) -> Tensor:
+        """1 for relevant documents."""
+        return (grades >= self.relevant).to(torch.float64)
+
+
+class PairSwaps(RankingMeasure):
+    """The share of pairs in the wrong order, as svm_rank (Joachims, 2002, 2006).
+
+    The hinge is that of each pair on its own, ``(1/P) sum max(0, 1 - (s_i - s_j))``, over the P pairs in which i has a
+    higher grade than j. With more than two grades the swaps that it finds need not be those of a ranking: outputs of
+    training are two rankings, in which a document is the more and the less relevant one of its pairs. They are int64
+    ``[B, N, 2]``, the places among 2N; ``Ranking.decode`` gives the places of one ranking. The oracle is exact, and
+    takes O(N log N), and O(G N) to count for G grades. Lists without a pair cost nothing.
+
+    Args:
+        normalize: Divide by P; False counts the swapped pairs.
+
+    Example:
+        >>> structure, scores = Ranking(PairSwaps()), torch.tensor([[0.5, 0.7, 0.1]])
+        >>> structure.decode(scores)  # the second document is on top
+        tensor([[1, 0, 2]])
+        >>> target = structure.check_target(torch.tensor([[2, 1, 0]]), scores)
+        >>> structure.loss(structure.argmax(scores).labeling, target)
+        tensor([0.3333], dtype=torch.float64)
+    """
+
+    def __init__(self, normalize: bool = True) -> None:
+        check_flags(normalize=normalize)
+        self.normalize = normalize
+
+    def weights(self, places: Tensor, size: Tensor) -> Tensor:
+        """How many documents more stand below than above."""
+        return (size - 1 - 2 * places).to(torch.float64)
+
+    def difference(self, labeling: Tensor, grades: Tensor) -> Tensor:
+        """The document's swaps as the less relevant one, less those as the more relevant one, divided by P."""
+        above, below = self.swaps(labeling, grades)
+        return (below - above).to(torch.float64) * self.share(grades).unsqueeze(1)
+
+    def share(self, grades: Tensor) -> Tensor:
+        """``1 / P``, ``[B]`` float64, for P pairs of documents of different grades; 1 if there is none.
+
+        It is 1 for all lists if the loss is not normalised.
+        """
+        found = 1.0 / count_others(grades)[0].sum(1).clamp(min=1).to(torch.float64)
+        return found if self.normalize else torch.ones_like(found)
+
+    def output(self, places: Tensor) -> Tensor:
+        """The same ranking twice."""
+        real = (places >= 0).unsqueeze(2)
+        return torch.stack([2 * places, 2 * places + 1], 2).masked_fill(~real, -1)
+
+    def swaps(self, labeling: Tensor, grades: Tensor) -> tuple[Tensor, Tensor]:
+        """How many less relevant documents stand above each document, and how many more relevant ones below it."""
+        return count_swaps(labeling[..., 0], labeling[..., 1], grades)
+
+    def parts(self, labeling: Tensor) -> Tensor:
+        """Half of how many documents more stand below than above, in both roles."""
+        better, worse = labeling.unbind(2)
+        real = better >= 0
+        own = place_of(-better.to(torch.float64), real) + place_of(-worse.to(torch.float64), real)  # among their role
+        found = real.sum(1, keepdim=True) - better - worse + own
+        return found.to(torch.float64).masked_fill(~real, 0.0)
+
+    def loss(self, labeling: Tensor, grades: Tensor) -> Tensor:
+        """Swapped pairs, divided by P."""
+        return self.swaps(labeling, grades)[0].sum(1) * self.share(grades)
+
+    def worst(self, scores: Tensor, grades: Tensor) -> Tensor:
+        """All pairs with a margin of less than 1 are swapped."""
+        real = grades >= 0
+        places = place_of(torch.cat([scores - 0.5, scores + 0.5], 1), torch.cat([real, real], 1))
+        return torch.stack(places.chunk(2, 1), 2)
+
+    def every(self, real: Tensor) -> Iterator[Tensor]:
+        """All pairs of rankings."""
+        both = torch.cat([real, real], 1)
+        for order in itertools.permutations(range(both.shape[1])):
+            height = torch.tensor(order, dtype=torch.float64, device=real.device).expand(both.shape)
+            yield torch.stack(place_of(height, both).chunk(2, 1), 2)

@@ -8,13 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import NO_LABEL, check_int64
-from torchssvm.core.naming import row_name
+from torchssvm.core.arguments import NO_LABEL, check_int64, row_name
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
 from torchssvm.core.structure import Decoding, Structure, fit, gated
-from torchssvm.structures.arguments import check_lengths
-from torchssvm.structures.ranking.measure import MEASURES, RankingMeasure, place_of
-from torchssvm.structures.ranking.pairs import PairSwaps
+from torchssvm.structures.common import check_lengths
+from torchssvm.structures.ranking.measure import MEASURES, PairSwaps, RankingMeasure, place_of
 
 _ENUMERATED = 6  # documents whose 720 orders are listed
 

@@ -2,7 +2,6 @@
 
 from torchssvm.structures.segments.head import LinearSegments
 from torchssvm.structures.segments.oracle import semi_markov
-from torchssvm.structures.segments.spans import span_f1
-from torchssvm.structures.segments.structure import Segments
+from torchssvm.structures.segments.structure import Segments, span_f1
 
 __all__ = ["LinearSegments", "Segments", "semi_markov", "span_f1"]

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, check_whole
+from torchssvm.core.operators import full_precision, product
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.precision import full_precision, product
-from torchssvm.core.token_products import respond
-from torchssvm.structures.arguments import fitting, own_lengths
-from torchssvm.structures.linear_head import LinearHead, weight
+from torchssvm.core.sparse_features import respond
+from torchssvm.structures.common import LinearHead, fitting, own_lengths, weight
 from torchssvm.structures.segments.structure import Segments
 
 

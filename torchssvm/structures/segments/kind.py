@@ -2,16 +2,144 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.core.jit import njit
+from torchssvm.core.vectors import set_row
+from torchssvm.kinds import block
 from torchssvm.kinds.adapter import HeadAdapter
+from torchssvm.kinds.block import size_of
 from torchssvm.kinds.examples import Examples
-from torchssvm.structures.segments.kind_numba import Segmentations, make_room
+from torchssvm.structures.segments.oracle import best_segments
+
+
+class Segmentations(NamedTuple):
+    """What all examples share: ``least`` ``[K]`` int64, the smallest durations, K, and the structure's settings."""
+
+    least: Any
+    labels: int
+    boundary: bool
+    spans: bool
+
+
+# Room of the decoder: see :func:`.oracle.best_segments`; ``none`` is no target
+Room = namedtuple("Room", "memory back none")
+
+
+def make_room(longest: int, rows: int, labels: int) -> Room:
+    """Room for up to ``longest`` frames and a table of this many rows."""
+    memory = np.zeros((2 * (rows - labels) + 2) * labels)
+    return Room(memory, np.zeros((2, longest, labels), np.int32), np.zeros(0, np.int64))
+
+
+@njit
+def end_of(kind, codes, begin, length):
+    """The frame after the last of the segment that begins at ``begin``."""
+    end = begin + 1
+    while end < length and codes[end] < kind.labels:
+        end += 1
+    return end
+
+
+@block.score.of(Segmentations)
+@njit
+def score(kind, examples, i, labels, length, emission, transition):
+    """The scores of frames, of boundaries, neighbours and durations."""
+    total, count, begin, before = 0.0, kind.labels, 0, -1
+    while begin < length:
+        end, label = end_of(kind, labels, begin, length), labels[begin] - count
+        for t in range(begin, end):
+            total += emission[t, label]
+        if kind.boundary:
+            total += emission[begin, count + label]
+        if before >= 0:
+            total += transition[before, label]
+        total += transition[count + end - begin - 1, label]
+        begin, before = end, label
+    return total
+
+
+@block.loss_of.of(Segmentations)
+@njit
+def loss_of(kind, examples, i, labels):
+    """The costs of wrong frames, or missed and wrong spans."""
+    loss, count, length = 0.0, kind.labels, size_of(examples, i)
+    target = examples.y[examples.start[i] :]
+    for t in range(length):
+        if not kind.spans:
+            loss += examples.cost[examples.start[i] + t] * (labels[t] % count != target[t] % count)
+            continue
+        own, true = labels[t] >= count, target[t] >= count
+        loss += own + true
+        if own and labels[t] == target[t] and end_of(kind, labels, t, length) == end_of(kind, target, t, length):
+            loss -= 2.0
+    return loss
+
+
+@block.mean_loss.of(Segmentations)
+@njit
+def mean_loss(kind, examples, i, t, psi, total, absolute):
+    """Of frames, as of any labels; of spans unknown."""
+    if kind.spans:
+        return np.nan, 0.0
+    place, told, size = examples.start[i] + t, 0.0, 0.0
+    target, cost = examples.y[place] % kind.labels, examples.cost[place]
+    for k in range(kind.labels):
+        if k != target:
+            told -= cost * np.float64(psi[k])
+            size += cost * abs(np.float64(psi[k]))
+    return told, size
+
+
+@njit
+def add_segments(kind, codes, other, length, mass, delta, pairs):
+    """Add ``mass`` at the parts of a segmentation that ``other`` does not have at the same frames."""
+    count, begin, before = kind.labels, 0, -1
+    while begin < length:
+        end, label = end_of(kind, codes, begin, length), codes[begin] - count
+        for t in range(begin, end):
+            if other[t] % count != label:
+                delta[t, label] += mass
+        alike = other[begin] == codes[begin]
+        if kind.boundary and not alike:
+            delta[begin, count + label] += mass
+        if before >= 0 and not (alike and other[begin - 1] % count == before):
+            pairs[before, label] += mass
+        if not (alike and end_of(kind, other, begin, length) == end):
+            pairs[count + end - begin - 1, label] += mass
+        begin, before = end, label
+
+
+@block.add_labeling.of(Segmentations)
+@njit
+def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
+    """``mass (p(labels) - p(y))``: what both have at the same frames is left out."""
+    target = examples.y[examples.start[i] :]
+    add_segments(kind, labels, target, length, mass, delta, pairs)
+    add_segments(kind, target, labels, length, -mass, delta, pairs)
+
+
+@block.decode.of(Segmentations)
+@njit
+def decode(kind, examples, i, length, scratch, transition, labels):
+    """The best segments, the loss added."""
+    start, room, scores = examples.start[i], scratch.room, scratch.prefixes
+    target = examples.y[start : start + length]
+    for t in range(length):
+        set_row(scores[t], scratch.emission[t], None, None)
+        for k in range(0 if kind.spans else kind.labels):
+            if k != target[t] % kind.labels:
+                scores[t, k] += examples.added[start + t]
+    known = target if kind.spans else room.none
+    best_segments(scores, transition, kind.least, known, length, room.memory, room.back, labels)
+    return loss_of(kind, examples, i, labels)
 
 
 class SegmentsAdapter(HeadAdapter):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_scores
-from torchssvm.core.jit import triton_available
-from torchssvm.core.launch import compiles, launch, once
-from torchssvm.core.on_host import apart
-from torchssvm.core.operators import define
-from torchssvm.structures.arguments import own_lengths
-from torchssvm.structures.segments import numba as kernels
-from torchssvm.structures.segments.plain import best_segments
+from torchssvm.core.jit import njit, triton_available
+from torchssvm.core.operators import apart, define
+from torchssvm.core.threads import compiles, launch, once
+from torchssvm.structures.common import own_lengths
+from torchssvm.structures.segments import oracle as kernels
+from torchssvm.structures.segments.plain import best_segments_torch
 
 _MOST_LABELS = 64  # of the kernel for CUDA, whose scores of neighbours stay in registers
 
@@ -96,7 +96,7 @@ def semi_markov_torch(
         return codes, value
     sizes = own_lengths(lengths, batch, longest)
     sizes = torch.full((batch,), longest, device=emission.device) if sizes is None else sizes
-    codes, score = best_segments(emission, segment, least.to(emission.device), sizes, target)
+    codes, score = best_segments_torch(emission, segment, least.to(emission.device), sizes, target)
     return codes, score.to(emission.dtype)
 
 
@@ -165,3 +165,199 @@ _operator = define(
     cuda=_on_cuda,
     default=semi_markov_torch,
 )
+
+
+@njit
+def best_segments(emission, table, least, target, length, memory, back, codes):
+    """Write the best segments into ``codes``, ``[T]``; returns their score, float64.
+
+    A start s is worth the best score before s less the sums of frames before s, so that every duration takes one
+    addition. Only the last D starts are kept.
+
+    Args:
+        emission: ``[T, K]`` scores of frames, or ``[T, 2 K]``, those of a label that begins behind them.
+        table: ``[K + D, K]``: neighbours, then durations.
+        least: ``[K]`` int64, the smallest duration of each label.
+        target: ``[T]`` codes, whose span loss is added; or empty.
+        length: T.
+        memory: Room for ``(2 D + 2) K`` float64 numbers, of any content.
+        back: ``[2, at least T, K]`` int32, of any content: the duration of the best segment that ends at each frame,
+            and the best label before one that begins there.
+        codes: To be filled.
+    """
+    states = table.shape[1]
+    most = table.shape[0] - states
+    size = most * states
+    starts, durations = memory[:size].reshape(most, states), memory[size : 2 * size].reshape(most, states)
+    prefix, best = memory[2 * size : 2 * size + states], memory[2 * size + states : 2 * size + 2 * states]
+    boundary, spans = emission.shape[1] > states, target.shape[0] > 0
+    missed, begun = 0.0, 0
+    for d in range(most):
+        for k in range(states):
+            durations[d, k] = np.float64(table[states + d, k]) + (1.0 if spans else 0.0)
+            if d + 1 < least[k]:
+                durations[d, k] = -np.inf
+            starts[d, k] = -np.inf
+    for k in range(states):
+        prefix[k] = best[k] = 0.0
+    for t in range(length):
+        held = starts[t % most]
+        for k in range(states):
+            highest, before = best[0] + table[0, k], 0
+            for j in range(1, states):
+                value = best[j] + table[j, k]
+                if value > highest:
+                    highest, before = value, j
+            back[1, t, k] = before
+            held[k] = (highest if t > 0 else 0.0) - prefix[k]
+            if boundary:
+                held[k] += emission[t, states + k]
+        for k in range(states):
+            if emission[t, k] == -np.inf:  # nothing that covers this frame
+                for d in range(most):
+                    starts[d, k] = -np.inf
+            else:
+                prefix[k] += emission[t, k]
+            best[k] = -np.inf
+            back[0, t, k] = 1
+        ends, d_true, k_true, kept = False, 0, 0, 0.0
+        if spans:
+            if target[t] >= states:
+                begun = t
+            if t + 1 == length or target[t + 1] >= states:
+                d_true, k_true = t - begun, target[begun] - states
+                ends = d_true < most and 0 <= k_true < states  # else nothing can be this span
+                missed += 1.0
+            if ends:
+                kept = durations[d_true, k_true]
+                durations[d_true, k_true] -= 2.0  # found: neither missing nor wrong
+        place = t % most
+        for d in range(min(most, t + 1)):
+            held, row = starts[place], durations[d]
+            for k in range(states):
+                value = held[k] + row[k]
+                if value > best[k]:
+                    best[k] = value
+                    back[0, t, k] = d + 1
+            place = place - 1 if place > 0 else most - 1
+        if ends:
+            durations[d_true, k_true] = kept
+        for k in range(states):
+            best[k] += prefix[k]
+    label = 0
+    for k in range(1, states):
+        if best[k] > best[label]:
+            label = k
+    value, end = best[label] + missed, length
+    while end > 0:
+        begin = max(end - back[0, end - 1, label], 0)
+        for t in range(begin, end):
+            codes[t] = label
+        codes[begin] += states
+        label, end = back[1, begin, label], begin
+    return value
+
+
+@njit
+def decode(emission, tables, least, targets, lengths, begin, end, memory, back, codes, values):
+    """Decode the examples ``begin`` to ``end - 1``: ``tables`` ``[B or 1, K + D, K]``, ``targets`` ``[B, N or 0]``."""
+    longest, states = emission.shape[1], tables.shape[2]
+    room = back[: 2 * longest * states].reshape(2, longest, states)
+    for b in range(begin, end):
+        table = tables[b if tables.shape[0] > 1 else 0]
+        length = lengths[b]
+        values[b] = best_segments(emission[b], table, least, targets[b], length, memory, room, codes[b])
+        codes[b, length:] = -1
+
+
+@njit
+def log_sum(total, highest, value):
+    """``total`` is the sum of ``exp(v - highest)``; returns both with one more ``value``."""
+    if value == -np.inf:
+        return total, highest
+    if value <= highest:
+        return total + np.exp(value - highest), highest
+    return total * np.exp(highest - value) + 1.0, value
+
+
+@njit
+def sum_product(emission, table, least, length, rows, parts, pairs):
+    """Add the means of the parts of one example to ``parts`` and ``pairs``, zero before; returns ``log Z``.
+
+    Args:
+        emission, table, least, length: As in :func:`best_segments`.
+        rows: ``[4, at least T, K]``: logarithms of the mass of what ends at a frame, and begins there; of what follows
+            an end there; and the mass of ends.
+        parts: Shaped like ``emission``.
+        pairs: Shaped like ``table``.
+    """
+    states = table.shape[1]
+    most, boundary = table.shape[0] - states, emission.shape[1] > states
+    ends, begins, follows, closed = rows[0], rows[1], rows[2], rows[3]
+    for t in range(length):
+        for k in range(states):
+            total, highest = 0.0, -np.inf
+            if t == 0:
+                total, highest = 1.0, 0.0
+            else:
+                for j in range(states):
+                    total, highest = log_sum(total, highest, ends[t - 1, j] + table[j, k])
+            begins[t, k] = highest + np.log(total) if total > 0.0 else -np.inf
+            if boundary:
+                begins[t, k] += emission[t, states + k]
+            total, highest, frames = 0.0, -np.inf, 0.0
+            for d in range(min(most, t + 1)):
+                frames += emission[t - d, k]
+                if d + 1 >= least[k]:
+                    value = begins[t - d, k] + frames + table[states + d, k]
+                    total, highest = log_sum(total, highest, value)
+            ends[t, k] = highest + np.log(total) if total > 0.0 else -np.inf
+            closed[t, k] = 0.0
+    total, highest = 0.0, -np.inf
+    for k in range(states):
+        total, highest = log_sum(total, highest, ends[length - 1, k])
+        follows[length - 1, k] = 0.0
+    whole = highest + np.log(total) if total > 0.0 else -np.inf
+    for s in range(length - 1 if whole > -np.inf else -1, -1, -1):
+        for k in range(states):
+            total, highest, frames, begun = 0.0, -np.inf, 0.0, 0.0
+            for d in range(min(most, length - s)):
+                frames += emission[s + d, k]
+                if d + 1 >= least[k]:
+                    value = frames + table[states + d, k] + follows[s + d, k]
+                    total, highest = log_sum(total, highest, value)
+                    mass = np.exp(begins[s, k] + value - whole)
+                    pairs[states + d, k] += mass
+                    closed[s + d, k] += mass
+                    begun += mass
+            parts[s, k] = begun
+            if boundary:
+                parts[s, states + k] = begun
+            after = highest + np.log(total) if total > 0.0 else -np.inf
+            if boundary:
+                after += emission[s, states + k]
+            begins[s, k] = after  # of what begins there and all behind it
+        if s > 0:
+            for j in range(states):
+                total, highest = 0.0, -np.inf
+                for k in range(states):
+                    value = table[j, k] + begins[s, k]
+                    total, highest = log_sum(total, highest, value)
+                    pairs[j, k] += np.exp(ends[s - 1, j] + value - whole)
+                follows[s - 1, j] = highest + np.log(total) if total > 0.0 else -np.inf
+    for k in range(states):
+        covered = 0.0
+        for t in range(length):
+            covered += parts[t, k] - (closed[t - 1, k] if t > 0 else 0.0)
+            parts[t, k] = max(covered, 0.0)
+    return whole
+
+
+@njit
+def marginals(emission, tables, least, lengths, begin, end, rows, parts, pairs, whole):
+    """:func:`sum_product` of the examples ``begin`` to ``end - 1``."""
+    longest, states = emission.shape[1], tables.shape[2]
+    room = rows[: 4 * longest * states].reshape(4, longest, states)
+    for b in range(begin, end):
+        table = tables[b if tables.shape[0] > 1 else 0]
+        whole[b] = sum_product(emission[b], table, least, lengths[b], room, parts[b], pairs[b])

@@ -11,7 +11,7 @@ from torchssvm.core.potentials import Parts
 from torchssvm.core.traced_loops import scan
 
 
-def best_segments(
+def best_segments_torch(
     emission: Tensor, table: Tensor, least: Tensor, lengths: Tensor, target: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The codes ``[B, N]`` and their scores ``[B]`` float64, with the bits of the compiled kernel and its arguments.
@@ -90,4 +90,4 @@ class SegmentsDecoder(nn.Module):
         emission, table = potentials["emission"], potentials["segment"]
         if lengths is None:
             lengths = torch.full((emission.shape[0],), emission.shape[1], device=emission.device)
-        return best_segments(emission, table, self.least, lengths)[0]
+        return best_segments_torch(emission, table, self.least, lengths)[0]

@@ -8,20 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_flags, check_int64, check_tensor, check_whole
+from torchssvm.core.arguments import check_flags, check_int64, check_tensor, check_whole, row_name
 from torchssvm.core.marginals import Marginals
-from torchssvm.core.naming import row_name
-from torchssvm.core.on_host import constant
-from torchssvm.core.operators import plain
+from torchssvm.core.operators import constant, plain, transformed
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.precision import transformed
 from torchssvm.core.structure import Decoding, as_decoding, digest
-from torchssvm.structures.arguments import check_lengths
-from torchssvm.structures.chain.nbest import NBest
+from torchssvm.structures.chain.nbest import NBest, nbest
+from torchssvm.structures.common import check_lengths
 from torchssvm.structures.labelled import Indexed, Places, real_rows
-from torchssvm.structures.segments.nbest import best_segmentations
 from torchssvm.structures.segments.oracle import semi_markov, semi_markov_marginals
-from torchssvm.structures.segments.spans import Span, durations_of, every_segmentation
 
 
 class Segments(Indexed):
@@ -346,3 +341,73 @@ def _refuse(wrong: Tensor, codes: Tensor, why: str) -> None:
     if bool(wrong.any()):
         row, place = wrong.nonzero()[0].tolist()
         raise ValueError(f"target has code {int(codes[row, place])} at position {place} of {row_name(row)}: {why}")
+
+
+def best_segmentations(emission: Tensor, segment: Tensor, least: Tensor, lengths: Tensor, n: int) -> NBest:
+    """The n best codes of every sequence, in O(T D^2 K^2) time and O(T D K + D^2 K^2) memory for each.
+
+    State ``(d - 1) K + k`` is frame d of a segment of label k. Every segmentation is one path of these states: it goes
+    on to the next frame of the segment, or pays for the duration and begins another one.
+
+    Args:
+        emission: ``[B, N, K]``, or ``[B, N, 2 K]`` with scores of frames where a segment begins.
+        segment: ``[B, K + D, K]``.
+        least: ``[K]`` int64, the smallest duration of each label.
+        lengths: ``[B]`` int64, on the CPU.
+        n: How many.
+    """
+    emission, segment = emission.detach().double().cpu(), segment.detach().double().cpu()
+    batch, longest, width = emission.shape
+    states, most = segment.shape[2], segment.shape[1] - segment.shape[2]
+    ends = segment[:, states:].clone()  # [B, D, K], what a segment pays where it ends after d frames
+    ends[:, torch.arange(1, most + 1).unsqueeze(1) < least.cpu()] = -torch.inf
+    size = most * states
+    pairs = torch.full((batch, most, states, most, states), -torch.inf, dtype=torch.float64)
+    pairs[:, :, :, 0] = ends.unsqueeze(3) + segment[:, None, :states]
+    within, label = torch.arange(most - 1).unsqueeze(1), torch.arange(states)
+    pairs[:, within, label, within + 1, label] = 0.0
+    frames = emission[..., :states].unsqueeze(2).repeat(1, 1, most, 1)  # [B, N, D, K]
+    if width > states:
+        frames[:, :, 0] += emission[..., states:]
+    frames[:, 0, 1:] = -torch.inf
+    frames[torch.arange(batch), lengths - 1] += ends
+    found = nbest(frames.view(batch, longest, size), pairs.view(batch, size, size), lengths, n)
+    codes = found.labelings.remainder(states) + states * (found.labelings < states)
+    return NBest(torch.where(found.labelings < 0, -1, codes), found.values)
+
+
+Span = tuple[int, int, int]
+"""First frame, the frame after the last, and label."""
+
+
+def durations_of(codes: Tensor, num_labels: int) -> Tensor:
+    """The duration of the segment that begins at each frame of ``[..., N]`` codes; 0 where none does."""
+    longest = codes.shape[-1]
+    begins = codes >= num_labels
+    place = torch.arange(longest, device=codes.device).expand(codes.shape)
+    # The first frame behind t that begins a segment, or is none.
+    stops = torch.where(begins | (codes < 0), place, longest)
+    after = torch.cat([stops[..., 1:], torch.full_like(stops[..., :1], longest)], -1)
+    return torch.where(begins, after.flip(-1).cummin(-1).values.flip(-1) - place, 0)
+
+
+def every_segmentation(length: int, num_labels: int, least: Sequence[int], most: int) -> Iterator[list[int]]:
+    """The codes of all segmentations of a sequence."""
+    if not length:
+        yield []
+    for label in range(num_labels):
+        for duration in range(least[label], min(most, length) + 1):
+            for rest in every_segmentation(length - duration, num_labels, least, most):
+                yield [label + num_labels] + [label] * (duration - 1) + rest
+
+
+def span_f1(found: Sequence[Sequence[Any]], true: Sequence[Sequence[Any]]) -> float:
+    """The F1 score of spans over all sequences: one is right where start, end and label are; 1 where there are none.
+
+    Example:
+        >>> span_f1([[(0, 2, 1), (2, 3, 0)]], [[(0, 2, 1), (2, 4, 0)]])
+        0.5
+    """
+    pairs = [(set(own), set(others)) for own, others in zip(found, true, strict=True)]
+    total = sum(len(own) + len(others) for own, others in pairs)
+    return 2.0 * sum(len(own & others) for own, others in pairs) / total if total else 1.0

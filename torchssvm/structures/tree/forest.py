@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_int64, check_tensor, check_whole
-from torchssvm.core.on_host import apart
+from torchssvm.core.operators import apart
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.structure import Decoding, Structure, fit
-from torchssvm.structures.arguments import check_labels, check_lengths, fitting
+from torchssvm.structures.common import Head, check_labels, check_lengths, fitting, weight
 from torchssvm.structures.labelled import Labelled, real_rows
-from torchssvm.structures.linear_head import Head, weight
 from torchssvm.structures.max_marginals import tree_margins
 from torchssvm.structures.tree.oracle import max_sum_tree, node_depths
 

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
-from torchssvm.core.on_host import upload
+from torchssvm.core.operators import full_precision, product, upload
 from torchssvm.core.potentials import Parts, Potentials
-from torchssvm.core.precision import full_precision, product
-from torchssvm.core.token_products import respond
-from torchssvm.structures.arguments import check_lengths, fitting
-from torchssvm.structures.linear_head import LinearHead, padded, weight
+from torchssvm.core.sparse_features import respond
+from torchssvm.structures.common import LinearHead, check_lengths, fitting, padded, weight
 from torchssvm.structures.tree.structure import Tree
 
 

@@ -2,21 +2,147 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.core.jit import njit
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Labeling
+from torchssvm.core.vectors import set_rows
+from torchssvm.kinds import block
 from torchssvm.kinds.adapter import HeadAdapter
+from torchssvm.kinds.block import add_states, loss_of, size_of, uniform_mean_loss
 from torchssvm.kinds.examples import Examples
 from torchssvm.kinds.link_adapter import LinkAdapter
-from torchssvm.kinds.links import Links
-from torchssvm.structures.tree.kind_numba import Forests, Trees, make_room
+from torchssvm.kinds.links import Links, with_links
+from torchssvm.structures.tree.oracle import decode as decode_trees
+
+_ALL = np.zeros(0, np.int64)
+
+
+class Trees(NamedTuple):
+    """The tree of all examples, of which each has the first nodes."""
+
+    parent: Any  # ``[N]`` int64, -1 at roots
+    # whether one matrix serves all edges; else rows ``v K`` to ``v K + K - 1`` of the pairs are those of node v and its
+    # parent, by the state of the parent
+    shared: bool
+    states: int  # K
+
+
+# Room of the decoder; ``every`` is empty: no lengths
+Room = namedtuple("Room", "memory places value every")
+
+
+def make_room(longest: int, states: int, dtype: np.dtype) -> Room:
+    """Room for trees of up to ``longest`` nodes."""
+    return Room(np.zeros(2 * longest * states, dtype), np.zeros(3 * longest + 2, np.int64), np.zeros(1, dtype), _ALL)
+
+
+@block.pair_rows_of.of(Trees)
+@njit
+def pair_rows_of(kind, examples, i):
+    """Those of one matrix, or of one for each node."""
+    return kind.states if kind.shared else kind.states * size_of(examples, i)
+
+
+@njit
+def row_of(kind, v, labels):
+    """The row of the pairs that node v and its parent make."""
+    return labels[kind.parent[v]] + (0 if kind.shared else v * kind.states)
+
+
+@block.score.of(Trees)
+@njit
+def score(kind, examples, i, labels, length, emission, transition):
+    """The scores of states and of pairs."""
+    total = 0.0
+    for v in range(length):
+        total += emission[v, labels[v]]
+        if kind.parent[v] >= 0:
+            total += transition[row_of(kind, v, labels), labels[v]]
+    return total
+
+
+block.mean_loss.of(Trees)(uniform_mean_loss)
+
+
+@block.mark_rows.of(Trees)
+@njit
+def mark_rows(kind, examples, i, labels, used):
+    """The rows of the pairs that the states make."""
+    for v in range(size_of(examples, i)):
+        if kind.parent[v] >= 0:
+            used[row_of(kind, v, labels)] = True
+
+
+@block.add_labeling.of(Trees)
+@njit
+def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
+    """``mass (p(labels) - p(y))``: states and pairs that differ at a node."""
+    target = examples.y[examples.start[i] :]
+    add_states(examples, i, length, labels, mass, delta)
+    for v in range(length):
+        new, old = labels[v], target[v]
+        if kind.parent[v] >= 0 and (new != old or labels[kind.parent[v]] != target[kind.parent[v]]):
+            pairs[row_of(kind, v, labels), new] += mass
+            pairs[row_of(kind, v, target), old] -= mass
+
+
+@njit
+def max_sum(examples, i, length, scratch, states, parents, edges, room, labels):
+    """Max-sum with the loss added, with the ties of ``torchssvm.structures.tree.oracle``.
+
+    ``edges`` are matrices for each node, or one with the child's state first.
+    """
+    start, scores = examples.start[i], scratch.prefixes
+    set_rows(scores, scratch.emission, None, length, None, examples.added[start:])
+    for v in range(length):
+        target = examples.y[start + v]
+        scores[v, target] = scratch.emission[v, target]
+    nodes, found = scores[:length].reshape(1, length, states), labels[:length].reshape(1, length)
+    work = 1, states, 0, 1, room.memory, room.places, found, room.value
+    decode_trees(nodes, edges, parents[:length].reshape(1, length), room.every, *work)
+
+
+@block.decode.of(Trees)
+@njit
+def decode(kind, examples, i, length, scratch, transition, labels):
+    """Max-sum."""
+    states, turned = kind.states, scratch.transition
+    if kind.shared:
+        for j in range(states):
+            for k in range(states):
+                turned[k, j] = transition[j, k]
+        edges = turned[:states].reshape(1, 1, states, states)
+    else:
+        edges = transition[: length * states].reshape(1, length, states, states)
+    max_sum(examples, i, length, scratch, states, kind.parent, edges, scratch.room, labels)
+    return loss_of(kind, examples, i, labels)
+
+
+@with_links
+class Forests(NamedTuple):
+    """Forests: edge v of an example is that of node v and its parent; ``parent`` ``[E]`` is int64, -1 at roots."""
+
+    links: Any
+    parent: Any
+
+
+@block.decode.of(Forests)
+@njit
+def decode_forest(kind, examples, i, length, scratch, transition, labels):
+    """Max-sum."""
+    states, parents = kind.links.states, kind.parent[kind.links.start[i] :]
+    edges = transition[: length * states].reshape(1, length, states, states)
+    max_sum(examples, i, length, scratch, states, parents, edges, scratch.room.decoder, labels)
+    return loss_of(kind, examples, i, labels)
 
 
 class TreeAdapter(HeadAdapter):

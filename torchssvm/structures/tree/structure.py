@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import as_parents, check_flags, check_int64, check_whole
-from torchssvm.core.on_host import on_host, upload
+from torchssvm.core.operators import on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding
-from torchssvm.structures.arguments import check_labels, check_lengths
+from torchssvm.structures.common import check_labels, check_lengths
 from torchssvm.structures.labelled import Indexed, Labelled, Places, every_labeling, real_rows
 from torchssvm.structures.max_marginals import tree_margins
 from torchssvm.structures.tree.oracle import max_sum_tree, node_depths

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchssvm.core.jit import on_device
-from torchssvm.core.on_host import on_host, upload
+from torchssvm.core.operators import on_host, upload
 
 _TILE = 64  # most states of a tile, for children and for parents
 
