@@ -19,6 +19,7 @@ from torchssvm.dual.storage import Storage, Stored
 from torchssvm.kinds.adapter import find_adapter
 from torchssvm.kinds.examples import Examples, make_scratch
 from torchssvm.kinds.inner import fill_inner, list_tokens
+from torchssvm.kinds.long import reach_of
 from torchssvm.solvers.compiled.packing import long_features, num_products, offsets
 from torchssvm.solvers.compiled.state import BlockArrays, Options, Scalars, without_slots
 from torchssvm.steps.block_steps import BatchSteps, BlockSteps, Visited
@@ -186,4 +187,5 @@ def _examples(
         stored=STORED,
         pair_rows=adapter.pair_rows,
         kind=adapter.kind(),
+        reach=reach_of(int(lengths.max()), STORED),
     )
