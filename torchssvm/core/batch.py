@@ -257,9 +257,9 @@ def restrict(batches: Iterable[Batch], examples: range) -> Iterable[Batch]:
             )
 
 
-def pass_over(dataset: Any, collate_fn: Collate | None = None) -> Iterable[Batch]:
+def pass_over(dataset: Any, collate_fn: Collate | None = None, batch_size: int = 256) -> Iterable[Batch]:
     """The batches of an exact pass: :func:`in_order`, by length if the dataset knows its lengths."""
-    return in_order(dataset, collate_fn=collate_fn, lengths=lengths_of(dataset))
+    return in_order(dataset, batch_size=batch_size, collate_fn=collate_fn, lengths=lengths_of(dataset))
 
 
 def lengths_of(dataset: Any) -> Tensor | None:

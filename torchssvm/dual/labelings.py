@@ -74,11 +74,14 @@ class Labelings(Storage):
         With the target, where it is known: an oracle that finds nothing in its time returns it.
         """
         if self._template is None:
-            one = potentials.detach().select(torch.zeros(1, dtype=torch.int64, device=potentials.device))
-            one = one.replace({name: t.to(self.parameters[0].dtype) for name, t in one.tensors.items()})
             own = () if target is None else (tree_map(lambda tensor: tensor[:1], target),)
-            decode = self.structure.augmented_argmax if own else self.structure.argmax
-            self._template = as_decoding(decode(one, *own)).labeling
+            if isinstance(target, Tensor) and self.structure.target_is_labeling:  # whose oracle is not compiled yet
+                self._template = own[0].clone()
+            else:
+                one = potentials.detach().select(torch.zeros(1, dtype=torch.int64, device=potentials.device))
+                one = one.replace({name: t.to(self.parameters[0].dtype) for name, t in one.tensors.items()})
+                decode = self.structure.augmented_argmax if own else self.structure.argmax
+                self._template = as_decoding(decode(one, *own)).labeling
         return self._template
 
     def rescale(self, factor: float) -> None:

@@ -189,7 +189,7 @@ def respond_marked(examples, model, i, length, psi, scratch):
     start, inner, total = examples.line[i], examples.inner_start[i], 0.0
     response, sums = scratch.response, scratch.sums_of_label
     if length > examples.stored:
-        respond_to_long_parts(examples, start, length, psi, model.has_bias, response, sums)
+        respond_to_long_parts(examples.reach, examples, start, length, psi, model.has_bias, response, sums)
     for t in range(length):
         row = response[t]
         if length <= examples.stored:
@@ -260,7 +260,7 @@ def square_rows(examples, model, i, length, delta, scratch):
     """``|Phi_i^T delta|^2`` of the emissions; ``scratch.squares`` gets ``|delta_t|^2``."""
     squares, sums = scratch.squares, scratch.sums_of_label
     if length > examples.stored:
-        total = long_square(examples, examples.line[i], length, delta, model.has_bias, squares, sums)
+        total = long_square(examples.reach, examples, examples.line[i], length, delta, model.has_bias, squares, sums)
     else:
         total = quadratic(delta, length, examples.inner[examples.inner_start[i] :], squares)
     if model.has_boundary:
@@ -280,7 +280,7 @@ def add_rows_to_weights(examples, model, i, length, delta, scratch, factor):
     """``w += factor Phi_i^T delta`` of the emissions; ``scratch.squares`` is 0 for rows without a change."""
     start, squares, sums = examples.line[i], scratch.squares, scratch.sums_of_label
     if length > examples.stored:
-        add_long_to_weights(examples, start, length, delta, model, squares, sums, factor)
+        add_long_to_weights(examples.reach, examples, start, length, delta, model, squares, sums, factor)
     elif model.has_bias:
         for t in range(length):
             if squares[t] != 0.0:

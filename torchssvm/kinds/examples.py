@@ -28,6 +28,7 @@ class Examples(NamedTuple):
         stored: The most rows of an example whose inner products are kept.
         pair_rows: The number of rows of pairs of an example, where all have as many.
         kind: A named tuple: what else an example is. Its class says which functions of :mod:`.block` are called.
+        reach: ``Long`` where an example has more than ``stored`` rows, else None; see :mod:`.long`.
     """
 
     dense: bool
@@ -45,6 +46,7 @@ class Examples(NamedTuple):
     stored: int
     pair_rows: int
     kind: Any = None
+    reach: Any = None
 
 
 class Model(NamedTuple):

@@ -7,10 +7,35 @@ whose products are read. The last entry of these sums is that of the bias.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
-from torchssvm.core.jit import njit
+from torchssvm.core.jit import ByKind, njit
 from torchssvm.core.vectors import add_row, exact_dot, set_row
+
+
+class Long(NamedTuple):
+    """``Examples.reach`` where an example has more than ``Examples.stored`` rows; else it is None."""
+
+    rows: int  # of the longest example
+
+
+def reach_of(rows: int, stored: int) -> Long | None:
+    """``Examples.reach`` for so many rows of the longest example."""
+    return Long(rows) if rows > stored else None
+
+
+@njit
+def _nothing(reach, *arguments):
+    return 0.0
+
+
+def where_long(kernel: Any) -> Any:
+    """A kernel that is not compiled for a training set without long examples, which never call it."""
+    made = ByKind(_nothing)
+    made.of(Long)(kernel)
+    return made
 
 
 @njit
@@ -51,8 +76,9 @@ def take_square(examples, token, sums):
     return total
 
 
+@where_long
 @njit
-def mark(examples, start, length, held, count, found, is_new, response):
+def mark(reach, examples, start, length, held, count, found, is_new, response):
     """Write infinity where labelings that differ at a token are scored, and 0 elsewhere."""
     for t in range(length):
         row, target, differs = response[t], examples.y[start + t], is_new and found[t] != examples.y[start + t]
@@ -67,8 +93,9 @@ def mark(examples, start, length, held, count, found, is_new, response):
             row[target] = np.inf
 
 
+@where_long
 @njit
-def respond_long(examples, start, length, labels, has_bias, response, sums):
+def respond_long(reach, examples, start, length, labels, has_bias, response, sums):
     """``Phi Phi^T (p(labels) - p(y))`` at the emissions that are marked."""
     for k in range(response.shape[1]):
         for t in range(length):
@@ -86,8 +113,9 @@ def respond_long(examples, start, length, labels, has_bias, response, sums):
                     break
 
 
+@where_long
 @njit
-def respond_to_long_parts(examples, start, length, psi, has_bias, response, sums):
+def respond_to_long_parts(reach, examples, start, length, psi, has_bias, response, sums):
     """Emissions of ``Phi Phi^T psi`` at those that are marked and where psi is not 0."""
     for k in range(response.shape[1]):
         for t in range(length):
@@ -104,8 +132,9 @@ def respond_to_long_parts(examples, start, length, psi, has_bias, response, sums
                     break
 
 
+@where_long
 @njit
-def long_square(examples, start, length, delta, has_bias, squares, sums):
+def long_square(reach, examples, start, length, delta, has_bias, squares, sums):
     """``|sum_t delta_t x_t^T|^2``; ``squares`` gets ``|delta_t|^2``."""
     total = 0.0
     for t in range(length):
@@ -122,8 +151,9 @@ def long_square(examples, start, length, delta, has_bias, squares, sums):
     return total
 
 
+@where_long
 @njit
-def add_long_to_weights(examples, start, length, delta, model, squares, sums, factor):
+def add_long_to_weights(reach, examples, start, length, delta, model, squares, sums, factor):
     """``w += factor sum_t delta_t x_t^T`` and the bias; float32 would round the sum at every token."""
     for k in range(model.emission.shape[1]):
         for t in range(length):
@@ -143,8 +173,9 @@ def add_long_to_weights(examples, start, length, delta, model, squares, sums, fa
             set_row(sums, None, None, 0.0)
 
 
+@where_long
 @njit
-def add_net_pairs(examples, start, length, labels, mass, pairs, counts):
+def add_net_pairs(reach, examples, start, length, labels, mass, pairs, counts):
     """``mass`` times the pairs of a labeling without those of the target; ``counts`` are zero before and after.
 
     Pairs that both have are left out: ``x + mass - mass`` rounds a small x.

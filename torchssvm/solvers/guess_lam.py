@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call
 
 from torchssvm.core.arguments import check_dataset, moved, warn
-from torchssvm.core.batch import apply_head, fetcher, pass_over, to_device
+from torchssvm.core.batch import Part, apply_head, fetcher, pass_over, to_device
 from torchssvm.core.operators import full_precision
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
@@ -61,7 +61,7 @@ def guess_lam(head: nn.Module, dataset: Any, *, structure: Structure | None = No
         nn.init.zeros_(weight)
     hinge, found = StructuredHinge(structure), []
     with torch.enable_grad(), full_precision(weights[0].device):
-        for place in range(0, n, -(-n // SAMPLE)):
+        for place in _spread(n):
             batch = to_device(fetch([place]), weights[0].device)
             loss = hinge(apply_head(trial, batch), batch.y)
             if float(loss.detach()) > 0.0:
@@ -77,6 +77,11 @@ def guess_lam(head: nn.Module, dataset: Any, *, structure: Structure | None = No
     if not math.isfinite(sum(found)):
         raise ValueError("the features are so large that their squares overflow: scale them")
     return SHARE * sum(found) / len(found) / n
+
+
+def _spread(n: int) -> range:
+    """At most ``SAMPLE`` places, evenly spread over n."""
+    return range(0, n, -(-n // SAMPLE))
 
 
 def _square(tensor: torch.Tensor) -> float:
@@ -125,19 +130,25 @@ def warn_if_zero(
     """
     if 0.5 * certificate.lam * dual.held_norm**2 > LITTLE * certificate.primal or dual.ranks:
         return
-    guess = guess_or_none(head, dataset, dual.structure)
-    if guess is None or certificate.lam <= FAR_ABOVE * guess:
-        return
     zeros = {name: torch.zeros_like(parameter) for name, parameter in head.named_parameters()}
-    batches, lam = pass_over(dataset), certificate.lam
+    structure, lam, weights = dual.structure, certificate.lam, zeros.values()
+
+    def at_zero(part: Any) -> float:
+        found = primal(lambda *x: functional_call(head, zeros, x), structure, pass_over(part), lam, parameters=weights)
+        return found.value
+
     try:
-        structure, weights = dual.structure, zeros.values()
-        nothing = primal(lambda *x: functional_call(head, zeros, x), structure, batches, lam, parameters=weights).value
+        if certificate.primal < 0.5 * at_zero(Part(dataset, _spread(len(dataset)))):  # as of nearly all runs
+            return
+        guess = guess_or_none(head, dataset, structure)
+        if guess is None or lam <= FAR_ABOVE * guess:
+            return
+        nothing = at_zero(dataset)
     except Exception:
         return
     if certificate.primal >= (1.0 - LITTLE) * nothing > 0.0:
         warn(
-            f"lam={certificate.lam:.3g} leaves the weights practically zero: the primal, {certificate.primal:.4g}, is "
+            f"lam={lam:.3g} leaves the weights practically zero: the primal, {certificate.primal:.4g}, is "
             f"{100 * certificate.primal / nothing:.1f} % of that of zero weights. Try "
-            f"{_to_try(certificate.lam, guess, C)}, which is that of guess_lam"
+            f"{_to_try(lam, guess, C)}, which is that of guess_lam"
         )

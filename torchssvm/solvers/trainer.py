@@ -412,7 +412,7 @@ class DualTrainer:
             TypeError: ``schedule`` is not a Schedule.
         """
         return run_until(
-            self._steps(),
+            self._steps(max_passes),
             self.dual,
             self.certify,
             tolerance=tolerance,
@@ -425,12 +425,16 @@ class DualTrainer:
             early=self.early,
         )
 
-    def _steps(self) -> Iterator[int]:
+    def _steps(self, max_passes: float) -> Iterator[int]:
         dual = self.dual
         while True:
             before = dual.oracle_calls + dual.cache_hits
-            self.step()
+            self._advance(max_passes - dual.passes)
             yield dual.oracle_calls + dual.cache_hits - before
+
+    def _advance(self, passes: float) -> Any:
+        """A step of a run that may make so many more passes."""
+        return self.step()
 
 
 def check_limits(tolerance: Tolerance, max_passes: float) -> None:

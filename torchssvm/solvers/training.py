@@ -221,7 +221,7 @@ def make_trainer(
             trainer: Any = CompiledBCFW(
                 head,
                 dual,
-                pass_over(dataset) if held is None else _new(dataset, held[1]),
+                pass_over(dataset, batch_size=_packed_at_once(sample)) if held is None else _new(dataset, held[1]),
                 direction=rules.direction,
                 oracle=rules.oracle,
                 order=rules.order,
@@ -246,6 +246,12 @@ def make_trainer(
     if rules.schedule is not None:
         trainer.schedule = rules.schedule
     return trainer
+
+
+def _packed_at_once(sample: Sample) -> int:
+    """Examples of a batch that is packed: of a million numbers, as far as 256 to 4096 examples have as many."""
+    numbers = sum(t.numel() for t in tree_tensors((sample.x, sample.potentials))) // max(sample.size, 1)
+    return max(256, min(4096, 2**20 // max(numbers, 1)))
 
 
 def _new(dataset: Any, kept: Tensor) -> Iterator[Batch]:

@@ -63,7 +63,7 @@ def choose(rule, atoms, corner, mass, hinge, gram, scale, steps, tolerance, chan
         steps, tolerance: Of the corrective direction.
         change, work: ``[M]``; the second is room for rates.
     """
-    away, mean = -1, 0.0
+    away, mean = np.int64(-1), 0.0  # a literal -1 would be compiled once more, as a type of its own
     for c in range(atoms):
         if mass[c] > 0.0:
             mean += mass[c] * hinge[c]

@@ -113,6 +113,16 @@ def test_no_round_of_a_cycle_lowers_the_dual_and_each_shuffles_all_blocks():
     assert all(sorted(order) == list(range(40)) for order in found)
 
 
+@pytest.mark.parametrize("passes", [0.5, 1, 2, 3, 7.5])
+def test_a_run_ends_in_the_pass_that_is_the_last_one_allowed(passes):
+    problem = KINDS["multiclass"]()
+    loop = loop_of(problem)
+    found = loop.solve(1e-12, max_passes=passes, progress=False)
+    assert found.passes - 1.0 < passes + 1.0, "the certificate takes a pass of its own"
+    assert found.gap == pytest.approx(certify(problem.head, loop.dual, problem.everything(3)).gap, abs=1e-12)
+    assert loop.solve(1e-6, max_passes=2000.0, progress=False).gap <= 1e-6
+
+
 def shuffled(point: float) -> list[int]:
     order = np.arange(40)
     shuffle(order, point)

@@ -80,10 +80,17 @@ def find_slot(i, count, size, labelings, found):
 
 
 @njit
+def read_slot(i, c, examples, blocks, labels):
+    """The labeling of a slot as int64, like a corner, so that what takes either is compiled once."""
+    for t in range(size_of(examples, i)):
+        labels[t] = blocks.labelings[i, c, t]
+
+
+@njit
 def fill_direction(i, count, length, is_new, examples, blocks, scratch):
     """The direction in parts space, for the change of the masses; returns how many rows of its pairs are used."""
     delta, pairs, change, kind = scratch.delta, scratch.delta_pairs, scratch.change, examples.kind
-    used = scratch.used[: pair_rows_of(kind, examples, i)]
+    used, labels = scratch.used[: pair_rows_of(kind, examples, i)], scratch.labels
     rest = blocks.mixed[i] and scratch.mass[0] > 0.0 and change[0] != 0.0
     psi, psi_pairs, held = rest_views(examples, blocks, i, length)
     for j in range(len(used)):
@@ -91,7 +98,8 @@ def fill_direction(i, count, length, is_new, examples, blocks, scratch):
     mark_rows(kind, examples, i, examples.y[examples.start[i] :], used)
     for c in range(count):
         if change[c + 1] != 0.0:
-            mark_rows(kind, examples, i, blocks.labelings[i, c], used)
+            read_slot(i, c, examples, blocks, labels)
+            mark_rows(kind, examples, i, labels, used)
     if is_new:
         mark_rows(kind, examples, i, scratch.corner, used)
     rows = scratch.rows[: list_rows(used, scratch.rows)]
@@ -104,7 +112,8 @@ def fill_direction(i, count, length, is_new, examples, blocks, scratch):
         set_rows(pairs, None, rows, len(rows), None, None)
     for c in range(count):
         if change[c + 1] != 0.0:
-            add_labeling(kind, examples, i, length, blocks.labelings[i, c], change[c + 1], delta, pairs, scratch.pairs)
+            read_slot(i, c, examples, blocks, labels)
+            add_labeling(kind, examples, i, length, labels, change[c + 1], delta, pairs, scratch.pairs)
     if is_new:
         add_labeling(kind, examples, i, length, scratch.corner, change[count + 1], delta, pairs, scratch.pairs)
     return len(rows)
@@ -164,8 +173,10 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
             continue
         if c == count and not is_new:
             continue
-        for t in range(size):
-            labels[t] = found[t] if c == count else blocks.labelings[i, c, t]
+        if c < count:
+            read_slot(i, c, examples, blocks, labels)
+        for t in range(size if c == count else 0):
+            labels[t] = found[t]
         respond(kind, examples, model, i, length, labels, *read)
         own = score(kind, examples, i, target, length, response, pairs)
         for e in range(count):
@@ -195,8 +206,10 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
     for c in range(count + 1):
         if c == count and not is_new:
             continue
-        for t in range(size):
-            labels[t] = found[t] if c == count else blocks.labelings[i, c, t]
+        if c < count:
+            read_slot(i, c, examples, blocks, labels)
+        for t in range(size if c == count else 0):
+            labels[t] = found[t]
         value = -share * (score(kind, examples, i, labels, length, response, moved) - own)
         gram[0, c + 1] = value
         gram[c + 1, 0] = value
@@ -218,7 +231,8 @@ def insert(i, mass, loss, corner, length, examples, blocks, options, scratch, co
         if held > 0.0:
             if mass == 0.0:
                 return
-            add_to_rest(examples, i, length, blocks.labelings[i, slot], held, blocks, scratch.pairs)
+            read_slot(i, slot, examples, blocks, scratch.labels)
+            add_to_rest(examples, i, length, scratch.labels, held, blocks, scratch.pairs)
             blocks.rest_mass[i] += held
             blocks.rest_loss[i] += held * blocks.loss[i, slot] / n
             blocks.mixed[i] = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from torchssvm.core.jit import njit
 from torchssvm.core.vectors import add_row, exact_dots, exact_sums, set_row
 from torchssvm.kinds.block import (
@@ -98,7 +100,7 @@ def remember_range(begin, end, examples, blocks, options, scratch, counters, cor
         if find_slot(i, blocks.count[i], size, blocks.labelings, found) < 0:
             counters[2] = clock
             loss = loss_of(examples.kind, examples, i, found)
-            insert(i, 0.0, loss, 0, length, examples, blocks, options, scratch, counters)
+            insert(i, 0.0, loss, np.int64(0), length, examples, blocks, options, scratch, counters)
             kept += counters[2] > clock
     counters[2] = clock
     return kept
@@ -120,7 +122,7 @@ def psi_of(i, length, examples, blocks, rest, scratch):
     scratch.mass[0], change[0] = 1.0, -1.0 if rest else 0.0
     for c in range(count):
         change[c + 1] = -blocks.mass[i, c]
-    return fill_direction(i, count, length, False, examples, blocks, scratch)
+    return fill_direction(i, count, length, np.bool_(False), examples, blocks, scratch)
 
 
 @njit

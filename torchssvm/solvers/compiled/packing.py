@@ -18,6 +18,7 @@ from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import HeadAdapter, Ragged
 from torchssvm.kinds.examples import Examples
+from torchssvm.kinds.long import reach_of
 
 _DENSE = 0.6  # a list leaves out zeros, and takes slightly more time for each number
 
@@ -110,7 +111,8 @@ def pack(
     if held is not None and held.inner is not None:
         inner[_places(inner_start[held.index], products[held.index])] = held.inner
     arrays = (x, value, column, row, y, cost, cost.to(dtype), start, line_start, inner, inner_start[:-1])
-    limits: Any = (STORED if adapter.products else 0, adapter.pair_rows)
+    stored = STORED if adapter.products else 0
+    limits: Any = (stored, adapter.pair_rows, None, reach_of(int(lines.max()), stored))
     examples = Examples(dense, *(t.numpy() for t in arrays), *limits)  # type: ignore[arg-type]
     ragged = {name: (starts.diff(), values) for name, (starts, values) in own.items()}
     all_x = x if dense else Lists(counts, column, value)
@@ -159,7 +161,7 @@ def num_products(lengths: Tensor) -> Tensor:
 
 def long_features(examples: Examples) -> int:
     """The size of ``Scratch.sums_of_label``: that of the features and the bias, if a chain is long."""
-    if hasattr(examples.kind, "known_start") or int(np.diff(examples.line).max()) <= examples.stored:
+    if hasattr(examples.kind, "known_start") or examples.reach is None:
         return 0
     return max(examples.x.shape[1], int(examples.column.max(initial=-1)) + 1) + 1
 

@@ -16,6 +16,7 @@ from torchssvm.dual.storage import MeanParts, Storage, Stored, StoredParts
 from torchssvm.kinds.adapter import find_adapter
 from torchssvm.kinds.examples import Examples, make_scratch
 from torchssvm.kinds.inner import fill_inner, list_tokens
+from torchssvm.kinds.long import reach_of
 from torchssvm.solvers.compiled.packing import long_features, num_products, offsets
 from torchssvm.solvers.compiled.state import BlockArrays, Options, Scalars, without_slots
 from torchssvm.steps.box_qp import BatchSteps, BlockSteps, BoxQP, Visited
@@ -181,4 +182,5 @@ def _examples(
         stored=STORED,
         pair_rows=adapter.pair_rows,
         kind=adapter.kind(),
+        reach=reach_of(int(lengths.max()), STORED),
     )

@@ -207,11 +207,17 @@ class CompiledBCFW(DualTrainer, Stateful):
             MemoryError: A labeling must leave its slot for the first time, and the rest would not fit in the dual's
                 ``memory_limit``. The earlier visits of the step are kept.
         """
-        sweeps = self.draws.sweeps and visits is None
-        visits = self.next_visits() if visits is None else check_whole(visits, "visits", 0)
+        if visits is None:
+            return self._advance(math.inf)
+        visits = check_whole(visits, "visits", 0)
+        return self._step(visits) if self._rounds is None else self._rounds.step(visits)
+
+    @torch.no_grad()
+    def _advance(self, passes: float) -> int:
+        visits = self.next_visits()
         if self._rounds is not None:
             return self._rounds.step(visits)
-        return self._step(visits, sweeps=sweeps)
+        return self._step(visits, passes * self.dual.num_examples if self.draws.sweeps else None)
 
     def next_visits(self) -> int:
         """Visits of a step whose caller names none."""
@@ -221,22 +227,24 @@ class CompiledBCFW(DualTrainer, Stateful):
         return (left_of_cycle(self.dual.moved, n) if cycles else None) or usual_visits(n)
 
     @undisturbed()
-    def _step(self, visits: int, *, sweeps: bool) -> int:
-        """See :meth:`step`; ``sweeps`` are taken as a whole, even beyond ``visits``."""
-        n, done = self.dual.num_examples, 0
+    def _step(self, visits: int, calls: float | None = None) -> int:
+        """See :meth:`step`; a sweep goes on beyond ``visits``, until it has made so many oracle ``calls``."""
+        dual, n, done = self.dual, self.dual.num_examples, 0
+        end = math.inf if calls is None else dual.oracle_calls + calls
         self.begin()
         try:
-            while done < visits:
-                most, relaxation, power = phase(self.dual.moved, n) if self._corrects else (visits, 1.0, 1.0)
-                order, points = self.draws.next(ALL if sweeps else min(visits - done, most))
+            while done < visits and dual.oracle_calls < end:
+                most, relaxation, power = phase(dual.moved, n) if self._corrects else (visits, 1.0, 1.0)
+                order, points = self.draws.next(min(visits - done, most) if calls is None else ALL)
                 if self._whole:
                     relaxation = self.draws.relaxation
                     if not len(order):
                         break
-                made = self._visit(order, points, drawn=len(order) > 0, relaxation=relaxation, power=power)
+                rules = {"relaxation": relaxation, "power": power, "most": end - dual.oracle_calls}
+                made = self._visit(order, points, drawn=len(order) > 0, **rules)
                 done += made
                 if not self._whole and made < max(len(order), len(points)):
-                    if bool((self.dual.gap_estimates == 0.0).all()):
+                    if bool((dual.gap_estimates == 0.0).all()):
                         break
                     self._make_room()
         finally:
@@ -416,10 +424,11 @@ class CompiledBCFW(DualTrainer, Stateful):
         self._seen = (self._contents, self.dual.version)
         self.dual.mailbox.notify()
 
-    def _visit(self, order: Tensor, points: Tensor, *, drawn: bool, relaxation: float = 1.0, power: float = 1.0) -> int:
+    def _visit(self, order: Tensor, points: Tensor, *, drawn: bool, **rules: float) -> int:
         """Visit blocks by ``order``, or draw them by random ``points``, see ``Draws.next``; returns the visits made.
 
-        ``drawn`` says that ``order`` came from ``Draws``; ``power`` is that of the gaps by which blocks are drawn.
+        ``drawn`` says that ``order`` came from ``Draws``; ``rules`` are ``power``, ``relaxation`` and ``most`` of
+        ``Options``.
         """
         if self._whole:  # they import Numba, which takes half a second
             from torchssvm.solvers.compiled.whole import solve_blocks as visit_blocks
@@ -429,7 +438,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         leaves = 1 << max(len(dual.gap_estimates) - 1, 1).bit_length() if len(points) else 1
         tree, counters = np.empty(2 * leaves), np.array([0, 0, memory.clock, 0])
         model, blocks = self._adapter.model(), memory.blocks()
-        options = self._options(len(points) > 0, relaxation, power)
+        options = self._options(len(points) > 0)._replace(**rules)
         if self._whole:
             options = options._replace(gap=self.draws.gap if drawn else math.inf)
         gap = math.inf
@@ -486,7 +495,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             raise RuntimeError("the gaps are not finite: the weights must have overflowed")
         self._memory.make_rest()
 
-    def _options(self, by_gap: bool, relaxation: float = 1.0, power: float = 1.0) -> Options:
+    def _options(self, by_gap: bool) -> Options:
         dual, cached = self.dual, isinstance(self.oracle, CacheOracle)
         return Options(
             direction=self.direction.rule,
@@ -498,8 +507,6 @@ class CompiledBCFW(DualTrainer, Stateful):
             lam=dual.lam,
             num_examples=dual.num_examples,
             by_gap=by_gap,
-            power=power,
-            relaxation=relaxation,
         )
 
 

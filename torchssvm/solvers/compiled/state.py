@@ -69,4 +69,5 @@ class Options(NamedTuple):
     by_gap: bool  # whether blocks are drawn by their gaps, else in the given order
     power: float = 1.0  # blocks are drawn in proportion to this power of the gap
     gap: float = np.inf  # where whole blocks are solved, that after the last round of all; infinite in such a round
+    most: float = np.inf  # where whole blocks are solved, a sweep ends after the round with this oracle call
     relaxation: float = 1.0  # how many times an exact step is taken; 2 would leave the dual as it is

@@ -25,8 +25,8 @@ def solve_blocks(order, points, tree, examples, model, blocks, scalars, options,
     """Solve blocks one after another, in a round of all or of some of them; returns the next ``options.gap``.
 
     Arguments are those of ``loop.visit_blocks``, but each of the ``points`` shuffles ``order`` for another round, of
-    some blocks, unless the gap has fallen far enough. In such rounds steps are ``options.relaxation`` times as long, as
-    far as masses allow.
+    some blocks, unless the gap has fallen far enough, or ``options.most`` oracle calls are made. In such rounds steps
+    are ``options.relaxation`` times as long, as far as masses allow.
     """
     kind, rate, gap = examples.kind, 1.0 / (options.lam * options.num_examples), options.gap
     delta, pairs, rows = scratch.delta, scratch.delta_pairs, scratch.rows
@@ -59,6 +59,8 @@ def solve_blocks(order, points, tree, examples, model, blocks, scalars, options,
         gap = max(gap, total) if gap < np.inf else total
         if total <= FALL * gap:
             return np.inf
+        if counters[0] >= options.most:
+            break
     return gap
 
 

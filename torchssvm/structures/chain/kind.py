@@ -141,8 +141,8 @@ def respond(kind, examples, model, i, length, labels, scratch, held, count, foun
     response, pairs, sums = scratch.response, scratch.pairs, scratch.sums_of_label
     start, inner = examples.start[i], examples.inner_start[i]
     if length > examples.stored:
-        mark(examples, start, length, held, count, found, is_new, response)
-        respond_long(examples, start, length, labels, model.has_bias, response, sums)
+        mark(examples.reach, examples, start, length, held, count, found, is_new, response)
+        respond_long(examples.reach, examples, start, length, labels, model.has_bias, response, sums)
     else:
         for t in range(length):
             set_row(response[t], None, None, 0.0)
@@ -167,7 +167,7 @@ def respond(kind, examples, model, i, length, labels, scratch, held, count, foun
 def respond_to_parts(kind, examples, model, i, length, psi, scratch, held, count, found, is_new):
     """Emissions of ``Phi Phi^T psi`` into ``response``, as :func:`respond`; returns their product with psi."""
     if length > examples.stored:
-        mark(examples, examples.start[i], length, held, count, found, is_new, scratch.response)
+        mark(examples.reach, examples, examples.start[i], length, held, count, found, is_new, scratch.response)
     return respond_marked(examples, model, i, length, psi, scratch)
 
 
@@ -206,7 +206,7 @@ def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
                 pairs[left, new] += mass
                 pairs[above, old] -= mass
     if length > examples.stored and len(pairs):
-        add_net_pairs(examples, start, length, labels, mass, pairs, counts)
+        add_net_pairs(examples.reach, examples, start, length, labels, mass, pairs, counts)
 
 
 class SequenceAdapter(HeadAdapter):

@@ -58,7 +58,7 @@ class Chain(Labelled):
     """
 
     single = "emission"
-    quick_to_decode = True
+    quick_to_decode = target_is_labeling = True
 
     def __init__(
         self,
