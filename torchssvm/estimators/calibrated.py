@@ -23,7 +23,7 @@ from torchssvm.estimators.sequences import NAMED, batches_of, check_list, kind_o
 from torchssvm.solvers.temperature import fit_temperature
 
 
-class once_calibrated:  # noqa: N801  # a decorator
+class once_calibrated:  # a decorator
     """A method that a calibrated estimator has; before, the AttributeError that ``hasattr`` expects says what to do."""
 
     def __init__(self, method: Callable[..., Any]) -> None:

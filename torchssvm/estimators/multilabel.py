@@ -89,9 +89,9 @@ class MultilabelSVC(MatrixClassifier):
     gives the label with the highest score.
 
     Args:
-        C: A number as in :class:`MultinomialSVC`; "guess", which None is too, ``6 / m``, where m is the mean square of the length of a
-            scaled row and its intercept, so 3 or 6; or "choose", which trains at 3, 1, 0.3 and 0.1 times the
-            guess's lambda on two thirds of the examples, takes what predicts the rest best, and trains on all.
+        C: A number as in :class:`MultinomialSVC`; "guess", as None is, ``6 / m``, where m is the mean square of the
+            length of a scaled row and its intercept, so 3 or 6; or "choose", which trains at 3, 1, 0.3 and 0.1 times
+            the guess's lambda on two thirds of the examples, takes what predicts the rest best, and trains on all.
         lam, tol, max_passes, random_state, verbose, warm_start: As in :class:`MultinomialSVC`.
         interactions: Whether pairs of labels are scored; None: with up to 60 labels, and else a warning says that they
             are left out.
