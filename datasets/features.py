@@ -94,7 +94,6 @@ class PrecomputedFeatures(PaddedDataset):
             y=padded([row for batch in ys for row in batch], PADDING) if lengths else torch.cat(ys),
             lengths=torch.cat(lengths) if lengths else None,
             index=torch.cat(indices),
-            unknown=getattr(dataset, "unknown", False),
         )
         for name in OUTPUT_SIZES:
             if isinstance(size := getattr(dataset, name, None), int):

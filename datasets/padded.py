@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from torchssvm.core.arguments import NO_LABEL, check_flags, check_int64, check_length_form, check_tensor, warn
+from torchssvm.core.arguments import check_int64, check_length_form, check_tensor, warn
 from torchssvm.core.batch import Batch
 
 PADDING = -1
@@ -121,18 +121,6 @@ def _inside(y: Tensor, lengths: Tensor | None) -> Tensor | None:
     return torch.arange(y.shape[1], device=y.device) < lengths.to(y.device).unsqueeze(1)
 
 
-def _check_labelled(y: Tensor, inside: Tensor | None) -> None:
-    """Raise ValueError for the label -100, which other libraries leave out of their losses, at a token."""
-    if y.is_floating_point() or y.ndim < 2:  # values, or classes
-        return
-    missing = y == -100
-    if inside is not None:
-        missing &= inside.view(*inside.shape, *[1] * (y.ndim - 2))
-    if bool(missing.any()):
-        place = missing.nonzero()[0].tolist()
-        raise ValueError(f"y{place} is -100{NO_LABEL}")
-
-
 def _check_sets(x: Tensor, y: Tensor) -> None:
     """Raise ValueError where ``y`` are sets of labels, of another size than the tokens."""
     if y.dtype != torch.bool or y.ndim != 3:
@@ -161,11 +149,11 @@ class PaddedDataset(Dataset[Example]):
 
     Args:
         x: features, [n, N, ...], zero at the padded positions; they may be on another device than the rest.
-        y: labels, int64 [n, N], -1 at the padded positions. Or the labels that each token may have, for
-            :class:`torchssvm.HiddenStates`: bool [n, N, L], True at one or more for every token, False in the padding.
+        y: labels, int64 [n, N], -1 at the padded positions, and -100 where a label is unknown, for
+            :func:`torchssvm.latent` and :class:`torchssvm.HiddenStates`. Or, for them, the labels that each token may
+            have: bool [n, N, L], True at one or more for every token, False in the padding.
         lengths: int64 [n], each in 1..N; None if nothing is padded, and then x may be [n, ...] and y [n].
         index: int64 [n], the number of each example's dual block; None is 0..n-1.
-        unknown: Whether labels may be -100, for :class:`torchssvm.HiddenStates`, which takes them as unknown.
 
     Raises:
         TypeError: x or y is not a dense tensor; for features by name there is :class:`NamedChains`.
@@ -184,9 +172,7 @@ class PaddedDataset(Dataset[Example]):
     _held: Tensor  # x, or its bytes
     _dtype: torch.dtype  # of x
 
-    def __init__(
-        self, x: Tensor, y: Tensor, lengths: Tensor | None = None, index: Tensor | None = None, *, unknown: bool = False
-    ):
+    def __init__(self, x: Tensor, y: Tensor, lengths: Tensor | None = None, index: Tensor | None = None):
         check_tensor(x, "x", _NOT_DENSE)
         check_tensor(y, "y")
         if not x.ndim or not len(x):
@@ -207,10 +193,7 @@ class PaddedDataset(Dataset[Example]):
                 raise ValueError(
                     f"lengths must lie between 1 and {longest}, got {int(lengths.min())} to {int(lengths.max())}"
                 )
-        check_flags(unknown=unknown)
         inside = _inside(y, lengths)
-        if not unknown:
-            _check_labelled(y, inside)
         _check_sets(x, y)
         if inside is not None:
             _warn_of_labels_beyond(y, inside)
@@ -219,7 +202,6 @@ class PaddedDataset(Dataset[Example]):
         self.y = y
         self.lengths = lengths
         self.index = index
-        self.unknown = unknown
         self._in_order = bool((index == torch.arange(n, device=index.device)).all())
         self._index: list[int] = index.tolist()
         # A copy on the CPU: the length of a batch must not wait for a device.

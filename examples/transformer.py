@@ -56,7 +56,7 @@ def train(options: argparse.Namespace) -> None:
         args=TrainingArguments(
             output_dir=str(options.out),
             **{"num_train_epochs": options.epochs, "learning_rate": 1e-4, "per_device_train_batch_size": 16},
-            **{"save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True},
+            **{"save_strategy": "no", "report_to": [], "disable_tqdm": True},
         ),
         train_dataset=seen,
         eval_dataset=held_out,

@@ -23,6 +23,7 @@ from torchssvm import (
     Potentials,
     Ranking,
     SoftmaxMargin,
+    Solver,
     SparseFeatures,
     SparseLinearChain,
     StructuredHinge,
@@ -150,13 +151,14 @@ class _Classes:
         return Batch(self.x[index], self.y[index], index)
 
 
-def test_a_dataset_refuses_minus_100_within_the_lengths_alone():
+@each_row("compiled", [True, False])
+def test_minus_100_is_padding_beyond_the_lengths_alone_where_labels_are_needed(compiled):
     y = torch.tensor([[0, 1, -100], [2, -100, -100]])
-    with pytest.raises(ValueError, match=r"y\[0, 2\] is -100"):
-        PaddedDataset(X[:, :3], y, torch.tensor([3, 1]))
-    assert len(PaddedDataset(X[:, :3], y, torch.tensor([2, 1]))) == 2
-    for values in (y[:, 2], y.double(), y[:, 2].float()):  # of an example, and values: -100 is a number as any other
-        assert PaddedDataset(X[:, :3], values)[0].y.tolist() == values[0].tolist()
+    head, solver = LinearChain(4, 3), Solver(compiled=compiled)
+    with pytest.raises(ValueError, match=r"label -100 at position 2 of example 0;.*latent\(head, dataset, lam\)"):
+        solve(head, PaddedDataset(X[:, :3], y, torch.tensor([3, 1])), lam=0.1, solver=solver, progress=False)
+    data = PaddedDataset(X[:, :3], y, torch.tensor([2, 1]))
+    assert solve(head, data, lam=0.1, solver=solver, progress=False).exact
 
 
 def test_a_dataset_that_gives_no_batch_later_is_refused():

@@ -60,9 +60,8 @@ def test_what_leaves_a_part_empty():
 
 def test_wrappers_keep_what_describes_the_labels():
     x, y = torch.zeros(6, 2, 3), torch.tensor([[0, -100]] * 6)
-    part = hold_out(hold_out(PaddedDataset(x, y, unknown=True), 0.5)[0], 0.5)[0]
+    part = hold_out(hold_out(PaddedDataset(x, y), 0.5)[0], 0.5)[0]
     features = PrecomputedFeatures(part, torch.nn.Linear(3, 4))
-    assert features.unknown
     assert features.y[0].tolist() == [0, -100]
     letters = PrecomputedFeatures(hold_out(OCR(), 0.01)[1], torch.nn.Linear(128, 4))
     assert letters.num_states == 26

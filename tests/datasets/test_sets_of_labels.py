@@ -77,7 +77,7 @@ def test_batches_pad_them_with_no_label():
 
 
 def test_unknown_labels_stay_unknown_with_computed_features():
-    data = PaddedDataset(torch.zeros(1, 2, K), torch.tensor([[0, -100]]), unknown=True)
+    data = PaddedDataset(torch.zeros(1, 2, K), torch.tensor([[0, -100]]))
     assert PrecomputedFeatures(data, nn.Identity()).y.tolist() == [[0, -100]]
 
 

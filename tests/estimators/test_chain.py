@@ -84,7 +84,7 @@ def test_probabilities_are_there_once_they_are_calibrated(tmp_path):
     assert not hasattr(fitted, "predict_proba")
     with pytest.raises(AttributeError) as error:
         fitted.predict_proba(X)
-    assert "call calibrate(X, y)" in str(error.value.__cause__)
+    assert "call calibrate(X, y)" in str(error.value)
     with pytest.raises(ValueError, match="'c', which was not there in training"):
         fitted.calibrate(X[:1], [["a", "c"]])
     assert fitted.calibrate([X[2]], [y[2]]).temperature_ > 0.0  # one label only

@@ -83,7 +83,7 @@ def test_probabilities_are_those_of_the_best_temperature(data, names):
     assert not hasattr(fitted, "predict_proba")
     with pytest.raises(AttributeError) as error:
         fitted.predict_proba(X)
-    assert "call calibrate(X, y)" in str(error.value.__cause__)
+    assert "call calibrate(X, y)" in str(error.value)
     wrong = y[30:].copy()
     wrong[3] = 7 if names is None else "d"
     with pytest.raises(ValueError, match=f"{wrong[3]}'?, which was not there in training"):

@@ -170,7 +170,8 @@ def read_numbers(tensor: Tensor) -> list[int] | None:
 NO_LABEL = (
     ": a negative label marks padding, or a position without a label, and must not lie within an example's length. Did "
     "the head get the lengths? Leave positions without a label out, as torchssvm.select_tokens(y >= 0, x, y) does for "
-    "sequences, or take torchssvm.HiddenStates(structure), for which -100 is an unknown label"
+    "sequences; or give them -100, an unknown label, to torchssvm.latent(head, dataset, lam), which completes it, or "
+    "to SoftmaxMargin(torchssvm.HiddenStates(structure)), which sums over all states"
 )
 """The end of an error about a label such as -100."""
 

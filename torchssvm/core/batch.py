@@ -405,7 +405,6 @@ class Part:
         if collate_fn is None:  # one of the user's own may make other features
             sizes = {name: own for name in SIZES if isinstance(own := getattr(dataset, name, None), int)}
             names = {name: getattr(dataset, name) for name in NAMES if hasattr(dataset, name)}
-            sizes |= {"unknown": True} if getattr(dataset, "unknown", False) is True else {}
             vars(self).update(sizes | (names if "vocabulary" in names else {}))
 
     def __len__(self) -> int:

@@ -172,7 +172,9 @@ class SavedModel(NamedTuple):
             ValueError: The file has no temperature.
         """
         if self.temperature is None:
-            raise ValueError("the file has no temperature: calibrate the estimator, and save it again")
+            raise ValueError(
+                "the file has no temperature: calibrate the estimator and save it again, or save_model(temperature=...)"
+            )
         return marginals_at(self.structure, self._potentials(*inputs), self.temperature)
 
     @torch.no_grad()

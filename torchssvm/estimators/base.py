@@ -127,7 +127,8 @@ class CertifiedEstimator(BaseEstimator):
         self._run = (trainer, head, digests) if self._goes_on else None
         self.history_: list[dict[str, float]] = []
         tolerance = Relative(float(self.tol))
-        C = None if getattr(self, "lam", None) is not None else getattr(self, "C", None)
+        C = getattr(self, "_own_C", None)
+        C = None if isinstance(C, str) else C  # "guess" and "choose"
         before = trainer.dual.passes
         certificate = trainer.solve(
             tolerance, max_passes=before + self.max_passes, on_check=self._note, progress=bool(self.verbose)
@@ -170,7 +171,7 @@ class StructuredEstimator(CertifiedEstimator):
     C: Any
     lam: Any
     classes_: Any
-    _C: Any = 1.0  # what C is unless it is given
+    _C: Any = 1.0  # what C is unless it or lam is given
 
     def __init__(
         self, C: Any, lam: Any, tol: float, max_passes: float, random_state: Any, verbose: bool, warm_start: bool
@@ -180,13 +181,16 @@ class StructuredEstimator(CertifiedEstimator):
 
     def _check_parameters(self) -> None:
         """Raise ValueError or TypeError for parameters that are out of range, or flags that are not flags."""
-        if self.lam is None and self.C is None:
-            raise ValueError("C and lam are both None: give one of them, lam is 1 / (C n)")
-        if self.lam is not None and self.C is not None and self.C != self._C:
+        if self.lam is not None and self.C is not None:
             raise ValueError(f"C={self.C} and lam={self.lam} are both given: lam is 1 / (C n), so give one of them")
-        name = "C" if self.lam is None else "lam"
-        check_number(getattr(self, name), name, above=0.0)
+        name, value = ("C", self._own_C) if self.lam is None else ("lam", self.lam)
+        check_number(value, name, above=0.0)
         self._check_run()
+
+    @property
+    def _own_C(self) -> Any:
+        """C, which has a default; None where lam is given."""
+        return self._C if self.C is None and self.lam is None else self.C
 
     def _add(self, X: Any, y: Any, fit: Callable[[Any, Any, int], Any]) -> Any:
         """What ``fit`` makes of X and y behind those of the calls before.
@@ -212,7 +216,7 @@ class StructuredEstimator(CertifiedEstimator):
 
     def _lam(self, weight: float) -> float:
         """Lambda for examples whose weights sum to ``weight``."""
-        return 1.0 / (self.C * weight) if self.lam is None else float(self.lam)
+        return 1.0 / (self._own_C * weight) if self.lam is None else float(self.lam)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trained model, its labels, its vocabulary and its temperature, once calibrated, to one file.

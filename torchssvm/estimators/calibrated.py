@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import update_wrapper
+from types import MethodType
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from torchssvm.core.arguments import naming
@@ -22,6 +23,24 @@ from torchssvm.estimators.sequences import NAMED, batches_of, check_list, kind_o
 from torchssvm.solvers.evaluation import fit_temperature
 
 
+class once_calibrated:  # a decorator
+    """A method that a calibrated estimator has; before, the AttributeError that ``hasattr`` expects says what to do."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.method = method
+        update_wrapper(self, method)
+
+    def __get__(self, estimator: Any, kind: Any = None) -> Any:
+        if estimator is None:
+            return self.method
+        if not hasattr(estimator, "temperature_"):
+            raise AttributeError(
+                f"margins are no probabilities: call calibrate(X, y), with examples that fit has not seen, before "
+                f"{self.method.__name__}(X)"
+            )
+        return MethodType(self.method, estimator)
+
+
 class CalibratedEstimator(StructuredEstimator):
     """An estimator whose structure has ``marginals``; ``temperature_`` is there once it is calibrated."""
 
@@ -30,15 +49,6 @@ class CalibratedEstimator(StructuredEstimator):
     def _fit_temperature(self, structure: Any, examples: Iterable[tuple[Potentials, Any]]) -> Any:
         self.temperature_ = fit_temperature(structure, examples)
         return self
-
-    def _check_calibrated(self) -> bool:
-        """Raise AttributeError where there are no probabilities, as ``hasattr`` expects it."""
-        if not hasattr(self, "temperature_"):
-            raise AttributeError(
-                "margins are no probabilities: call calibrate(X, y), with examples that fit has not seen, before "
-                "predict_proba(X)"
-            )
-        return True
 
     def _check_known(self, labels: np.ndarray) -> None:
         """Raise ValueError if one of the labels was not there in training."""
@@ -79,7 +89,7 @@ class SequenceEstimator(CalibratedEstimator):
             self.structure_, ((potentials, padded([states[i] for i in index], -1)) for index, _, potentials in scored)
         )
 
-    @available_if(lambda self: self._check_calibrated())
+    @once_calibrated
     def predict_proba(self, X: Any) -> list[np.ndarray]:
         """The probability of each label of each token, or frame, summed over all outputs, by :meth:`calibrate`.
 

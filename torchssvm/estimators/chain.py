@@ -56,7 +56,7 @@ class ChainSVC(SequenceEstimator):
 
     def __init__(
         self,
-        C: float | None = 1.0,
+        C: float | None = None,
         *,
         lam: float | None = None,
         normalize: bool = False,

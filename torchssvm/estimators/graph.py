@@ -75,7 +75,7 @@ class GraphSVC(StructuredEstimator):
 
     def __init__(
         self,
-        C: float | None = 1.0,
+        C: float | None = None,
         *,
         lam: float | None = None,
         class_weight: Any = None,

@@ -87,9 +87,9 @@ class MultilabelSVC(MatrixClassifier):
     gives the label with the highest score.
 
     Args:
-        C: A number as in :class:`MultinomialSVC`; "guess", ``6 / m``, where m is the mean square of the length of a
-            scaled row and its intercept, so 3 or 6; or "choose", which trains at 3, 1, 0.3 and 0.1 times the
-            guess's lambda on two thirds of the examples, takes what predicts the rest best, and trains on all.
+        C: A number as in :class:`MultinomialSVC`; "guess", as None is, ``6 / m``, where m is the mean square of the
+            length of a scaled row and its intercept, so 3 or 6; or "choose", which trains at 3, 1, 0.3 and 0.1 times
+            the guess's lambda on two thirds of the examples, takes what predicts the rest best, and trains on all.
         lam, tol, max_passes, random_state, verbose, warm_start: As in :class:`MultinomialSVC`.
         interactions: Whether pairs of labels are scored; None: with up to 60 labels, and else a warning says that they
             are left out.
@@ -118,7 +118,7 @@ class MultilabelSVC(MatrixClassifier):
 
     def __init__(
         self,
-        C: float | str | None = GUESS,
+        C: float | str | None = None,
         *,
         lam: float | None = None,
         interactions: bool | None = None,
@@ -204,13 +204,13 @@ class MultilabelSVC(MatrixClassifier):
             )
         examples = Examples(fetch, n=X.shape[0])
         self.choice_: LamChoice | None = None
-        if self.lam is None and isinstance(self.C, str):
+        if isinstance(C := self._own_C, str):
             squares = np.asarray((X.multiply(X) if sparse.issparse(X) else X * X).sum(1), np.float64).ravel()
             square = float(np.average(squares, weights=times)) + self.fit_intercept
             lam = _SHARE * max(square, 1e-6) / (total or X.shape[0])
-            if self.C == CHOOSE and times is not None:
+            if C == CHOOSE and times is not None:
                 raise ValueError(f"C={CHOOSE!r} holds examples out, which count alike: give C or lam with weights")
-            lam = lam if self.C == GUESS else self._chosen(copy.deepcopy(head), examples, lam)
+            lam = lam if C == GUESS else self._chosen(copy.deepcopy(head), examples, lam)
         else:
             lam = self._lam(total or X.shape[0])
         self.lam_ = lam
@@ -228,9 +228,9 @@ class MultilabelSVC(MatrixClassifier):
         return self
 
     def _check_parameters(self) -> None:
-        if self.lam is None and isinstance(self.C, str):
-            if self.C not in (GUESS, CHOOSE):
-                raise ValueError(f"C={self.C!r} must be a positive number, {GUESS!r} or {CHOOSE!r}")
+        if self.lam is None and isinstance(C := self._own_C, str):
+            if C not in (GUESS, CHOOSE):
+                raise ValueError(f"C={C!r} must be a positive number, {GUESS!r} or {CHOOSE!r}")
             self._check_run()
         else:
             super()._check_parameters()

@@ -8,14 +8,13 @@ import numpy as np
 import torch
 from scipy import sparse
 from sklearn.utils.extmath import safe_sparse_dot
-from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import as_potentials
 from torchssvm.estimators.base import MATRIX, MatrixClassifier
-from torchssvm.estimators.calibrated import CalibratedEstimator
+from torchssvm.estimators.calibrated import CalibratedEstimator, once_calibrated
 from torchssvm.estimators.examples import Examples, check_matrix, reader
 from torchssvm.estimators.labels import check_classes, times_of, weights_of
 from torchssvm.structures.chain.head import LinearChain
@@ -34,8 +33,8 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
     without a certificate.
 
     Args:
-        C: Weight of the loss, positive.
-        lam: ``1 / (C n)`` in its place, the regularisation as the papers write it; ``C`` is then left out, or None.
+        C: Weight of the loss, positive; None is 1, unless ``lam`` is given.
+        lam: ``1 / (C n)`` in its place, the regularisation as the papers write it; ``C`` is then left out.
         fit_intercept: Whether every class has an intercept; it is regularised like the other weights.
         class_weight: None, "balanced", or a dictionary by class: the weight of an example's loss, by its class.
         tol: Training ends when the objective is proved to be within this share of its optimum.
@@ -64,7 +63,7 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
 
     def __init__(
         self,
-        C: float | None = 1.0,
+        C: float | None = None,
         *,
         lam: float | None = None,
         fit_intercept: bool = True,
@@ -232,7 +231,7 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         states = torch.from_numpy(self.classes_.searchsorted(y))
         return self._fit_temperature(Multiclass(len(self.classes_)), [(as_potentials(self._scores(X)), states)])
 
-    @available_if(lambda self: self._check_calibrated())
+    @once_calibrated
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of each class for every row of ``X``, ``[n, K]`` float64, by :meth:`calibrate`."""
         return (self._scores(X) / self.temperature_).softmax(1).numpy()

@@ -58,7 +58,7 @@ class SegmentSVC(SequenceEstimator):
 
     def __init__(
         self,
-        C: float | None = 1.0,
+        C: float | None = None,
         *,
         lam: float | None = None,
         max_duration: int | None = None,

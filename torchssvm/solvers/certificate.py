@@ -200,8 +200,8 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
             "ignores the loss: run torchssvm.check(head, structure, batch)"
         )
     rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
-    scale = abs(2.0 * loss / dual.lam) ** 0.5  # the size of weights that are not negligible
-    if drift > 100 * rounding and difference**0.5 > 10 * rounding * scale:
+    negligible = (10 * rounding) ** 2 * abs(loss) + _MASSES  # at a tiny lambda, masses round to other weights
+    if drift > 100 * rounding and dual.lam / 2 * difference > negligible:
         warn(
             f"the weights differ from those of the dual by {drift:.2g} of their length, more than rounding: features "
             "have moved, an index names several examples, or weights were edited: did another optimizer step them? "

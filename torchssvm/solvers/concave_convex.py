@@ -23,6 +23,7 @@ from torchssvm.solvers.certificate import Certificate, recompute_weights, write
 from torchssvm.solvers.objective import primal
 from torchssvm.solvers.solver import Relative, Solver, Tolerance
 from torchssvm.solvers.training import make_trainer
+from torchssvm.structures.hidden_states import HiddenStates
 
 Rows = list[list[Tensor]]
 """The tensors of each example's completed target, without padding."""
@@ -81,7 +82,8 @@ def latent(
         head: Features -> potentials, linear in all its weights; afterwards it holds the trained weights.
         dataset: Map-style, n examples with ``collate``.
         lam: Regularisation.
-        structure: A structure with ``complete``, such as ``HiddenStates``; None is ``head.structure``.
+        structure: A structure with ``complete``, such as ``HiddenStates``; None is ``head.structure``. One of states,
+            such as ``Chain``, is taken as ``HiddenStates(structure)``, for labels of -100 or sets of labels.
         rounds: The most rounds.
         tolerance: The certified gap of each round; None is ``Relative(0.01)``.
         max_passes: The most effective passes of a round.
@@ -151,6 +153,8 @@ class LatentTrainer(Stateful):
         if Ranks.here():
             raise ValueError("latent trains in one process: call it outside of a process group")
         self.structure: Any = find_structure(head, structure)
+        if hasattr(self.structure, "num_states") and not hasattr(self.structure, "complete"):
+            self.structure = HiddenStates(self.structure)
         check_object(self.structure, "structure", "complete", "HiddenStates(Chain(3), shows=[0, 1, 1])")
         self.head = head
         self.tolerance = tolerance if tolerance is not None else Relative(0.01)

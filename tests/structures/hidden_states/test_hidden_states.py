@@ -282,8 +282,7 @@ def test_half_of_the_labels_train_nearly_as_well_as_all():
     wrong = []
     for labels in (tags, some):
         structure, head = HiddenStates(Chain(3)), LinearChain(3, 3)
-        known = PaddedDataset(x[:40], labels[:40], unknown=True)
-        report = latent(head, known, lam=0.1, structure=structure, rounds=3)
+        report = latent(head, PaddedDataset(x[:40], labels[:40]), lam=0.1, rounds=3)
         assert report.certificate.relative_gap <= 0.01
         wrong.append(float((structure.decode(head(x[40:])) != tags[40:]).double().mean()))
     assert wrong[1] <= wrong[0] + 0.03 < 0.15
