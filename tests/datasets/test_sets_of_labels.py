@@ -76,11 +76,6 @@ def test_batches_pad_them_with_no_label():
     assert next(iter(in_order(part))).y.shape[2] == K
 
 
-def test_unknown_labels_stay_unknown_with_computed_features():
-    data = PaddedDataset(torch.zeros(1, 2, K), torch.tensor([[0, -100]]), unknown=True)
-    assert PrecomputedFeatures(data, nn.Identity()).y.tolist() == [[0, -100]]
-
-
 def test_malformed_sets_are_refused():
     data = problem()
     for unpadded in (False, True):
