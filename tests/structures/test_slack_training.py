@@ -30,7 +30,6 @@ from torchssvm import (
     Weights,
     certify,
     check,
-    evaluate,
 )
 from torchssvm.core.batch import apply_head
 from torchssvm.core.structure import Decoding
@@ -139,14 +138,6 @@ def test_a_path_begins_where_its_gap_is_small():
         assert -1e-9 <= truth.primal(flat(dual.recomputed)) - found.dual <= bound + 1e-9
 
 
-def test_with_the_zero_one_loss_it_is_margin_rescaling():
-    problem, _ = rescaled(multiclass(5))
-    plain = multiclass(5)
-    slack, margin = problem.train().run(ROWS), plain.train().run(ROWS)
-    torch.testing.assert_close(slack.weights(), margin.weights())
-    assert slack.weights().any()
-
-
 @examples(15)
 @given(seed=SEEDS, kind=st.sampled_from(["chain", "uneven"]), storage=st.sampled_from(sorted(STORAGES)))
 def test_the_gap_is_exact(seed, kind, storage):
@@ -239,15 +230,6 @@ def test_check_finds_an_oracle_of_margin_rescaling():
     words = chain(4, n=40, states=3, longest=4)
     report = check(words.head, SlackRescaling(words.structure, Boastful()), words.batch(range(40)))
     assert [f.name for f in report.findings if f.problem] == ["augmented_argmax finds the best output"]
-
-
-def test_evaluation_is_that_of_the_wrapped_structure():
-    problem, _ = rescaled(chain(2))
-    training = problem.train().run(ROWS)
-    ours = evaluate(training.head, problem.structure, problem.everything(2))
-    theirs = evaluate(training.head, problem.structure.structure, problem.everything(2))
-    assert ours == theirs
-    assert ours.exact
 
 
 def test_a_checkpoint_goes_on_to_the_same_bits_and_not_without_rescaling():
