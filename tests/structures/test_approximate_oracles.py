@@ -83,34 +83,6 @@ def suboptimality(kind: str, seed: int, steps: int, floor_of, line_search=None, 
     return values, facts
 
 
-def multiplicative(accuracy: float):
-    """Attains ``accuracy`` times the block's gap ([B13] eq. 12), with n g_i = H_i + offset_i."""
-
-    def floor_of(k, i, offset, curvature):
-        return lambda best: accuracy * (best + offset) - offset
-
-    return floor_of
-
-
-def mean_over_runs(kind: str, steps: int, floor_of, line_search=None, runs: int = 3) -> tuple[np.ndarray, dict]:
-    found = [suboptimality(kind, seed, steps, floor_of, line_search) for seed in range(runs)]
-    facts = found[0][1] | {"errors": np.mean([facts["errors"] for _, facts in found])}
-    return np.mean([values for values, _ in found], 0), facts
-
-
-@pytest.mark.parametrize("accuracy", [0.1, 0.5])
-@pytest.mark.parametrize("kind", ["chain", pytest.param("multiclass", marks=pytest.mark.slow)])
-def test_the_rate_of_multiplicative_accuracy(kind, accuracy):
-    """[B13] Theorem C.1: ``2n/(nu k + 2n) (C/nu + h_0)``, by line search, in expectation over the blocks."""
-    values, facts = mean_over_runs(kind, 100, multiplicative(accuracy))
-    assert facts["errors"] > 0.25
-    n, steps = facts["n"], np.arange(len(values))
-    bound = 2 * n / (accuracy * steps + 2 * n) * (facts["curvature"] / accuracy + facts["start"])
-    assert bool((values >= -1e-8).all())
-    assert bool((values <= bound).all())
-    assert values[-1] < 0.5 * facts["start"]
-
-
 @examples(10)
 @given(seed=SEEDS, kind=st.sampled_from(sorted(PROBLEMS)), looseness=st.sampled_from([0.0, 0.25]))
 def test_certificates_are_bounds_and_are_not_called_exact(seed, kind, looseness):
