@@ -57,12 +57,6 @@ def test_interpolation(points, threshold, expected):
     assert found == (None if expected is None else pytest.approx(expected))
 
 
-def test_interpolation_of_an_exponential_is_exact():
-    points = checks(*((t, math.exp(-0.7 * t)) for t in (1.0, 2.5, 4.0, 9.0)))
-    for threshold in (0.9, 0.3, 0.05, 0.01):
-        assert interpolate(points, threshold) == pytest.approx(-math.log(threshold) / 0.7)
-
-
 def test_medians_ratios_and_exponents():
     assert measuring.median([3.0, 1.0, 2.0]) == 2.0
     assert measuring.median([3.0, None]) is None
@@ -86,18 +80,6 @@ def test_medians_ratios_and_exponents():
 def test_limits(limit, verdict):
     assert limit.verdict == verdict
     assert str(limit).endswith(verdict)
-
-
-def test_table():
-    found = Table("Speed", ["side", "seconds", "n"], [["a", 0.12345, 1_000_000], ["b", None, 3]]).markdown()
-    assert found.splitlines() == [
-        "**Speed**",
-        "",
-        "| side | seconds | n |",
-        "| --- | ---: | ---: |",
-        "| a | 0.123 | 1,000,000 |",
-        "| b |  | 3 |",
-    ]
 
 
 def test_sides_take_turns():
@@ -407,11 +389,6 @@ def test_results_and_table(parts, tmp_path, capsys):
     assert "- sum: 4, limit at most 5: met" in table
     assert "![](sum.png)" in table
     assert "limits met: 1" in capsys.readouterr().out
-
-
-def test_parts_are_listed(parts, capsys):
-    assert program.main(["--list"]) == 0
-    assert capsys.readouterr().out.split("\n") == ["one            Two and two", "two            Two and two", ""]
 
 
 def test_ways_to_train_prove_the_same_optimum(tmp_path):

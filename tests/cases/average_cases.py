@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
-import weakref
 from abc import ABC, abstractmethod
 
 import pytest
@@ -205,21 +203,6 @@ class AverageTestCase(ABC):
         torch.testing.assert_close(flat(average.weights), twin.weights(), rtol=1e-11, atol=1e-13)
         assert (found.primal, found.dual) == pytest.approx((expected.primal, expected.dual), abs=1e-11)
 
-    def test_float32(self):
-        problem, wide = chain(3, dtype=torch.float32), chain(3)
-        training = problem.train()
-        average = self.kind.following(training.dual)
-        for count, rows in enumerate(schedule(problem, 3, 120), 1):
-            training.step(rows)
-            if count % 25 == 0:
-                certify(training.head, training.dual, problem.everything())
-        found = average.certify(training.head, training.dual, problem.everything())
-        truth = reference(wide)
-        rounded = flat(average.weights).float().double()
-        assert found.primal == pytest.approx(truth.primal(rounded), abs=1e-5)
-        assert found.dual - 1e-6 <= truth.optimum() <= found.primal + 1e-6
-        assert 0.0 < found.drift < 1e-6
-
     @pytest.mark.parametrize("refresh", [False, True])
     @pytest.mark.parametrize("storage", [MeanParts, Weights])
     def test_training_goes_on_as_if_the_average_had_not_been_certified(self, storage, refresh):
@@ -240,20 +223,6 @@ class AverageTestCase(ABC):
         found["dual"]["oracle_calls"] -= 30 * problem.n
         assert_same(found, expected)
         assert average.count == 30  # the passes of the trained weights did not make it begin anew
-
-    def test_a_certificate_leaves_gradients_and_proposals_alone(self):
-        problem = chain(6)
-        a, b = problem.copy().train().run([[0], [1]]), problem.copy().train().run([[0], [1]])
-        average = self.kind.following(a.dual)
-        for training in (a, b):
-            training.step([3])
-            training.optim.zero_grad()
-            training.backward([2, 3])
-        average.certify(a.head, a.dual, problem.everything())
-        a.optim.step()
-        b.optim.step()
-        assert torch.equal(a.weights(), b.weights())
-        assert average.count == 2
 
     def test_certificates_need_their_own_dual(self):
         problem = chain(6)
@@ -312,20 +281,6 @@ class AverageTestCase(ABC):
         training.step([0])
         assert average.count == 8
 
-    @pytest.mark.filterwarnings("ignore:the weights differ")
-    def test_a_refreshing_certificate_inside_apply_does_not_end_the_average(self):
-        problem = chain(6)
-        training = problem.train()
-        average, other = self.kind.following(training.dual), self.kind.following(training.dual)
-        training.run(schedule(problem, 0, 7))
-        held = training.weights()
-        with average.apply():
-            certify(training.head, training.dual, problem.everything())
-        assert torch.equal(training.weights(), held)
-        training.step([0])
-        assert average.count == other.count == 8
-        assert certify(training.head, training.dual, problem.everything()).drift < 1e-12
-
     def test_a_step_inside_apply_is_an_error_and_keeps_the_duals_weights(self):
         problem, training, average = self.followed(chain(6), 7)
         certify(training.head, training.dual, problem.everything())  # without it BCFW refuses such a step by itself
@@ -375,13 +330,6 @@ class AverageTestCase(ABC):
         found, optimum = average.certify(training.head, training.dual, problem.everything()), reference(problem)
         assert found.dual - 1e-9 <= optimum.optimum() <= found.primal + 1e-9
 
-    def test_the_first_step_after_recomputing_begins_the_average(self):
-        problem, training, average = self.followed(chain(3), 12)
-        recompute_weights(training.head, training.dual, problem.everything())
-        training.step([0])  # nobody looked in between
-        assert average.count == 1
-        assert torch.equal(flat(average.weights), training.weights())
-
     # Checkpoints
 
     @pytest.mark.every_variant
@@ -415,49 +363,6 @@ class AverageTestCase(ABC):
         assert_same(resumed.state(), whole.state())
         assert whole.average.count == 24
         assert_same(state, frozen)
-
-    def test_an_average_of_any_optimizer_resumes_too(self):
-        def run(steps, average, params, random):
-            for _ in range(steps):
-                for p in params:
-                    p.add_(torch.randn(p.shape, generator=random))
-                average.update()
-            return average
-
-        params = [torch.zeros(3, 2), torch.zeros(5)]
-        whole = run(20, self.kind(params), params, rng(3))
-        random, params = rng(3), [torch.zeros(3, 2), torch.zeros(5)]
-        state = through_a_file(run(9, self.kind(params), params, random).state_dict())
-        resumed = self.kind(params)
-        resumed.load_state_dict(state)
-        assert_same(run(11, resumed, params, random).state_dict(), whole.state_dict())
-
-    @each_row(
-        ("change", "words"),
-        [
-            ({"format": 1}, "format 1, this version reads format 2"),
-            ({"kind": "LastIterate"}, r"average\['kind'\] is LastIterate there"),
-            ({"count": 0}, r"average\['count'\] is 0, with 2 weights"),
-            ({"weights": []}, "with 0 weights"),
-            (
-                {"steps": 2},
-                "is of step 2, and the dual is at step 4: load the optimizer's state of the same checkpoint",
-            ),
-        ],
-    )
-    def test_damaged_states_are_refused_and_change_nothing(self, change, words):
-        training = multiclass(0).train()
-        average = self.kind.following(training.dual)
-        training.run([[0], [1], [2], [3]])
-        before = average.state_dict()
-        with pytest.raises(ValueError, match=words):
-            average.load_state_dict({**copy.deepcopy(before), **change})
-        assert_same(average.state_dict(), before)
-        with pytest.raises(ValueError, match="is of a dual, and this one has none"):
-            self.kind(training.dual.parameters).load_state_dict(before)
-        with pytest.raises(ValueError, match=r"average\['format'\] is missing, as in checkpoints of torchssvm 0.1"):
-            average.load_state_dict({name: value for name, value in before.items() if name != "format"})
-        average.load_state_dict(before)
 
     def test_loading_another_state_into_the_dual_begins_the_average_anew(self):
         training = multiclass(0).train()
@@ -495,13 +400,6 @@ class AverageTestCase(ABC):
         training.run(schedule(problem, 1, 4))
         assert_same(own.state_dict(), average.state_dict())
 
-    def test_the_dual_does_not_keep_it_alive(self):
-        training = multiclass(0).train()
-        gone = weakref.ref(self.kind.following(training.dual))
-        gc.collect()
-        assert gone() is None
-        training.step([0])
-
     @each_row(
         ("params", "error", "words"),
         [
@@ -521,16 +419,6 @@ class AverageTestCase(ABC):
             self.kind(multiclass(0).head.parameters(), training.dual)
         with pytest.raises(TypeError, match=r"params is a DualState.*following\(dual\)"):
             self.kind(training.dual)
-
-    def test_weights_that_are_not_finite_are_refused(self):
-        params = [torch.ones(3), torch.ones(2)]
-        average = self.kind(params)
-        average.update()
-        before = average.state_dict()
-        params[1][0] = torch.inf
-        with pytest.raises(ValueError, match="not finite"):
-            average.update()
-        assert_same(average.state_dict(), before)
 
     def test_devices(self, device):
         """Rounding may decide ties otherwise than on the CPU: an average is that of its own device's iterates."""

@@ -25,7 +25,6 @@ from torchssvm import BCFW, GDMM, BlockGap, DualState, SparseFeatures, certify
 from torchssvm.core.batch import apply_head
 from torchssvm.solvers import EveryPasses
 from torchssvm.solvers.gdmm import AwayStep, BlockGreedy, BruteForce, FullyCorrective, Penalty, SortedOracle
-from torchssvm.solvers.gdmm.problem import Hinges
 
 RULES = [FullyCorrective(), AwayStep(), BlockGreedy()]
 ORACLES = [SortedOracle(), BruteForce()]
@@ -187,21 +186,6 @@ class FactorGraphTestCase(ABC):
         held = flat(gdmm.problem.held()).numpy()
         assert np.abs(held - graph.weights(duals)).max() <= 1e-9
 
-    @pytest.mark.every_variant
-    @rules
-    def test_the_violation_is_the_total_variation(self, rule):
-        task = self.make(4)
-        graph, gdmm = self.graph(task), self.gdmm(task, rule=rule)
-        for _ in range(3):
-            report = gdmm.step()
-            duals, found = self.duals(gdmm, graph), []
-            for place, mass in enumerate(duals.factors):
-                if mass is not None:
-                    scale = 0.5 if graph.factors[place].counted.all() else 1.0  # of two labels one counts
-                    found += [scale * np.abs(e).sum() for e in graph.excesses(duals, place)]
-            assert report.violation == pytest.approx(np.mean(found) if found else 0.0, abs=1e-12)
-            assert report.worst_violation == pytest.approx(max(found, default=0.0), abs=1e-12)
-
     # -- Portions, seeds and checkpoints ---------------------------------------------------------------------
 
     @oracles
@@ -220,16 +204,6 @@ class FactorGraphTestCase(ABC):
                 whole.certify(), pieces.certify()
         pieces._generator.set_state(order.get_state())
         assert_same(saved(pieces), saved(whole))
-
-    def test_an_index_may_be_any_view(self):
-        """It is as quick: loops are not compiled once more for it."""
-        pairs = [self.trained(3), self.trained(3)]
-        index = torch.tensor([1, 9, 3, 9, 1, 9, 0, 9])
-        for gdmm, view in zip(pairs, (index[::2], index[::2].clone()), strict=True):
-            gdmm.visit(view)
-            gdmm.end_pass()
-        assert_same(saved(pairs[0]), saved(pairs[1]))
-        assert {signature[0].layout for signature in self.compiled().dispatcher.signatures} == {"C"}
 
     @abstractmethod
     def compiled(self) -> Any:
@@ -267,18 +241,6 @@ class FactorGraphTestCase(ABC):
         assert_same(saved(again), saved(alone))
         for a, b in zip(again.head.parameters(), alone.head.parameters(), strict=True):
             assert torch.equal(a, b)
-
-    @pytest.mark.parametrize(("hinge", "words"), [(math.nan, "not finite"), (math.inf, "not finite"), (-9.0, "defect")])
-    def test_primals_that_cannot_be_make_no_certificate(self, hinge, words, monkeypatch):
-        gdmm = self.trained(1)
-        found, calls = gdmm.certify(), gdmm.oracle_calls
-        gdmm.step()
-        wrong = np.full(gdmm.num_examples, hinge)
-        monkeypatch.setattr(gdmm.problem, "hinges", lambda _: Hinges(wrong, wrong, exact=True))
-        with pytest.raises(RuntimeError, match=words):
-            gdmm.certify()
-        assert (gdmm.best_dual, gdmm.best_relaxed_dual) == (found.dual, found.relaxed_dual)
-        assert gdmm.oracle_calls == calls
 
     def test_both_of_the_best_duals_travel_in_checkpoints(self):
         first, other = self.trained(1, passes=12), self.trained(1, passes=1)
@@ -511,14 +473,6 @@ class FactorGraphTestCase(ABC):
             self.gdmm(task)
         assert bool((next(task.head.parameters()) == 1.0).all())
 
-    def test_a_closure_is_called_first(self):
-        with_closure, without = self.trained(1, passes=1), self.trained(1, passes=1)
-        seen = []
-        with_closure.step(lambda: seen.append(with_closure.passes))
-        without.step()
-        assert seen == [1]
-        assert_same(saved(with_closure), saved(without))
-
     def test_index_and_limits(self):
         gdmm = self.trained(1, passes=1)
         before, n = saved(gdmm), gdmm.num_examples
@@ -558,22 +512,6 @@ class FactorGraphTestCase(ABC):
         assert not bool(flat(task.head.parameters()).any())
 
     # -- Room and precision ----------------------------------------------------------------------------------
-
-    @oracles
-    @rules
-    def test_one_example_again_and_again_in_one_visit(self, rule, oracle):
-        """What a visit can add is known before it: nothing is written beyond that."""
-        for seed, penalty in ((1, Penalty(0.01)), (2, Penalty(20.0))):
-            task = self.make(seed, n=3, lam=0.01)
-            graph, gdmm = self.graph(task), self.gdmm(task, rule=rule, oracle=oracle, penalty=penalty)
-            for _ in range(3):
-                gdmm.visit(torch.tensor([1] * 20 + [0, 2, 1, 0]))
-                self.check_room(gdmm)
-                self.check_held(gdmm, graph, self.duals(gdmm, graph))
-                gdmm.end_pass()
-                self.check_room(gdmm)
-            found = gdmm.certify()
-            assert found.relaxed_dual - 1e-6 <= graph.optimum() <= found.relaxed_primal + 1e-6
 
     @abstractmethod
     def check_room(self, gdmm: GDMM) -> None:

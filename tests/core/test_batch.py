@@ -52,24 +52,6 @@ def nested() -> Batch:
     return Batch(x, torch.tensor([0, 1]), torch.arange(2), torch.tensor([3, 1]))
 
 
-def test_a_batch_unpacks_in_order_and_index_is_the_index():
-    batch = nested()
-    x, y, index, lengths = batch
-    assert (x is batch.x, y is batch.y, index is batch.index, lengths is batch.lengths) == (True,) * 4
-    assert batch.index.tolist() == [0, 1]
-    assert Batch(x, y, index).lengths is None
-
-
-def test_one_field_is_replaced_in_a_new_batch():
-    batch = nested()
-    other = batch.replace(y=torch.tensor([1, 1]))
-    assert other.y.tolist() == [1, 1]
-    assert batch.y.tolist() == [0, 1]
-    assert other.x is batch.x
-    with pytest.raises(TypeError, match="targets"):
-        batch.replace(targets=batch.y)
-
-
 def test_every_tensor_is_pinned(monkeypatch):
     pinned = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor + 1)

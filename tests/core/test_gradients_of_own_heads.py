@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import warnings
 import weakref
 from abc import ABC, abstractmethod
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from torchssvm import BCFW, BlockGap, DualState, Labelings, Multiclass, Potentials
 from torchssvm.core import gradients
-from torchssvm.core.gradients import cheap_adjoint, gram_product, per_example_adjoint
+from torchssvm.core.gradients import gram_product, per_example_adjoint
 from torchssvm.core.potentials import as_potentials
 from torchssvm.steps import Hybrid
 
@@ -312,32 +311,3 @@ def test_the_gradients_that_wait_for_a_step_are_counted(direction, monkeypatch):
         run.step(*several)
         assert all(run.own_steps)
     assert run.dual.value() > 0
-
-
-def test_the_size_is_that_of_the_dtype(monkeypatch):
-    monkeypatch.setattr(gradients, "_MOST", 9 * K * F * 4)
-    head, wide = Linear(), Linear().double()
-    for each, x, fits in ((head, X, True), (wide, X.double(), False)):
-        DualState.for_head(each, N, 0.1, structure=Multiclass(K))
-        potentials = as_potentials(each(x[:9]))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found = cheap_adjoint(potentials, {"potentials": torch.ones_like(potentials.single)}, [each.weight])
-        assert (found is not None) == fits
-
-
-def test_potentials_can_be_saved():
-    """With no more than their numbers."""
-    run = Run(Linear())
-    file = io.BytesIO()
-    torch.save(run.head(X), file)
-    file.seek(0)
-    assert torch.load(file, weights_only=True).shape == (N, K)
-
-
-def test_a_graph_that_is_used_up():
-    run = Run(Linear())
-    scores, rows = run.head(X[:9]), torch.arange(9)
-    run.loss(scores, Y[:9], rows).backward()
-    again = run.loss(scores, Y[:9], rows)
-    assert bool(torch.isfinite(again))

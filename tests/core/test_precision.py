@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import sys
 import threading
 
 import pytest
 import torch
 from kernel_problems import kernel_svm
-from lowered_precision import SETTINGS, is_rounded, lowered, state
+from lowered_precision import SETTINGS, is_rounded, lowered
 from problems import PROBLEMS, assert_same, multiclass, rng
 from torch import nn
 
@@ -26,8 +25,8 @@ from torchssvm import (
     certify,
     recompute_weights,
 )
-from torchssvm.core.gradients import generators_of, linearity_error
-from torchssvm.core.operators import full_precision, is_lowered, lowered_advice, product
+from torchssvm.core.gradients import linearity_error
+from torchssvm.core.operators import full_precision, is_lowered, product
 from torchssvm.solvers import primal
 from torchssvm.solvers.kernel import RBF
 
@@ -47,13 +46,6 @@ def test_the_context_is_full_and_leaves_the_process_as_it_was(setting):
                     assert not torch.backends.cuda.matmul.allow_tf32
                     assert torch.get_float32_matmul_precision() == "highest"
             assert is_rounded()
-
-
-def test_the_context_changes_nothing_where_precision_is_full():
-    before = state()
-    with full_precision(CPU), full_precision(CUDA):
-        assert state() == before
-    assert state() == before
 
 
 def test_the_context_switches_autocast_off_too():
@@ -96,29 +88,6 @@ def test_the_last_of_several_threads_puts_the_setting_back():
         thread.join()
 
 
-def test_no_thread_ever_works_in_less_than_full_precision():
-    found = []
-
-    def work():
-        for _ in range(300):
-            with full_precision(CUDA):
-                found.append(is_rounded())
-
-    with lowered("high"):
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(1e-6)  # turns in the middle of everything
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        finally:
-            sys.setswitchinterval(interval)
-    assert len(found) == 1200
-    assert not any(found)
-
-
 @pytest.mark.parametrize("shape", [(6, 40), (2, 3, 40), (2, 3, 4, 40), (2, 3, 0), (0, 40)])
 @pytest.mark.parametrize("columns", [(), (5,)])
 def test_a_product_and_its_gradients_are_full(shape, columns):
@@ -144,13 +113,6 @@ def test_a_product_and_its_gradients_are_full(shape, columns):
         torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5 * (1 + largest))
 
 
-def test_a_product_is_differentiated_in_double_precision_like_any_other():
-    x, weight = torch.randn(3, 4).double().requires_grad_(), torch.randn(2, 4).double().requires_grad_()
-    with lowered("high"):
-        assert torch.autograd.gradcheck(product, (x, weight))
-        assert torch.autograd.gradgradcheck(product, (x, weight))
-
-
 def test_a_product_goes_with_transforms_and_forward_mode():
     x, weight = torch.randn(3, 4, generator=rng(0)), torch.randn(2, 4, generator=rng(1), requires_grad=True)
     tangent = torch.randn(2, 4, generator=rng(2))
@@ -164,16 +126,6 @@ def test_a_product_goes_with_transforms_and_forward_mode():
         with torch.autograd.forward_ad.dual_level():
             dual = torch.autograd.forward_ad.make_dual(weight, tangent)
             torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(product(x, dual)).tangent, expected[1])
-
-
-def test_a_weight_may_be_written_to_before_the_backward_pass():
-    weight = torch.zeros(2, 4, requires_grad=True)
-    with lowered("high"):
-        value = product(torch.ones(3, 4), weight).sum()
-        with torch.no_grad():
-            weight += 1.0
-        value.backward()
-    assert weight.grad.tolist() == [[3.0] * 4] * 2
 
 
 def wide(kind, **options):
@@ -277,31 +229,6 @@ def test_a_head_is_looked_at_again_where_the_precision_falls_later():
     training.step([2, 3])
 
 
-def test_a_head_that_is_not_linear_is_not_taken_for_a_rounded_one():
-    head = nn.Sequential(nn.Linear(40, 4, bias=False), nn.ReLU())
-    with lowered("medium"):
-        error = linearity_error(head, (torch.randn(6, 40, generator=rng(0)),))
-    assert "not linear in its weights: head(2 u - 3 v)" in error
-    assert "rounded" not in error
-
-
-class Convolution(nn.Module):
-    def __init__(self, device):
-        super().__init__()
-        self.weights = nn.Conv1d(3, 4, 1, bias=False, device=device)
-
-
-def test_convolutions_on_cuda_are_named():
-    from torchssvm.core.gradients import _convolution_advice
-
-    head = Convolution("cpu")
-    assert "torch.backends.cudnn.allow_tf32 = False" in _convolution_advice(head, CUDA)
-    assert not _convolution_advice(head, CPU)
-    assert not _convolution_advice(Own(), CUDA)
-    with torch.backends.cudnn.flags(allow_tf32=False):
-        assert not _convolution_advice(head, CUDA)
-
-
 def test_a_gradient_that_does_not_fit_is_told_of_the_precision():
     """Without the look at the head, its backward pass is the first to be wrong."""
     problem = own_problem()
@@ -357,47 +284,6 @@ def test_features_below_a_head_stay_in_the_precision_of_the_process():
         assert seen.products > 1
         alone = certify(training.head, training.dual, [Batch(x, problem.y, torch.arange(len(x)))])
     assert found.primal == alone.primal
-
-
-def test_an_advice_is_about_the_process_and_not_about_an_open_context():
-    assert not lowered_advice(CPU)
-    with lowered("medium"):
-        with full_precision(CPU):
-            assert "bf16" in lowered_advice(CPU)
-            assert "tf32" in lowered_advice(CUDA)
-        assert "bf16" in lowered_advice(CPU)
-    assert not lowered_advice(CPU)
-
-
-def test_lightning_trains_a_users_head_in_full_precision():
-    pytest.importorskip("lightning")
-    from short_words import trainer
-
-    from torchssvm.lightning import StructuredSVM
-
-    problem = own_problem()
-    data = torch.utils.data.DataLoader(range(problem.n), batch_size=4, collate_fn=problem.batch)
-
-    def fit() -> tuple[list[torch.Tensor], float]:
-        model = StructuredSVM(Own(), lam=problem.lam)
-        trainer(max_epochs=3, enable_checkpointing=False).fit(model, data)
-        gap = certify(model.head, model.dual, problem.everything()).gap
-        return [p.detach().clone() for p in model.head.parameters()], gap
-
-    expected = fit()
-    assert expected[0][0].abs().sum() > 0
-    with lowered("high") as seen:
-        found = fit()
-    assert seen.products
-    assert not seen.rounded
-    assert_same(found, expected)
-
-
-def test_the_generators_of_a_head_are_those_of_its_devices():
-    devices = [torch.device("cuda:1"), CPU, torch.device("cuda:0"), torch.device("cuda:1")]
-    assert generators_of(devices) == ("cuda", [0, 1])
-    assert generators_of([CPU]) == ("cuda", [])
-    assert generators_of([torch.device("xpu:2")]) == ("xpu", [2])
 
 
 def test_looking_at_a_head_starts_no_device(monkeypatch):

@@ -61,10 +61,6 @@ def test_every_item_is_done_once_and_results_come_in_order(sizes, grain):
     assert len(found) <= max(1, sum(sizes) / grain if grain else 3)
 
 
-def test_nothing_to_do():
-    assert run_in_chunks(lambda *_: 1, []) == []
-
-
 def test_several_threads_take_part():
     barrier = threading.Barrier(3)  # passed only if three ranges run at once
 

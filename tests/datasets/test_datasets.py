@@ -18,25 +18,6 @@ from torchssvm.datasets import OCR, Example, PaddedDataset, PrecomputedFeatures
 from torchssvm.datasets.ocr import dataset as ocr_module
 from torchssvm.steps import LargestGap
 
-FIRST_LETTER = """
-........
-........
-........
-.###....
-.#####..
-.#...##.
-##....##
-#......#
-#......#
-#......#
-#.....##
-#...###.
-#####...
-........
-........
-........
-"""
-
 
 @pytest.fixture(scope="module")
 def small() -> OCR:
@@ -96,32 +77,12 @@ def test_words_are_those_of_the_file(large):
         assert x.tolist() == np.unpackbits(pixels[start:stop], axis=1).tolist()
 
 
-def test_first_letter_reads_as_an_o(small):
-    picture = [["#" if pixel else "." for pixel in row] for row in small.images[0, 0]]
-    assert ["".join(row) for row in picture] == FIRST_LETTER.split()
-    assert OCR.decode_word(small[0].y) == "ommanding"
-
-
-def test_images_are_a_view(small):
-    assert small.images.shape == (626, 14, 16, 8)
-    assert small.images.data_ptr() == small.x.data_ptr()
-
-
 def test_padding_is_zero_and_minus_one(small):
     outside = torch.arange(14) >= small.lengths[:, None]
     assert outside.any()
     assert torch.equal(small.y == -1, outside)
     assert not small.x[outside].any()
     assert small.x[~outside].any(-1).all()
-
-
-def test_decode_word():
-    assert OCR.decode_word(torch.tensor([2, 0, 19, -1, -1])) == "cat"
-    assert OCR.decode_word([25]) == "z"
-    with pytest.raises(ValueError, match="26"):
-        OCR.decode_word([0, 26])
-    with pytest.raises(ValueError, match="-2"):
-        OCR.decode_word([-2])
 
 
 @each_row(
@@ -176,11 +137,6 @@ def test_data_loader(small, workers):
     for batch, expected in zip(batches, indices, strict=True):
         assert isinstance(batch, Batch)
         assert_same_batch(batch, small.__getitems__(expected))
-
-
-def test_a_subset_keeps_the_index(small):
-    batch = next(iter(DataLoader(Subset(small, [7, 9, 11]), batch_size=3, collate_fn=small.collate)))
-    assert batch.index.tolist() == [7, 9, 11]
 
 
 def test_a_batch_does_not_alias_the_data(small):
@@ -313,16 +269,6 @@ def test_precomputed_features_give_lengths_to_networks_that_take_them(wrap, smal
             alone = few[i].x[None]
             torch.testing.assert_close(features[i].x, network(alone, torch.tensor([alone.shape[1]]))[0])
     assert not features.x[features.y == -1].any()
-
-
-def test_without_lengths_a_network_that_takes_them_is_not_given_any():
-    class Either(nn.Module):
-        def forward(self, x, lengths=None):
-            assert lengths is None
-            return x
-
-    dataset = PaddedDataset(torch.randn(10, 3), torch.arange(10))
-    assert torch.equal(PrecomputedFeatures(dataset, Either()).x, dataset.x)
 
 
 def test_precomputed_features_errors(small):

@@ -66,22 +66,6 @@ def test_invariants(direction, oracle, capacity):
         assert (run.dual.cache_hits == 0) or oracle.needs_labelings
 
 
-@pytest.mark.parametrize("direction", [Pairwise(), Away(), Hybrid(), Corrective()], ids=repr)
-@pytest.mark.parametrize("kind", sorted(PROBLEMS))
-def test_the_optimum_of_a_qp_solver(kind, direction):
-    """These directions converge linearly, where plain Frank-Wolfe does not."""
-    problem = PROBLEMS[kind](1, lam=0.3, n=4)
-    optimum = reference(problem).optimum()
-    run = training(problem, direction, CacheOracle())
-    for _ in range(100):
-        run.run([[i] for i in range(problem.n)] * 4)
-        certificate = certify(run.head, run.dual, problem.everything())
-        if certificate.gap < 1e-8:
-            break
-    assert certificate.gap < 1e-7
-    assert certificate.dual == pytest.approx(optimum, abs=1e-6)
-
-
 @pytest.mark.parametrize("oracle", ORACLES, ids=repr)
 @pytest.mark.parametrize("direction", RULES, ids=repr)
 def test_resume_to_the_same_bits(direction, oracle):

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import io
 
 import numpy as np
 import pytest
 import torch
-from damages import resealed
 from explicit_duals import ExplicitDuals, recorded_moves
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, Training, WithoutAdjoint, assert_same, chain, examples, flat, multiclass, reference, rng
-from tables import each_row
+from problems import PROBLEMS, Training, WithoutAdjoint, assert_same, chain, examples, multiclass, reference, rng
 
-import torchssvm
 from torchssvm import CacheOracle, Corrective, FrankWolfe, Labelings, Pairwise, Potentials, Weights, certify
 from torchssvm.core.batch import apply_head
-from torchssvm.core.max_oracle import find_corner
 from torchssvm.dual.active_sets import ActiveSets
 from torchssvm.dual.labelings import StoredLabelings
-from torchssvm.dual.storage import Storage
-from torchssvm.steps import Away, Hybrid, MaxOracle
+from torchssvm.steps import Away, Hybrid
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))
@@ -214,25 +207,6 @@ def test_an_exact_pass_fills_the_cache_and_moves_no_mass(seed, kind, capacity):
     assert mass_is_1(training)
 
 
-def test_the_smallest_integers_that_hold_the_labels():
-    for classes, dtype in ((3, torch.int8), (200, torch.int16)):
-        problem = multiclass(1, n=3, classes=classes, features=1, bias=False, lam=0.01)
-        problem.y[0] = classes - 2
-        training = problem.train(storage=Labelings(4))
-        with torch.no_grad():
-            training.head.weight[classes - 1, 0] = 100.0 * torch.sign(problem.x[0, 0])
-            training.dual.remember_weights()
-        batch = problem.batch([0])
-        potentials = apply_head(training.head, batch)
-        stored = training.dual.storage.gather(batch.index, potentials, batch.y)
-        remember = training.dual.storage.remember(stored, find_corner(problem.structure, potentials, batch.y))
-        assert not training.dual.storage.sets.labelings
-        remember()
-        (held,) = training.dual.storage.sets.labelings
-        assert held.dtype == dtype
-        assert int(held[0, 0]) == classes - 1
-
-
 # -- Options that need labelings ---------------------------------------------------------------------------
 
 
@@ -245,26 +219,7 @@ def test_rules_that_need_labelings_say_so(storage, rule):
         multiclass(1).train(storage=None if storage is None else storage(), **{name: rule})
 
 
-@each_row("storage", ["MeanParts", "Weights"])
-def test_storages_without_labelings_refuse_to_keep_their_inner_products(storage):
-    made: Storage = getattr(torchssvm, storage)()
-    with pytest.raises(ValueError, match=r"Labelings\(\)"):
-        made.keep_curvature()
-
-
 # -- Memory ------------------------------------------------------------------------------------------------
-
-
-def test_inner_products_count():
-    problem = chain(4, n=4, ragged=False)
-    sizes = []
-    for direction in (FrankWolfe(), Corrective()):
-        training = problem.copy().train(storage=Labelings(5), direction=direction)
-        potentials = apply_head(training.head, problem.batch([0]))
-        sizes.append(training.dual.storage.estimate(potentials))
-        training.run([[0], [1], [2, 3]])
-        assert sizes[-1] <= training.dual.storage.nbytes() <= 1.3 * sizes[-1] + 400
-    assert sizes[1] - sizes[0] == 4 * 5 * 5 * 8
 
 
 def test_the_rest_needs_room_before_labelings_leave():
@@ -313,104 +268,6 @@ def test_an_example_whose_size_changes_without_lengths():
 
 
 # -- State -------------------------------------------------------------------------------------------------
-
-
-def hard():
-    return chain(3, states=3, longest=4, lam=0.02)
-
-
-def trained_state() -> tuple[Training, dict]:
-    training = hard().train(storage=Labelings(2), direction=Corrective()).run(schedule(5, 3, 20))
-    assert bool(training.dual.storage.mixed.any())
-    return training, training.optim.state_dict()
-
-
-def damage(state: dict, *path, value=None, change=None) -> dict:
-    state = copy.deepcopy(state)
-    place = state["dual"]["storage"]
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = change(place[path[-1]]) if change else value
-    return resealed(state)
-
-
-def with_one(position: tuple[int, ...], number: float):
-    def change(tensor):
-        tensor = tensor.clone()
-        tensor[position] = number
-        return tensor
-
-    return change
-
-
-@each_row(
-    ("path", "options"),
-    [
-        (("kind",), {"value": "mean_parts"}),
-        (("sets", "capacity"), {"value": 3}),
-        (("sets", "clock"), {"value": 0}),
-        (("sets", "mass"), {"change": lambda t: t * 0.5}),
-        (("sets", "mass"), {"change": lambda t: t[:, :1]}),
-        (("sets", "count"), {"change": with_one((0,), 7)}),
-        (("sets", "count"), {"change": lambda t: t * 0}),
-        (("sets", "labelings"), {"value": []}),
-        (("sets", "labelings"), {"change": lambda held: [held[0][:2]]}),
-        (("sets", "gram"), {"change": lambda t: t[:, :1]}),
-        (("rest",), {"value": {"kind": "weights"}}),
-    ],
-)
-def test_damaged_states_are_refused_and_change_nothing(path, options):
-    training, state = trained_state()
-    other = hard().train(storage=Labelings(2), direction=Corrective()).run([[0], [1]])
-    before = other.snapshot()
-    with pytest.raises(ValueError, match="checkpoint"):
-        other.optim.load_state_dict(damage(state, *path, **options))
-    assert_same(other.snapshot(), before)
-    other.optim.load_state_dict(state)
-    assert_same(other.dual.state_dict(), training.dual.state_dict())
-
-
-def test_states_of_other_storages_are_refused():
-    _, state = trained_state()
-    with pytest.raises(ValueError, match="is labelings there and mean_parts here"):
-        hard().train().optim.load_state_dict(state)
-    other = hard().train().run([[0]]).optim.state_dict()
-    with pytest.raises(ValueError, match="is mean_parts there and labelings here"):
-        hard().train(storage=Labelings(2)).optim.load_state_dict(other)
-
-
-def test_a_state_without_labelings_after_steps_is_damaged():
-    _, state = trained_state()
-    empty = hard().train(storage=Labelings(2)).dual.storage.state_dict()
-    state["dual"]["storage"] = empty
-    with pytest.raises(ValueError, match="empty after 20 steps"):
-        hard().train(storage=Labelings(2)).optim.load_state_dict(state)
-
-
-@pytest.mark.parametrize("oracle", [MaxOracle(), CacheOracle()], ids=repr)
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_run_that_is_resumed_goes_on_to_the_same_bits(direction, oracle, dtype):
-    """Through the optimizer's state dict, on disk, after steps, an exact pass, evictions and more steps."""
-    rows = schedule(5, 7, 24)
-    problem = chain(7, states=3, longest=4, lam=0.02, dtype=dtype)
-    whole, second = (
-        problem.copy().train(storage=Labelings(1), direction=DIRECTIONS[direction](), oracle=oracle) for _ in range(2)
-    )
-    whole.run(rows[:9])
-    certify(whole.head, whole.dual, whole.problem.everything(2))
-    whole.run(rows[9:14])
-    file = io.BytesIO()
-    torch.save(whole.optim.state_dict(), file)
-    file.seek(0)
-    second.optim.load_state_dict(torch.load(file, weights_only=True))
-    for training in (whole, second):
-        training.run(rows[14:18])
-        certify(training.head, training.dual, training.problem.everything(2))
-        training.run(rows[18:])
-    assert_same(second.snapshot(), whole.snapshot())
-    assert whole.dual.storage.mixed.any()
-    assert flat(whole.dual.parameters).abs().max() > 0
 
 
 def test_a_slot_that_is_used_again_knows_no_inner_products_and_holds_larger_labels():

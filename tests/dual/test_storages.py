@@ -9,7 +9,6 @@ from storage_cases import KINDS, SEEDS, StorageTestCase, block
 
 from torchssvm import DualState, Labelings, LinearMulticlass, MeanParts, Weights, certify
 from torchssvm.core.batch import apply_head
-from torchssvm.core.threads import available_memory
 
 
 class TestMeanParts(StorageTestCase):
@@ -60,13 +59,6 @@ class TestWeights(StorageTestCase):
 
     def expected_bytes(self, problem):
         return problem.n * sum(p.numel() * p.element_size() for p in problem.head.parameters())
-
-    def test_the_weights_are_the_sum_of_the_blocks(self):
-        training = self.train(chain(2)).run([[0, 1], [2, 3], [4], [0]])
-        blocks = training.dual.storage.state_dict()["blocks"]
-        for parameter, own in zip(training.dual.parameters, blocks, strict=True):
-            assert own.shape == (5, *parameter.shape)
-            torch.testing.assert_close(own.sum(0), parameter.detach())
 
 
 class TestLabelings(StorageTestCase):
@@ -119,10 +111,6 @@ def test_the_storages_give_the_same_trajectory(seed, kind, sweeps, adjoint, othe
         if step % 5 == 0:
             first, second = (certify(t.head, t.dual, problem.everything(2)) for t in (a, b))
             assert (first.primal, first.dual) == pytest.approx((second.primal, second.dual), abs=1e-11)
-
-
-def test_memory_of_the_machine():
-    assert 2**20 < available_memory(torch.device("cpu")) <= 2**63
 
 
 def test_without_a_limit_the_machine_decides(monkeypatch):

@@ -10,10 +10,8 @@ from benchmark_parts import measured
 from chunking_problems import write
 
 from torchssvm import CompiledBCFW
-from torchssvm.core.arguments import new_figure
 from torchssvm.datasets import CoNLL2000
 from torchssvm.datasets.text import conll2000
-from torchssvm.datasets.text.chunking_drawing import Tagged, draw_chunks
 from torchssvm.datasets.text.conll2000 import SPLITS
 
 pytestmark = pytest.mark.slow
@@ -93,20 +91,3 @@ def test_the_benchmark(small_corpus, tmp_path):
     summary = part.summarise(found)
     assert len(summary.tables) == len(summary.limits) == 1
     assert part.draw(found, tmp_path)[0].stat().st_size > 5_000
-
-
-def test_a_picture_of_chunks():
-    words = ["In", "addition", "to", "debt", "x" * 130, "."]
-    true = ["B-PP", "I-PP", "I-PP", "B-NP", "I-NP", "O"]
-    found = ["B-PP", "B-NP", "B-PP", "B-NP", "I-NP", "O"]
-    figure = new_figure((10, 3))
-    draw_chunks(figure, [Tagged(words, true, found)])
-    (axes,) = figure.axes
-    texts = [(text.get_text(), text.get_color()) for text in axes.texts]
-    assert {word for word, _ in texts} == {*words, "PP", "NP"}
-    frames = [patch for patch in axes.patches if not patch.get_fill()]
-    assert len(frames) == 3  # PP, NP and PP, which are wrong
-    assert len(axes.patches) - len(frames) == 5  # boxes: the long NP goes on on the next line
-    assert len(axes.lines) == 1  # the PP of three words, which was missed
-    assert texts.count(("PP", "red")) == 3  # two wrong ones, and the missed one
-    figure.canvas.draw()

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from benchmark_parts import measured, part_of
+from benchmark_parts import measured
 
 pytestmark = pytest.mark.slow
 
@@ -76,12 +76,3 @@ def test_the_benchmark(folder):
     summary = part.summarise(found)
     assert len(summary.tables[0].rows) == len(part.LOSSES) + 2 * (found["crfsuite"] is not None)
     assert part.draw(found, folder)[0].stat().st_size > 5_000
-
-
-def test_intervals_of_f1():
-    interval = part_of("tagging").f1_interval
-    counts = [[1, 1, 1], [0, 1, 1], [1, 2, 1]] * 20
-    low, high = interval(counts)
-    assert low < 2 * 40 / (80 + 60) < high
-    assert interval(counts, counts) == (0.0, 0.0)
-    assert interval([[1, 1, 1]] * 5, [[0, 1, 1]] * 5) == (1.0, 1.0)

@@ -6,11 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from benchmark_parts import measured
 
-from torchssvm.datasets import HorseSegmentation
-from torchssvm.datasets.images.segmentation_augmentation import random_views, resized
 from torchssvm.path import RegularizationPath
 
 pytestmark = pytest.mark.slow
@@ -76,31 +73,6 @@ def test_a_network_below_the_graph_cuts(run_here, tmp_path):
     assert report["gap"] <= 0.1
     assert "jointly" in report["task"]
     assert out.count("SegmentationScores(iou=") == 2
-
-
-def test_random_views_move_masks_along():
-    torch.manual_seed(0)
-    mask = torch.zeros(4, 40, 56)
-    mask[:, 10:30, 15:35] = 1.0
-    image = mask.unsqueeze(1).expand(-1, 3, -1, -1)
-    seen, moved = random_views(image, mask)
-    assert (seen.shape, moved.shape) == (image.shape, mask.shape)
-    assert not torch.equal(moved, mask)
-    for own, its in zip(seen.mean(1), moved, strict=True):  # the foreground stays brighter, wherever it went
-        assert own[its > 0.9].mean() > own[its < 0.1].mean() + 0.2
-
-
-def test_images_of_one_size(run_here, images):
-    data = HorseSegmentation("train", num_train=8, progress=False)
-    image, mask = resized(data, (20, 24))
-    assert (image.shape, mask.shape) == ((8, 3, 20, 24), (8, 20, 24))
-    assert mask.mean().item() == pytest.approx(sum(float(data.mask(i).float().mean()) for i in range(8)) / 8, abs=0.01)
-
-
-def test_too_many_training_images_are_refused(run_here):
-    for script in ("horses.py", "horses_path.py"):
-        with pytest.raises(ValueError, match="num_train=50"):
-            run_here("examples", script, "--num_train", "50")
 
 
 def test_the_benchmark(run_here, tmp_path):

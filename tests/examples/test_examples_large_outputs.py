@@ -69,16 +69,6 @@ def test_label_sets(run_script, data, tmp_path):
     assert (folder / "interactions.png").stat().st_size > 10_000
 
 
-def test_every_label_alone(run_script, data, tmp_path):
-    flags = ("--data", "scene", "--root", data, "--lam", "0.02", "--interactions", "false", "--gap", "0.1")
-    out = run_script(ROOT / "examples" / "multilabel.py", *flags, "--report", tmp_path)
-    report = report_of(tmp_path)
-    assert report["lam"] == 0.02
-    assert report["gap"] <= 0.1
-    assert report["num_weights"] == 8 * 5 + 5
-    assert "attract" not in out
-
-
 def test_any_file(run_script, tmp_path):
     columns = [Column(f"x{f}", None) for f in range(4)] + [Column(f"y{k}", ["0", "1"]) for k in range(2)]
     chance = random.Random(3)
@@ -162,17 +152,3 @@ def test_the_benchmark_of_label_sets(measures, data):
     assert gdmm["accuracy"] == gdmm["points"][-1][1]
     assert gdmm["gap"] >= 0.0
     assert gdmm["relaxed_gap"] >= 0.0
-
-
-def test_when_an_accuracy_was_reached(measures):
-    reached = measures["label_sets"].__globals__["reached"]
-    points = [(1.0, 0.9), (2.0, 0.2), (3.0, 0.8), (4.0, 0.95)]
-    assert reached(points, 0.8) == {"first": 1.0, "for_good": 3.0}
-    assert reached(points, 0.1) == {"first": 1.0, "for_good": 1.0}
-    assert reached(points[:2], 0.5) == {"first": 1.0, "for_good": None}
-    assert reached(points, 0.96) == {"first": None, "for_good": None}
-
-
-def test_files_that_are_not_there_are_named(run_script):
-    with pytest.raises(SystemExit, match="error: data='yeast' must be bibtex, scene, medical or an ARFF file"):
-        run_script(ROOT / "examples" / "multilabel.py", "--data", "yeast")

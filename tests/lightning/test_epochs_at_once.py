@@ -11,7 +11,7 @@ L = pytest.importorskip("lightning")
 
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint, OnExceptionCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
-from short_words import N, Words, svm, trainer  # noqa: E402
+from short_words import N, Words, trainer  # noqa: E402
 
 from torchssvm import LinearChain, Relative, Solver, StructuredHinge, make_trainer  # noqa: E402
 from torchssvm.lightning import DualityGap, GapBar, JointTraining, StructuredSVM  # noqa: E402
@@ -129,11 +129,6 @@ def test_a_run_goes_on_whoever_followed_its_epochs(followed: tuple[bool, bool], 
     assert again[0][1].history[: len(first.history)] == first.history
 
 
-def test_the_torch_loop_is_asked_after_its_batches(calls):
-    trainer(DualityGap(1e-9), max_epochs=3, enable_checkpointing=False).fit(svm(False), Words().by_gaps())
-    assert not calls
-
-
 def test_the_head_is_solved_at_once_after_joint_training(calls):
     torch.manual_seed(0)
     joint = StructuredSVM(
@@ -191,9 +186,3 @@ def test_a_run_that_was_cut_off_ends_with_the_same_bits(visits: int | None, tmp_
     again = fit(resume=path)
     assert again.dual.moved == whole.dual.moved
     assert all(torch.equal(a, b) for a, b in zip(again.head.parameters(), whole.head.parameters(), strict=True))
-
-
-def test_min_epochs_is_the_number_of_epochs_of_a_run_that_is_done_before():
-    fitting = trainer(DualityGap(0.5), max_epochs=100, min_epochs=50, enable_checkpointing=False)
-    fitting.fit(model(), Words().by_gaps())
-    assert fitting.current_epoch == 50

@@ -13,7 +13,7 @@ from trainer_cases import FakeStream
 
 from torchssvm import LinearChain, LinearMultilabel
 from torchssvm.datasets import PaddedDataset
-from torchssvm.lightning import DualityGap, FactorwiseSVM, GapBar, JointTraining, Report, StructuredSVM
+from torchssvm.lightning import DualityGap, FactorwiseSVM, GapBar, JointTraining, StructuredSVM
 
 
 def fit(monkeypatch, model, *callbacks, terminal=True, batches=loader, **options):
@@ -52,12 +52,6 @@ def test_the_bar_changes_no_bit(monkeypatch):
         gaps.append((gap.certificate.gap, [p.detach().clone() for p in model.head.parameters()]))
     assert gaps[0][0] == gaps[1][0]
     assert all(torch.equal(a, b) for a, b in zip(gaps[0][1], gaps[1][1], strict=True))
-
-
-def test_a_log_has_no_carriage_returns(monkeypatch):
-    text = fit(monkeypatch, chain(), DualityGap(0.3, every_n_epochs=2), GapBar(), terminal=False, max_epochs=50)
-    assert "\r" not in text
-    assert "torchssvm: gap " in text
 
 
 def test_joint_training_shows_epoch_and_loss_and_then_the_gap(monkeypatch):
@@ -107,11 +101,3 @@ def test_an_interrupt_and_a_disabled_bar_leave_whole_lines(monkeypatch):
     bar = GapBar()
     bar.disable()
     assert "\r" not in fit(monkeypatch, chain(), DualityGap(1e-9, every_n_epochs=1), bar, max_epochs=2)
-
-
-def test_the_report_says_how_long_kernels_were_compiled(monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib")
-    report = Report(tmp_path)
-    fit(monkeypatch, chain(), DualityGap(0.5), report, GapBar(), max_epochs=2)
-    assert report.report.to_dict()["compiling_seconds"] >= 0.0
-    assert "compiling seconds" in str(report.report)

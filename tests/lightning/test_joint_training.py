@@ -22,7 +22,6 @@ from torchssvm import (  # noqa: E402
     Corrective,
     LinearChain,
     LinearTree,
-    MeanParts,
     SoftmaxMargin,
     StructuredHinge,
     certify,
@@ -30,14 +29,12 @@ from torchssvm import (  # noqa: E402
 )
 from torchssvm.datasets import OCR, PaddedDataset  # noqa: E402
 from torchssvm.lightning import (  # noqa: E402
-    AveragedWeights,
     DualityGap,
     JointTraining,
     Report,
     StructuredSVM,
     joint_training,
 )
-from torchssvm.lightning.refusals import check_start  # noqa: E402
 from torchssvm.solvers import primal  # noqa: E402
 
 
@@ -229,14 +226,6 @@ def test_bounds_hold_in_both_stages(words):
     assert gap.certificate.drift < 1e-4
 
 
-def test_other_rules_of_the_second_stage(words):
-    model = together(storage=MeanParts())
-    gap = DualityGap(1e-9, max_passes=4)
-    trainer(gap, AveragedWeights(), max_epochs=8).fit(model, loader(words))
-    assert type(model.rules.direction).__name__ == "FrankWolfe"
-    assert gap.certificate.passes >= 4
-
-
 class Packed(nn.Module):
     """Features of a recurrent network, which needs the lengths."""
 
@@ -305,14 +294,6 @@ def test_callbacks_that_monitor_the_gap(words, tmp_path):
     assert float(save.best_model_score) == pytest.approx(min(best, *read.gaps))
 
 
-def test_a_second_fit_begins_with_the_first_stage(words):
-    model = together()
-    for _ in range(2):
-        watch = Watch()
-        trainer(watch, max_epochs=3).fit(model, loader(words))
-        assert len(watch.rates) == 2 * math.ceil(WORDS / 3)
-
-
 def test_refusals(words):
     with pytest.raises(ValueError, match=r"features=None: give the network"):
         StructuredSVM(LinearChain(128, 26), 0.1, joint=JointTraining())
@@ -325,11 +306,6 @@ def test_refusals(words):
         JointTraining(loss=SoftmaxMargin(Chain(3)))
     with pytest.raises(TypeError, match=r"optimizer=0.1 must be a function that makes one"):
         JointTraining(optimizer=0.1)
-
-
-def test_a_fast_development_run_is_possible(words):
-    with pytest.warns(UserWarning, match="the head is not solved"):
-        trainer(fast_dev_run=True).fit(together(), loader(words), others())
 
 
 def fit(folder, resume=None, **options):
@@ -439,13 +415,6 @@ def test_weights_of_memory_that_was_never_written_to_are_refused(words, part, va
         list(getattr(model, part).parameters())[-1].view(-1)[0] = value
     with pytest.raises(ValueError, match=rf"{part}\..* starts at weights up to .*reset_parameters"):
         trainer(max_epochs=3).fit(model, loader(words))
-
-
-def test_frozen_numbers_of_any_size_are_no_weights(words):
-    """Such as masks: nothing trains from them."""
-    model = together()
-    model.features.mask = torch.nn.Parameter(torch.tensor([0.0, -math.inf]), requires_grad=False)
-    check_start(model.features, model.head)
 
 
 def plain(joint, batches, epochs=2):

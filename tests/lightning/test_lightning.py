@@ -157,11 +157,6 @@ def test_loaders_that_cannot_work(words):
         trainer(max_epochs=1).fit(chain(), DataLoader(words, batch_size=4, collate_fn=list))
 
 
-def test_the_memory_limit_names_the_cheaper_storage(words):
-    with pytest.raises(MemoryError, match=r"storage=Weights\(\)"):
-        trainer(max_epochs=1).fit(chain(memory_limit=1000, storage=MeanParts()), loader(words))
-
-
 def test_validation_test_and_prediction(words):
     model = chain()
     fitting = trainer(max_epochs=2)
@@ -265,16 +260,6 @@ def test_the_progress_bar_shows_gap_dual_and_passes_alone(bar, words, capfd):
     assert "dual" in text
     if bar is TQDMProgressBar:
         assert "Certifying" in text
-
-
-def test_figures_are_not_computed_in_every_step(words, monkeypatch):
-    calls = []
-    value = DualState.value
-    monkeypatch.setattr(DualState, "value", lambda self: calls.append(1) or value(self))
-    trainer(max_epochs=4).fit(chain(), loader(words))
-    assert len(calls) == 4 + 1  # once an epoch, and at the end
-    trainer(max_epochs=4).fit(chain(compiled=False), loader(words))
-    assert len(calls) == 5 + 8 + 1  # 40 steps: the first and the last of every epoch
 
 
 def test_processes_that_share_the_weights_out_are_refused(words, monkeypatch):
@@ -436,11 +421,6 @@ def test_averaged_weights_are_swapped_only_if_asked(words):
         trainer(average, watch, max_epochs=1, num_sanity_val_steps=0).fit(model, loader(words), everything(words))
         assert torch.equal(watch.validated, model.head.emission) != asked
         assert torch.equal(watch.validated, average.weights[0].float()) == asked
-
-
-def test_an_average_of_nothing(words):
-    with pytest.raises(RuntimeError, match="no average yet"):
-        _ = AveragedWeights().weights
 
 
 def test_other_averages(words):

@@ -12,13 +12,11 @@ pytest.importorskip("lightning")
 
 from items import with_solver
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger
 from lightning_words import everything, loader, trainer
 
 from torchssvm import BCFW, BlockGap, DualState, LinearChain, MeanParts, certify
 from torchssvm.datasets import OCR, PaddedDataset
 from torchssvm.lightning import AveragedWeights, DualityGap, StructuredSVM
-from torchssvm.steps import CommonStep, PredefinedStep
 
 WORDS = 12
 BOUNDS = {"transition": (0.0, None), "emission": (-0.02, 0.02)}
@@ -92,13 +90,6 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(words, tmp_path):
     assert (loaded.head.transition >= 0).all()
 
 
-def test_bounds_are_hyperparameters_of_the_logger(words, tmp_path):
-    logger = CSVLogger(tmp_path)
-    model = svm(bounds={"transition": (torch.zeros(26, 26), None)})
-    trainer(max_epochs=1, logger=logger).fit(model, loader(words))
-    assert "bounds" in (tmp_path / "lightning_logs" / "version_0" / "hparams.yaml").read_text()
-
-
 def test_the_average_is_certified_within_its_bounds(words):
     average, model = AveragedWeights(), svm(storage=MeanParts())
     fitting = trainer(average, max_epochs=12)
@@ -114,14 +105,6 @@ def test_the_average_is_certified_within_its_bounds(words):
     assert found.primal >= best.certificate.dual
     with average.applied(model), pytest.warns(UserWarning, match="differ from those of the dual"):
         assert certify(model, model.dual, everything(words), refresh=False).primal == pytest.approx(found.primal)
-
-
-def test_another_line_search(words):
-    model = svm(bounds=None, line_search=PredefinedStep(), block_steps=CommonStep())
-    trainer(max_epochs=2).fit(model, loader(words))
-    blocks = model.dual.moved - 3  # before the last step
-    rate = model.optimizers().param_groups[0]["lr"]
-    assert rate == pytest.approx(2 * WORDS / (blocks + 2 * WORDS) / 0.1)
 
 
 @each_row(

@@ -16,7 +16,7 @@ from short_words import trainer as quiet
 from torch import nn
 from torch.utils.data import DataLoader
 
-from torchssvm import GDMM, Batch, GapBatchSampler, LinearChain, LinearMultilabel, Relative
+from torchssvm import GDMM, Batch, LinearChain, LinearMultilabel, Relative
 from torchssvm.datasets import PaddedDataset
 from torchssvm.lightning import DualityGap, FactorwiseSVM, Report
 from torchssvm.solvers.gdmm import FactorwiseCertificate, Penalty, ResidualBalancing
@@ -283,24 +283,6 @@ def test_another_dataset_is_refused(tmp_path: Path) -> None:
         trainer(2).fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), loader(Fewer()), ckpt_path=tmp_path / "one.ckpt")
 
 
-def test_a_sampler_of_gaps_is_refused() -> None:
-    data = Words()
-    gaps = DataLoader(data, batch_sampler=GapBatchSampler(num_examples=12, batch_size=4), collate_fn=data.collate)
-    with pytest.raises(ValueError, match="shuffle=True"):
-        trainer(1).fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), gaps)
-
-
-def test_a_whole_number_as_penalty_and_the_rate_that_callbacks_show() -> None:
-    data = Words()
-    first, second = (
-        GDMM(LinearChain(3, 3), loader(data), num_examples=12, lam=0.1, penalty=Penalty(1)) for _ in range(2)
-    )
-    first.step()
-    second.load_state_dict(first.state_dict())
-    assert second.rho == first.rho == 1.0
-    assert first.param_groups[0]["lr"] == 1.0
-
-
 def test_numbers_of_numpy_travel_in_checkpoints(tmp_path: Path) -> None:
     penalty = ResidualBalancing(np.float32(2.0), factor=np.float64(1.3), passes=np.int64(50))  # type: ignore[arg-type]
     modules = [FactorwiseSVM(LinearChain(3, 3), lam=np.float32(0.1), penalty=penalty) for _ in range(2)]  # type: ignore[arg-type]
@@ -313,16 +295,6 @@ def test_numbers_of_numpy_travel_in_checkpoints(tmp_path: Path) -> None:
     for wrong in (True, np.bool_(True), "2", None):
         with pytest.raises(TypeError, match="step"):
             Penalty(step=wrong)  # type: ignore[arg-type]
-
-
-def test_a_checkpoint_with_hyperparameters_of_the_user_makes_a_module(tmp_path: Path) -> None:
-    module, fit = FactorwiseSVM(LinearChain(3, 3), lam=0.1, seed=3), trainer(1)
-    module.save_hyperparameters({"note": "a"})
-    fit.fit(module, loader(Words()))
-    fit.save_checkpoint(tmp_path / "one.ckpt")
-    again = FactorwiseSVM.load_from_checkpoint(tmp_path / "one.ckpt", head=LinearChain(3, 3))
-    assert (again.lam, again.seed) == (0.1, 3)
-    assert torch.equal(weights(again), weights(module))
 
 
 def test_bad_arguments() -> None:

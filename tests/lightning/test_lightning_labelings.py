@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import dataclasses
 
@@ -163,16 +162,6 @@ def test_cache_hits_are_logged(words, tmp_path):
     assert not logged["decoded"]
 
 
-def test_worker_processes_change_nothing(words):
-    states = []
-    for workers in (0, 2):
-        made = model(direction=Corrective(), oracle=CacheOracle())
-        trainer(DualityGap(1e-9, every_n_epochs=1), max_epochs=2).fit(made, loader(words, workers))
-        states.append(made.dual.state_dict())
-    assert torch.equal(states[0]["storage"]["sets"]["mass"], states[1]["storage"]["sets"]["mass"])
-    assert all(torch.equal(a, b) for a, b in zip(states[0]["weights"], states[1]["weights"], strict=True))
-
-
 def moved(problem: Problem, random: torch.Generator) -> Problem:
     """Other features for the same head, as if they had been trained."""
     turn = torch.linalg.qr(torch.randn(2, 2, generator=random, dtype=torch.float64)).Q
@@ -228,11 +217,3 @@ def test_every_direction_goes_on_when_features_have_moved(direction, capacity):
             assert float(sets.gram[own, at, at]) == pytest.approx(float(change @ change), rel=1e-9)
         problem = moved(problem, random)
         recompute_weights(training.head, training.dual, problem.everything(2))
-
-
-def test_copies_of_the_model_keep_the_rules():
-    made = model(direction=Corrective(5), oracle=CacheOracle(0.1), storage=Labelings(3))
-    twin = copy.deepcopy(made)
-    assert repr(twin.rules.direction) == "Corrective(steps=5, tolerance=0.01)"
-    assert twin.rules.oracle.factor == 0.1
-    assert twin.rules.storage.capacity == 3

@@ -12,7 +12,6 @@ from short_words import Words, svm, trainer  # noqa: E402
 
 from torchssvm import (  # noqa: E402
     CacheOracle,
-    CompiledBCFW,
     Corrective,
     Labelings,
     LinearChain,
@@ -99,12 +98,6 @@ def test_the_end_is_one_per_cent_of_the_primal():
     assert "tolerance 1 % of the primal" in gap.stopped_because
     with pytest.warns(UserWarning, match=r"the run ended far from the optimum: the gap, .* % of the primal"):
         trainer(DualityGap(), max_epochs=1, enable_checkpointing=False).fit(svm(False), Words().by_gaps())
-
-
-def test_the_torch_loop_is_left_to_itself():
-    model, _ = fitted(compiled=False)
-    assert model.compiled_loop() is None
-    assert not isinstance(model._run.loop, CompiledBCFW)
 
 
 def test_a_run_without_certificates_warns_by_its_estimate():

@@ -80,23 +80,6 @@ def test_pixel_features_refuse(make, message):
         make()
 
 
-def test_a_classifier_learns_to_find_a_bright_square():
-    torch.manual_seed(0)
-    image = 0.3 * torch.rand(8, 3, *SIZE)
-    mask = torch.zeros(8, *SIZE)
-    for i in range(8):
-        image[i, :, 4 + i : 18 + i, 3 * i : 3 * i + 20] += 0.6
-        mask[i, 4 + i : 18 + i, 3 * i : 3 * i + 20] = 1.0
-    classifier = ForegroundClassifier(PixelFeatures(width=8, size=SIZE))
-    optimizer = torch.optim.Adam(classifier.parameters(), lr=5e-3)
-    for _ in range(40):
-        optimizer.zero_grad()
-        nn.functional.binary_cross_entropy_with_logits(classifier(image), mask).backward()
-        optimizer.step()
-    scores = segmentation_scores(list(classifier.eval()(image) > 0), list(mask == 1))
-    assert scores.iou > 0.9
-
-
 # -- superpixels ------------------------------------------------------------------------------------------
 
 

@@ -69,12 +69,6 @@ def test_clusters_of_displacements():
     assert float(mean_displacements(places, [1, -1, 1], 3)[1].min()) == 1.0
 
 
-def test_fewer_different_poses_than_types():
-    means, spreads = mean_displacements(torch.zeros(4, 2, 2), [-1, 0], 3)
-    assert not means.any()
-    assert torch.equal(spreads, torch.ones_like(spreads))
-
-
 @each_row(
     ("places", "options", "words"),
     [

@@ -31,12 +31,6 @@ def test_maps_are_log_probabilities():
     torch.testing.assert_close(network(images[1:2]).unary, maps.unary[1:2])  # a batch changes nothing
 
 
-def test_a_grid_that_cannot_be_halved_evenly():
-    network = tiny_network(grid=(7, 5), widths=(16, 8, 8)).eval()
-    assert network(torch.rand(2, 3, 28, 20)).unary.shape == (2, 3, 7, 5)
-    assert tiny_network(widths=(8,))(torch.rand(1, 3, 16, 16)).unary.shape == (1, 3, 4, 4)
-
-
 @each_row(
     ("options", "words"),
     [
@@ -77,23 +71,6 @@ def test_the_cross_entropies_by_definition():
     assert [x.item() for x in nothing] == [0.0, 0.0]
 
 
-def test_a_network_learns_where_a_spot_is():
-    """Cross-entropy falls below that of guessing."""
-    torch.manual_seed(0)
-    network = tiny_network(dropout=0.0)
-    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
-    for _ in range(60):
-        places = torch.randint(0, 4, (16, 1, 2)).float().expand(-1, 3, -1)
-        images = torch.zeros(16, 3, 16, 16)
-        for image, (x, y) in zip(images, places[:, 0].long().tolist(), strict=True):
-            image[:, 4 * y : 4 * y + 4, 4 * x : 4 * x + 4] = 1.0
-        loss, kinds = network.loss(images, places, blur=0.1)
-        optimizer.zero_grad()
-        (loss + kinds).backward()
-        optimizer.step()
-    assert loss.item() < 1.0  # guessing: log 16 = 2.8
-
-
 def joint_problem(n=2):
     network = tiny_network().double().eval()
     head, random = LinearPose(network.structure).double(), rng(3)
@@ -126,21 +103,6 @@ def test_gradients_of_the_hinge_below_the_head():
                     p -= sign * step * direction
             slope = (values[0] - values[1]) / (2 * step)
             assert slope == pytest.approx(float((gradient * direction).sum()), rel=1e-4, abs=1e-7)
-
-
-def test_gradients_of_the_potentials():
-    """The whole way from images to potentials, by torch's own check."""
-    network, head, images, _ = joint_problem(1)
-    with torch.no_grad():
-        head.unary.fill_(0.7)
-        head.types.fill_(-0.3)
-
-    def potentials(x):
-        found = head(network.outputs(x))
-        return found["unary"], found["types"]
-
-    features = network.trunk(images).detach().requires_grad_(True)
-    assert torch.autograd.gradcheck(potentials, (features,))
 
 
 @pytest.mark.slow

@@ -14,17 +14,14 @@ from items import Items, plainly
 from problems import PROBLEMS, Problem, assert_same, chain, examples, multiclass, reference, rng
 from tables import each_row
 
-from torchssvm import DualState, LinearChain, MeanParts, Multiclass, Solver, Weights, certify
+from torchssvm import DualState, MeanParts, Multiclass, Solver, Weights, certify
 from torchssvm.core.structure import Decoding
-from torchssvm.datasets import OCR
-from torchssvm.datasets.padded import PaddedDataset
 from torchssvm.path import (
     Certified,
     Heuristic,
     PathRun,
     RegularizationPath,
     choose_lam,
-    plot,
     regularization_path,
     start_at_largest_lam,
 )
@@ -34,26 +31,6 @@ from torchssvm.steps import CommonStep
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))
 STORAGES = st.sampled_from([MeanParts, Weights])
-
-
-class Bare(torch.nn.Module):
-    """A head that returns a bare tensor."""
-
-    structure = Multiclass(3)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(3, 3, dtype=torch.float64))
-
-    def forward(self, x):
-        return x @ self.weight.t()
-
-
-def test_a_path_takes_what_any_head_returns():
-    problem, head = multiclass(3), Bare()
-    dual = DualState.for_head(head, problem.n, 1.0)
-    bound = start_at_largest_lam(head, dual, Items(problem), tolerance=0.1)
-    assert certify(head, dual, problem.everything()).gap <= bound * (1.0 + 1e-9)
 
 
 def vector(weights: dict[str, torch.Tensor]) -> np.ndarray:
@@ -130,19 +107,6 @@ class TestRescale:
         training.dual.rescale(0.5)
         training.step([4, 1])
         assert certify(training.head, training.dual, problem.everything()).drift < 1e-12
-
-    def test_a_direction_of_before_is_refused(self):
-        training = multiclass(5).train().run([[0]])
-        training.optim.zero_grad()
-        training.backward([1])
-        training.dual.rescale(0.5)
-        with pytest.raises(RuntimeError, match="of an earlier state of the dual"):
-            training.optim.step()
-
-    def test_unknown_gaps_stay_unknown(self):
-        training = multiclass(6).train().run([[0]])
-        training.dual.rescale(0.5)
-        assert training.dual.gap_estimates.isinf().tolist() == [False] + [True] * 5
 
     def test_bad_input_changes_nothing(self):
         training = multiclass(7).train().run([[0]])
@@ -228,11 +192,6 @@ class TestLargestLam:
         with pytest.raises(RuntimeError, match="is the oracle exact when all weights are zero"):
             follow(problem)
 
-    def test_only_a_new_dual(self):
-        training = multiclass(3).train().run([[0]])
-        with pytest.raises(ValueError, match="has taken 1 steps"):
-            start_at_largest_lam(training.head, training.dual, Items(training.problem), tolerance=0.1)
-
 
 class Verify:
     """At every breakpoint, exact passes at random lambdas with the dual rescaled to them."""
@@ -290,21 +249,6 @@ class TestPath:
             assert path.gap(math.nextafter(below.lam, math.inf)) == pytest.approx(0.1)
             assert path.at(below.lam) is below
             assert path.at(math.nextafter(below.lam, math.inf)) is point
-
-    def test_numbers_of_numpy_and_what_is_no_number(self):
-        path = follow(multiclass(4))
-        for asked in (1.1 * path.points[0].lam, path.points[1].lam, 0.5):
-            lam = np.float32(asked)
-            for found, expected in ((path.gap(lam), path.gap(float(lam))), (path.norm(lam), path.norm(float(lam)))):
-                assert type(found) is float
-                assert found == expected
-            assert path.at(lam) is path.at(float(lam))
-            assert np.array_equal(vector(path.weights(lam)), vector(path.weights(float(lam))))
-        for method in (path.at, path.weights, path.gap, path.norm):
-            with pytest.raises(TypeError, match="lam='1' must be a number, not a str"):
-                method("1")
-            with pytest.raises(ValueError, match="lam=True must be positive and finite"):
-                method(True)
 
     def test_the_end_is_recognised(self):
         """Three examples in six dimensions can be separated: some weights serve every smaller lambda."""
@@ -400,18 +344,6 @@ class TestPath:
         assert {str(steps) for steps in seen} == {"CommonStep()"}
         assert path.gap(1.0) <= 0.1 + 1e-12
 
-    def test_words(self):
-        words = OCR("train", "small")
-        some = PaddedDataset(words.x[:24], words.y[:24], words.lengths[:24])
-        head = LinearChain(128, 26)
-        verify = Verify(None, [some.collate(some.__getitems__(range(24)))])
-        path = regularization_path(head, some, epsilon=0.2, lam_min=0.0, on_breakpoint=verify)
-        assert path.complete
-        assert len(verify.gaps) == len(path.points) > 20
-        assert max(gap for _, gap in verify.gaps) <= 0.2 + 1e-5
-        for lam, gap in verify.gaps:
-            assert gap == pytest.approx(path.gap(lam), abs=1e-4)
-
     @each_row(
         "wrong, message",
         [
@@ -424,12 +356,6 @@ class TestPath:
     def test_bad_input(self, wrong, message):
         with pytest.raises(ValueError, match=message):
             follow(multiclass(9), **wrong)
-
-    @pytest.mark.parametrize("rule", [Certified, Heuristic])
-    @pytest.mark.parametrize("kappa", [0.0, 1.0, -1.0, math.nan])
-    def test_bad_kappa(self, rule, kappa):
-        with pytest.raises(ValueError, match=r"kappa=.* must lie between 0 and 1"):
-            rule(kappa)
 
 
 class TestResult:
@@ -553,18 +479,6 @@ class TestResult:
             _ = run.path
         with pytest.raises(ValueError, match="damaged"):
             run.load_state_dict({})
-
-    def test_picture(self, tmp_path):
-        pytest.importorskip("matplotlib")
-        path = follow(multiclass(7))
-        figure = plot(path)
-        assert len(figure.axes) == 2
-        marks = [line for line in figure.axes[0].lines if line.get_marker() == "|"]
-        assert list(marks[0].get_xdata()) == path.breakpoints.tolist()
-        scored = plot(path, scores={1.0: 0.5, 0.1: 0.25}, score_name="error")
-        assert scored.axes[2].get_ylabel() == "error"
-        scored.savefig(tmp_path / "path.png")
-        assert (tmp_path / "path.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize("kind", sorted(PROBLEMS))

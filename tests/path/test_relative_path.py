@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from items import Items, plainly
-from problems import PROBLEMS, chain, multiclass, reference
+from problems import PROBLEMS, multiclass, reference
 
 from torchssvm import Relative, certify, regularization_path
-from torchssvm.path import Heuristic, PathRun, RegularizationPath, plot
+from torchssvm.path import PathRun, RegularizationPath
 
 SHARE = 0.2
 
@@ -55,16 +55,6 @@ def test_every_lambda_is_within_the_share(kind):
         assert path.gap(lam) <= SHARE * value + 1e-9  # above the largest breakpoint too
 
 
-def test_absolute_and_relative_ask_for_other_gaps():
-    """The primal falls with lambda, and the gap allowed with it."""
-    path = follow(multiclass(4))
-    largest = [path.largest_gap(point.lam) for point in path.points]
-    assert largest == sorted(largest, reverse=True)
-    assert largest[-1] < 0.8 * largest[0]
-    same = follow(multiclass(4), epsilon=0.1)
-    assert {same.largest_gap(point.lam) for point in same.points} == {0.1}
-
-
 def test_the_end_is_recognised():
     """Three examples in six dimensions can be separated: some weights serve every smaller lambda, to an absolute gap.
 
@@ -73,40 +63,3 @@ def test_the_end_is_recognised():
     problem = multiclass(5, n=3, features=6)
     assert follow(problem, epsilon=0.1, lam_min=0.0).complete
     assert not follow(multiclass(5, n=3, features=6), lam_min=1e-3).complete
-
-
-def test_estimates():
-    path = follow(chain(3), rule=Heuristic())
-    assert not path.certified
-    for point in path.points[1:]:
-        assert point.gap <= 0.7 * SHARE * point.primal
-
-
-def test_saved_and_read_again(tmp_path):
-    path = follow(multiclass(4))
-    path.save(tmp_path / "path.pt")
-    again = RegularizationPath.load(tmp_path / "path.pt")
-    assert again.epsilon == Relative(SHARE)
-    assert "epsilon=20 % of the primal" in repr(again)
-    for name in ("lam", "gap", "slope", "primal", "passes", "seconds"):
-        assert [getattr(p, name) for p in again.points] == [getattr(p, name) for p in path.points]
-
-
-def test_resumed_to_the_bit():
-    states = []
-    whole = follow(multiclass(4), on_breakpoint=lambda run: states.append(run.state_dict()))
-    resumed = follow(multiclass(4), resume=states[2])
-    assert [(p.lam, p.gap, p.primal) for p in resumed.points] == [(p.lam, p.gap, p.primal) for p in whole.points]
-    for epsilon in (SHARE, Relative(0.1)):
-        problem = multiclass(4)
-        run = PathRun(problem.head, Items(problem), epsilon=epsilon, lam_min=0.3, solver=plainly())
-        with pytest.raises(ValueError, match="of another run: epsilon is"):
-            run.load_state_dict(states[2])
-
-
-def test_the_picture_draws_what_is_allowed():
-    pytest.importorskip("matplotlib")
-    path = follow(multiclass(4))
-    gap, allowed = plot(path).axes[0].lines[:2]
-    assert "20 % of the primal" in allowed.get_label()
-    assert (np.asarray(gap.get_ydata()) <= np.asarray(allowed.get_ydata()) + 1e-9).all()

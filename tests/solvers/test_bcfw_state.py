@@ -9,7 +9,7 @@ import pytest
 import torch
 from problems import PROBLEMS, assert_same, chain, flat, multiclass, through_a_file
 
-from torchssvm import BCFW, BlockGap, DualState, GapBatchSampler, LinearMulticlass, MeanParts, Weights, certify
+from torchssvm import BCFW, BlockGap, DualState, GapBatchSampler, MeanParts, Weights, certify
 
 STORAGES = {"mean_parts": MeanParts, "weights": Weights}
 
@@ -87,26 +87,6 @@ def test_loading_drops_a_proposed_step():
     assert not training.dual.mailbox.waiting
     with pytest.raises(RuntimeError, match="no proposal"):
         training.optim.step()
-
-
-def test_states_hold_tensors_and_numbers_only():
-    def walk(value):
-        if isinstance(value, dict):
-            assert all(isinstance(key, str | int) for key in value)
-            for item in value.values():
-                walk(item)
-        elif isinstance(value, list | tuple):
-            for item in value:
-                walk(item)
-        else:
-            assert value is None or isinstance(value, torch.Tensor | int | float | str), type(value)
-            if isinstance(value, torch.Tensor):
-                assert not value.requires_grad
-
-    for storage in STORAGES:
-        run = Run("chain", storage, torch.float32).forward(8)
-        walk(run.training.optim.state_dict())
-        walk(run.sampler.state_dict())
 
 
 def test_checkpoints_move_between_devices(device):
@@ -194,16 +174,6 @@ def test_zero_grad(set_to_none):
     assert_same(a.snapshot(), b.snapshot())
 
 
-def test_parameters_may_be_given_as_any_iterable():
-    head = LinearMulticlass(3, 3)
-    groups = [{"params": head.parameters()}]
-    for params in (head.parameters(), list(head.parameters()), tuple(head.parameters()), groups):
-        optim = BCFW(params, DualState.for_head(head, 4, 0.1))
-        assert len(optim.param_groups[0]["params"]) == 2
-    named = BCFW(head.named_parameters(), DualState.for_head(head, 4, 0.1))
-    assert len(named.param_groups[0]["params"]) == 2
-
-
 def test_weights_that_are_not_zero_are_set_to_zero_with_a_warning():
     problem = multiclass(0)
     torch.nn.init.constant_(problem.head.weight, 2.0)
@@ -217,14 +187,6 @@ def test_weights_that_are_not_zero_are_set_to_zero_with_a_warning():
     assert training.weights().count_nonzero() > 0
 
 
-def test_repr():
-    training = chain(0, lam=0.25).train().run([[0]])
-    assert repr(training.optim).startswith("BCFW (")
-    text = repr(training.dual)
-    for words in ("num_examples=5", "lam=0.25", "Chain(2", "storage=MeanParts", "steps=1"):
-        assert words in text
-
-
 def test_learning_rate_schedulers_do_not_change_the_steps():
     a, b = chain(2).train(), chain(2).train()
     with warnings.catch_warnings():
@@ -235,15 +197,6 @@ def test_learning_rate_schedulers_do_not_change_the_steps():
         b.step(rows)
         scheduler.step()
     assert torch.equal(a.weights(), b.weights())
-
-
-def test_step_hooks_run():
-    training = chain(2).train()
-    calls = []
-    training.optim.register_step_pre_hook(lambda *_: calls.append("pre"))
-    training.optim.register_step_post_hook(lambda *_: calls.append("post"))
-    training.step([0])
-    assert calls == ["pre", "post"]
 
 
 def test_counters():

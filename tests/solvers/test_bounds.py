@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import pickle
 import re
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from bounded import Bounded, groups_of, optimum_within
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, Problem, assert_same, chain, examples, flat, multiclass, reference, rng, steps_of
+from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference, rng, steps_of
 from tables import each_row
 from torch import nn
 
@@ -86,25 +85,6 @@ def test_two_classes_to_the_optimum(bounds, storage, batch_size, search, seed):
     assert optimum > reference(problem).optimum() + 1e-4
 
 
-@pytest.mark.parametrize("storage", sorted(STORAGES))
-@pytest.mark.parametrize(
-    ("batch_size", "sweeps", "adjoint"), [(1, 5, True), (3, 5, True), (3, 1, True), (3, 0, True), (1, 5, False)]
-)
-def test_chains_to_the_optimum(storage, batch_size, sweeps, adjoint):
-    problem = chain(2, n=4, lam=30.0, adjoint=adjoint)
-    prefix = "" if adjoint else "head."
-    bounds = {f"{prefix}transition": (0.0, None), f"{prefix}bias": (-0.004, 0.004)}
-    run = Bounded(problem, bounds, storage=STORAGES[storage](), sweeps=sweeps)
-    found, optimum, w = solve(run, steps=120, batch_size=batch_size)
-    assert found.dual == pytest.approx(optimum, abs=1e-6)
-    assert found.gap < 1e-4
-    lower, upper = run.limits()
-    assert ((w <= lower) | (w >= upper)).any()
-    truth = reference(problem)
-    assert optimum > truth.optimum() + 1e-4
-    assert truth.primal(np.clip(np.zeros_like(w), lower, upper)) > optimum + 1e-3
-
-
 @pytest.mark.parametrize("direction", [Pairwise(), Away(), Corrective()], ids=repr)
 @pytest.mark.parametrize("oracle", [None, CacheOracle()], ids=repr)
 @pytest.mark.parametrize(("batch_size", "lam"), [(1, 2.0), (3, 0.5)])
@@ -118,28 +98,6 @@ def test_active_sets_converge_linearly_within_bounds(direction, oracle, batch_si
     assert found.primal == pytest.approx(optimum, abs=1e-6)
     np.testing.assert_allclose(run.weights().numpy(), w, atol=2e-3)
     assert optimum > reference(problem).optimum() + 1e-3
-
-
-def test_padding_does_not_matter_within_bounds():
-    """The same words in longer batches, with numbers in the padding."""
-    problem = chain(1, lam=0.4)
-    noisy = problem.copy()
-    noisy.x = torch.cat([problem.x, torch.zeros(problem.n, 2, 2)], 1).double()
-    noisy.x[torch.arange(5).expand(5, 5) >= problem.lengths.unsqueeze(1)] = 7.0
-    noisy.y = torch.cat([problem.y, torch.full((problem.n, 2), -1)], 1)
-    bounds = {"transition": (0.0, None), "emission": (None, 0.2)}
-    plain, padded = Bounded(problem, bounds), Bounded(noisy, bounds)
-    for k in range(20):
-        plain.step([k % 5, (k + 2) % 5])
-        padded.step(full_width(noisy, [k % 5, (k + 2) % 5]))
-    torch.testing.assert_close(padded.unclipped(), plain.unclipped())
-    torch.testing.assert_close(padded.weights(), plain.weights())
-    assert plain.weights().count_nonzero() > 0
-
-
-def full_width(problem: Problem, rows: list[int]):
-    index = torch.tensor(rows)
-    return type(problem.batch([0]))(problem.x[index], problem.y[index], index, problem.lengths[index])
 
 
 # -- At every moment ---------------------------------------------------------------------------------------
@@ -217,37 +175,6 @@ def test_what_holds_after_every_step(seed, kind, storage, search, sweeps, adjoin
         np.testing.assert_allclose(v, run.recomputed(), rtol=100 * rounding, atol=100 * rounding)
 
 
-@pytest.mark.parametrize("storage", sorted(STORAGES))
-@pytest.mark.parametrize("sweeps", [0, 2])
-def test_accumulated_batches_equal_one_batch(storage, sweeps):
-    problem = chain(3, lam=0.3)
-    bounds = {"transition": (0.0, None), "emission": (-0.1, 0.3)}
-    together, apart = (Bounded(problem.copy(), bounds, storage=STORAGES[storage](), sweeps=sweeps) for _ in range(2))
-    for first, second in [([0, 1], [2]), ([4], [3, 0]), ([2, 1], [4, 3]), ([0], [1])]:
-        together.step(first + second)
-        apart.optim.zero_grad()
-        apart.backward(first, 0.5)
-        apart.backward(second, 0.5)
-        apart.optim.step()
-        torch.testing.assert_close(apart.unclipped(), together.unclipped())
-        torch.testing.assert_close(apart.weights(), together.weights())
-        torch.testing.assert_close(apart.dual.loss, together.dual.loss)
-        assert apart.dual.moved == together.dual.moved
-    assert (together.unclipped() != together.weights()).any()
-
-
-def test_float32_reaches_its_precision():
-    problem = multiclass(2, n=6, classes=2, features=2, lam=0.3, dtype=torch.float32)
-    run = Bounded(problem, {"weight": (-0.1, 0.2), "bias": (0.05, None)})
-    optimum, _ = optimum_within(reference(problem), *run.limits())
-    for k in range(120):
-        run.step([k % problem.n, (k + 1) % problem.n])
-    found = certify(run.head, run.dual, problem.everything())
-    assert found.gap == pytest.approx(0, abs=1e-5)
-    assert found.primal == pytest.approx(optimum, abs=1e-5)
-    assert run.dual.unclipped[0].dtype == torch.float32
-
-
 # -- Where it begins, and no bounds at all -----------------------------------------------------------------
 
 
@@ -291,16 +218,6 @@ def test_groups_without_bounds_have_the_same_bits(kind, dtype, bounds):
     assert_same(other.snapshot(), plain.snapshot())
     assert_same(short.snapshot(), plain.snapshot())
     assert all(v is p for v, p in zip(other.dual.unclipped, other.dual.parameters, strict=True))
-
-
-def test_bounds_that_never_bind_change_rounding_only():
-    problem = chain(6, lam=0.1)
-    plain, wide = problem.copy().train(), Bounded(problem.copy(), {"emission": (-1e6, 1e6), "transition": (-1e6, 1e6)})
-    for k in range(12):
-        plain.step([k % 5])
-        wide.step([k % 5])
-    torch.testing.assert_close(wide.weights(), plain.weights())
-    assert torch.equal(wide.weights(), wide.unclipped())
 
 
 # -- Certificates and moved features -----------------------------------------------------------------------
@@ -392,16 +309,6 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path, storage, dt
     assert (whole.unclipped() != whole.weights()).any()
 
 
-def test_copies_and_pickles_go_on_alike():
-    run = go_on(in_training(), 0, 7)
-    for twin in (copy.deepcopy(run), pickle.loads(pickle.dumps(run))):
-        assert_same(twin.optim.state_dict(), run.optim.state_dict())
-        assert twin.dual.unclipped[2] is twin.dual.parameters[2]  # no bounds there
-        go_on(twin, 7, 12)
-        go_on(fresh := copy.deepcopy(run), 7, 12)
-        assert_same(twin.optim.state_dict(), fresh.optim.state_dict())
-
-
 def test_a_new_optimizer_may_take_over_with_the_same_bounds():
     run = go_on(in_training(), 0, 7)
     before = run.snapshot()
@@ -433,15 +340,6 @@ def test_checkpoints_with_other_bounds_are_refused(others):
         in_training().optim.load_state_dict(other.optim.state_dict())
 
 
-def test_equal_bounds_may_be_written_differently():
-    state = go_on(in_training(), 0, 4).optim.state_dict()
-    same = {"transition": (torch.zeros(2, 2), math.inf), "emission": (-0.2, torch.tensor(0.3))}
-    other = in_training(bounds=same)
-    other.optim.load_state_dict(state)
-    go_on(other, 4, 8)
-    assert torch.equal(other.unclipped(), go_on(in_training(), 0, 8).unclipped())
-
-
 def test_groups_in_another_order_keep_their_own_bounds():
     state = go_on(in_training(bounds={"start_transitions": (0.0, None)}), 0, 4).optim.state_dict()
     problem = chain(4, lam=0.05, dtype=torch.float32)
@@ -453,19 +351,6 @@ def test_groups_in_another_order_keep_their_own_bounds():
         other.unclipped(), go_on(in_training(bounds={"start_transitions": (0.0, None)}), 0, 8).unclipped()
     )
     assert [group.get("lower") for group in other.optim.param_groups] == [None, 0.0, None, None, None]
-
-
-def test_checkpoints_move_between_devices(device):
-    state = go_on(in_training(dtype=torch.float64), 0, 7).optim.state_dict()
-    problem = chain(4, lam=0.05).to(device)
-    other = Bounded(problem, CHECKPOINTED)
-    other.optim.load_state_dict(state)
-    go_on(other, 7, 10)
-    expected = go_on(in_training(dtype=torch.float64), 0, 10)
-    torch.testing.assert_close(other.unclipped().cpu(), expected.unclipped())
-    problem.head.cpu()  # the dual follows
-    assert other.dual.value() == pytest.approx(expected.dual.value(), abs=1e-10)
-    assert certify(other.head, other.dual, expected.problem.everything()).gap >= 0
 
 
 # -- What is refused ---------------------------------------------------------------------------------------
@@ -522,11 +407,3 @@ def test_bounds_cannot_be_changed_later(name, value):
     with pytest.raises(RuntimeError, match="changed after BCFW was made"):
         run.optim.step()
     assert_same(run.snapshot(), held)
-
-
-def test_bounds_are_copied():
-    bound = torch.full((3, 3), 0.1)
-    run = Bounded(multiclass(1), {"weight": (None, bound)})
-    bound.fill_(-1.0)
-    run.run([[0], [1], [2]])
-    assert run.head.weight.max() == torch.tensor(0.1).double()

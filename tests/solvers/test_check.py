@@ -10,17 +10,13 @@ from tables import each_row
 from torch import nn
 
 from torchssvm import (
-    BCFW,
     Batch,
-    BlockGap,
     Chain,
-    DualState,
     LinearChain,
     LinearMulticlass,
     Multiclass,
     Potentials,
     WeightedLabels,
-    certify,
     check,
 )
 from torchssvm.core.structure import Decoding
@@ -77,12 +73,6 @@ def test_chains_of_all_kinds_are_right(shared, ragged):
         assert report.ok, str(report)
 
 
-def test_costs_are_right():
-    cost = torch.tensor([[0.0, 2.0, 0.5], [1.0, 0.0, 0.0], [3.0, 0.1, 0.0]])
-    problem = multiclass(1, cost=cost)
-    assert check(problem.head, problem.structure, problem.batch([0, 1, 2])).ok
-
-
 def test_large_problems_are_compared_with_many_outputs(monkeypatch):
     """With as many as there is time for, of 26^9 that could be listed."""
     monkeypatch.setattr("torchssvm.solvers.check._MOST_LABELINGS", 400)
@@ -98,20 +88,6 @@ def test_a_custom_head_and_structure_are_right(structure):
     report = check(head, structure(4, 2), batch)
     assert report.ok, str(report)
     assert skipped(report) == {ADJOINT, GRAM, RELATIVE, MEAN, PADDING}
-
-
-def test_a_custom_problem_trains_to_a_certificate():
-    head, structure, batch = label_sets(n=8)
-    dual = DualState.for_head(head, 8, 1.0, structure=structure)
-    optim, loss = BCFW(head.parameters(), dual), BlockGap(dual)
-    for k in range(400):
-        row = torch.tensor([k % 8])
-        optim.zero_grad()
-        loss(head(batch.x[row]), batch.y[row], row).backward()
-        optim.step()
-    found = certify(head, dual, [batch])
-    assert found.exact
-    assert 0 <= found.gap < 0.01
 
 
 def test_nothing_is_changed():

@@ -13,8 +13,6 @@ import pytest
 import torch
 from bounded import Bounded
 from enumerated import linear_problem, listing, optimum_between
-from graphs import GraphProblem
-from multilabel_problems import MultilabelProblem
 from problems import Reference, flat, rng
 
 from torchssvm import (
@@ -22,18 +20,14 @@ from torchssvm import (
     CacheOracle,
     Corrective,
     FrankWolfe,
-    GraphCut,
     Labelings,
     MeanParts,
-    Multilabel,
     Pairwise,
     Sequential,
     Weights,
     certify,
 )
 from torchssvm.steps import Away, Hybrid, MaxOracle
-from torchssvm.structures.graph_cut import RoofDual
-from torchssvm.structures.multilabel import MessagePassing
 
 pytest.importorskip("clarabel")
 
@@ -97,28 +91,3 @@ def test_exact_oracles(kind, within):
             training.loss = BlockGap(training.dual, block_steps=Sequential())
         about = f"{kind} {seed}, {within}, {storage()}, {direction}, {oracle}"
         assert check(training, lists.reference(problem.lam), random, about, exact=True) == len(MOMENTS)
-
-
-def label_sets(seed: int, lam: float) -> tuple[Any, Reference]:
-    problem = MultilabelProblem(seed, n=4, lam=lam, structure=Multilabel(3, decoder=MessagePassing(1 + seed % 3)))
-    return problem, problem.reference()
-
-
-def graphs(seed: int, lam: float) -> tuple[Any, Reference]:
-    """Without bounds, weights of edges become negative: they repel."""
-    problem = GraphProblem(seed, n=4, lam=lam, structure=GraphCut(RoofDual(), balanced=True), most=4)
-    return problem, problem.reference()
-
-
-@pytest.mark.parametrize("make", [label_sets, graphs], ids=lambda make: make.__name__)
-def test_oracles_with_bounds_only(make):
-    if make is graphs:
-        pytest.importorskip("maxflow")
-    proved = 0
-    for k, (storage, direction, oracle) in enumerate(RULES[:17]):
-        random = rng(k)
-        problem, truth = make(k, lam_of(random))
-        training = Bounded(problem, {}, storage=storage(), direction=direction, oracle=oracle)
-        about = f"{make.__name__} {k}, {storage()}, {direction}, {oracle}"
-        proved += check(training, truth, random, about, exact=False)
-    assert 0 < proved < 17 * len(MOMENTS)  # some certificates are of bounds that are not reached

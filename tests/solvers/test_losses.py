@@ -10,7 +10,6 @@ from problems import PROBLEMS, Training, examples, flat, multiclass, reference, 
 
 from torchssvm import BlockGap, MeanParts, SoftmaxMargin, StructuredHinge, Weights
 from torchssvm.core.batch import apply_head
-from torchssvm.steps import BoxQP
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))
@@ -95,31 +94,6 @@ def test_the_gradient_is_that_of_the_weighted_directions(seed, kind, storage, sw
     assert found.abs().max() > 0
 
 
-@examples(15)
-@given(seed=SEEDS, kind=KINDS, storage=STORAGES)
-def test_the_gradient_of_one_block_is_that_of_its_gap(seed, kind, storage):
-    """At a w without ties the block gap is differentiable, and its gradient is d."""
-    training = trained(kind, seed, storage)
-    problem, truth = training.problem, reference(training.problem)
-    i = 2
-    if truth.tied(training.weights(), [i]):
-        return
-    training.step([i])
-    if truth.tied(training.weights(), [i]):
-        return
-    training.optim.zero_grad()
-    training.backward([i])
-    w, losses, changes = training.weights().numpy(), truth.losses[i], truth.changes[i]
-    best = (losses + changes @ w).argmax()
-    batch = problem.batch([i])
-    potentials = apply_head(training.head, batch)
-    own = flat(
-        training.dual.storage.contribution(training.dual.storage.gather(batch.index, potentials, batch.y), potentials)
-    )
-    expected = torch.from_numpy(changes[best]) / problem.n + problem.lam * own
-    torch.testing.assert_close(gradient(training), expected)
-
-
 @pytest.mark.parametrize("storage", [MeanParts, Weights])
 @pytest.mark.parametrize("adjoint", [True, False])
 def test_upstream_factors_scale_the_gradient(storage, adjoint):
@@ -180,12 +154,6 @@ def test_bare_tensors_and_mappings_are_potentials_too(kind):
         assert torch.equal(structured(bare, batch.y), structured(potentials, batch.y))
     else:
         assert torch.equal(training.loss(bare, batch.y, batch.index), whole)
-
-
-def test_block_steps_must_be_such_a_rule():
-    for wrong in (5, BoxQP, "sequential"):
-        with pytest.raises(TypeError, match=r"block_steps=.* must be an object such as BoxQP"):
-            BlockGap(multiclass(0).train().dual, block_steps=wrong)
 
 
 # -- The structured hinge ----------------------------------------------------------------------------------

@@ -85,15 +85,6 @@ def test_updates_are_rare_and_compute_no_dual_between_them(monkeypatch):
     assert "gap 0.1 " in stream.getvalue()
 
 
-def test_a_narrow_terminal_has_one_line_too(monkeypatch):
-    stream = terminal(monkeypatch)
-    monkeypatch.setenv("COLUMNS", "30")
-    line = ProgressLine("lam 0.123")
-    line.certified(proof(0.1))
-    assert stream.getvalue().count("\n") == 0
-    assert len(stream.getvalue().strip("\r")) == 29
-
-
 def test_a_log_has_the_last_line_of_a_short_run(monkeypatch):
     made = FakeStream(terminal=False)
     monkeypatch.setattr(sys, "stderr", made)

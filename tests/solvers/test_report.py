@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fresh import fresh_python
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -30,7 +29,7 @@ from torchssvm.datasets import OCR, PaddedDataset
 from torchssvm.datasets.ocr.drawing import draw_words
 from torchssvm.solvers import Certificate, Evaluation, RunReport
 from torchssvm.solvers.evaluation import count_errors
-from torchssvm.solvers.report import Entry, describe_device, versions
+from torchssvm.solvers.report import Entry
 
 KEYS = ["task", "n", "num_weights", "lam", "primal", "dual", "gap", "oracle_calls", "passes", "seconds"]
 KEYS += ["train_loss", "test_loss", "stopped_because", "seed", "device", "versions"]
@@ -66,14 +65,6 @@ def test_the_report_speaks_of_the_last_certificate(report):
     assert "test_token_error" not in content
     assert content["letters"] == 26
     assert [entry["gap"] for entry in content["history"]] == [1.0, 0.5, 0.25]
-
-
-def test_the_table_has_a_line_for_every_entry(report):
-    lines = report.table().splitlines()
-    assert len(lines) == len(report.to_dict()) - 1
-    assert any(line.split() == ["gap", "0.25"] for line in lines)
-    assert "stopped because" in report.table()
-    assert str(report) == report.table()
 
 
 def test_the_files(report, tmp_path):
@@ -123,31 +114,6 @@ def test_what_a_report_refuses(report):
         RunReport.from_history("t", [], num_weights=1, stopped_because="s")
     with pytest.raises(ValueError, match=r"\['gap'\]"):
         RunReport.from_history("t", report.history, num_weights=1, stopped_because="s", extra={"gap": 0.0}).to_dict()
-
-
-def test_a_missing_matplotlib_names_the_extra_and_leaves_the_numbers(tmp_path):
-    code = (
-        "import sys; sys.modules['matplotlib'] = None\n"
-        "from torchssvm import Certificate\n"
-        "from torchssvm.solvers.report import RunReport\n"
-        "c = Certificate(1.0, 0.5, 0.5, True, 0.0, 10, 1.0, 0.1, 10, 0.1)\n"
-        "try:\n"
-        f"    RunReport.from_history('t', [(c, 1.0)], num_weights=1, stopped_because='s').write({str(tmp_path)!r})\n"
-        "except ImportError as error:\n"
-        "    assert 'torchssvm[plot]' in str(error), error\n"
-        "else:\n"
-        "    raise SystemExit('nothing was raised')\n"
-        "assert 'lightning' not in sys.modules\n"
-    )
-    fresh_python(code)
-    assert json.loads((tmp_path / "report.json").read_text())["gap"] == 0.5
-
-
-def test_versions_and_device():
-    found = versions()
-    assert found["torch"] == torch.__version__
-    assert {"python", "torchssvm", "numpy"} <= found.keys()
-    assert describe_device("cpu") == "cpu"
 
 
 # Plain decoding

@@ -47,17 +47,6 @@ def test_nothing_is_left_behind():
     assert not loss.dual.mailbox.waiting
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_one_others():
-    def weights(seed: int) -> torch.Tensor:
-        problem = multiclass(3)
-        loop = {"batch_size": 2, "seed": seed}
-        solve(problem.head, block_gap(problem), Items(problem), tolerance=0.01, loop=loop)
-        return torch.nn.utils.parameters_to_vector(problem.head.parameters())
-
-    assert torch.equal(weights(0), weights(0))
-    assert not torch.equal(weights(0), weights(1))
-
-
 def test_a_dual_that_is_good_enough_already_costs_one_pass():
     problem = multiclass(5)
     loss = block_gap(problem)

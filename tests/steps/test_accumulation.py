@@ -77,30 +77,6 @@ def test_accumulated_steps_raise_the_dual(direction, seed, kind, cache, adjoint,
 
 
 @directions
-@pytest.mark.parametrize("kind", sorted(PROBLEMS))
-def test_two_accumulated_batches_are_one_batch(kind, direction):
-    """With one sweep nothing depends on when the box QP stops; blocks, masses and caches are the same afterwards."""
-    if isinstance(direction, Corrective):  # rounding decides when it stops, and between labelings of the same use
-        direction = Corrective(steps=5000, tolerance=0.0)
-    problem = PROBLEMS[kind](5, lam=0.2)
-    truth = reference(problem)
-    together, apart = (problem.copy().train(storage=Labelings(3), direction=direction, sweeps=1) for _ in range(2))
-    compared = 0
-    for first, second in [([0, 1], [2]), ([4], [3, 0]), ([2, 1], [4, 3]), ([0], [1]), ([3, 2], [0, 1])] * 2:
-        if truth.tied(together.weights(), first + second):
-            continue
-        compared += 1
-        together.step(first + second)
-        accumulate(apart, [first, second], 1.0)
-        torch.testing.assert_close(apart.weights(), together.weights(), rtol=1e-6, atol=1e-8)
-        torch.testing.assert_close(apart.dual.loss, together.dual.loss, rtol=1e-6, atol=1e-8)
-        for name in () if isinstance(direction, Corrective) else ("mass", "loss", "count"):
-            mine, other = (getattr(run.dual.storage.sets, name) for run in (apart, together))
-            torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-8)
-    assert compared >= 3
-
-
-@directions
 def test_a_block_cannot_move_twice_from_one_start(direction):
     """Without the box QP an example in two batches would be moved twice: refused before anything has changed."""
     problem = PROBLEMS["chain"](3, adjoint=False)

@@ -14,13 +14,10 @@ from resumed_draws import check_resuming
 from scipy import stats
 
 from torchssvm import (
-    BlockGap,
     ByLength,
-    DualState,
     GapBatchSampler,
     Permutation,
     Proportional,
-    TorchLoop,
     Uniform,
     certify,
     in_order,
@@ -63,12 +60,6 @@ def test_the_first_of_a_batch_is_drawn_among_all_and_the_second_among_its_bucket
     assert stats.chisquare([found[k] for k in possible], [expected[k] * 7500 / total for k in possible])[1] > 1e-3
 
 
-def test_uniform_draws_give_every_example_the_same_number_of_visits():
-    sampler = sampler_of(GAPS, ByLength(LENGTHS, Uniform()), batch_size=2, seed=1)
-    found = Counter(i for _ in range(1000) for batch in sampler for i in batch)
-    assert stats.chisquare([found[i] for i in range(10)])[1] > 1e-4
-
-
 @examples(60)
 @given(
     seed=st.integers(0, 2**31 - 1),
@@ -103,19 +94,6 @@ def test_batches_are_of_distinct_examples_of_one_bucket(seed, inner, n, batch_si
     if isinstance(inner, Permutation):
         assert set(visits.values()) == {1}
     assert not (unknown and inner.needs_gaps) or set(visits) == set(range(n))
-
-
-def test_little_is_padded():
-    lengths = torch.randint(1, 60, (2000,), generator=rng(0))
-
-    def padded(order) -> float:
-        sampler = GapBatchSampler(multiclass(0, n=2000).train().dual, batch_size=16, order=order)
-        batches = [lengths[batch] for batch in sampler]
-        return sum(len(b) * int(b.max()) ** 2 for b in batches) / sum(int((b**2).sum()) for b in batches)
-
-    assert padded(Permutation()) > 2.5
-    assert padded(ByLength(lengths, Permutation())) < 1.2
-    assert padded(ByLength(lengths)) < 1.2  # unknown gaps
 
 
 @pytest.mark.parametrize("stop", [1, 10, 25])
@@ -160,15 +138,3 @@ def test_an_exact_pass_by_length_gives_every_example_once_and_the_same_certifica
     found = certify(training.head, training.dual, batches, refresh=False)
     assert found.primal == pytest.approx(plain.primal, rel=1e-12)
     assert found.gap == pytest.approx(plain.gap, rel=1e-9)
-
-
-def test_training_by_length_reaches_the_same_optimum():
-    problem = chain(4, n=12, longest=6)
-    data = PaddedDataset(problem.x, problem.y, problem.lengths)
-    found = []
-    for order in (None, ByLength(data.lengths)):
-        own = problem.copy()
-        dual = DualState.for_head(own.head, num_examples=12, lam=0.1)
-        found.append(TorchLoop(own.head, BlockGap(dual), data, batch_size=3, order=order).solve(0.01))
-    assert abs(found[0].primal - found[1].primal) < 0.02
-    assert all(certificate.gap <= 0.01 for certificate in found)

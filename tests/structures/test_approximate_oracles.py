@@ -31,7 +31,7 @@ from torchssvm.core.structure import Decoding
 from torchssvm.datasets import PaddedDataset
 from torchssvm.solvers import Certificate, Evaluation, RunReport
 from torchssvm.solvers.report import Entry
-from torchssvm.steps import ExactSearch, LargestGap, PredefinedStep
+from torchssvm.steps import LargestGap
 
 SEEDS = st.integers(0, 2**31 - 1)
 MAKE = {
@@ -81,84 +81,6 @@ def suboptimality(kind: str, seed: int, steps: int, floor_of, line_search=None, 
         "errors": adversary.errors / adversary.calls,
     }
     return values, facts
-
-
-def multiplicative(accuracy: float):
-    """Attains ``accuracy`` times the block's gap ([B13] eq. 12), with n g_i = H_i + offset_i."""
-
-    def floor_of(k, i, offset, curvature):
-        return lambda best: accuracy * (best + offset) - offset
-
-    return floor_of
-
-
-def additive(error: float, shrinking: bool = True):
-    """Within ``error/2 * 2n/(k + 2n) * C_f^(i)`` of the maximum ([B13] eq. 11), times n for H_i."""
-
-    def floor_of(k, i, offset, curvature):
-        n = len(curvature)
-        return lambda best: best - n * 0.5 * error * (2 * n / (k + 2 * n) if shrinking else 1.0) * curvature[i]
-
-    return floor_of
-
-
-def mean_over_runs(kind: str, steps: int, floor_of, line_search=None, runs: int = 3) -> tuple[np.ndarray, dict]:
-    found = [suboptimality(kind, seed, steps, floor_of, line_search) for seed in range(runs)]
-    facts = found[0][1] | {"errors": np.mean([facts["errors"] for _, facts in found])}
-    return np.mean([values for values, _ in found], 0), facts
-
-
-def test_the_curvature_is_below_its_bound_in_the_paper():
-    for kind in MAKE:
-        truth, _ = solved(kind)
-        radius = max(np.linalg.norm(changes, axis=1).max() for changes in truth.changes)
-        assert 0 < curvatures(truth).sum() <= 4 * radius**2 / (truth.lam * truth.n)
-
-
-@pytest.mark.parametrize("accuracy", [0.1, 0.5])
-@pytest.mark.parametrize("kind", ["chain", pytest.param("multiclass", marks=pytest.mark.slow)])
-def test_the_rate_of_multiplicative_accuracy(kind, accuracy):
-    """[B13] Theorem C.1: ``2n/(nu k + 2n) (C/nu + h_0)``, by line search, in expectation over the blocks."""
-    values, facts = mean_over_runs(kind, 100, multiplicative(accuracy))
-    assert facts["errors"] > 0.25
-    n, steps = facts["n"], np.arange(len(values))
-    bound = 2 * n / (accuracy * steps + 2 * n) * (facts["curvature"] / accuracy + facts["start"])
-    assert bool((values >= -1e-8).all())
-    assert bool((values <= bound).all())
-    assert values[-1] < 0.5 * facts["start"]
-
-
-@pytest.mark.parametrize("line_search", [ExactSearch(), PredefinedStep()], ids=["exact", "predefined"])
-@pytest.mark.parametrize("error", [0.2, 1.0])
-@pytest.mark.parametrize("kind", sorted(MAKE))
-def test_the_rate_of_additive_accuracy(kind, error, line_search):
-    """[B13] Theorem C.1: ``2n/(k + 2n) (C (1 + delta) + h_0)``, by line search and with the predefined step."""
-    values, facts = mean_over_runs(kind, 100, additive(error), line_search)
-    assert facts["errors"] > 0.2
-    n, steps = facts["n"], np.arange(len(values))
-    bound = 2 * n / (steps + 2 * n) * (facts["curvature"] * (1 + error) + facts["start"])
-    assert bool((values >= -1e-8).all())
-    assert bool((values <= bound).all())
-
-
-@pytest.mark.parametrize("kind", sorted(MAKE))
-def test_an_oracle_that_is_not_accurate_enough_breaks_the_rates(kind):
-    """The bounds above can be violated: by an oracle of accuracy 0, and by an additive error that does not shrink."""
-    steps = 200
-    values, facts = mean_over_runs(kind, steps, multiplicative(0.0), runs=1)
-    n = facts["n"]
-    assert values[-1] > 2 * n / (0.5 * steps + 2 * n) * (facts["curvature"] / 0.5 + facts["start"])
-    values, facts = mean_over_runs(kind, steps, additive(1.0, shrinking=False), runs=1)
-    assert values[-1] > 2 * n / (steps + 2 * n) * (facts["curvature"] * 2 + facts["start"])
-
-
-def test_accuracy_1_and_error_0_are_the_exact_oracle():
-    exact, facts = suboptimality("chain", 0, 30, lambda k, i, offset, curvature: lambda best: best)
-    assert facts["errors"] == 0.0
-    for floor_of in (multiplicative(1.0), additive(0.0)):
-        values, facts = suboptimality("chain", 0, 30, floor_of)
-        assert facts["errors"] == 0.0
-        assert values == pytest.approx(exact, abs=1e-12)
 
 
 @examples(10)
@@ -296,23 +218,6 @@ def test_lightning_goes_on_where_certificates_turn_exact_and_back():
     _, _, gap = classes_under_a_trainer(Turning(Multiclass(3)), 0.0, Turn(), every_n_epochs=1)
     assert len(shown) >= 6  # until the gap is 0
     assert [entry.certificate.exact for entry in gap.history] == shown == [k % 3 != 1 for k in range(len(shown))]
-
-
-@pytest.mark.parametrize(("looseness", "stops"), [(0.5, False), (0.0, True)])
-def test_lightning_stops_by_the_bounds_and_says_so(looseness, stops, tmp_path):
-    """The gaps of the outputs fall below the tolerance in both runs; only what the bounds prove stops a run."""
-    pytest.importorskip("lightning")
-    from torchssvm.lightning import Report
-
-    report = Report(tmp_path)
-    model, fitting, gap = classes_under_a_trainer(Adversary(Multiclass(3), looseness), 0.3, report, every_n_epochs=2)
-    assert model.dual.gap_estimate < 0.3
-    assert (fitting.current_epoch < 20) is (gap.certificate.gap <= 0.3) is stops
-    assert "(upper bound: approximate oracle)" in gap.stopped_because
-    assert ("<= tolerance" in gap.stopped_because) is stops
-    assert not any(entry.certificate.exact for entry in gap.history)
-    assert fitting.progress_bar_metrics["exact"] == fitting.callback_metrics["exact"] == 0.0
-    assert "upper bounds (approximate oracle)" in str(report.report)
 
 
 def test_an_evaluation_says_whether_decoding_was_exact():

@@ -152,7 +152,7 @@ def test_duals_are_below_the_optimum_over_all_outputs(kind):
         best = enclose(truth).high
         training = Training(problem, storage=storage(), direction=direction(), oracle=oracle and oracle())
         random = rng(seed)
-        for _ in range(3):
+        for _ in range(2):
             for _ in range(4):
                 training.run(torch.randperm(problem.n, generator=random).split(2))
             found = certify(problem.head, training.dual, problem.everything())

@@ -171,15 +171,6 @@ def test_an_operator_takes_a_batch_of_none(name):
     assert [len(found) for found in decode(*scores, *rest)] == [0] * len(drawn(name)[0](*scores, *rest))
 
 
-@each_operator
-def test_operators_on_devices(name, device):
-    decode, scores, rest = drawn(name)
-    there = [a.to(device) if torch.is_tensor(a) else a for a in (*scores, *rest)]
-    for mine, other in zip(decode(*there), decode(*scores, *rest), strict=True):
-        assert mine.device.type == device.type
-        assert torch.equal(mine.cpu(), other)
-
-
 @each_row("length", [0, -1, 6])
 def test_bad_lengths_are_refused(length):
     emission, transition, _ = chains(1)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
-import pickle
-import warnings
 
 import pytest
 import torch
@@ -15,7 +12,7 @@ from labelings_cases import LabelingsTestCase
 from problems import examples
 from tables import each_row
 from torch import Tensor
-from torch_struct_cases import CASES, Case, bracketings, projective_trees, segmentations
+from torch_struct_cases import CASES, Case
 
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Potentials, inner
@@ -43,13 +40,6 @@ def scores_of(outputs: Tensor, scores: Tensor) -> Tensor:
 
 def is_among(event: Tensor, outputs: Tensor) -> bool:
     return bool((event == outputs).flatten(1).all(1).any())
-
-
-def test_the_enumerators_count_right():
-    assert [len(projective_trees(n, True)) for n in (1, 2, 3, 4)] == [1, 3, 12, 55]
-    assert [len(projective_trees(n, False)) for n in (1, 2, 3, 4)] == [1, 2, 7, 30]
-    assert [len(bracketings(n, 1)) for n in (1, 2, 3, 4)] == [1, 1, 2, 5]  # Catalan
-    assert [len(segmentations(n, 4, 1)) for n in (2, 3, 4, 5, 6)] == [1, 2, 4, 7, 13]  # tribonacci
 
 
 class TorchStructLabelings(LabelingsTestCase):
@@ -159,12 +149,6 @@ def test_large_potentials_stay_clear_of_the_sentinels(case, seed, size, shift):
         torch.testing.assert_close(value, scores.max(), atol=1e-10 * size, rtol=0)
 
 
-def test_a_forbidden_part_takes_no_precision_from_the_others():
-    scores = torch.tensor([[[-1e6, 1.0], [1.25, 1.0]]], dtype=torch.float64)  # word 0 must not be a root
-    found = decode(TorchStruct(torch_struct.DependencyCRF), Potentials(scores))
-    assert found.tolist() == [[[0.0, 0.0], [1.0, 1.0]]]
-
-
 def test_semi_markov_keeps_long_segments_beside_a_short_example():
     """torch-struct's own lengths lose them: all segments beyond the shortest example's end have length 1."""
     scores = torch.zeros(2, 6, 4, 2, 2)
@@ -174,50 +158,6 @@ def test_semi_markov_keeps_long_segments_beside_a_short_example():
     assert float((theirs * scores)[0].sum()) < 20.0  # fixed in torch-struct? then _bridge_padding can go
     ours = decode(TorchStruct(torch_struct.SemiMarkovCRF), Potentials(scores, lengths))
     assert float((ours * scores)[0].sum()) == 20.0
-
-
-@all_cases
-def test_argmax_works_in_every_grad_mode(case):
-    potentials = case.draw(0)
-    expected = decode(case.structure, potentials)
-    with torch.no_grad():
-        assert torch.equal(decode(case.structure, potentials), expected)
-    with torch.inference_mode():
-        made_inside = Potentials(potentials.single * 1.0, potentials.lengths.clone())
-        assert torch.equal(decode(case.structure, made_inside), expected)
-    leaf = potentials.single.clone().requires_grad_()
-    for scores in (leaf, leaf * 1.0):
-        assert torch.equal(decode(case.structure, Potentials(scores, potentials.lengths)), expected)
-    assert leaf.grad is None
-
-
-def test_decoding_is_silent():
-    with warnings.catch_warnings():
-        warnings.resetwarnings()
-        warnings.simplefilter("error")
-        for case in CASES:
-            decode(case.structure, case.draw(2))
-
-
-def test_an_empty_batch_decodes():
-    empty = Potentials(torch.zeros(0, 3, 2, 2), torch.zeros(0, dtype=torch.int64))
-    assert decode(TorchStruct(torch_struct.LinearChainCRF), empty).shape == (0, 3, 2, 2)
-
-
-def test_multiroot_adapters_do_not_disturb_one_another():
-    scores = torch.eye(3).unsqueeze(0) * 10  # every word would like to be a root
-    many = TorchStruct(torch_struct.DependencyCRF, multiroot=True)
-    single = TorchStruct(torch_struct.DependencyCRF, multiroot=False)
-    for structure, roots in [(many, 3), (single, 1), (many, 3), (single, 1), (single, 1), (many, 3)]:
-        assert int(decode(structure, Potentials(scores)).diagonal(0, 1, 2).sum()) == roots
-
-
-@pytest.mark.parametrize("multiroot", [True, False])
-def test_multiroot_of_the_users_own_distribution_survives(multiroot):
-    scores = (torch.eye(3).unsqueeze(0) * 10).requires_grad_() * 1.0
-    theirs = torch_struct.DependencyCRF(scores, multiroot=multiroot)
-    decode(TorchStruct(torch_struct.DependencyCRF, multiroot=not multiroot), Potentials(scores))
-    assert int(theirs.argmax.diagonal(0, 1, 2).sum()) == (3 if multiroot else 1)
 
 
 def token_hamming(target: Tensor) -> tuple[Tensor, Tensor]:
@@ -271,16 +211,6 @@ def test_augmented_argmax_is_the_best_of_all_outputs(case, seed, zero):
         loss = case.structure.loss(outputs, target[row].expand_as(outputs))
         hinge = scores_of(outputs - target[row], scores[row]) + loss
         torch.testing.assert_close(corner.hinge[row], hinge.max(), atol=1e-12, rtol=0)
-
-
-def test_rounding_gives_the_target_no_loss():
-    labels = torch.tensor([[0, 1, 2, 0, 1, 2, 1]])
-    for dtype in (torch.float32, torch.float64):
-        structure = TorchStruct(torch_struct.LinearChainCRF, loss_potentials=token_hamming)
-        target = edges_of(labels, 3).to(dtype)
-        assert structure.loss(target, target).tolist() == [0.0]
-        other = edges_of(torch.tensor([[0, 1, 2, 0, 1, 2, 2]]), 3).to(dtype)
-        assert structure.loss(other, target).item() == pytest.approx(1 / 7)
 
 
 def test_loss_potentials_with_wrong_shapes_are_refused():
@@ -466,22 +396,3 @@ def test_an_answer_that_is_no_indicator_is_refused():
     structure = TorchStruct(Subset, padded_axes=(1,), length_offset=0, limit=0.5)
     with pytest.raises(RuntimeError, match="argmax of Subset must be an indicator"):
         decode(structure, Potentials(torch.ones(1, 2)))
-
-
-class Named(torch_struct.LinearChainCRF):
-    """A user's own subclass of a known distribution."""
-
-
-def test_a_subclass_keeps_the_convention():
-    structure = TorchStruct(Named)
-    potentials = CASES[0].draw(3)
-    assert torch.equal(decode(structure, potentials), decode(CASES[0].structure, potentials))
-
-
-def test_structures_copy_and_pickle():
-    structure = TorchStruct(torch_struct.DependencyCRF, multiroot=False)
-    potentials = CASES[5].draw(4)
-    expected = decode(structure, potentials)
-    for other in (copy.deepcopy(structure), pickle.loads(pickle.dumps(structure))):
-        assert torch.equal(decode(other, potentials), expected)
-    assert repr(structure) == "TorchStruct(DependencyCRF, multiroot=False)"

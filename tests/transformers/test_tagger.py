@@ -148,11 +148,10 @@ def new_tagger(**dropout):
     return StructuredTagger(StructuredTaggerConfig(encoder_config(**dropout), LABELS, "BIO"))
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-def test_under_a_trainer(trained, items, bf16):
+def test_under_a_trainer(trained, items):
     tagger = new_tagger()
     before = tagger.eval()(**batch_of(items)).predictions
-    after = trained(tagger, per_device_train_batch_size=8, max_grad_norm=1.0, bf16=bf16).evaluate()
+    after = trained(tagger, per_device_train_batch_size=8, max_grad_norm=1.0, bf16=True).evaluate()
     assert not torch.equal(before, tagger.eval()(**batch_of(items)).predictions)
     assert after["eval_f1"] > 0.9
     assert after["eval_accuracy"] > 0.95

@@ -8,15 +8,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from average_cases import schedule
 from baselines import CuttingPlane, ExponentiatedGradient, NSlack
-from custom import label_sets
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, Reference, assert_same, chain, examples, flat, multiclass, reference
-
-from torchssvm import Batch, Multiclass, Potentials, TorchStruct, certify
-from torchssvm.solvers import WeightedAverage
+from problems import PROBLEMS, Reference, assert_same, examples, flat, multiclass, reference
 
 pytestmark = pytest.mark.slow  # methods to compare with, outside of the package
 
@@ -153,20 +148,6 @@ def test_the_dual_never_falls_and_the_gap_is_never_negative(seed, kind, dtype, a
     assert found.exact
 
 
-def test_what_stands_in_the_padding_never_matters():
-    problem, other = chain(2, n=6), chain(2, n=6)
-    a, b = method(problem), method(other)
-    for rows in ([0, 1, 2], [3, 4], [5, 0], [1, 2, 3]):
-        batch = other.batch(rows)
-        beyond = torch.arange(batch.x.shape[1]) >= batch.lengths.unsqueeze(1)
-        longer = torch.cat([batch.x.masked_fill(beyond.unsqueeze(2), 1e3), 1e3 * torch.ones_like(batch.x[:, :1])], 1)
-        targets = torch.cat([batch.y.masked_fill(beyond, 1), torch.zeros_like(batch.y[:, :1])], 1)
-        a.visit(problem.batch(rows))
-        b.visit(Batch(longer, targets, batch.index, batch.lengths))
-    torch.testing.assert_close(flat(problem.head.parameters()), flat(other.head.parameters()))
-    assert a.step_sizes.tolist() == b.step_sizes.tolist()
-
-
 def test_an_example_drawn_twice_counts_once():
     problem, other = multiclass(0), multiclass(0)
     a, b = method(problem), method(other)
@@ -174,72 +155,6 @@ def test_an_example_drawn_twice_counts_once():
     b.visit(other.batch([0, 2]))
     torch.testing.assert_close(flat(problem.head.parameters()), flat(other.head.parameters()))
     assert a.dual.oracle_calls == b.dual.oracle_calls
-
-
-def test_works_on_torch_struct():
-    torch_struct = pytest.importorskip("torch_struct")
-
-    class Edges(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(3, 4, dtype=torch.float64))
-
-        def forward(self, x):
-            return (x @ self.weight).view(*x.shape[:2], 2, 2)
-
-    random = torch.Generator().manual_seed(0)
-    x = torch.randn(4, 2, 3, generator=random, dtype=torch.float64)
-    structure = TorchStruct(torch_struct.LinearChainCRF)
-    y = structure.argmax(Potentials(torch.randn(4, 2, 2, 2, generator=random, dtype=torch.float64)))
-    batch = Batch(x, y.labeling, torch.arange(4))
-    head = Edges()
-    gradient = ExponentiatedGradient(head, [batch], num_examples=4, lam=0.5, structure=structure)
-    first = gradient.certify()
-    for _ in range(60):
-        gradient.step()
-    found = gradient.certify()
-    assert 0.0 <= found.gap < min(0.02, first.gap)
-
-
-def test_certificates_are_those_of_any_dual():
-    problem = chain(3)
-    gradient = method(problem)
-    gradient.visit(problem.batch([0, 1]))
-    gradient.batches = [problem.batch([0])]
-    with pytest.raises(ValueError, match="left out"):
-        gradient.certify()
-    assert certify(problem.head, gradient.dual, problem.everything()).drift < 1e-12
-
-
-def test_bad_arguments_are_refused():
-    problem = multiclass(0)
-    for options, words in [
-        ({"step_size": 0.0}, "step_size=0.0"),
-        ({"step_size": math.inf}, "step_size=inf"),
-        ({"growth": 0.9}, "growth=0.9"),
-        ({"halvings": -1}, "halvings=-1"),
-        ({"first_halvings": -1}, "first_halvings=-1"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            method(problem, **options)
-    head, structure, _ = label_sets()
-    with pytest.raises(ValueError, match=r"LabelSets.* has no marginals"):
-        ExponentiatedGradient(head, [], num_examples=5, lam=0.1, structure=structure)
-    with pytest.raises(MemoryError, match="MeanParts"):
-        method(multiclass(0), memory_limit=8)
-
-
-def test_batches_that_are_not_the_training_set_are_refused():
-    problem = multiclass(0)
-    every = problem.everything(2)
-    for batches, error, words in (
-        (every[:-1], ValueError, "left out 2 of 6"),
-        (iter(every), TypeError, "can be read only once"),
-        (every[0], TypeError, "batches is a Batch"),
-    ):
-        with pytest.raises(error, match=words):
-            ExponentiatedGradient(problem.head, batches, num_examples=problem.n, lam=problem.lam)
-        assert not flat(problem.head.parameters()).any()
 
 
 def test_a_bad_batch_changes_nothing():
@@ -258,57 +173,3 @@ def test_a_bad_batch_changes_nothing():
         with pytest.raises(ValueError, match=words):
             gradient.visit(wrong)
         assert_same(state(gradient), before)
-
-
-def test_one_class_has_nothing_to_learn():
-    problem = multiclass(0, classes=1)
-    gradient = method(problem)
-    for _ in range(3):
-        assert gradient.visit(problem.batch(range(problem.n))) == 0.0
-    assert gradient.certify().gap == 0.0
-    assert isinstance(problem.structure, Multiclass)
-
-
-def test_runs_on_the_device(device):
-    here, there = chain(3), chain(3).to(device)
-    a, b = method(here), method(there)
-    for rows in ([0, 1, 2], [3, 4], [0, 4]):
-        assert a.visit(here.batch(rows)) == pytest.approx(b.visit(there.batch(rows)), abs=1e-9)
-    torch.testing.assert_close(flat(here.head.parameters()), flat(there.head.parameters()).cpu())
-    assert b.certify().gap == pytest.approx(a.certify().gap, abs=1e-9)
-
-
-def test_exponentiated_gradient_knows_its_targets():
-    problem = chain(3, n=6)
-    head = copy.deepcopy(problem.head)
-    gradient, batch = ExponentiatedGradient(head, problem.everything(3), num_examples=6, lam=0.1), problem.batch([1])
-    with pytest.raises(RuntimeError, match="other targets"):
-        gradient.visit(batch.replace(y=torch.where(batch.y >= 0, 1 - batch.y, batch.y)))
-    gradient.visit(batch)
-    gradient.certify()
-
-
-def test_a_refused_step_of_exponentiated_gradient_keeps_the_recomputed_weights():
-    problem = chain(3, n=6)
-    gradient = ExponentiatedGradient(copy.deepcopy(problem.head), problem.everything(3), num_examples=6, lam=0.1)
-    gradient.visit(problem.batch([1]))
-    gradient.certify()
-    batch = problem.batch([2])
-    with pytest.raises(ValueError, match="not finite"):
-        gradient.visit(batch.replace(x=batch.x * torch.nan))
-    assert gradient.dual.recomputed is not None
-
-
-def test_exponentiated_gradient_is_averaged_by_update():
-    problem = chain(2)
-    solver = ExponentiatedGradient(problem.head, problem.everything(), num_examples=problem.n, lam=problem.lam)
-    dual = solver.dual
-    average = WeightedAverage(dual.parameters, dual)
-    for rows in schedule(problem, 1, 15):
-        solver.visit(problem.batch(rows))
-        average.update()
-    found, optimum = average.certify(problem.head, dual, problem.everything()), reference(problem).optimum()
-    assert average.count == 15
-    assert found.dual - 1e-9 <= optimum <= found.primal + 1e-9
-    last = certify(problem.head, dual, problem.everything())
-    assert last.dual - 1e-9 <= optimum

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-import pickle
 
-import numpy as np
 import pytest
 import torch
 from baselines import Subgradient
@@ -130,19 +128,6 @@ def test_weight_decay_is_lam_for_sgd_and_adam(kind):
     assert decayed.weights().abs().max() > 0.01
 
 
-def test_adam_on_the_hinge_is_a_baseline():
-    problem = chain(3)
-    optimum = reference(problem).optimum()
-    run = Descent(problem, lambda params: torch.optim.Adam(params, lr=0.01, weight_decay=problem.lam))
-    average = SuffixAverage(run.params)
-    for _ in range(300):
-        run.step(list(range(problem.n)))
-        average.update()
-    with average.apply():
-        found = primal(problem.head, problem.structure, problem.everything(), problem.lam).value
-    assert optimum - 1e-9 <= found <= 1.01 * optimum
-
-
 # -- Checkpoints -------------------------------------------------------------------------------------------
 
 
@@ -176,46 +161,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(stop, dtype):
     assert whole.weights().abs().max() > 0
 
 
-def test_pickles_and_copies_keep_the_count():
-    run = descent(multiclass(0))
-    for _ in range(3):
-        run.step()
-    for other in (pickle.loads(pickle.dumps(run.optim)), copy.deepcopy(run.optim)):
-        assert_same(other.state_dict(), run.optim.state_dict())
-        assert other.param_groups[0]["steps"] == 3
-
-
 # -- Bad input ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf"), True])
-def test_bad_numbers(wrong):
-    for options in ({"lam": wrong}, {"lam": 0.5, "max_loss": wrong}):
-        with pytest.raises(ValueError, match=f"{list(options)[-1]}={wrong} must be positive and finite"):
-            Subgradient(multiclass(0).head.parameters(), **options)
-
-
-def test_numbers_of_numpy():
-    run = Subgradient(multiclass(0).head.parameters(), np.float32(0.5), max_loss=np.int64(2))
-    assert [(type(run.param_groups[0][name]), run.param_groups[0][name]) for name in ("lam", "max_loss")] == [
-        (float, 0.5),
-        (float, 2.0),
-    ]
-
-
-@pytest.mark.parametrize("wrong", ["1", None, torch.tensor(1.0)])
-def test_what_is_no_number(wrong):
-    with pytest.raises(TypeError, match=r"lam=.* must be a number, not a"):
-        Subgradient(multiclass(0).head.parameters(), wrong)
-    if wrong is not None:
-        with pytest.raises(TypeError, match=r"max_loss=.* must be a number, not a"):
-            Subgradient(multiclass(0).head.parameters(), 0.5, max_loss=wrong)
-
-
-@pytest.mark.parametrize("option", [{"lr": 0.1}, {"momentum": 0.9}, {"weight_decay": 0.1}, {"lam": 0.1}])
-def test_options_of_groups_are_refused(option):
-    with pytest.raises(ValueError, match=rf"a group with options \['{next(iter(option))}'\]"):
-        Subgradient([{"params": multiclass(0).head.parameters(), **option}], 0.5)
 
 
 def test_groups_share_one_step_size():
@@ -250,16 +196,3 @@ def test_gradients_that_are_not_finite_are_refused_before_anything_changes(wrong
     with pytest.raises(RuntimeError, match="no gradient"):
         run.optim.step()
     assert_same(run.state(), before)
-
-
-def test_a_closure_computes_the_loss():
-    plain, closed = descent(multiclass(0)), descent(multiclass(0))
-    for i in range(4):
-        plain.step([i])
-
-        def closure(i=i):
-            closed.backward([i])
-            return i
-
-        assert closed.optim.step(closure) == i
-    assert_same(closed.state(), plain.state())

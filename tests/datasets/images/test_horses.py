@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fresh import fresh_python
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples
@@ -31,10 +30,9 @@ from torchssvm.datasets import (
     segmentation_scores,
 )
 from torchssvm.datasets.images import graph_cache_build, graph_cache_words
-from torchssvm.datasets.images.graph_cache_build import GrowingArray
 from torchssvm.datasets.images.region_features import ETAS, edge_features, node_features
-from torchssvm.datasets.images.segmentation_files import find_pairs, read_pair, stamp
-from torchssvm.datasets.images.superpixels import adjacency, foreground_sizes, neighbourhoods, region_sizes, superpixels
+from torchssvm.datasets.images.segmentation_files import find_pairs, read_pair
+from torchssvm.datasets.images.superpixels import adjacency, neighbourhoods
 from torchssvm.datasets.images.visual_words import Vocabulary, descriptors, k_means, nearest, words
 from torchssvm.steps import LargestGap
 
@@ -128,23 +126,6 @@ def test_neighbours_by_their_definition(regions):
         assert set(np.flatnonzero(second[p])) == set().union(*(around[q] for q in around[p]))
 
 
-def test_sizes_and_foreground():
-    regions = np.array([[0, 0, 1], [2, 1, 1]])
-    mask = np.array([[True, False, True], [False, True, False]])
-    assert region_sizes(regions).tolist() == [2, 3, 1]
-    assert foreground_sizes(regions, mask).tolist() == [1, 2, 0]
-
-
-def test_superpixels_are_connected_and_numbered_without_a_gap():
-    ndimage = pytest.importorskip("scipy.ndimage")
-    image, _ = picture(1)
-    regions = superpixels(image, 20, 30.0)
-    assert regions.shape == image.shape[:2]
-    assert np.unique(regions).tolist() == list(range(regions.max() + 1))
-    assert 10 <= regions.max() + 1 <= 30
-    assert all(ndimage.label(regions == p)[1] == 1 for p in range(regions.max() + 1))
-
-
 def test_a_descriptor_by_its_definition():
     image, _ = picture(2)
     cell, stride = 4, 3
@@ -171,13 +152,6 @@ def test_a_descriptor_by_its_definition():
         np.testing.assert_allclose(found[node].numpy(), wanted.ravel(), atol=2e-5)
 
 
-def test_flat_patches_have_no_gradient_to_speak_of():
-    image = np.full((20, 20, 3), 127, np.uint8)
-    image[10, 10] = 128  # a step of the camera's
-    assert descriptors(image, 4, 2).norm(dim=2).max() < 0.5
-    assert torch.equal(descriptors(np.zeros((20, 20, 3), np.uint8), 4, 2), torch.zeros(10, 10, 128))
-
-
 @given(st.integers(0, 10**6))
 @examples(10)
 def test_k_means_ends_where_every_centre_is_a_mean(seed):
@@ -188,18 +162,6 @@ def test_k_means_ends_where_every_centre_is_a_mean(seed):
     assert torch.equal(owner, torch.cdist(points.double(), centres.double()).argmin(1))
     for cluster in owner.unique():
         torch.testing.assert_close(centres[cluster], points[owner == cluster].mean(0))
-
-
-def test_k_means_finds_clusters_that_lie_apart():
-    apart = torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0], [9.0, 9.0]])
-    points = (apart.unsqueeze(1) + 0.1 * torch.randn(4, 30, 2, generator=torch.Generator().manual_seed(0))).flatten(
-        0, 1
-    )
-    centres = k_means(points, 4, seed=3)
-    assert sorted(nearest(apart, centres).tolist()) == [0, 1, 2, 3]
-    assert torch.equal(k_means(torch.ones(9, 2), 3, seed=0), torch.ones(3, 2))  # fewer points than there seem to be
-    with pytest.raises(ValueError, match="3 points are too few for 4 clusters"):
-        k_means(points[:3], 4, seed=0)
 
 
 def test_a_pixel_has_the_word_of_its_nearest_node():
@@ -532,14 +494,6 @@ def test_empty_masks_can_be_taken(tmp_path):
     assert dataset.scores([dataset[i].y.labels for i in range(3)]).mean_iou > 0.5
 
 
-def test_a_training_set_of_unusable_images_only(tmp_path):
-    write(tmp_path)
-    for name in NAMES[:3]:
-        (tmp_path / "rgb" / f"{name}.png").write_bytes(b"")
-    with pytest.raises(ValueError, match="none of the training images can be used: horse001: cannot read"):
-        open_small(tmp_path, on_bad="skip")
-
-
 def test_horseseg_is_read_by_its_folders(tmp_path):
     """Names and endings as the code that the authors of [G16] published has them."""
     images, masks = tmp_path / "images" / "HorseSeg", tmp_path / "annotations" / "HorseSeg"
@@ -637,14 +591,6 @@ def test_a_cache_is_used_again(copy, monkeypatch):
     cache = GraphCache(copy / "cache")
     assert cache.nbytes == sum(file.stat().st_size for file in (copy / "cache").iterdir())
     assert isinstance(cache[0].nodes, np.memmap)
-
-
-def test_building_is_deterministic(built, tmp_path):
-    write(tmp_path)
-    open_small(tmp_path)
-    before, after = contents(built / "cache"), contents(tmp_path / "cache")
-    del before["places.npy"], after["places.npy"]  # has the files' times
-    assert before == after
 
 
 def test_changed_files_are_found_out(copy):
@@ -759,34 +705,6 @@ def test_worker_processes_make_the_same(built, tmp_path):
     assert (tmp_path / "cache" / "nodes.npy").read_bytes() == (built / "cache" / "nodes.npy").read_bytes()
 
 
-def test_stamps_tell_contents_from_times(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(b"abc")
-    known = stamp(path)
-    os.utime(path, ns=(1, 1))
-    assert stamp(path, known) == known._replace(time=1)
-    assert stamp(None) == stamp(tmp_path / "none") == (0, 0, 0)
-
-
-def test_growing_arrays(tmp_path):
-    path = tmp_path / "rows.npy"
-    first = GrowingArray(path, "<f4", (2,))
-    first.append(np.ones((3, 2)))
-    first.commit()
-    first.append(np.full((2, 2), 7.0))
-    first.close()
-    assert np.load(path).shape == (3, 2)
-    second = GrowingArray(path, "<f4", (2,), 2)
-    second.append(np.array([[5.0, 6.0]]))
-    with pytest.raises(ValueError, match=r"\[R, 2\], got \[1, 3\]"):
-        second.append(np.zeros((1, 3)))
-    second.commit()
-    second.close()
-    assert np.load(path, mmap_mode="r").tolist() == [[1, 1], [1, 1], [5, 6]]
-    with pytest.raises(ValueError, match="fewer than 9 rows"):
-        GrowingArray(path, "<f4", (2,), 9)
-
-
 def test_a_picture(test):
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
@@ -822,23 +740,6 @@ def test_horse_data(built):
         assert batch.x.nodes.shape[0] == 2
     (batch,) = HorseData(pixels=True, **arguments).val_dataloader()
     assert batch.x.image.shape == (2, 3, 40, 56)
-
-
-def test_extras_are_named(built):
-    out = fresh_python(
-        "import sys\n"
-        "sys.modules['lightning'] = sys.modules['skimage'] = None\n"
-        "import torchssvm.datasets as d\n"
-        "try:\n    d.HorseData\nexcept ImportError as error:\n    print(error)\n"
-        f"print(len(d.SuperpixelGraphs(d.GraphCache(__import__('pathlib').Path({str(built / 'cache')!r})))))\n"
-        "try:\n"
-        f"    d.HorseSegmentation(root={str(built)!r}, cache={str(built / 'other')!r}, num_train=3, progress=False)\n"
-        "except ImportError as error:\n    print(error)"
-    )
-    lightning, count, skimage = out.splitlines()
-    assert "torchssvm[lightning]" in lightning
-    assert count == "3"
-    assert "torchssvm[scikit-image]" in skimage
 
 
 def test_real_horses(tmp_path):

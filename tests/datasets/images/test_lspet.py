@@ -1,7 +1,6 @@
 """The reader of poses, on images made here and on the real ones where they are."""
 
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -73,15 +72,6 @@ def test_images_and_joints_are_scaled_alike(made):
     assert batch.index.tolist() == [3, 99]
 
 
-def test_a_tall_canvas(made):
-    data = LSPET(size="small", canvas=(100, 24), root=made)
-    image, joints, _ = data[1]
-    assert data.scales[1] == 2.0
-    assert image.shape == (3, 100, 24)
-    assert bool((image[:, 16:] == 128 / 255).all())
-    assert float(joints[:, 0].max()) < 24
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [({"split": "val"}, "split must be"), ({"size": "tiny"}, "size must be"), ({"canvas": (0, 5)}, r"canvas=\(0, 5\)")],
@@ -112,12 +102,6 @@ def test_images_that_are_corrupt_are_named(copy):
         LSPET(size="small", root=copy)
 
 
-def test_joints_outside_of_their_image_are_refused(copy):
-    Image.new("RGB", (6, 4)).save(copy / "lspet" / "images" / "im00007.jpg")
-    with pytest.raises(RuntimeError, match=r"a joint lies outside of .*im00007.jpg, which has 6 x 4 pixels"):
-        LSPET(size="small", root=copy)
-
-
 def test_joints_that_are_corrupt_are_refused(copy):
     file = copy / "lspet" / "joints_1000.npz"
     content = file.read_bytes()
@@ -132,12 +116,6 @@ def test_joints_that_are_corrupt_are_refused(copy):
         np.savez(file, **arrays)
         with pytest.raises(RuntimeError, match="is not the joints of LSPET"):
             LSPET(size="small", root=copy)
-
-
-def test_without_pillow_an_extra_is_named(made, monkeypatch):
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ImportError, match=r"torchssvm\[scikit-image\]"):
-        LSPET(size="small", root=made)
 
 
 def test_images_that_are_kept_are_read_once(made, monkeypatch):
@@ -203,21 +181,6 @@ def test_the_data_module(made):
         LSPETData(**options, hold_out=1.5)
     with pytest.raises(ValueError, match="leaves 100 to train on"):
         LSPETData(**options, hold_out=0.001).setup("fit")
-
-
-def test_a_picture_of_poses(made):
-    pytest.importorskip("matplotlib")
-    from torchssvm.core.arguments import new_figure
-    from torchssvm.datasets.images.pose_drawing import LIMBS, draw_poses
-
-    data = LSPET("test", canvas=(48, 48), root=made)
-    figure = new_figure((4, 4))
-    draw_poses(figure, data, [0, 5], {"found": data.joints[[0, 5]] + 1.0})
-    assert [axis.get_title() for axis in figure.axes] == ["im01603", "im01613", "", ""]
-    assert [axis.get_ylabel() for axis in figure.axes] == ["found", "", "true", ""]
-    for axis, row, shift in zip(figure.axes, [0, 5, 0, 5], [1, 1, 0, 0], strict=True):
-        for line, (a, b) in zip(axis.get_lines(), LIMBS, strict=False):
-            assert line.get_xdata() == pytest.approx((data.joints[row, [a, b], 0] + shift).tolist())
 
 
 def test_the_real_images():

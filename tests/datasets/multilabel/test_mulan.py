@@ -88,16 +88,6 @@ def test_what_was_written_is_read(tmp_path_factory, table, sparse):
     assert bool((found.rows.values != 0).all())
 
 
-def test_scipy_reads_the_same_dense_rows(tmp_path):
-    arff = pytest.importorskip("scipy.io.arff")
-    rng = np.random.default_rng(0)
-    columns = [Column(f"a{i}", None) for i in range(4)]
-    rows = [[repr(float(v)) for v in row] for row in rng.normal(size=(5, 4)).astype(np.float32)]
-    path = write(tmp_path / "a.arff", arff_text(columns, rows, sparse=False))
-    data, _ = arff.loadarff(path)
-    assert np.array_equal(read_arff(path).rows.dense().numpy(), np.array(data.tolist(), np.float32))
-
-
 HEAD = "@relation r\n@attribute a numeric\n@attribute b {0,1}\n"
 
 BAD_ARFF = [
@@ -197,13 +187,6 @@ def test_labels_are_declared_0_and_1(tmp_path):
     arff = write(tmp_path / "a.arff", "@attribute a real\n@attribute b {-1,1}\n@data\n0,1\n")
     with pytest.raises(ValueError, match=r"a\.arff, line 2: label 'b' has other values than {0,1}"):
         read_mulan(arff, write(tmp_path / "a.xml", "<labels><label name='b'/></labels>"))
-
-
-def test_another_encoding_of_arff(tmp_path):
-    path = tmp_path / "latin.arff"
-    path.write_bytes("@relation r\n@attribute café numeric\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"latin\.arff, line 2: byte 0xe9 is not UTF-8.*iconv"):
-        read_arff(path)
 
 
 MEKA = """\

@@ -4,7 +4,6 @@ import torch
 from tables import each_row
 
 from torchssvm.datasets import RankedLists, ranking_scores
-from torchssvm.datasets.ranking.drawing import draw_rankings
 
 
 @pytest.fixture
@@ -33,12 +32,6 @@ def test_lists_are_read(folder):
         RankedLists.lightgbm("dev", folder)
     with pytest.raises(FileNotFoundError, match=r"ranking.npz is not in .*examples/lambdarank"):
         RankedLists.lightgbm(root=folder / "none")
-
-
-def test_all_lists_are_kept_if_asked():
-    y, sizes = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([2, 1])
-    assert len(RankedLists(torch.zeros(3, 2), y, sizes)) == 1
-    assert RankedLists(torch.zeros(3, 2), y, sizes, relevant=0).y.tolist() == [[0, 0], [1, -1]]
 
 
 @each_row(
@@ -85,19 +78,6 @@ def test_scores_do_not_count_the_padding():
         ranking_scores(grades, places[:, :2])
     with pytest.raises(ValueError, match=r"no document of grade 3 or more in rows \[0\]"):
         ranking_scores(grades, places, relevant=3)
-
-
-def test_the_picture():
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
-
-    figure = Figure()
-    grades = torch.tensor([[0, 2, 1], [1, 0, -1]])
-    places = torch.tensor([[2, 0, 1], [1, 0, -1]])
-    draw_rankings(figure, grades, {"ours": places})
-    first, second = (plot.images[0].get_array() for plot in figure.axes[:2])
-    assert first.tolist() == [[2.0, 1.0, 0.0]]
-    assert second[0, :2].tolist() == [0.0, 1.0]
 
 
 def test_sizes_are_whole_numbers_in_any_form():

@@ -10,7 +10,7 @@ from problems import examples
 from tables import each_row
 from torch.utils.data import DataLoader, Subset
 
-from torchssvm import BlockGap, Chain, DualState, SparseFeatures, SparseLinearChain, TorchLoop
+from torchssvm import SparseFeatures, SparseLinearChain
 from torchssvm.datasets import LargeChains, SparseChains
 
 SMALL = {"num_states": 4, "in_features": 5, "lengths": (1, 5), "successors": 2, "own": 2, "num_chains": 20}
@@ -108,24 +108,6 @@ def test_the_truth_fits_its_head_only():
         truth.decode(LargeChains(**{**SMALL, "in_features": 6}))
 
 
-def test_tokens_without_features_can_be_decoded():
-    truth = LargeChains(**SMALL).truth
-    nothing = torch.zeros(4, dtype=torch.int64)
-    chains = SparseChains(torch.tensor([0, 3]), nothing, torch.zeros(0, dtype=torch.int32), nothing[:3], 5, 4)
-    transition = truth.transition.dense()
-    found = truth.decode(chains).tolist()
-    best = max(float(transition[a, b] + transition[b, c]) for a, b, c in itertools.product(range(4), repeat=3))
-    assert float(transition[found[0], found[1]] + transition[found[1], found[2]]) == pytest.approx(best)
-    assert chains[0].x.columns.tolist() == [[-1]] * 3
-
-
-def test_thousands_of_states_are_cheap():
-    chains = LargeChains(num_states=3000, num_chains=50, seed=2)
-    assert chains.truth_error < 0.1
-    held = (chains.truth.transition, chains.truth.emission)
-    assert sum(len(rows.indices) for rows in held) <= 2 * 4 * 3000  # nothing of K by K
-
-
 def test_items_and_batches():
     chains = LargeChains(**SMALL)
     x = features(chains)
@@ -151,21 +133,6 @@ def test_items_and_batches():
     assert torch.equal(example.x.dense(5), x[chains.tokens(3)])
     with pytest.raises(IndexError, match="index 20 is out of range for a dataset of 20 chains"):
         chains[20]
-
-
-def test_training_finds_transitions():
-    train, test = (
-        LargeChains(split, num_states=12, successors=2, num_chains=120, seed=5) for split in ("train", "test")
-    )
-    head = SparseLinearChain(train.in_features, train.num_states, boundary=False, structure=Chain(12))
-    dual = DualState.for_head(head, num_examples=len(train), lam=1.0)
-    assert TorchLoop(head, BlockGap(dual), train, batch_size=4).solve(0.05, max_passes=15).gap < 0.05
-    batch = test.__getitems__(range(len(test)))
-    found = dual.structure.argmax(head(batch.x, batch.lengths)).labeling
-    error = float((found != batch.y)[batch.y >= 0].double().mean())
-    tokens_alone = (features(test) @ test.truth.emission.dense()).argmax(1)  # by the best weights there are
-    alone = float((tokens_alone != test.states).double().mean())
-    assert test.truth_error < error < 0.6 * alone
 
 
 @each_row(

@@ -9,7 +9,6 @@ import torch
 from chunking_problems import conll2000_or_skip, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Subset
 
 from torchssvm import Batch, DualState, LinearChain
 from torchssvm.core.sparse_features import SparseFeatures
@@ -87,24 +86,6 @@ def test_collated_examples_are_the_batch(seed, indices):
     assert len(y) == len(x.columns) == len(dataset.words(index))
 
 
-def test_loaders(small):
-    (batch,) = DataLoader(small, batch_size=4, collate_fn=small.collate)
-    assert batch.index.tolist() == [0, 1]
-    (part,) = DataLoader(Subset(small, [1]), batch_size=4, collate_fn=small.collate)
-    assert_same(part, small.__getitems__([1]))
-    (worker,) = DataLoader(small, batch_size=4, collate_fn=small.collate, num_workers=1)
-    assert_same(worker, batch)
-    assert_same(small.__getitems__(torch.tensor([0, 1])), batch)
-
-
-def test_dense_features_count_the_attributes(small):
-    batch = small.__getitems__([0, 1])
-    dense = batch.x.dense(small.in_features)
-    assert dense.sum() == len(small.columns) == sum(len(f) for i in (0, 1) for f in small.features(i))
-    assert dense.max() == 1.0
-    assert (small.rows.dtype, small.columns.dtype, small.states.dtype) == (torch.int64, torch.int32, torch.int64)
-
-
 def test_words_and_tags(small):
     assert len(small) == 2
     assert small.words(1) == ["Why", "?"]
@@ -121,21 +102,6 @@ def test_out_of_range(access, i, small):
         small.__getitems__([])
     with pytest.raises(IndexError, match=f"index {i} is out of range for a dataset of 2 sentences"):
         access(small, i)
-
-
-def test_a_file_with_a_given_vocabulary(small, tmp_path):
-    path = write(tmp_path, "The DT B-NP\ndeficit NN I-NP\n", name="other.txt")
-    other = ChunkingDataset.from_file(path, small.vocabulary)
-    assert other.features(0)[1] == ["w[0]=deficit", "pos[-1]=DT", "pos[0]=NN", "pos[-1]|pos[0]=DT|NN", "__EOS__"]
-    assert other.tags_of(other.states[None], other.lengths) == [["B-NP", "I-NP"]]
-
-
-def test_nothing_known(small, tmp_path):
-    vocabulary = Vocabulary(["w[0]=elsewhere"], small.vocabulary.tags)
-    other = ChunkingDataset(small.sentences, vocabulary)
-    batch = other.__getitems__([0, 1])
-    assert batch.x.columns.shape == (2, 5, 1)
-    assert (batch.x.columns == -1).all()
 
 
 def test_untagged_text_has_no_targets(small, tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tables import each_row
 
 from torchssvm.datasets import Vocabulary, read_columns
-from torchssvm.datasets.text.chunking_features import TEMPLATES, attributes, sorted_tags
+from torchssvm.datasets.text.chunking_features import attributes, sorted_tags
 from torchssvm.datasets.text.conll2000 import locate
 
 
@@ -43,16 +43,6 @@ token = st.tuples(st.text("ab|=:", min_size=1, max_size=3), st.sampled_from(["NN
 corpora = st.lists(st.lists(token, min_size=1, max_size=6), min_size=1, max_size=5)
 
 
-def test_the_tutorials_first_token(tmp_path):
-    found = attributes(read_columns(write(tmp_path)))
-    assert found.of(0) == [
-        *("w[0]=He", "w[1]=reckons", "w[2]=the", "w[0]|w[1]=He|reckons", "pos[0]=PRP", "pos[1]=VBZ", "pos[2]=DT"),
-        *("pos[0]|pos[1]=PRP|VBZ", "pos[1]|pos[2]=VBZ|DT", "pos[0]|pos[1]|pos[2]=PRP|VBZ|DT", "__BOS__"),
-    ]
-    assert len(found.of(2)) == len(TEMPLATES) == 19
-    assert found.of(6)[-1] == "__EOS__"
-
-
 @given(corpora)
 def test_all_at_once_is_one_by_one(rows):
     found = attributes(sentences_of(rows))
@@ -62,10 +52,6 @@ def test_all_at_once_is_one_by_one(rows):
     counts = Counter(name for names in expected for name in names)
     assert dict(zip(found.names, found.counts().tolist(), strict=True)) == counts
     assert (found.rows.dtype, found.codes.dtype) == (np.int64, np.int32)
-
-
-def test_a_sentence_of_one_token():
-    assert attributes(sentences_of([[("No", "UH")]])).of(0) == ["w[0]=No", "pos[0]=UH", "__BOS__", "__EOS__"]
 
 
 @given(corpora, corpora, st.integers(1, 3))

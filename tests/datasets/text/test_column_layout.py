@@ -156,16 +156,3 @@ def test_wrong_tags():
         bio_transitions(["O", "S-A"])
     with pytest.raises(ValueError, match="tags has 'I-A' and no 'B-A'"):
         bio_transitions(["O", "I-A"])
-
-
-def test_files_as_they_are_found(tmp_path):
-    file = tmp_path / "found.txt"
-    file.write_text("-DOCSTART- -X- O\nAnna\tNNP\tI-PER\t\t\nleft\tVBD\tO\t\n\n-DOCSTART- -X- O\n\nOslo\tNNP\tI-LOC\n")
-    found = read_columns(file, columns=Columns(word=0, tag=2, pos=1))
-    assert found.words == ["Anna", "left", "Oslo"]
-    assert found.tags == ["B-PER", "O", "B-LOC"]
-    assert found.offsets.tolist() == [0, 2, 3]
-    file.write_text("Anna\nleft\n")
-    words = read_columns(file, columns=Columns(), tags_optional=True)
-    assert words.words == ["Anna", "left"]
-    assert words.tags is None

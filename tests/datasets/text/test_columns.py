@@ -4,7 +4,6 @@ import codecs
 import gzip
 import re
 import string
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -59,11 +58,6 @@ def test_blanks_newlines_and_compression_do_not_matter(change, packed, tmp_path)
     assert found.offsets.tolist() == plain.offsets.tolist()
 
 
-def test_only_ascii_blanks_separate(tmp_path):
-    path = write(tmp_path, "1\u00a0000 CD B-NP\n\u2028 SYM O\n")
-    assert read_columns(path).words == ["1\u00a0000", "\u2028"]
-
-
 token = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=5)
 tag = st.one_of(
     st.just("O"), st.builds(lambda a, b: f"{a}-{b}", st.sampled_from("BI"), st.text(string.ascii_uppercase, min_size=1))
@@ -85,13 +79,6 @@ def test_what_was_written_is_read(tmp_path_factory, sentences):
     assert list(zip(last.words, last.pos, last.tags, strict=True)) == sentences[-1]
     assert last.offsets.tolist() == [0, len(sentences[-1])]
     assert last.lines.tolist() == found.lines[len(rows) - len(sentences[-1]) :].tolist()
-
-
-def test_parts_are_checked(tmp_path):
-    found = read_columns(write(tmp_path))
-    for start, stop in ((0, 3), (1, 1), (-1, 1)):
-        with pytest.raises(ValueError, match=f"start={start} and stop={stop}"):
-            found.part(start, stop)
 
 
 def test_tags_may_be_missing_where_asked(tmp_path):
@@ -171,22 +158,11 @@ def test_without_columns_the_separator_is_that_which_gives_three(line, optional,
         read_columns(write(tmp_path, f"{line}\nb\n{line}\n"), tags_optional=optional)
 
 
-def test_without_columns_a_word_may_hold_blanks(tmp_path):
-    found = read_columns(write(tmp_path, "New York\tNNP\tB-LOC\nis\tVBZ\tO\n"))
-    assert (found.words, found.separator) == (["New York", "is"], "tabs")
-
-
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_a_byte_order_mark_within_a_sentence_is_a_character_of_a_word(mark, tmp_path):
     words = ["a", "\ufeff", "\ufeffhttp", "\ufeff", "b"]
     text = f"{mark}a\tO\n\ufeff\tO\n\ufeffhttp\tO\n\n\ufeff\tO\nb\tO\n"
     assert read_columns(write(tmp_path, text), Columns(word=0, tag=1)).words == words
-
-
-def test_many_carriage_returns_are_read_in_linear_time(tmp_path):
-    before = time.perf_counter()
-    assert read_columns(write(tmp_path, "\r" * 200_000 + "a A O\r\r\n")).lines.tolist() == [200_001]
-    assert time.perf_counter() - before < 5.0  # a run that is tried from each of its places takes longer
 
 
 @pytest.mark.parametrize("values", ["BIO", ["PERSON", "O"], ["NOUN", "VERB", "PRON"], ["PER", "0"], "BMES"])
@@ -231,11 +207,6 @@ def test_a_damaged_gzip_file(damage, tmp_path):
     path.write_bytes(damage(gzip.compress(TWO_SENTENCES.encode())))
     with pytest.raises(ValueError, match=r"broken.txt.gz is damaged: it begins as a gzip file"):
         read_columns(path)
-
-
-def test_a_missing_file_is_an_os_error(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        read_columns(tmp_path / "nothing.txt")
 
 
 def test_a_comment_inside_a_sentence_is_taken_as_a_token_with_a_warning(tmp_path):

@@ -90,11 +90,6 @@ def test_words_heads_and_tags_are_read(write, change):
     assert second.heads == (0, 1)
 
 
-def test_a_sentence_knows_its_line(write):
-    for end in ("\n", "\r", "\r\n"):
-        assert [s.line for s in read_conllu(write(VAMONOS.replace("\n", end)))] == [4, 15]
-
-
 @pytest.mark.parametrize(
     "text, line, words",
     [
@@ -169,11 +164,6 @@ def test_packed_files_are_read(write):
     assert read_conllu(write(gzip.compress(text.encode()))) == read_conllu(write(text))
 
 
-def test_a_missing_file_is_said_to_be_missing(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.conllu"):
-        CoNLLU(tmp_path / "nowhere.conllu")
-
-
 def texts_of(words, tags, head, token):
     """What the features of an arc say, written out from the paper's table; an independent account."""
     w, g = ["<root>", *words], ["<root>", *tags]
@@ -246,23 +236,6 @@ def pairs(columns, texts):
     """Both list 14 features; the columns have each next to the same one with the distance, then three of the token."""
     interleaved = [text for pair in zip(texts[:14], texts[14:28], strict=True) for text in pair]
     return list(zip(columns, interleaved + texts[28:], strict=True))
-
-
-def test_tags_between_are_features():
-    """Each once, whatever their order and number."""
-    tags = ["V", "D", "A", "D", "N"]
-    columns = arc_columns(list("vabcn"), tags, 2**31 - 1)
-
-    def between(head, token, which):
-        return {c for c in which[token - 1, head, 31:].tolist() if c >= 0}
-
-    assert len(between(1, 5, columns)) == 2  # D and A
-    assert len(between(1, 2, columns)) == 0
-    other = arc_columns(list("vabcn"), ["V", "A", "A", "D", "N"], 2**31 - 1)
-    assert between(1, 5, other) == between(1, 5, columns)
-    assert between(5, 1, columns).isdisjoint(between(1, 5, columns))
-    without = arc_columns(list("vabcn"), ["V", "D", "D", "D", "N"], 2**31 - 1)
-    assert between(1, 5, without) < between(1, 5, columns)
 
 
 def test_columns_are_a_hash_that_does_not_change():
@@ -408,19 +381,6 @@ def test_the_example_learns_a_little_grammar(banks, tmp_path, run_here):
     assert 0.9 < report["test_uas"] < 1.0  # where "by" belongs nobody can say
     assert 0.9 < report["test_uas_without_punctuation"] < report["test_uas"]
     assert (tmp_path / "convergence.png").stat().st_size > 10_000
-
-
-def test_the_example_lets_arcs_cross(banks, tmp_path, run_here):
-    pytest.importorskip("matplotlib")
-    flags = (*banks, "--nonprojective", "true", "--max_passes", 3, "--gap", 1e-4)
-    report = run_here(tmp_path, *flags)
-    assert report["n"] == 61
-    assert report["passes"] >= 3
-    assert report["train_nonprojective_left_out"] == 0
-    again = run_here(tmp_path, *flags)
-    assert [again[name] for name in ("primal", "dual", "test_uas")] == [
-        report[name] for name in ("primal", "dual", "test_uas")
-    ]
 
 
 def test_the_example_says_what_is_wrong_with_a_file(write, tmp_path, run_here):

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples
-from torch.utils.data import DataLoader
 
 from torchssvm import BlockGap, CacheOracle, Corrective, DualState, Edges, Labelings, Solver, TorchLoop, check
 from torchssvm.datasets import AlignmentErrors, SentencePair, WordAlignment, alignment_errors
@@ -218,15 +217,6 @@ def test_known_dice_coefficients():
         CoOccurrence([])
 
 
-def test_dice_is_what_counting_one_by_one_gives(root):
-    pairs = read_unaligned(*(root / "hansards" / "train" / f"debate2.{ending}" for ending in "fe"))
-    found = dice(CoOccurrence(pairs), pairs[0])
-    for (i, f), (j, e) in itertools.product(enumerate(pairs[0].french), enumerate(pairs[0].english)):
-        with_f, with_e = ({n for n, p in enumerate(pairs) if w in side(p)} for w, side in
-                          ((f, lambda p: p.french), (e, lambda p: p.english)))  # fmt: skip
-        assert found[i, j] == pytest.approx(2 * len(with_f & with_e) / (len(with_f) + len(with_e)))
-
-
 def test_known_features():
     features = AlignmentFeatures(TEXT)
     named = features.named(SentencePair(("le", "chat", "municipal", "1998", "."), ("the", "cat", "municipality", ".")))
@@ -252,31 +242,6 @@ def test_known_features():
     assert named["before"][0].tolist() == [0.0] * 4
     assert named["french_unseen"][2].all()
     assert not named["french_unseen"][0].any()
-
-
-def test_the_longest_common_subsequence():
-    features = AlignmentFeatures(TEXT)
-    named = features.named(SentencePair(("gouvernement",), ("government",)))
-    assert named["common_letters"].tolist() == [[10 / 12]]
-
-
-def test_features_are_of_the_order_of_one(train):
-    for example in (train[0], train[57]):
-        assert bool(torch.isfinite(example.x).all())
-        assert float(example.x.abs().max()) <= 3.0
-        assert example.x.dtype == torch.float32
-    assert train.in_features == len(set(train.feature_names)) == train[0].x.shape[2]
-    assert torch.equal(train.feature("bias")[3], torch.ones_like(train.feature("dice")[3]))
-    assert torch.equal(train.feature("dice")[3].double(), torch.from_numpy(
-        dice(train.features.words, train.pairs[3])).float().double())  # fmt: skip
-    with pytest.raises(ValueError, match="name='none' is not one of the features"):
-        train.feature("none")
-
-
-def test_a_sentence_of_one_word_has_features():
-    x = AlignmentFeatures(TEXT)(SentencePair(("chat",), ("cat",)))
-    assert x.shape[:2] == (1, 1)
-    assert bool(torch.isfinite(x).all())
 
 
 def test_the_splits(root, train):
@@ -318,14 +283,6 @@ def test_indices_outside_are_refused(train):
             train.__getitems__([0, wrong])
     with pytest.raises(ValueError, match="examples is empty"):
         train.__getitems__([])
-
-
-def test_a_loader_with_workers_gives_the_same(train):
-    one, two = (
-        list(DataLoader(train, batch_size=40, collate_fn=train.collate, num_workers=workers)) for workers in (0, 1)
-    )
-    assert [batch.index.tolist() for batch in one] == [batch.index.tolist() for batch in two]
-    assert all(torch.equal(a.x.features, b.x.features) for a, b in zip(one, two, strict=True))
 
 
 def test_head_and_batches_pass_the_check(train):

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from problems import examples
 from tables import each_row
 
-from torchssvm import BlockGap, DualState, SparseLinearChain, TorchLoop
 from torchssvm.datasets import Vocabulary, WordChains
 from torchssvm.datasets.text.spelling import Spellings
 from torchssvm.datasets.text.word_chains import OTHER
@@ -34,18 +33,6 @@ def test_the_channel(words, seed, noise, first):
         assert set(a) <= set(b) | set("abcdefghijklmnopqrstuvwxyz")
     part = Spellings.of(words[:first]).corrupted(noise, np.random.default_rng(seed)).words()
     assert part == seen[:first]
-
-
-def test_how_often_letters_are_hit():
-    length, number = 10, 20_000
-    word = "ABCDEFGHIJ"  # changed letters are of another case
-    seen = Spellings.of([word] * number).corrupted(0.3, np.random.default_rng(0)).words()
-    letters = "".join(seen)
-    assert 1 - len(letters) / (length * number) == pytest.approx(0.1, abs=0.01)
-    assert sum(map(str.islower, letters)) / (length * number) == pytest.approx(0.1, abs=0.01)
-    turned = np.mean(["BA" in spelt for spelt in seen])
-    # The first letter is to be swapped, and neither was lost or changed on the way.
-    assert turned == pytest.approx(0.1 * 0.9**2, abs=0.03)
 
 
 def seen_of(word: str) -> set[str]:
@@ -126,27 +113,6 @@ def test_a_vocabulary_settles_its_arguments():
         with pytest.raises(ValueError, match=r"but the vocabulary given has .*: leave one out"):
             WordChains.from_sentences(SENTENCES, vocabulary=vocabulary, **arguments)
     assert WordChains.from_sentences(SENTENCES, vocabulary=vocabulary, num_states=2, min_count=2).num_states == 2
-
-
-def test_training_reads_sentences():
-    rng = np.random.default_rng(0)
-    after = {"red": "door", "dead": "deer", "door": "red", "deer": "dead"}  # what looks alike never follows the same
-    sentences = []
-    for _ in range(120):
-        words = [str(rng.choice(list(after)))]
-        while len(words) < 6:
-            words.append(after[words[-1]])
-        sentences.append(words)
-    train = WordChains.from_sentences(sentences[:80], num_states=5, noise=0.6, min_count=1)
-    test = WordChains.from_sentences(sentences[80:], vocabulary=train.vocabulary, noise=0.6, seed=1)
-    head = SparseLinearChain(train.in_features, train.num_states, boundary=False)
-    dual = DualState.for_head(head, num_examples=len(train), lam=0.1)
-    assert TorchLoop(head, BlockGap(dual), train, batch_size=8).solve(0.3, max_passes=20).gap < 0.3
-    batch = test.__getitems__(range(len(test)))
-    potentials = head(batch.x, batch.lengths)
-    chain = float((dual.structure.argmax(potentials).labeling != batch.y).double().mean())
-    alone = float((potentials.tensors["emission"].argmax(2) != batch.y).double().mean())
-    assert chain < 0.5 * alone
 
 
 @pytest.mark.slow

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -245,33 +243,6 @@ def test_both_loops_take_the_same_steps(kind, capacity, direction, oracle):
         same_dual(training, loop)
 
 
-@pytest.mark.parametrize("capacity", [None, 2])
-@kinds
-def test_each_loop_takes_over_from_the_other(kind, capacity):
-    """Either way round, by checkpoint and in the same process."""
-    training, loop = both(kind, capacity)
-    visits = [[k % 8] for k in range(20)]
-    training.run(visits)
-    loop.visit(torch.tensor(visits).flatten())
-    training.dual.load_state_dict(loop.dual.state_dict())
-    again = Training(KINDS[kind](), storage=storage_of(capacity))
-    other = CompiledBCFW(again.head, again.dual, again.problem.everything())
-    again.dual.load_state_dict(training.dual.state_dict())
-    training.run(visits)
-    other.visit(torch.tensor(visits).flatten())
-    same_dual(training, other)
-    again.run(visits)
-    training.run(visits)
-    same_dual(training, other)
-    other.visit(torch.tensor(visits).flatten())  # after others have changed blocks that it knew
-    training.run(visits)
-    same_dual(training, other)
-    again.dual.load_state_dict(loop.dual.state_dict())
-    other.visit(torch.tensor(visits).flatten())
-    loop.visit(torch.tensor(visits).flatten())
-    same_dual(again, loop)
-
-
 def flattened(several) -> list:
     """Numbers and arrays of named tuples within named tuples."""
     return [leaf for one in several for leaf in (flattened(one) if isinstance(one, tuple) else [one])]
@@ -346,30 +317,6 @@ def test_a_visit_of_no_example_is_refused(index, words):
     with pytest.raises(ValueError, match="visits=-1"):
         loop.step(-1)
     assert_same(loop.dual.state_dict(), before)
-
-
-@pytest.mark.parametrize(
-    "again", [copy.deepcopy, lambda loop: pickle.loads(pickle.dumps(loop))], ids=["copy", "pickle"]
-)
-@pytest.mark.parametrize("storage", [MeanParts, Labelings])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_copy_goes_on_by_itself(kind, storage, again):
-    """With copies of head and dual that belong together, to the same bits; the one left alone does not move."""
-    made = KINDS[kind]()
-    dual = DualState.for_head(made.head, made.n, made.lam, storage=storage())
-    loop = CompiledBCFW(made.head, dual, made.everything(3))
-    loop.step(7)
-    loop.certify()
-    other = again(loop)
-    before = state(loop)
-    assert_same(state(other), before)
-    assert all(a is b for a, b in zip(other.head.parameters(), other.dual.parameters, strict=True))
-    other.step(9)
-    found = other.certify()
-    assert_same(state(loop), before)
-    loop.step(9)
-    assert dataclasses.replace(loop.certify(), seconds=0.0) == dataclasses.replace(found, seconds=0.0)
-    assert_same(state(other), state(loop))
 
 
 @pytest.mark.parametrize("capacity", [None, 1])

@@ -7,14 +7,12 @@ import pytest
 from problems import examples
 from random_entries import (
     STAMP,
-    best_unmarked,
     check_found,
     check_heaps,
     count_wrong,
     dense,
     filled,
     large,
-    marks,
     numbers,
     random_entries,
     some,
@@ -22,7 +20,7 @@ from random_entries import (
     zipf,
 )
 
-from torchssvm.solvers.gdmm.sorted_entries import COUNT, VISITED, add, make_entries
+from torchssvm.solvers.gdmm.sorted_entries import COUNT, VISITED
 from torchssvm.solvers.gdmm.walks import indicator_fmo, interaction_fmo
 
 
@@ -97,25 +95,3 @@ def test_what_is_visited_hardly_grows_with_the_domain():
     assert visited[1] < 10 * visited[0]
     assert visited[2] < 30 * visited[0]  # 900 times as many pairs
     assert visited[2] < 100
-
-
-def test_values_that_cannot_be_best_are_not_visited():
-    size = 50
-    entries = make_entries(size, size, capacity=size * size)
-    for a in range(size):
-        for b in range(size):
-            add(entries, a, b, float(a == b == 0))
-    labels, force, marked = np.arange(1, 20), np.full(19, 2.0), np.full(size, -1)
-    assert indicator_fmo(entries, labels, force, 19, labels, force, 19, marked, marked.copy(), 0) == (1.0, 0, 0)
-    assert entries.counters[VISITED] == 1
-
-
-def test_marking_everything_leaves_only_pairs_of_marked_labels():
-    rng = np.random.default_rng(0)
-    entries, v = filled(rng, 40, 40, False, 1.0, 0.0)
-    labels, force, marked = np.arange(40), numbers(rng, 40), np.full(40, -1)
-    assert best_unmarked(entries, marks(40, labels), marked, STAMP) == (-np.inf, -1, -1)
-    entries.counters[VISITED] = 0
-    found = indicator_fmo(entries, labels, force, 40, labels, force, 40, marked, marked.copy(), 0)
-    check_found(found, v, np.ones_like(v, dtype=bool), force, force)
-    assert entries.counters[VISITED] <= 40 * 40

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from optima import enclose
 from problems import Reference, examples, flat, rng
 
-from torchssvm import GDMM, Batch, DualState, LinearMultilabel
+from torchssvm import GDMM, DualState
 from torchssvm.core.batch import apply_head
 from torchssvm.solvers import EveryPasses
 from torchssvm.solvers.gdmm import AwayStep, BruteForce, FactorwiseCertificate, Penalty, ResidualBalancing, SortedOracle
@@ -380,26 +380,6 @@ def test_a_factor_without_room_waits_for_the_next_pass():
     assert found.drift < 1e-9
 
 
-def balanced(penalty: Penalty | None, cost: float) -> GDMM:
-    """Label sets whose losses are in another unit, after thirty passes."""
-    task = label_set_task(5, n=12, labels=4, normalize=False)
-    task.head.structure._costs *= cost
-    found = GDMM(task.head, task.everything(), num_examples=12, lam=0.02 / cost, penalty=penalty)
-    for _ in range(30):
-        found.step()
-    return found
-
-
-def test_rho_is_chosen_whatever_the_unit_of_losses_and_the_start():
-    one, many = balanced(None, 1.0), balanced(None, 16.0)
-    assert many.rho == pytest.approx(16 * one.rho, rel=1e-9)
-    low, high = (balanced(ResidualBalancing(start), 1.0) for start in (0.001, 10.0))
-    assert 0.25 <= low.rho / one.rho <= 4.0
-    assert 0.25 <= high.rho / one.rho <= 4.0
-    certificate = one.certify()
-    assert certificate.relaxed_primal - certificate.relaxed_dual == pytest.approx(certificate.relaxed_gap, abs=1e-12)
-
-
 @given(st.floats(0.1, 10.0))
 def test_the_residuals_that_are_balanced(unit):
     rule = ResidualBalancing()
@@ -407,26 +387,3 @@ def test_the_residuals_that_are_balanced(unit):
     for apart, factor in ((1.0, 1.0), (2.5, 1.3), (0.4, 1 / 1.3)):  # apart / size against rho moved / force
         assert rule.next(unit, Residuals(apart=apart, **even)) == pytest.approx(factor * unit)
     assert rule.next(unit, Residuals(apart=9.0, **{**even, "passes": 101})) == unit
-
-
-def test_exclusive_labels_where_a_third_of_the_cost_stalls():
-    random = torch.Generator().manual_seed(0)
-    y = torch.eye(6, dtype=torch.int64)[torch.randint(6, (200,), generator=random)]
-    x = y.float() @ torch.randn(6, 30, generator=random) + 2.0 * torch.randn(200, 30, generator=random)
-    gaps = {}
-    for name, penalty in (("chosen", None), ("usual", Penalty()), ("small", Penalty(0.1 / 6))):
-        gdmm = GDMM(
-            LinearMultilabel(30, 6),
-            [Batch(x / 30**0.5, y, torch.arange(200))],
-            num_examples=200,
-            lam=0.0005,
-            penalty=penalty,
-        )
-        certificates = []
-        gdmm.solve(0.0, max_passes=60, schedule=EveryPasses(20), on_check=certificates.append)
-        gaps[name] = certificates[-1].relaxed_gap
-        assert [c.relaxed_dual for c in certificates] == sorted(c.relaxed_dual for c in certificates)
-        for c in certificates:
-            assert c.relaxed_primal - c.relaxed_dual == pytest.approx(c.relaxed_gap, abs=1e-12)
-            assert c.relaxed_gap >= 0.0
-    assert gaps["chosen"] < 0.5 * gaps["usual"] < 0.5 * gaps["small"]

@@ -24,12 +24,8 @@ from tables import each_row
 
 from torchssvm.solvers.gdmm.sorted_entries import (
     VISITED,
-    add,
-    change,
     check_entries,
     from_state,
-    grown,
-    make_entries,
     room,
     state,
     value_of,
@@ -70,17 +66,6 @@ def test_walks_find_the_largest_that_is_not_marked(seed, rows, cols, symmetric, 
         check_found(best_in_column(entries, b, left, STAMP), v, allowed | allowed.T if symmetric else allowed)
 
 
-@pytest.mark.parametrize("before", [0, 4, 513])
-def test_lists_that_have_just_moved_fit_in_the_pool(before):
-    entries = make_entries(1, 1025, capacity=before)
-    for b in range(1025):
-        if b == before:
-            entries = grown(entries, 1025)
-        add(entries, 0, b, float(b))
-    assert room(entries) == 0
-    check_heaps(entries)
-
-
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_resumes_to_the_same_bits(symmetric, tmp_path):
     rng = np.random.default_rng(3)
@@ -105,15 +90,6 @@ def test_resumes_to_the_same_bits(symmetric, tmp_path):
         assert torch.equal(value, theirs[name]) if isinstance(value, torch.Tensor) else value == theirs[name]
 
 
-def test_a_state_does_not_share_memory_with_entries():
-    entries, v = filled(np.random.default_rng(4), 9, 7, False, 0.5, 0.0)
-    kept = state(entries)
-    again = from_state(kept)
-    change(entries, 0, 100.0)
-    change(again, 0, -100.0)
-    np.testing.assert_array_equal(dense(from_state(kept)), v)
-
-
 @each_row(
     "name, damage, message",
     [
@@ -133,11 +109,3 @@ def test_damaged_states(name, damage, message):
     del kept[name]
     with pytest.raises(ValueError, match=name):
         check_entries(kept, "entries", rows=9, cols=7, symmetric=False)
-
-
-def test_bad_sizes():
-    with pytest.raises(ValueError, match="room for -1"):
-        make_entries(3, 4, capacity=-1)
-    entries = touch(make_entries(3, 4), 0, 0, 1.0)
-    with pytest.raises(ValueError, match="there are 1 entries and room for 0"):
-        grown(entries, 0)

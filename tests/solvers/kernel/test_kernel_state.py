@@ -70,14 +70,6 @@ class TestPadding:
         assert torch.equal(found[:, :3], plain.decode(problem.x, problem.lengths))
         assert bool((found[:, 3:] == -1).all())
 
-    def test_one_example_of_a_batch_decodes_as_alone(self) -> None:
-        problem = chain(1, n=6)
-        svm = trained(problem)
-        together = svm.decode(problem.x, problem.lengths)
-        for i, length in enumerate(problem.lengths.tolist()):
-            alone = svm.decode(problem.x[i : i + 1, :length], problem.lengths[i : i + 1])
-            assert torch.equal(alone[0], together[i, :length])
-
 
 class TestKernelRows:
     def test_a_small_cache_changes_no_bit(self) -> None:
@@ -131,15 +123,6 @@ class TestKernelRows:
 
 
 class TestSupport:
-    def test_at_the_start_there_is_none(self) -> None:
-        svm = kernel_svm(chain(0, n=4), RBF(1.0))
-        counts = svm.support_counts()
-        assert (counts.examples, counts.tokens) == (0, 0)
-        assert "0/4 support examples" in str(counts)
-        assert torch.equal(svm.decode(svm.data.tokens[:1].view(1, 1, -1)), torch.zeros(1, 1, dtype=torch.int64))
-        svm.visit([2])
-        assert svm.support_counts().examples == 1
-
     def test_weighted_labels(self) -> None:
         problem = chain(0, n=6)
         weights = torch.rand(problem.y.shape, generator=rng(3), dtype=torch.float64)
@@ -280,17 +263,6 @@ class TestTrainedHead:
         with pytest.raises(RuntimeError, match="size mismatch"):
             KernelChain(RBF(0.5), 3, 2).to(dtype).load_state_dict(head.state_dict())
 
-    def test_its_potentials_are_those_of_training(self) -> None:
-        problem = chain(0, n=6)
-        svm = trained(problem)
-        batch = svm._blocks.read(torch.arange(6), svm._blocks.table())
-        found = svm.update_head()(problem.x, problem.lengths)
-        for name, tensor in batch.potentials.tensors.items():
-            real = torch.ones_like(tensor)
-            if name == "emission":
-                real *= (torch.arange(3) < problem.lengths.unsqueeze(1)).unsqueeze(2)
-            assert torch.allclose(tensor * real, found[name].detach() * real, atol=1e-12)
-
     def test_it_follows_training_and_is_evaluated_as_any_head(self) -> None:
         x, y = circles(20)
         head = KernelMulticlass(RBF(1.0), 2, 2).double()
@@ -302,16 +274,6 @@ class TestTrainedHead:
         assert evaluate(svm.update_head(), head.structure, [Batch(x, y, torch.arange(20))]).loss == 0.0
         assert len(head.support) > 0
         assert svm.solve(tolerance=1e-12, max_passes=svm.dual.passes + 2).gap > 1e-12  # stopped by the passes
-
-    def test_large_inputs_are_expanded_in_pieces(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        kernel = Counting()
-        problem = chain(0, n=6)
-        svm = trained(problem, kernel=kernel)
-        whole = svm.update_head()(problem.x)["emission"]
-        monkeypatch.setattr("torchssvm.solvers.kernel.head._CHUNK", 8 * len(svm.head.support) * 5)
-        kernel.shapes.clear()
-        assert torch.allclose(svm.head(problem.x)["emission"], whole, atol=1e-14)
-        assert max(rows for rows, _ in kernel.shapes) == 5
 
 
 def test_float32_stays_near_float64() -> None:

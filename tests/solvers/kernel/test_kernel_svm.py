@@ -5,17 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import numpy as np
 import pytest
-import qpsolvers
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from kernel_problems import circles, gram_features, kernel_svm, monomials, with_features
-from problems import PROBLEMS, Problem, chain, examples, flat, multiclass, reference, rng
+from problems import PROBLEMS, Problem, chain, flat, multiclass, reference, rng
 
 from torchssvm import LinearMulticlass, Multiclass, certify
-from torchssvm.solvers.kernel import RBF, KernelSSVM, Linear, Polynomial
+from torchssvm.solvers.kernel import RBF, Linear, Polynomial
 
 KERNELS = {"linear": Linear(), "polynomial": Polynomial(3, 0.5, 0.4), "rbf": RBF(0.7), "function": lambda a, b: a @ b.T}
 VARIANTS = {
@@ -101,105 +97,6 @@ class TestAgainstExplicitFeatures:
             )
             assert torch.allclose(ours[name] * real, tensor * real, atol=1e-9)
         assert torch.equal(svm.decode(new, lengths), problem.structure.argmax(theirs).labeling)
-
-    @pytest.mark.parametrize("make", PROBLEMS.values(), ids=PROBLEMS)
-    @pytest.mark.parametrize("kernel", ["polynomial", "rbf"])
-    def test_it_reaches_the_optimum_of_a_qp_solver(self, make: Any, kernel: str) -> None:
-        problem = make(2, n=5, lam=1.0)
-        svm = kernel_svm(problem, KERNELS[kernel])
-        for _ in range(100):
-            for rows in ([0, 1], [2], [3, 4]):
-                svm.visit(rows)
-            if svm.dual.steps % 30 == 0 and svm.certify().gap < 1e-6:
-                break
-        certificate = svm.certify()
-        optimum = reference(gram_features(problem, KERNELS[kernel])).optimum()
-        assert certificate.dual <= optimum + 1e-7
-        assert certificate.primal >= optimum - 1e-7
-        assert certificate.dual == pytest.approx(optimum, abs=2e-3)  # sublinear
-
-
-class TestNonlinearProblems:
-    def test_circles(self) -> None:
-        x, y = circles(30)
-        linear = Problem(LinearMulticlass(2, 2).double(), x, y, None, 1e-3)
-        training = linear.train().run(visits(30, 100))
-        assert float((prediction(training.problem) != y).double().mean()) > 0.2
-        svm = kernel_svm(linear, RBF(1.0))
-        for rows in visits(30, 500):
-            svm.visit(rows)
-        assert torch.equal(svm.decode(x), y)
-        new, labels = circles(200, seed=1)
-        assert float((svm.decode(new) != labels).double().mean()) < 0.05
-
-        # min lam/2 |w|^2 + mean hinge, straight from the Gram matrix: alpha_i is the mass of the wrong class
-        gram = RBF(1.0)(x, x).numpy() + 1.0  # the bias is one more feature
-        sign = (2 * y - 1).numpy()
-        quadratic = 2.0 * np.outer(sign, sign) * gram / (svm.dual.lam * 30**2)
-        found = qpsolvers.solve_qp(
-            quadratic + 1e-10 * np.eye(30), -np.ones(30) / 30, lb=np.zeros(30), ub=np.ones(30), solver="quadprog"
-        )
-        assert found is not None
-        optimum = float(found.sum() / 30 - found @ quadratic @ found / 2)
-        certificate = svm.certify()
-        assert certificate.dual <= optimum + 1e-8
-        assert certificate.dual == pytest.approx(optimum, abs=2e-3)
-        assert certificate.primal >= optimum - 1e-8
-
-
-@st.composite
-def runs(draw: st.DrawFn) -> tuple[Problem, KernelSSVM, list[list[int]]]:
-    make = draw(st.sampled_from(sorted(VARIANTS)))
-    lam = draw(st.sampled_from([0.01, 0.1, 1.0]))
-    problem = VARIANTS[make](draw(st.integers(0, 1000)), n=5, lam=lam)
-    kernel = draw(st.sampled_from([Linear(), Polynomial(2, 1.0, 0.5), RBF(0.5)]))
-    svm = kernel_svm(problem, kernel, sweeps=draw(st.sampled_from([0, 1, 5])))
-    return problem, svm, draw(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=6), min_size=1, max_size=25))
-
-
-class TestInvariants:
-    @examples(40)
-    @given(runs())
-    def test_the_dual_rises_and_the_gap_is_exact(self, run: tuple[Problem, KernelSSVM, list[list[int]]]) -> None:
-        problem, svm, batches = run
-        value = svm.dual.value()
-        assert value == 0.0
-        for rows in batches:
-            assert svm.visit(rows) >= -1e-12
-            assert svm.dual.value() >= value - 1e-12
-            value = svm.dual.value()
-        held = svm.dual.value()
-        certificate = svm.certify()
-        assert certificate.dual == pytest.approx(held, abs=1e-9)
-        assert certificate.gap >= -1e-12
-        assert certificate.drift < 1e-9
-        assert svm.dual.gap_estimate == pytest.approx(certificate.gap, abs=1e-9)
-
-        # P by listing all outputs under explicit features; their weights follow from the blocks of the tokens
-        explicit = gram_features(problem, svm.head.kernel)
-        listed = reference(explicit)
-        real = (
-            torch.ones(problem.x.shape[:-1], dtype=torch.bool)
-            if problem.lengths is None
-            else torch.arange(problem.x.shape[1]) < problem.lengths.unsqueeze(1)
-        )
-        emission = svm._blocks.table().T @ explicit.x[real] / (svm.dual.lam * problem.n)
-        weights = torch.cat([emission.flatten(), flat(svm.head.linear.parameters())]).detach()
-        assert certificate.primal == pytest.approx(listed.primal(weights), abs=1e-8)
-        assert certificate.dual == pytest.approx(
-            float(svm.dual.loss.sum()) - svm.dual.lam / 2 * float(weights @ weights), abs=1e-8
-        )
-
-    def test_a_batch_solves_the_same_problem_as_single_blocks(self) -> None:
-        problem = multiclass(0, n=6, lam=0.5)
-        single, together = kernel_svm(problem, RBF(0.5)), kernel_svm(problem, RBF(0.5))
-        for _ in range(100):
-            for i in range(6):
-                single.visit([i])
-            together.visit(range(6))
-        optimum = reference(gram_features(problem, RBF(0.5))).optimum()
-        assert single.dual.value() == pytest.approx(optimum, abs=2e-3)
-        assert together.dual.value() == pytest.approx(optimum, abs=2e-3)
 
 
 def test_multiclass_cost_is_the_structures_own() -> None:

@@ -2,18 +2,17 @@
 
 import itertools
 
-import numpy as np
 import pytest
 import torch
 from arborescences import KINDS, crosses, own_outputs, reaches_root
 from head_cases import SEEDS, HeadTestCase
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import Problem, Reference, examples, rng
+from problems import Problem, examples, rng
 from structure_cases import StructureTestCase
 from tables import each_row
 
-from torchssvm import Arborescence, DualState, Labelings, LinearArcs, MeanParts, Pairwise, Potentials, Weights, check
+from torchssvm import Arborescence, DualState, LinearArcs, Potentials, check
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.sparse_features import SparseFeatures
@@ -160,16 +159,6 @@ def test_arcs_that_cross_are_named():
     assert torch.equal(Arborescence().check_target(target, potentials), target)
 
 
-def test_long_sentences_are_not_listed():
-    assert Arborescence().enumerate(Potentials(torch.zeros(1, 6, 7))) is None
-
-
-def test_repr_tells_structures_apart():
-    shown = {repr(Arborescence(among, normalize=share)) for among in KINDS for share in (True, False)}
-    assert len(shown) == 8
-    assert repr(Arborescence()) == "Arborescence(NonProjective(single_root=False), normalize=True)"
-
-
 class Packed(LinearArcs):
     """Takes columns and values in one tensor ``[B, N, N+1, 2 P]``, whatever numbers they are."""
 
@@ -254,14 +243,6 @@ def test_columns_in_the_padding_are_not_looked_at():
     assert LinearArcs(9)(x, lengths)["arcs"].shape == (2, 3, 4)
 
 
-def test_the_head_says_what_it_is():
-    own = Arborescence(Projective())
-    assert LinearArcs(3, structure=own).structure is own
-    assert repr(LinearArcs(3).structure) == repr(Arborescence())
-    with pytest.raises(ValueError, match="in_features=0"):
-        LinearArcs(0)
-
-
 def problem(among, ragged=True, seed=3, n=5, features=4, lam=0.3):
     random = rng(seed)
     lengths = torch.tensor([3, 2, 3, 1, 3]) if ragged else None
@@ -280,41 +261,6 @@ class Arcs(Problem):
     def batch(self, rows):
         batch = super().batch(rows)
         return batch.replace(x=batch.x[:, :, : batch.x.shape[1] + 1])
-
-
-def listed(arcs):
-    """The features of all outputs by their definition: how often each column comes."""
-    found = Reference([], [], [], arcs.lam)
-    for i in range(arcs.n):
-        length = 3 if arcs.lengths is None else int(arcs.lengths[i])
-        target = tuple(arcs.y[i, :length].tolist())
-
-        def features(heads, i=i):
-            count = np.zeros(len(arcs.head.weight))
-            for t, head in enumerate(heads):
-                for column in arcs.x[i, t, head].tolist():
-                    count[column] += column >= 0
-            return count
-
-        every = own_outputs(arcs.structure.among, length)
-        found.losses.append(np.array([np.mean([a != b for a, b in zip(o, target, strict=True)]) for o in every]))
-        found.changes.append(np.stack([features(o) - features(target) for o in every]))
-    return found
-
-
-@pytest.mark.parametrize("among, ragged", [(Projective(), True), (NonProjective(single_root=True), False)])
-def test_training_reaches_the_optimum_of_the_qp(among, ragged):
-    arcs = problem(among, ragged)
-    optimum = listed(arcs).optimum()
-    for options, tolerance in (
-        ({"storage": MeanParts()}, 0.02),
-        ({"storage": Weights()}, 0.02),
-        ({"storage": Labelings(8), "direction": Pairwise()}, 1e-3),
-    ):
-        found = Arcs(*vars(arcs.copy()).values()).train(**options).until(tolerance, passes=60)
-        assert found.dual <= optimum + 1e-7
-        assert found.primal >= optimum - 1e-7
-        assert found.gap <= tolerance
 
 
 @pytest.mark.parametrize("among", KINDS)

@@ -1,32 +1,16 @@
 """The oracles of arborescences: against all of them, against each other and against torch-struct."""
 
-import functools
-import itertools
-
 import pytest
 import torch
-from arborescences import KINDS, outputs, own_outputs
+from arborescences import KINDS, own_outputs
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples, rng
 
-from torchssvm import Potentials, TorchStruct
-from torchssvm.core.structure import as_decoding
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.arborescence.structure import has_root, is_projective
 
 SEEDS = st.integers(0, 2**31 - 1)
-
-
-def test_as_many_as_are_known():
-    """Cayley's formula; and ternary trees, A001764 and A006013 of the On-Line Encyclopedia of Integer Sequences."""
-    for length, (all_of_them, rooted, projective, both) in enumerate(
-        [(1, 1, 1, 1), (3, 2, 3, 2), (16, 9, 12, 7), (125, 64, 55, 30), (1296, 625, 273, 143)], start=1
-    ):
-        assert len(outputs(length, False, False)) == all_of_them == (length + 1) ** (length - 1)
-        assert len(outputs(length, False, True)) == rooted == length ** (length - 1)
-        assert len(outputs(length, True, False)) == projective
-        assert len(outputs(length, True, True)) == both
 
 
 def draw(seed, batch, longest, integers=False, dtype=torch.float64):
@@ -60,32 +44,6 @@ def with_cycles(scores):
     scores[:, t, (t ^ 1).clamp(max=len(t) - 1) + 1] += 20.0
     scores[:, t, (t ^ 2).clamp(max=len(t) - 1) + 1] += 10.0
     return scores
-
-
-@functools.cache
-def all_of_six():
-    """The 7^5 arborescences of six tokens, ``[M, 6]``; pointers are followed six times."""
-    heads = torch.tensor(list(itertools.product(range(7), repeat=6)))
-    above = torch.nn.functional.pad(heads, (1, 0))
-    at = above
-    for _ in range(6):
-        at = above.gather(1, at)
-    return heads[(at == 0).all(1)]
-
-
-@pytest.mark.parametrize("single_root", [True, False])
-@examples(40)
-@given(seed=SEEDS, integers=st.booleans(), cycles=st.booleans())
-def test_the_best_of_all_arborescences_of_six(single_root, seed, integers, cycles):
-    scores, _ = draw(seed, 2, 6, integers)
-    scores = with_cycles(scores) if cycles else scores
-    every = all_of_six()
-    assert len(every) == 7**5
-    every = every[(every == 0).sum(1) == 1] if single_root else every
-    _, value = max_arborescence(scores, None, single_root)
-    for b in range(2):
-        total = scores[b].gather(1, every.mT).sum(0)
-        assert float(value[b]) == pytest.approx(float(total.max()), abs=1e-12)
 
 
 @examples(15)
@@ -142,24 +100,3 @@ def test_oracles_refuse_what_does_not_fit(oracle):
     for wrong in (0, 4):
         with pytest.raises(ValueError, match=f"lengths must lie between 1 and the padded length 3.*{wrong}"):
             oracle(torch.zeros(2, 3, 4), torch.tensor([1, wrong]))
-
-
-@pytest.mark.filterwarnings("ignore:.*arg_constraints.*:UserWarning")
-@pytest.mark.parametrize("single_root", [True, False])
-@examples(25)
-@given(seed=SEEDS, longest=st.integers(1, 7))
-def test_torch_struct_agrees(single_root, seed, longest):
-    """Its arcs ``[head, token]`` have those of the root on the diagonal."""
-    torch_struct = pytest.importorskip("torch_struct")
-    scores, lengths = draw(seed, 3, longest)
-    theirs = TorchStruct(torch_struct.DependencyCRF, multiroot=not single_root)
-    arcs = scores[:, :, 1:].mT.clone()
-    arcs.diagonal(0, 1, 2).copy_(scores[:, :, 0])
-    events = as_decoding(theirs.argmax(Potentials(arcs, lengths))).labeling
-    real = torch.arange(longest) < lengths.unsqueeze(1)
-    value = (events * arcs * real.unsqueeze(1) * real.unsqueeze(2)).flatten(1).sum(1)
-    heads, ours = eisner(scores, lengths, single_root)
-    torch.testing.assert_close(ours, value)
-    children = torch.arange(longest).expand_as(heads)
-    row = torch.where(heads > 0, heads - 1, children)
-    assert torch.equal(events.gather(1, row.unsqueeze(1)).squeeze(1).bool(), real)  # the same arcs

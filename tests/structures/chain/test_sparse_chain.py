@@ -31,7 +31,7 @@ from torchssvm import (
 )
 from torchssvm.core import row_sparse
 from torchssvm.dual import state as dual_state
-from torchssvm.solvers import WeightedAverage, primal, proposal
+from torchssvm.solvers import primal, proposal
 from torchssvm.steps import BoxQP, CommonStep, box_qp
 from torchssvm.steps.box_qp import solve_batch
 
@@ -281,14 +281,6 @@ def test_resume_gives_the_same_bits():
     assert all(map(torch.equal, head.parameters(), other.parameters()))
 
 
-def test_an_average_follows():
-    data = problem()
-    head, dual = make(True, None)
-    average, optimizer = WeightedAverage.following(dual), BCFW(head.parameters(), dual)
-    visit(head, BlockGap(dual), optimizer, data, torch.arange(EXAMPLES).split(5) * 3)
-    assert 0.0 <= average.certify(head, dual, everything_of(data)).gap < 1.0
-
-
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("name", ["emission", "transition"])
 def test_bounds(name, accumulate):
@@ -413,11 +405,6 @@ def test_the_norm_is_read_now_and_then(monkeypatch):
     loop = CompiledBCFW(head, dual, [batch_of(True, data, torch.arange(EXAMPLES))])
     loop.step(EXAMPLES)
     assert dual.held_norm == pytest.approx(sum(float(p.detach().square().sum()) for p in head.parameters()) ** 0.5)
-
-
-def test_a_batch_without_examples_has_potentials():
-    found = SparseLinearChain(F, K)(SparseFeatures(torch.zeros(0, 3, 2, dtype=torch.int64)))
-    assert found["emission"].shape == (0, 3, K)
 
 
 def test_lists_of_features_count_wrong_tags():

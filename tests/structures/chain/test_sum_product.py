@@ -6,13 +6,11 @@ import itertools
 
 import pytest
 import torch
-from custom import LabelSets
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples, rng
 from torch import Tensor
 
-from torchssvm import Potentials
 from torchssvm.structures.chain.sum_product import sum_product
 
 SEEDS = st.integers(0, 2**31 - 1)
@@ -108,8 +106,3 @@ def test_long_chains_lose_no_digits():
     found = sum_product(emission, transition)
     torch.testing.assert_close(found[0].double(), exact[0], atol=1e-5, rtol=0)
     torch.testing.assert_close(found[2], exact[2], atol=0, rtol=1e-6)
-
-
-def test_a_structure_without_marginals_says_so():
-    with pytest.raises(NotImplementedError, match=r"LabelSets has no expectation oracle.*marginals"):
-        LabelSets(4, 2).marginals(Potentials(torch.zeros(1, 4)))

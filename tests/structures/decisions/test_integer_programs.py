@@ -1,6 +1,3 @@
-import copy
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -127,16 +124,6 @@ def test_an_integer_program_is_trained_as_the_same_problem_by_dynamic_programmin
         assert certificate.exact
         found.append((certificate.primal, evaluate(head, structure, problems).loss))
     assert found[1] == pytest.approx(found[0], rel=0.02)
-
-
-def test_programs_are_copied_and_pickled():
-    program = knapsack()
-    costs = np.array([[3.0, 1.0, 4.0, 1.0, 5.0]])
-    expected = program.solve(costs)[0]
-    for other in (copy.deepcopy(program), pickle.loads(pickle.dumps(program))):
-        assert repr(other) == repr(program)
-        assert (other.solve(costs)[0] == expected).all()
-    assert repr(knapsack()) != repr(IntegerProgram(WEIGHTS, [8, 11], maximize=True))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import math
-from fractions import Fraction
 
 import pytest
 import torch
@@ -15,8 +14,7 @@ from structure_cases import StructureTestCase
 from torchssvm import GraphCut, Potentials, WeightedLabels
 from torchssvm.core.batch import tree_map
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.solvers.evaluation import count_errors
-from torchssvm.structures.graph_cut import GraphPotentials, RoofDual, Segmentation
+from torchssvm.structures.graph_cut import GraphPotentials, RoofDual
 from torchssvm.structures.graph_cut.structure import GraphTarget
 
 SEEDS = st.integers(0, 2**31 - 1)
@@ -125,17 +123,6 @@ class GraphCutCase(StructureTestCase):
         assert self.same(mine.labeling, again.labeling)
         assert torch.equal(mine.value, again.value)
 
-    @examples(25)
-    @given(seed=SEEDS)
-    def test_cut_edges_are_those_between_different_labels(self, seed):
-        structure, potentials, target = self.setting(seed)
-        for labeling in (structure.argmax(potentials).labeling, target, *structure.enumerate(potentials)):
-            for row, ends in enumerate(potentials.edges.tolist()):
-                y = labeling.labels[row].tolist()
-                expected = [-1 if p < 0 else int(y[p] != y[q]) for p, q in ends]
-                assert labeling.cut[row].tolist() == expected
-            assert torch.equal(labeling.labels >= 0, target.labels >= 0)
-
 
 class TestGraphCut(GraphCutCase):
     """Graphs that differ in nodes and edges, nodes that differ in weight."""
@@ -157,37 +144,6 @@ class TestGraphCutByRoofDuality(GraphCutCase):
     """Attractive edges: nothing is approximate."""
 
     options = {"oracle": RoofDual()}  # noqa: RUF012
-
-
-def test_a_known_loss():
-    """Each class counts a half, however large it is."""
-    potentials = GraphPotentials(torch.zeros(2, 4), torch.zeros(2, 0), torch.zeros(2, 0, 2, dtype=torch.int64))
-    target = WeightedLabels(torch.tensor([[1, 0, 0, 0], [0, 0, 0, 0]]), torch.tensor([[2.0, 1, 3, 2], [2.0, 1, 3, 2]]))
-    costs = {
-        (True, True): [[1 / 2, 1 / 12, 3 / 12, 2 / 12], [2 / 8, 1 / 8, 3 / 8, 2 / 8]],
-        (True, False): [[4.0, 2 / 3, 2.0, 4 / 3], [2.0, 1.0, 3.0, 2.0]],
-        (False, True): [[2 / 8, 1 / 8, 3 / 8, 2 / 8]] * 2,
-        (False, False): [[2.0, 1.0, 3.0, 2.0]] * 2,
-    }
-    for (balanced, normalize), expected in costs.items():
-        structure = GraphCut(balanced=balanced, normalize=normalize)
-        checked = structure.check_target(target, potentials)
-        torch.testing.assert_close(checked.costs, torch.tensor(expected, dtype=torch.float64))
-        for p in range(4):
-            labels = checked.labels.clone()
-            labels[:, p] = 1 - labels[:, p]
-            found = structure.loss(Segmentation(labels, checked.cut), checked)
-            assert found.tolist() == pytest.approx([row[p] for row in expected])
-    assert GraphCut().check_target(target.labels, potentials).costs.tolist() == [[0.25] * 4] * 2
-    plain = GraphCut(balanced=True).check_target(target.labels, potentials)
-    assert plain.costs.tolist() == [pytest.approx([float(Fraction(1, k)) for k in (2, 6, 6, 6)]), [0.25] * 4]
-
-
-def test_nodes_without_any_weight_cost_nothing():
-    potentials = GraphPotentials(torch.zeros(1, 2), torch.zeros(1, 0), torch.zeros(1, 0, 2, dtype=torch.int64))
-    for balanced in (True, False):
-        target = WeightedLabels(torch.tensor([[1, 0]]), torch.zeros(1, 2))
-        assert GraphCut(balanced=balanced).check_target(target, potentials).costs.tolist() == [[0.0, 0.0]]
 
 
 class TestGraphPotentials:
@@ -232,13 +188,3 @@ class TestGraphPotentials:
         masked = made.select(torch.tensor([False, True, False]))
         assert torch.equal(masked.edges, made.edges[1:2])
         assert copy.copy(made).edges is made.edges
-
-
-def test_wrong_nodes_are_counted():
-    potentials = random_potentials(rng(4), 3)
-    target = GraphCut().check_target(torch.ones(potentials["node"].shape, dtype=torch.int64), potentials)
-    found = GraphCut().argmax(potentials).labeling
-    wrong, nodes = count_errors(found, target)
-    assert nodes.tolist() == potentials.lengths.tolist()
-    assert wrong.tolist() == (found.labels == 0).sum(1).tolist()
-    assert wrong.sum() > 0

@@ -88,20 +88,6 @@ def test_what_the_relaxation_knows_all_best_labelings_share(seed, batch, integer
     assert not label[~known].any()
 
 
-def test_a_frustrated_triangle():
-    """Three nodes that all want to differ: the relaxation puts a half everywhere and parts all three edges."""
-    edges = torch.tensor([[[0, 1], [1, 2], [2, 0]]])
-    potentials = GraphPotentials(torch.zeros(1, 3), -torch.ones(1, 3), edges)
-    found = GraphCut(RoofDual()).argmax(potentials)
-    assert found.value.tolist() == [2.0]
-    assert found.bound.tolist() == [3.0]
-    assert not found.exact
-    leaning = GraphPotentials(torch.tensor([[5.0, 0.1, -5.0]]), -torch.ones(1, 3), edges)
-    found = GraphCut(RoofDual()).argmax(leaning)
-    assert found.labeling.labels.tolist()[0][::2] == [1, 0]
-    assert float(found.value) == pytest.approx(12.1, abs=1e-6)
-
-
 def test_repulsive_trees_are_solved_exactly():
     """No cycle, no frustration: a chain of nodes that all differ from their neighbours, and one that decides."""
     edges = torch.tensor([[[p, p + 1] for p in range(5)]])
@@ -109,17 +95,6 @@ def test_repulsive_trees_are_solved_exactly():
     found = GraphCut(RoofDual()).argmax(GraphPotentials(node, -torch.ones(1, 5), edges))
     assert found.labeling.labels.tolist() == [[1, 0, 1, 0, 1, 0]]
     assert found.value.tolist() == found.bound.tolist() == [5.5]
-
-
-def test_known_cuts():
-    node = torch.tensor([[1.0, -0.4, -0.4], [1.0, -2.0, 0.0], [0.0, 3.0, -1.0]])
-    edges = torch.tensor([[[0, 1], [1, 2]], [[1, 0], [-1, -1]], [[-1, -1], [-1, -1]]])
-    edge = torch.tensor([[2.0, 2.0], [0.75, -9.0], [-9.0, -9.0]])
-    found = GraphCut().argmax(GraphPotentials(node, edge, edges, torch.tensor([3, 2, 2])))
-    assert found.labeling.labels.tolist() == [[1, 1, 1], [1, 0, -1], [0, 1, -1]]
-    assert found.labeling.cut.tolist() == [[0, 0], [1, -1], [-1, -1]]
-    assert found.value.tolist() == pytest.approx([0.2, 2.25, 3.0])
-    assert found.value.dtype == torch.float64
 
 
 @pytest.mark.parametrize("oracle", [MinCut(), RoofDual()], ids=repr)

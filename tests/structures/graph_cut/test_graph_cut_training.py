@@ -6,7 +6,7 @@ import torch
 from bounded import Bounded, optimum_within
 from graphs import GraphProblem
 from head_cases import HeadTestCase
-from problems import flat, rng
+from problems import flat
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -22,7 +22,6 @@ from torchssvm import (
     Pairwise,
     Solver,
     Weights,
-    certify,
     check,
 )
 from torchssvm.core.batch import apply_head
@@ -108,13 +107,6 @@ class TestLinearGraph(HeadTestCase):
             with pytest.raises(ValueError, match="must be a whole number, at least 1"):
                 LinearGraph(*sizes)
 
-    def test_the_structure_is_the_one_given(self):
-        own = GraphCut(RoofDual())
-        assert LinearGraph(2, 2, structure=own).structure is own
-        assert repr(own) == "GraphCut(RoofDual(), balanced=False, normalize=True)"
-        assert not own.same_as(LinearGraph(2, 2).structure)
-        assert own.same_as(GraphCut(RoofDual()))
-
 
 @pytest.mark.variant
 class TestLinearGraphWithoutLengths(TestLinearGraph):
@@ -158,51 +150,10 @@ def test_training_reaches_the_optimum_within_the_bounds(storage, direction, orac
     assert problem.lam / 2 * float(((held - weights) ** 2).sum()) <= found.gap + 10 * rounding  # strong convexity
 
 
-def follow(problem, direction, bounds, passes=6):
-    """The certified gap after every pass."""
-    training, gaps = Bounded(problem, bounds, storage=Labelings(), direction=direction), []
-    for _ in range(passes):
-        training.run([i] for i in range(problem.n))
-        gaps.append(certify(problem.head, training.dual, problem.everything()).gap)
-    return gaps, training.dual
-
-
-def smooth_problem(seed, structure):
-    """Connected regions of two labels seen through noise: all weights of edges are positive at the optimum."""
-    problem = GraphProblem(seed, n=6, links=1, lam=3.0, structure=structure, most=12)
-    problem.lengths = torch.full((6,), 12)
-    problem.edges = [torch.tensor([(p, p + 1) for p in range(11)])] * 6
-    problem.y = (torch.arange(12) >= 6).long().expand(6, -1)
-    problem.nodes = (problem.y - 0.5).unsqueeze(2) + torch.randn(6, 12, 2, generator=rng(seed), dtype=torch.float64)
-    problem.links = [torch.ones(11, 1, dtype=torch.float64)] * 6
-    return problem
-
-
-@pytest.mark.parametrize("direction", [Corrective(), Pairwise()], ids=lambda d: type(d).__name__)
-def test_bounds_that_do_not_bind_cost_nothing(direction):
-    """How far training gets in a pass is the blocks' doing: without bounds it is the same."""
-    bounded, unbounded = smooth_problem(0, GraphCut()), smooth_problem(0, GraphCut(RoofDual()))
-    (gaps, dual), (others, _) = follow(bounded, direction, ATTRACTIVE), follow(unbounded, direction, {})
-    assert float(dual.unclipped[1].detach()) > 0.0
-    assert gaps == pytest.approx(others, rel=1e-9)
-    assert torch.allclose(flat(bounded.head.parameters()), flat(unbounded.head.parameters()), rtol=1e-12)
-
-
 def test_without_bounds_the_error_says_what_to_do():
     problem = GraphProblem(2, lam=0.05)
     with pytest.raises(ValueError, match=r"potential -.*bound their weights at 0"):
         train(problem, MeanParts(), bounds={}, passes=20)
-
-
-def test_roof_duals_train_without_bounds():
-    """The dual is that of the exact problem, and the certificate encloses its optimum."""
-    problem = GraphProblem(2, lam=0.3, structure=GraphCut(RoofDual(), balanced=True))
-    best = problem.reference().optimum()
-    found = train(problem, Labelings(), Corrective(), bounds={}, passes=60)
-    assert found.dual <= best + 1e-7
-    assert found.primal >= best - 1e-7
-    assert found.gap < 0.05
-    assert float(problem.head.pairwise.detach().min()) < 0.0
 
 
 @pytest.mark.parametrize(("oracle", "bounds"), [(MinCut(), ATTRACTIVE), (RoofDual(), None)], ids=str)

@@ -6,32 +6,22 @@ import math
 import numpy as np
 import pytest
 import torch
-from bounded import limits, optimum_within
 from head_cases import HeadTestCase
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import Problem, Reference, examples, rng
-from scipy.optimize import linprog
+from problems import Problem, examples, rng
 from structure_cases import StructureTestCase
 from tables import each_row
 
 from torchssvm import (
     Batch,
-    CacheOracle,
-    Corrective,
     Edges,
-    FrankWolfe,
-    Labelings,
     LinearEdges,
     Matching,
-    MeanParts,
-    Pairwise,
     Potentials,
-    Weights,
     check,
 )
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.steps import Away, Hybrid
 from torchssvm.structures import POSSIBLE, best_matching
 from torchssvm.structures.matching import EdgePotentials
 
@@ -152,31 +142,6 @@ class MatchingCase(StructureTestCase):
         assert torch.equal(again.hinge, corner.hinge)
         assert torch.equal(structure.argmax(other).labeling, structure.argmax(potentials).labeling)
 
-    @examples(15)
-    @given(seed=st.integers(0, 2**31 - 1))
-    def test_labelings_are_matchings(self, seed):
-        structure, potentials, target = self.setting(seed, integers=True)
-        for found in (structure.argmax(potentials), structure.augmented_argmax(potentials, target)):
-            labeling = found.labeling
-            assert torch.equal(labeling == -1, target == -1)
-            assert int((labeling == 1).sum(1).max()) <= 1
-            assert int((labeling == 1).sum(2).max()) <= 1
-            assert int(labeling.max()) <= 1
-
-    @examples(15)
-    @given(seed=st.integers(0, 2**31 - 1))
-    def test_the_linear_program_has_the_same_value(self, seed):
-        """max <p, theta> subject to at most one edge a node: bipartite, so integral."""
-        structure, potentials, _ = self.setting(seed, 1)
-        found = structure.argmax(potentials)
-        left, right = self.sizes(potentials, 0)
-        scores = potentials.single[0, :left, :right].numpy()
-        rows = np.kron(np.eye(left), np.ones(right))
-        columns = np.kron(np.ones(left), np.eye(right))
-        solved = linprog(-scores.ravel(), A_ub=np.concatenate([rows, columns]), b_ub=np.ones(left + right))
-        assert -solved.fun == pytest.approx(float(found.value[0]), abs=1e-9)
-        assert found.exact
-
 
 class TestMatching(MatchingCase):
     """Both sides differ in size, and some edges are possible."""
@@ -198,38 +163,6 @@ class TestMatchingCounts(MatchingCase):
 @pytest.mark.variant
 class TestMatchingRecallOnly(MatchingCase):
     options = {"precision_cost": 0.0}  # noqa: RUF012
-
-
-def test_a_known_matching():
-    """The greedy choice (5, then 0) is worse; and the row that only loses stays alone."""
-    scores = torch.tensor([[[5.0, 4.0], [4.0, 0.5], [-1.0, -2.0]]])
-    found = Matching().argmax(Potentials(scores))
-    assert found.labeling.tolist() == [[[0, 1], [1, 0], [0, 0]]]
-    assert found.value.tolist() == [8.0]
-    assert found.value.dtype == torch.float64
-
-
-def test_edges_that_gain_nothing_are_not_used():
-    scores = torch.zeros(1, 3, 2)
-    scores[0, 1, 1] = 1e-30
-    assert Matching().argmax(Potentials(scores)).labeling.tolist() == [[[0, 0], [0, 1], [0, 0]]]
-
-
-def test_a_known_loss():
-    target = torch.tensor([[[1, 2, 0], [0, 0, 1]]])
-    cases = {
-        ((0, 0), (1, 2)): 0.0,
-        ((0, 0),): 3.0,
-        (): 6.0,
-        ((0, 1), (1, 2)): 3.0,  # the possible edge is free, the edge it replaces is missed
-        ((0, 2), (1, 1)): 8.0,
-    }
-    for edges, cost in cases.items():
-        labeling = torch.zeros_like(target)
-        for s, t in edges:
-            labeling[0, s, t] = 1
-        assert Matching(normalize=False).loss(labeling, target).tolist() == [cost]
-        assert Matching().loss(labeling, target).tolist() == [cost / 2]
 
 
 def test_targets_that_are_no_matchings_are_refused():
@@ -334,11 +267,6 @@ class TestLinearEdges(HeadTestCase):
         assert potentials.widths is widths
         assert torch.equal(potentials.single, head(x, *lengths).single)
 
-    def test_the_structure_is_the_one_given(self):
-        own = Matching(recall_cost=1.0)
-        assert LinearEdges(2, structure=own).structure is own
-        assert repr(LinearEdges(2).structure) == "Matching(normalize=True, precision_cost=1.0, recall_cost=3.0)"
-
 
 @pytest.mark.variant
 class TestLinearEdgesWithoutLengths(TestLinearEdges):
@@ -366,46 +294,6 @@ def problem(seed=3, n=5, dtype=torch.float64):
         own[:left, :right] = random_matching(left, right, random)
         own[0, 0] = POSSIBLE if own[0, 0] == 0 else 1
     return Bipartite(LinearEdges(3).to(dtype), x, y, sizes, 0.1)
-
-
-def listed(graphs):
-    """All matchings of all examples, from the definitions."""
-    found = Reference([], [], [], graphs.lam)
-    for own_x, own_y, (left, right) in zip(graphs.x, graphs.y, graphs.lengths.tolist(), strict=True):
-        x, y = own_x[:left, :right].double().numpy(), own_y[:left, :right].numpy()
-        every = np.array(list(itertools.product((0, 1), repeat=left * right))).reshape(-1, left, right)
-        every = every[(every.sum(1).max(1) <= 1) & (every.sum(2).max(1) <= 1)]
-        wrong, missed = (every * (y == 0)).sum((1, 2)), ((1 - every) * (y == 1)).sum((1, 2))
-        found.losses.append((wrong + 3 * missed) / left)
-        found.changes.append(np.einsum("yst,stf->yf", every - (y == 1), x))
-    return found
-
-
-@pytest.mark.parametrize(
-    ("storage", "direction", "oracle", "tolerance", "dtype"),
-    [
-        (Labelings(), Corrective(), None, 1e-6, torch.float64),
-        (Labelings(), Corrective(), None, 1e-4, torch.float32),
-        (Labelings(capacity=3), Corrective(), CacheOracle(), 1e-3, torch.float64),  # capacity 3: labelings are merged
-        (Labelings(), Pairwise(), CacheOracle(), 1e-5, torch.float64),
-        (Labelings(), Hybrid(), None, 1e-5, torch.float64),
-        (Labelings(), Away(), None, 1e-3, torch.float64),
-        (MeanParts(), FrankWolfe(), None, 2e-2, torch.float64),
-        (Weights(), FrankWolfe(), None, 2e-2, torch.float64),
-    ],
-)
-def test_training_reaches_the_optimum_of_the_qp(storage, direction, oracle, tolerance, dtype):
-    graphs = problem(dtype=dtype)
-    best, weights = optimum_within(listed(graphs), *limits(graphs, {}))
-    training = graphs.train(storage=storage, direction=direction, oracle=oracle)
-    certificate = training.until(tolerance, passes=200)
-    assert certificate.gap <= tolerance
-    assert certificate.exact
-    rounding = 1e-6 if dtype == torch.float64 else 1e-4
-    assert certificate.dual - rounding <= best <= certificate.primal + rounding
-    assert certificate.drift < (1e-10 if dtype == torch.float64 else 1e-4)
-    distance = float((training.weights() - torch.from_numpy(weights)).norm())
-    assert graphs.lam / 2 * distance**2 <= certificate.gap + rounding  # strong convexity
 
 
 def test_head_and_structure_pass_the_check():

@@ -191,12 +191,6 @@ def test_numbers_that_are_not_finite_spoil_their_own_example_alone(number):
     assert best_label_sets(unary, pairwise, effort=10**6)[0].shape == unary.shape
 
 
-def test_a_batch_without_examples():
-    labels, value, bound = best_label_sets(torch.zeros(0, 3), torch.zeros(3))
-    assert labels.shape == (0, 3)
-    assert value.shape == bound.shape == (0,)
-
-
 def test_devices(device):
     unary, pairwise = problem(6, 8)
     here = best_label_sets(unary, pairwise, effort=10**6)

@@ -133,21 +133,6 @@ def test_messages_that_leave_a_gap_still_bound_the_hinge(seed, batch, max_rounds
         torch.testing.assert_close(corner.hinge, best.hinge)
 
 
-def test_a_frustrated_triangle():
-    """Of three labels that repel each other one is on; the linear program takes a half of each."""
-    unary, pairwise = torch.ones(1, 3, dtype=torch.float64), torch.full((1, 3), -2.0, dtype=torch.float64)
-    potentials = Potentials({"unary": unary, "pairwise": pairwise})
-    found = Multilabel(3, decoder=MessagePassing()).argmax(potentials)
-    assert not found.exact
-    assert found.value.tolist() == [1.0]
-    assert found.bound.tolist() == pytest.approx([1.5])
-    exact = Multilabel(3).argmax(potentials)
-    assert exact.exact
-    assert exact.bound is None
-    assert exact.value.tolist() == [1.0]
-    assert exact.labeling.sum() == 1
-
-
 def test_what_is_too_much_for_branching_has_a_bound():
     random = rng(0)
     unary = torch.randn(2, 40, generator=random, dtype=torch.float64) * 0.1
@@ -176,18 +161,3 @@ def test_what_is_too_much_for_branching_has_a_bound():
 def test_bad_options(options, words):
     with pytest.raises(ValueError, match=words):
         Multilabel(**{"num_labels": 4, **options})
-
-
-def test_repr_tells_structures_apart():
-    structures = [
-        Multilabel(4), Multilabel(5), Multilabel(4, normalize=False), Multilabel(4, weights=WEIGHTS),
-        Multilabel(4, weights=WEIGHTS + 1), Multilabel(4, pairwise=False), Multilabel(4, decoder=MessagePassing()),
-        Multilabel(4, decoder=MessagePassing(7)), Multilabel(4, decoder=BranchAndBound(effort=3)),
-    ]  # fmt: skip
-    assert len({repr(s) for s in structures}) == len(structures)
-    assert Multilabel(4).same_as(Multilabel(4, decoder=BranchAndBound()))
-    assert not Multilabel(4).same_as(Multilabel(4, pairwise=False))
-
-
-def test_many_labels_are_not_listed():
-    assert Multilabel(13).enumerate(Potentials({"unary": torch.zeros(1, 13), "pairwise": torch.zeros(1, 78)})) is None

@@ -10,17 +10,12 @@ from problems import flat
 from tables import each_row
 
 from torchssvm import (
-    CacheOracle,
     Corrective,
-    FrankWolfe,
     Labelings,
     LinearMultilabel,
-    MeanParts,
     Multilabel,
-    Pairwise,
     SparseFeatures,
     SparseLinearMultilabel,
-    Weights,
     check,
 )
 from torchssvm.core.gradients import per_example_adjoint
@@ -46,10 +41,6 @@ class TestLinearMultilabel(HeadTestCase):
         yield (x[:, :2],), r"x must be \[B, 3\]"
         yield (x[0],), r"x must be \[B, 3\]"
         yield (x, torch.ones(3, dtype=torch.int64)), "lengths must be None"
-
-    def test_weights_are_counted(self):
-        count = sum(p.numel() for p in self.make_head().parameters())
-        assert count == F * K + K * self.bias + K * (K - 1) // 2 * self.pairwise
 
     def test_interactions(self):
         head, _ = self.setting(3)
@@ -160,29 +151,6 @@ ATTRACTIVE = {"pairwise": (0.0, None)}
 def train(problem, storage, direction=None, oracle=None, *, bounds=None, passes=200, tolerance=1e-6):
     training = Bounded(problem, bounds or {}, storage=storage, direction=direction, oracle=oracle)
     return training.until(tolerance, passes=passes)
-
-
-@pytest.mark.parametrize(
-    ("storage", "direction", "oracle", "tolerance", "options"),
-    [  # every storage with lists of features and with dense ones
-        (Labelings, Corrective, None, 1e-5, {}),
-        (Labelings, Corrective, None, 1e-4, {"dtype": torch.float32}),
-        (Labelings, Pairwise, CacheOracle, 1e-3, {"sparse": True}),
-        (MeanParts, FrankWolfe, None, 2e-2, {}),
-        (MeanParts, FrankWolfe, None, 2e-2, {"sparse": True}),
-        (Weights, FrankWolfe, None, 2e-2, {}),
-        (Weights, FrankWolfe, None, 2e-2, {"sparse": True}),
-    ],
-)
-def test_training_reaches_the_optimum(storage, direction, oracle, tolerance, options):
-    problem = MultilabelProblem(5, **options)
-    best = MultilabelProblem(5).reference().optimum()
-    found = train(problem, storage(), direction(), oracle and oracle(), tolerance=tolerance)
-    assert found.exact
-    assert found.gap <= tolerance
-    rounding = 1e-5 if "dtype" in options else 1e-7
-    assert found.dual - rounding <= best <= found.primal + rounding
-    assert float(problem.head.pairwise.detach().min()) < 0.0  # not all pairs attract
 
 
 def test_training_within_bounds_needs_messages_only():

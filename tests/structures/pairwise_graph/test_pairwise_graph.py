@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from bounded import Bounded
@@ -35,7 +34,6 @@ from torchssvm import (
 from torchssvm.core.batch import tree_map
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.structures.pairwise_graph import PairwisePotentials, TreeReweighted
-from torchssvm.structures.pairwise_graph.plan import make_plan
 from torchssvm.structures.pairwise_graph.structure import PairwiseTarget
 from torchssvm.structures.tree.oracle import max_sum_tree
 
@@ -234,18 +232,6 @@ def test_tightened_cycles_close_gaps_that_messages_leave():
     assert PairwiseGraph(2, TreeReweighted(50, 0, 10)).argmax(potentials).exact
 
 
-def test_plans_know_trees_and_short_cycles():
-    grid = make_plan(9, grid_edges(3, 3).numpy().tobytes())
-    assert (grid.tree, len(grid.first), len(grid.cycles)) == (False, 12, 4)
-    assert bool((grid.cycles >= 0).all())
-    both = make_plan(4, grid_edges(2, 2, neighbours=8).numpy().tobytes())
-    assert (len(both.cycles), both.cycles[:, 3].tolist()) == (4, [-1] * 4)  # the square has chords
-    assert make_plan(3, np.array([[0, 1], [1, 0]]).tobytes()).tree  # one edge, given twice
-    assert make_plan(2, b"").tree
-    gaps = make_plan(3, np.array([[-1, -1], [1, 0], [-1, -1], [2, 1]]).tobytes())
-    assert (gaps.slot.tolist(), gaps.turn.tolist()) == ([-1, 0, -1, 1], [False, True, False, True])
-
-
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_change_nothing(threads):
     potentials = random_potentials(rng(3), 12, most=8)
@@ -375,15 +361,6 @@ class TestLinearPairwiseGraphSharedTable(TestLinearPairwiseGraph):
 
 
 # -- Training ----------------------------------------------------------------------------------------------
-
-
-def test_training_reaches_the_optimum_of_the_qp():
-    problem = PairwiseProblem(1, lam=0.3, most=3)
-    best = problem.reference().optimum()
-    found = Bounded(problem, {}, storage=Labelings(), direction=Corrective()).until(1e-6, passes=100)
-    assert found.exact
-    assert found.gap <= 1e-6
-    assert found.primal == pytest.approx(best, abs=1e-5)
 
 
 @pytest.mark.slow

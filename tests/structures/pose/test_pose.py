@@ -6,30 +6,24 @@ import functools
 
 import pytest
 import torch
-from bounded import Bounded, groups_of, limits, optimum_within
+from bounded import Bounded, limits, optimum_within
 from head_cases import HeadTestCase
 from hypothesis import given
 from hypothesis import strategies as st
 from poses import all_outputs, as_maps, definition, pose_problem, pose_reference, tiny_pose, truncated_distance
-from problems import assert_same, examples, flat, rng
+from problems import examples, rng
 from structure_cases import StructureTestCase
 from tables import each_row
 
 from torchssvm import (
-    CacheOracle,
     Corrective,
-    FrankWolfe,
     Labelings,
     LinearPose,
-    MeanParts,
-    Pairwise,
     Pose,
     Potentials,
-    Weights,
     check,
 )
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.steps import Away, Hybrid
 from torchssvm.structures.pose import PoseMaps
 
 
@@ -130,24 +124,6 @@ def test_the_oracle_on_a_larger_grid(seed, negative, shared):
     assert corner.exact
 
 
-def test_a_known_loss():
-    """The mean over nodes, each at most 1: at most one scale away, and far away."""
-    target = torch.tensor([[[0, 0, -1, -1], [2, 0, 0, 0], [0, 3, 0, 0]]])
-    labeling = torch.tensor([[[1, 0, -1, -1], [2, 2, 1, 1], [3, 0, 1, 0]]])
-    pose = tiny_pose((-1, 0, 0), (4, 4), size=(0, 1))
-    assert pose.loss(labeling, target).tolist() == pytest.approx([(1 / 4 + 1 + 1) / 3])
-    pose = tiny_pose((-1, 0, 0), (4, 4), size=4.0)
-    assert pose.loss(labeling, target).tolist() == pytest.approx([(1 / 16 + 4 / 16 + 1) / 3])
-
-
-def test_a_body_of_no_size_has_the_size_of_a_place():
-    pose, target = tiny_pose(size=(0, 1)), torch.tensor([[[1, 1, -1, -1], [1, 1, 0, 0]]])
-    labeling = torch.tensor([[[1, 1, -1, -1], [0, 1, 0, 0]]])
-    assert pose.loss(labeling, target).tolist() == [0.5]
-    delta, _ = pose.loss_potentials(target)
-    assert delta["unary"][0, 1].tolist() == [[0.5, 0.5], [0.5, 0.0]]
-
-
 class TestLabeling:
     def test_types_are_the_nearest(self):
         displacements = torch.tensor([[[[0.0, 0.0], [2.0, 0.0]], [[0.0, 0.0], [-2.0, 0.0]]]])
@@ -160,12 +136,6 @@ class TestLabeling:
             [[4, 0, -1, -1], [1, 0, 0, 0]],
         ]
         assert torch.equal(pose.labeling(places[1]), labeling[1])
-
-    def test_spreads_decide_what_is_near(self):
-        displacements = torch.tensor([[[[0.0, 0.0], [3.0, 0.0]]] * 2])
-        spreads = torch.tensor([[[[0.1, 1.0], [5.0, 1.0]]] * 2])
-        pose = Pose([-1, 0], displacements, (1, 5), spreads=spreads, size=1.0)
-        assert pose.labeling(torch.tensor([[0, 0], [1, 0]]))[1].tolist() == [1, 0, 1, 1]
 
     @each_row(
         ("places", "words"),
@@ -202,13 +172,6 @@ def test_structures_that_do_not_fit_are_refused(arguments, options, words):
         Pose(*arguments, **{"size": 1.0, **options})
 
 
-def test_repr_tells_structures_apart():
-    pose = tiny_pose(seed=1)
-    assert pose.same_as(tiny_pose(seed=1))
-    for other in (tiny_pose(seed=2), tiny_pose(seed=1, size=2.0), tiny_pose(seed=1, spreads=True)):
-        assert not pose.same_as(other)
-
-
 class TestLinearPose(HeadTestCase):
     def make_head(self):
         return LinearPose(tiny_pose((-1, 0, 1), (2, 3)))
@@ -239,16 +202,6 @@ class TestLinearPose(HeadTestCase):
         for name, tensor in head(x).tensors.items():
             assert torch.equal(head(maps)[name], tensor)
 
-    def test_learned_maps_get_a_gradient(self):
-        head, (x,) = self.setting(1)
-        assert head(x).weights is not None
-        assert head(x.requires_grad_()).weights is None
-
-
-def test_the_model_of_the_paper_has_2676_weights():
-    pose = Pose([-1, *range(25)], torch.zeros(25, 2, 13, 2), (2, 2), size=1.0)
-    assert flat(LinearPose(pose).parameters()).numel() == 26 + 50 + 50 * 13 * 4 == 2676
-
 
 PROBLEM = {"n": 3, "lam": 0.3, "parent": (1, -1), "grid": (2, 3), "spreads": True, "size": 2.0}
 
@@ -266,35 +219,6 @@ def solved(bounded):
     return optimum_within(pose_reference(problem), *limits(problem, problem.head.bounds if bounded else {}))
 
 
-@pytest.mark.parametrize(
-    ("storage", "direction", "oracle", "tolerance", "bounded"),
-    [  # every storage with bounds and without
-        (Weights, FrankWolfe(), None, 2e-2, True),
-        (MeanParts, FrankWolfe(), None, 2e-2, False),
-        (Labelings, Corrective(), None, 1e-4, True),
-        (Labelings, Pairwise(), CacheOracle(), 1e-4, False),
-        pytest.param(Weights, FrankWolfe(), None, 2e-2, False, marks=pytest.mark.slow),
-        pytest.param(MeanParts, FrankWolfe(), None, 2e-2, True, marks=pytest.mark.slow),
-        pytest.param(lambda: Labelings(capacity=3), Hybrid(), CacheOracle(), 1e-2, True, marks=pytest.mark.slow),
-        pytest.param(Labelings, Away(), None, 1e-3, False, marks=pytest.mark.slow),
-    ],
-)
-def test_training_reaches_the_optimum_of_the_qp(storage, direction, oracle, tolerance, bounded):
-    problem = pose_problem(1, **PROBLEM)
-    best, weights = solved(bounded)
-    if bounded:
-        assert solved(False)[0] < best - 1e-4  # the bounds matter here
-    certificate = train(problem, storage(), direction, oracle, bounded=bounded, tolerance=tolerance)
-    assert certificate.gap <= tolerance
-    assert certificate.exact
-    assert certificate.dual <= best + 1e-7
-    assert certificate.primal >= best - 1e-7
-    distance = float((flat(problem.head.parameters()) - torch.from_numpy(weights)).norm())
-    assert problem.lam / 2 * distance**2 <= certificate.gap + 1e-7  # strong convexity
-    if bounded:
-        assert bool((problem.head.deformation[..., 1::2] >= 0.0).all())
-
-
 def test_both_forms_of_maps_and_float32_are_trained_alike():
     best, _ = solved(False)
     problem = pose_problem(1, dtype=torch.float32, **PROBLEM)
@@ -303,13 +227,6 @@ def test_both_forms_of_maps_and_float32_are_trained_alike():
     certificate = train(problem, Labelings(), Corrective(), bounded=False, tolerance=1e-4)
     assert certificate.gap <= 1e-4
     assert certificate.dual <= best + 1e-5 <= certificate.primal + 2e-5
-
-
-def test_groups_are_the_bounds():
-    head = LinearPose(tiny_pose())
-    mine, others = head.groups(), groups_of(head, head.bounds)
-    assert [p for group in mine for p in group["params"]] == list(head.parameters())
-    assert_same(mine[-1]["lower"], others[-1]["lower"])
 
 
 def test_head_and_structure_pass_the_check():

@@ -13,25 +13,14 @@ from tables import each_row
 
 from torchssvm import (
     Batch,
-    CacheOracle,
-    Labelings,
     LinearRanking,
-    MeanParts,
-    Pairwise,
     Potentials,
     Ranking,
-    Relative,
-    Solver,
-    Weights,
     check,
-    in_order,
-    make_trainer,
-    solve,
 )
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import inner
 from torchssvm.datasets import PaddedDataset
-from torchssvm.deployment.files import describe, rebuild
 from torchssvm.structures.ranking import NDCG, PairSwaps, PrecisionAt
 
 SEEDS = st.integers(0, 2**31 - 1)
@@ -151,24 +140,6 @@ class RankingCase(StructureTestCase):
         assert corner.exact
         expected = self.difference(structure, potentials, corner.labeling, target)
         torch.testing.assert_close(corner.parts["scores"], expected["scores"])
-
-    @examples(8)
-    @given(seed=SEEDS)
-    def test_decoding_sorts_by_score(self, seed):
-        structure, potentials, _ = self.setting(seed, integers=True)
-        places = structure.decode(potentials)
-        assert torch.equal(places < 0, torch.arange(places.shape[1]) >= potentials.lengths.unsqueeze(1))
-        for row, length in enumerate(potentials.lengths.tolist()):
-            scores = potentials.single[row, :length].tolist()
-            assert from_the_top(places[row, :length]) == sorted(range(length), key=lambda d: -scores[d])  # stable
-
-    @examples(8)
-    @given(seed=SEEDS)
-    def test_orders_by_grade_cost_nothing(self, seed):
-        structure, potentials, target = self.setting(seed)
-        noise = torch.rand(potentials.single.shape, generator=rng(seed), dtype=torch.float64)
-        best = structure.decode(potentials.replace({"scores": target.grades + 0.9 * noise}))
-        assert structure.loss(structure.measure.output(best), target).tolist() == [0.0] * 3
 
 
 @pytest.mark.parametrize("measure", [NDCG(), PrecisionAt(2)])
@@ -373,55 +344,6 @@ def lists(seed=0, count=12, most=6):
     grades[:, 0] = 2
     beyond = torch.arange(most) >= lengths.unsqueeze(1)
     return PaddedDataset(x.masked_fill(beyond.unsqueeze(2), 0.0), grades.masked_fill(beyond, -1), lengths)
-
-
-MEASURES = [PairSwaps(), PairSwaps(normalize=False), NDCG(), NDCG(k=3), PrecisionAt(k=2)]
-
-
-@pytest.mark.parametrize("measure", MEASURES, ids=repr)
-def test_every_solver_certifies_the_same_optimum(measure):
-    data, structure, proofs = lists(), Ranking(measure), []
-    for solver in (
-        None,
-        Solver(storage=Labelings(), direction=Pairwise(), oracle=CacheOracle()),
-        Solver(storage=Weights()),
-    ):
-        head = LinearRanking(4, structure=structure)
-        proofs.append(solve(head, data, 0.05, tolerance=Relative(0.02), solver=solver, progress=False))
-    assert all(proof.exact and proof.relative_gap <= 0.02 for proof in proofs)
-    assert max(proof.dual for proof in proofs) <= min(proof.primal for proof in proofs) + 1e-6
-    # The primal by its definition, at the last weights.
-    batch = next(iter(in_order(data)))
-    potentials = head(batch.x, batch.lengths)
-    found = find_corner(structure, potentials, structure.check_target(batch.y, potentials))
-    primal = 0.025 * float(head.weight.detach().square().sum()) + float(found.hinge.mean())
-    assert proofs[-1].primal == pytest.approx(primal, rel=1e-5)
-
-
-@pytest.mark.parametrize("storage", [MeanParts, Labelings])
-def test_a_run_goes_on_to_the_same_bits(storage):
-    def trainer():
-        solver = Solver(storage=storage(), batch_size=4, seed=3, compiled=False)
-        return make_trainer(LinearRanking(4), lists(), 0.05, solver=solver, progress=False)
-
-    whole, first, second = trainer(), trainer(), trainer()
-    for _ in range(6):
-        whole.step()
-    for _ in range(3):
-        first.step()
-    second.load_state_dict(first.state_dict())
-    for _ in range(3):
-        second.step()
-    assert torch.equal(second.head.weight, whole.head.weight)
-    assert second.dual.value() == whole.dual.value()
-
-
-def test_a_checkpoint_makes_the_head_again():
-    for measure in MEASURES:
-        head = LinearRanking(3, structure=Ranking(measure))
-        recipe = describe(head)
-        assert recipe is not None
-        assert rebuild(recipe).structure.same_as(head.structure)
 
 
 def test_grades_whose_gains_overflow_are_refused():

@@ -211,17 +211,6 @@ def test_the_kernel_has_the_bits_of_torch(
     assert torch.equal(found[0][possible], expected[0][possible])
 
 
-def test_a_long_sequence_is_decoded_by_its_definition():
-    """The labels of pieces of 50 frames are plain in float32, at any distance from the beginning."""
-    labels = torch.arange(60_000).div(50, rounding_mode="floor").remainder(3).unsqueeze(0)
-    emission = torch.nn.functional.one_hot(labels, 3).float() + 0.1 * torch.randn(1, 60_000, 3, generator=rng(1))
-    structure = Segments(3, 64)
-    segment = torch.zeros(1, 67, 3)
-    segment[:, 3:] = -2.0  # of every segment
-    found = structure.decode({"emission": emission, "segment": segment})
-    assert torch.equal(found, structure.from_frames(labels))
-
-
 def test_spans_and_frames_are_read_back():
     structure = Segments(3, 4)
     spans = [[(0, 2, 1), (2, 3, 1), (3, 4, 0)], [(0, 1, 2)]]
@@ -290,15 +279,3 @@ def test_the_compiled_loop_has_the_costs_of_frames():
     found = trainer.solve(1e-4, progress=False)
     again = certify(made.head, dual, [made.batch(range(5))])
     assert (again.primal, again.dual) == pytest.approx((found.primal, found.dual), rel=1e-9)
-
-
-def test_exported_decoders_give_the_same_codes():
-    made = problem(boundary=True)
-    potentials = made.head(made.x, made.lengths)
-    noise = {name: torch.randn(t.shape, generator=rng(5), dtype=t.dtype) for name, t in potentials.tensors.items()}
-    found = made.structure.plain_decoder()(noise, made.lengths)
-    assert torch.equal(found, made.structure.decode(potentials.replace(noise)))
-    torch.library.opcheck(
-        torch.ops.torchssvm.semi_markov.default,
-        (noise["emission"], noise["segment"], torch.tensor([1, 1]), made.lengths, None),
-    )

@@ -10,8 +10,7 @@ from problems import examples, rng
 from random_potentials import assert_same, trees
 
 from torchssvm.core import threads
-from torchssvm.structures.chain.oracle import viterbi
-from torchssvm.structures.tree.oracle import max_sum_tree, max_sum_tree_torch, node_depths
+from torchssvm.structures.tree.oracle import max_sum_tree, max_sum_tree_torch
 
 SEEDS = st.integers(0, 10**6)
 DTYPES = st.sampled_from([torch.float32, torch.float64])
@@ -71,17 +70,6 @@ def test_blocks_of_several_trees_equal_torch(seed, batch, axes, ragged, integers
         assert_same(max_sum_tree(*arguments), max_sum_tree_torch(*arguments))
 
 
-@WAYS
-@examples(40)
-@given(seed=SEEDS, batch=st.integers(1, 4), longest=st.integers(1, 7), ragged=st.booleans(), integers=st.booleans())
-def test_a_path_rooted_at_its_end_is_a_chain(decode, seed, batch, longest, ragged, integers):
-    node, edge, _, lengths = trees(seed, batch, longest, 4, ragged=ragged, integers=integers)
-    size = torch.full((batch,), longest) if lengths is None else lengths
-    parent = torch.arange(1, longest + 1).repeat(batch, 1)
-    parent[torch.arange(batch), size - 1] = -1
-    assert_same(decode(node, edge.mT, parent, lengths), viterbi(node, edge, lengths))
-
-
 def test_forbidden_states_and_pairs_equal_torch():
     """Scores of minus infinity, up to where nothing is allowed."""
     for seed, share in itertools.product(range(8), (0.3, 0.9, 1.0)):
@@ -98,19 +86,6 @@ def test_wide_and_deep_trees():
         assert_same(max_sum_tree(node, edge, parent), max_sum_tree_torch(node, edge, parent))
     arguments = trees(1, 5, 6, 530, ragged=True)
     assert_same(max_sum_tree(*arguments), max_sum_tree_torch(*arguments))
-
-
-@examples(40)
-@given(seed=SEEDS, longest=st.integers(1, 20))
-def test_depths_count_the_steps_to_the_root(seed, longest):
-    node, _, parent, lengths = trees(seed, 3, longest, 1)
-    depth = node_depths(node, parent, lengths)
-    for b in range(3):
-        for v in range(longest):
-            steps, u = -1, v if v < int(lengths[b]) else -1
-            while u >= 0:
-                steps, u = steps + 1, int(parent[b, u])
-            assert int(depth[b, v]) == steps
 
 
 @WAYS
