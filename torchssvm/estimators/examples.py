@@ -61,9 +61,6 @@ def check_matrix(X: Any, name: str = "X") -> None:
     Args:
         X: An array, a sparse matrix, a table of pandas, or lists.
         name: Its name in the error.
-
-    Raises:
-        ValueError: Numbers are complex, dates or times; arrays do not fit each other; or an index is out of range.
     """
     _check_real(X, name)
     if not sparse.issparse(X):

@@ -27,9 +27,6 @@ def check_lists(y: Any, sizes: Sequence[int], what: str) -> list[Sequence[Any]]:
         y: The user's argument.
         sizes: The number of tokens or nodes of each example.
         what: "token" or "node", for error messages.
-
-    Raises:
-        ValueError: Numbers do not fit, or labels are texts and numbers, or something else.
     """
     if not hasattr(y, "__len__") or len(sizes) != len(y):
         count = len(y) if hasattr(y, "__len__") else f"={y!r}"
@@ -76,11 +73,7 @@ def check_classes(y: np.ndarray, classes: np.ndarray) -> None:
 
 
 def states_of(y: Sequence[Sequence[Any]], known: np.ndarray | None = None) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The distinct labels, those that are ``known`` first and the others in ascending order; the state of each label.
-
-    Raises:
-        ValueError: There is only one label and none is known, or the known ones are texts and these are numbers.
-    """
+    """The distinct labels, those that are ``known`` first and the others in ascending order; the state of each label."""
     everything = np.array(list(itertools.chain.from_iterable(y)))
     classes, states = np.unique(everything, return_inverse=True)
     if len(classes) < 2 and known is None:
@@ -112,9 +105,6 @@ def counted(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, np.ndarray | 
 
     Both are None where no weights are given: then n takes the place of the sum. Errors of ``fit`` name the examples by
     their places among all.
-
-    Raises:
-        ValueError: The weights are not one for each example, finite, not negative, and not only zeros.
     """
     if sample_weight is None:
         return X, y, None, None
@@ -137,9 +127,6 @@ def weights_of(
         classes: ``[K]``.
         codes: The class of every label, 0 to K - 1.
         sample_weight: How often each label counts in "balanced"; None is once.
-
-    Raises:
-        ValueError: ``class_weight`` is something else, or a weight is negative or not finite.
     """
     if isinstance(class_weight, str) and class_weight == "balanced":
         counts = np.bincount(codes, sample_weight, len(classes)).astype(np.float64)

@@ -137,11 +137,7 @@ class SegmentSVC(SequenceEstimator):
 
 
 def _spans_of(y: Any, lengths: list[int]) -> list[list[Span]]:
-    """The spans of every sequence, from spans or labels of frames.
-
-    Raises:
-        ValueError: Labels do not fit, or spans do not follow one another to the end.
-    """
+    """The spans of every sequence, from spans or labels of frames."""
     filled = [own for own in y if hasattr(own, "__len__") and len(own)] if hasattr(y, "__len__") else []
     if not filled or not isinstance(filled[0][0], tuple | list):
         frames = check_lists(y, lengths, "frame")

@@ -32,11 +32,7 @@ def listed(X: Any) -> Any:
 
 
 def kind_of(X: Any) -> str:
-    """What the sequences are: ``ARRAYS``, ``MATRICES`` or ``NAMED``.
-
-    Raises:
-        ValueError: There is none, one has no token, or they are of several kinds.
-    """
+    """What the sequences are: ``ARRAYS``, ``MATRICES`` or ``NAMED``."""
     check_list(X)
     if not len(X):
         raise ValueError(f"X must be a list of sequences, at least one, not {_short(X)}")
@@ -74,9 +70,6 @@ def rows_of(X: Any, size: int | None = None) -> list[Any]:
     Args:
         X: Sequences of the kind ``ARRAYS`` or ``MATRICES``.
         size: F; None is that of the first sequence.
-
-    Raises:
-        ValueError: A shape does not fit, or a number is not finite.
     """
     found = []
     for place, sequence in enumerate(X):

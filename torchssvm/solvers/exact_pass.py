@@ -116,9 +116,7 @@ def every_training_example(
 
 
 def of_dual(head: Callable[..., Any], dual: DualState) -> Callable[..., Any]:
-    """``head``, with the dual's parameters put in place of equal copies if it is a module; ValueError for
-    other weights.
-    """
+    """``head``, a module with the dual's parameters in place of equal copies; ValueError for other weights."""
     if not isinstance(head, nn.Module):
         return head
     named = dict(head.named_parameters())

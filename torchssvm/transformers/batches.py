@@ -112,11 +112,7 @@ class Words(NamedTuple):
 
 
 def words_of(hidden: Tensor, mask: Tensor, labels: Tensor | None) -> Words:
-    """The words at the True positions of ``mask``, gradients included.
-
-    Raises:
-        ValueError: A row has no word.
-    """
+    """The words at the True positions of ``mask``, gradients included."""
     if not bool(mask.any(1).all()):
         row = int((~mask.any(1)).nonzero()[0, 0])
         raise ValueError(
@@ -135,9 +131,6 @@ def batches_of(dataset: Any, size: int, pad: int, device: torch.device) -> Itera
         size: Sentences in a batch.
         pad: The id of padding.
         device: Where the tensors are needed.
-
-    Raises:
-        TypeError: An item is no mapping, or has no ``input_ids``.
     """
     for begin in range(0, len(dataset), size):
         items = [dataset[i] for i in range(begin, min(begin + size, len(dataset)))]
@@ -156,9 +149,6 @@ def collate(items: Sequence[Mapping[str, Any]], pad: int) -> dict[str, Tensor]:
     Args:
         items: Each maps ``input_ids``, ``attention_mask`` and ``labels``, or some of them, to lists of one length.
         pad: The id of padding.
-
-    Raises:
-        ValueError: Some sentences have one label for each word, and others sets of labels.
     """
     batch = {}
     for name in items[0]:

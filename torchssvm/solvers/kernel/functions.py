@@ -107,9 +107,7 @@ def evaluate(kernel: Kernel, a: Tensor, b: Tensor) -> Tensor:
 
 
 def check_kernel(kernel: Kernel, tokens: Tensor, sample: int = 64) -> None:
-    """Raise ValueError unless the kernel is symmetric and positive semidefinite on a sample of ``tokens``
-    ``[N, F]``.
-    """
+    """Raise ValueError unless the kernel is symmetric and positive semidefinite on some ``tokens`` ``[N, F]``."""
     step = max(1, len(tokens) // sample)
     chosen = tokens[::step][:sample]
     evaluate(kernel, chosen[:1], chosen)  # a square result would hide a transposition
@@ -157,9 +155,7 @@ class GramRows:
         return self._held
 
     def rows(self, index: Tensor) -> Tensor:
-        """The rows of the examples' tokens, example after example: ``[U, N]``; MemoryError if they do not fit
-        in ``memory_limit``.
-        """
+        """The rows of the examples' tokens in order, ``[U, N]``; MemoryError if they exceed ``memory_limit``."""
         examples = index.tolist()
         count = sum(self.counts[i] for i in examples)
         needed = count * self._row_bytes

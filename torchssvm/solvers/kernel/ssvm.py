@@ -132,11 +132,7 @@ class KernelBlocks:
         return KernelBatch(index, potentials, corner, stored, dual.loss[index], gaps, rows, explicit, kernel)
 
     def choose(self, batch: KernelBatch, sweeps: int) -> BlockStep:
-        """Choose the directions and their step sizes; changes nothing.
-
-        Raises:
-            ValueError: A direction has a negative squared length: the kernel is not positive semidefinite.
-        """
+        """Choose the directions and their step sizes; changes nothing."""
         dual, n = self.dual, self.dual.num_examples
         with torch.no_grad():
             corner, stored = batch.corner, batch.stored

@@ -237,11 +237,7 @@ class SpanningTree(DecisionOracle):
 
 
 def whole_numbers(given: Array, batch: int, what: str) -> Array:
-    """What is given, ``[B]`` or ``[B, 1]``, as int64 ``[B]``.
-
-    Raises:
-        ValueError: It has another shape, or a number is negative or not whole.
-    """
+    """What is given, ``[B]`` or ``[B, 1]``, as int64 ``[B]``."""
     if given.shape not in ((batch,), (batch, 1)):
         raise ValueError(f"given must be [{batch}], {what} of every example, got {list(given.shape)}")
     flat = given.reshape(-1)
