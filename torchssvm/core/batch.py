@@ -130,7 +130,7 @@ def apply_head(head: Any, batch: Batch) -> Potentials:
 
 
 def fetcher(dataset: Any, collate_fn: Collate | None = None) -> partial[Batch]:
-    """A function from indices to a batch, like a ``DataLoader`` without workers; it leaves the global generator alone."""
+    """A function from indices to a batch, like a ``DataLoader`` without workers; no global generator is used."""
     if isinstance(dataset, DataLoader):
         raise TypeError("dataset is a DataLoader: give the dataset, not the loader")
     collate = collate_fn if collate_fn is not None else getattr(dataset, "collate", None)

@@ -249,7 +249,7 @@ def lists_of(x: Tensor) -> Lists:
 
 @torch.no_grad()
 def lists_within(x: Any, inside: Tensor, num_features: int, dtype: torch.dtype) -> Lists:
-    """The lists of :class:`torchssvm.SparseFeatures` at the positions ``inside`` ``[B, N]``; repeated columns add up."""
+    """The lists of ``SparseFeatures`` at the positions ``inside`` ``[B, N]``; repeated columns add up."""
     lists = as_lists(x, num_features, dtype)
     real = inside.flatten()
     keep = real[lists.token]

@@ -14,10 +14,10 @@ from torchssvm.core.potentials import Potentials, as_potentials, check_scores_fi
 from torchssvm.core.sparse_features import FeatureLists, SparseFeatures
 from torchssvm.core.structure import Structure
 from torchssvm.structures.arborescence.head import LinearArcs
-from torchssvm.structures.chain.sparse_head import SparseLinearChain
+from torchssvm.structures.chain.head import SparseLinearChain
 from torchssvm.structures.common import check_range
 from torchssvm.structures.graph_cut.structure import GraphCut
-from torchssvm.structures.multilabel.sparse_head import SparseLinearMultilabel
+from torchssvm.structures.multilabel.head import SparseLinearMultilabel
 from torchssvm.structures.slack_rescaling.structure import SlackRescaling
 
 if (_register := getattr(_pytree, "_register_namedtuple", None)) is not None:  # else exported programs are not saved

@@ -20,8 +20,7 @@ from torchssvm.core.problem import digest_examples
 from torchssvm.core.row_sparse import parts_of
 from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.objective import every_example
-from torchssvm.solvers.rounding import Rounding
+from torchssvm.solvers.objective import Rounding, every_example
 
 
 class ExactPass(NamedTuple):
