@@ -278,7 +278,7 @@ class Rounding:
         self._call = (args, kwargs), output
 
     def __call__(self, potentials: Potentials, target: Labeling) -> Finer:
-    """What ``find_corner`` finds in ``potentials`` just returned by the head, or in float64 ones in their place."""
+        """What ``find_corner`` finds in ``potentials`` just made by the head, or in float64 ones in their place."""
         call, self._call = self._call, None
         if self._owner is None or call is None or not _made(potentials, call[1]):
             corner = find_corner(self._structure, potentials, target, self.read)
