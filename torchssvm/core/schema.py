@@ -275,6 +275,7 @@ class Stateful(ABC):
 
     def _check_relations(self, state: dict[str, Any], where: str) -> None:
         """Raise ValueError if entries contradict each other or this object."""
+        return
 
     @property
     def _device(self) -> torch.device:
@@ -569,9 +570,7 @@ def _loaded(value: Any, declaration: Declaration, held: Any, device: torch.devic
     return value.to(device, copy=True) if isinstance(value, Tensor) else value
 
 
-def _rebuilt(
-    declaration: Declaration, values: list[Any], rows: Callable[..., Tensor], state: Callable[..., Any]
-) -> Any:
+def _rebuilt(declaration: Any, values: list[Any], rows: Callable[..., Tensor], state: Callable[..., Any]) -> Any:
     """An entry of one or several states: ``rows`` makes divided tensors, ``state`` the states of other objects.
 
     Whatever else there is, is the same in all processes; but a yes of one of them counts.
