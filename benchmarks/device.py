@@ -1,6 +1,6 @@
 """What is to be known on the day that there is a CUDA device, in parts of at most eight minutes each.
 
-python benchmarks/device.py --part kernels|steps|large|training|checks|tests [--only TEXT] [--out FOLDER] [--minutes 8] [--quick]
+python benchmarks/device.py --part kernels|steps|large|training|checks|tests [--only TEXT] [--out FOLDER] [--quick]
 
 One call for each part, all into one FOLDER: every row is warmed up, has a time limit of its own, and is written to
 device.jsonl and device.md when it ends, the most telling first; a row that fails, or that lacks a package, data or
@@ -45,8 +45,10 @@ from torchssvm import (
     GapBatchSampler,
     LinearChain,
     LinearMulticlass,
+    LinearSegments,
     MeanParts,
     Relative,
+    SoftmaxMargin,
     Solver,
     SparseLinearChain,
     StructuredHinge,
@@ -182,6 +184,7 @@ class Bench:
         yield "exact pass over OCR-large, one batch", self.exact_pass
         for size in sizes:
             yield f"step of {size} chains", lambda size=size: self.step(size)
+        yield "losses by marginals", self.soft
         for size in sizes if self.quick else (256, 1024, 4096):
             yield f"certificate of 4096 chains in batches of {size}", lambda size=size: self.certificate(size)
 
@@ -221,7 +224,9 @@ class Bench:
             self.wait()
         events = profile.key_averages()
         counts = {event.key: event.count for event in events if event.key.startswith("cu")}  # Triton starts by cuLaunch
-        busy = sum(event.self_device_time_total for event in events) / 1e3
+        # A kernel's time stands a second time at the operator that launched it, and ranges last longer than kernels.
+        own = [e for e in events if e.device_type != torch.autograd.DeviceType.CPU and not e.is_user_annotation]
+        busy = sum(event.self_device_time_total for event in own) / 1e3
         return {"ms": 1e3 * seconds, "ms on the device": busy, "chains/s": size / seconds, "calls of CUDA": counts}
 
     def exact_pass(self) -> Figures:
@@ -238,6 +243,33 @@ class Bench:
             ),
         }
         return {name: 1e3 * self.seconds(call) for name, call in pieces.items()} | {"words": len(batch.y)}
+
+    def soft(self) -> Figures:
+        """Milliseconds of a loss and its gradients: softmax-margin beside the likelihood of pytorch-crf."""
+        batch, longest, states = (2, 5, 3) if self.quick else (32, 50, 23)
+        random = torch.Generator().manual_seed(0)
+        x = torch.randn(batch, longest, FEATURES, generator=random).to(self.device)
+        heads = {
+            "chains": LinearChain(FEATURES, states),
+            "segments": LinearSegments(FEATURES, states, min(longest, 32)),
+        }
+        found: Figures = {"B, T, K": [batch, longest, states]}
+        for name, head in heads.items():
+            head.to(self.device)
+            loss = SoftmaxMargin(head.structure)
+            with torch.no_grad():
+                for p in head.parameters():
+                    p.copy_(torch.randn(p.shape, generator=random))
+                y = head.structure.argmax(head(x)).labeling
+            found[f"{name} ms"] = 1e3 * self.seconds(lambda h=head, f=loss, y=y: f(h(x), y).backward())
+        try:
+            from torchcrf import CRF
+        except ImportError:
+            return found
+        layer, emission = CRF(states, batch_first=True).to(self.device), nn.Linear(FEATURES, states).to(self.device)
+        y = torch.randint(states, (batch, longest), generator=random).to(self.device)
+        found["chains, pytorch-crf ms"] = 1e3 * self.seconds(lambda: layer(emission(x), y).backward())
+        return found
 
     def certificate(self, size: int) -> Figures:
         """Milliseconds of primal, dual and gap."""

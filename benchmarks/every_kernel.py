@@ -23,10 +23,11 @@ from torchssvm import BCFW, Batch, BlockGap, Chain, DualState, LinearChain, Pote
 from torchssvm.steps.box_qp import solve_box_qp
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.chain.oracle import viterbi
+from torchssvm.structures.chain.sum_product import sum_product
 from torchssvm.structures.matching.oracle import best_matching
 from torchssvm.structures.multilabel.oracle import best_label_sets
 from torchssvm.structures.pose.oracle import best_along_last
-from torchssvm.structures.segments.oracle import semi_markov
+from torchssvm.structures.segments.oracle import semi_markov, semi_markov_marginals
 from torchssvm.structures.tree.oracle import max_sum_tree
 
 
@@ -70,7 +71,10 @@ def launches(
     labels = [torch.full((4, size), state).to(device) for state in (0, 1)]
     found["scores of large tables"] = lambda: scores(tables, *labels)
     frames, rows = draw(4, size, 5), draw(4, 5 + size, 5)
-    found["segments"] = lambda: semi_markov(frames, rows, torch.ones(5, dtype=torch.int64).to(device), lengths)
+    shortest = torch.ones(5, dtype=torch.int64).to(device)
+    found["segments"] = lambda: semi_markov(frames, rows, shortest, lengths)
+    found["marginals of segments"] = lambda: semi_markov_marginals(frames, rows, shortest, lengths)
+    found["marginals of chains"] = lambda: sum_product(frames, rows[:, :5], lengths)
     for number in states[:2]:
         node, edge = draw(4, size, number), draw(number, number)
         found[f"trees, {number} states"] = lambda n=node, e=edge: max_sum_tree(n, e, parents, None)

@@ -37,6 +37,8 @@ from torchssvm.structures.chain.biases_triton import add_everywhere_triton, sum_
 from torchssvm.structures.chain.labels_triton import add_difference_triton, augment_triton, examine_triton
 from torchssvm.structures.chain.oracle import viterbi_torch
 from torchssvm.structures.chain.structure import Chain
+from torchssvm.structures.chain.sum_product import sum_product
+from torchssvm.structures.chain.sum_product_triton import sum_product_triton
 from torchssvm.structures.chain.triton import viterbi_triton
 from torchssvm.structures.labelled_triton import mean_loss_triton
 from torchssvm.structures.matching.oracle import best_matching
@@ -45,7 +47,8 @@ from torchssvm.structures.multilabel.oracle import _branch, best_label_sets, sym
 from torchssvm.structures.multilabel.triton import label_sets_triton
 from torchssvm.structures.pose.oracle import best_along_last
 from torchssvm.structures.pose.triton import best_along_last_triton
-from torchssvm.structures.segments.oracle import semi_markov, semi_markov_torch
+from torchssvm.structures.segments.marginals_triton import marginals_triton
+from torchssvm.structures.segments.oracle import semi_markov, semi_markov_marginals, semi_markov_torch
 from torchssvm.structures.segments.triton import semi_markov_triton
 from torchssvm.structures.tree.oracle import max_sum_tree_torch, node_depths
 from torchssvm.structures.tree.triton import max_sum_tree_triton
@@ -107,6 +110,27 @@ def test_viterbi_equals_torch(seed, batch, longest, states, axes, ragged, intege
     assert_same(viterbi_triton(strided(emission), transition, lengths), expected)
     if axes != "expanded":
         assert_same(viterbi_triton(emission, strided(transition), lengths), expected)
+
+
+@examples(20)
+@given(
+    seed=SEEDS,
+    longest=st.integers(1, 5),
+    states=st.sampled_from([1, 2, 3, 7, 26]),
+    axes=st.sampled_from(["shared", "chain", "position", "expanded"]),
+    ragged=st.booleans(),
+    forbidden=st.booleans(),
+    dtype=DTYPES,
+)
+def test_marginals_of_chains_are_those_of_torch(seed, longest, states, axes, ragged, forbidden, dtype):
+    emission, transition, lengths = chains(seed, 2, longest, states, axes, ragged, dtype=dtype)
+    if forbidden:
+        never = (torch.rand(states, states, generator=rng(seed)) < 0.7) & ~torch.eye(states, dtype=torch.bool)
+        transition = transition.masked_fill(never, -torch.inf)
+    found = sum_product_triton(strided(emission), transition, lengths)
+    close = {"atol": 2e-5 if dtype == torch.float32 else 1e-12, "rtol": 1e-6}
+    for mine, other in zip(found, sum_product(emission, transition, lengths), strict=True):
+        torch.testing.assert_close(mine, other, **close)
 
 
 @pytest.mark.parametrize("axes", ["shared", "chain", "position"])
@@ -195,6 +219,24 @@ def test_segments_are_those_of_the_cpu(seed, longest, labels, most, boundary, sp
     assert torch.equal(found[1], expected[1])
     real = expected[1] > -torch.inf  # else every segmentation is as good
     assert torch.equal(found[0][real], expected[0][real])
+
+
+@examples(20)
+@given(
+    seed=SEEDS,
+    longest=st.integers(1, 7),
+    labels=st.sampled_from([1, 2, 3, 5]),
+    most=st.sampled_from([1, 2, 3, 5]),
+    boundary=st.booleans(),
+    forbidden=st.booleans(),
+)
+def test_marginals_of_segments_are_those_of_the_cpu(seed, longest, labels, most, boundary, forbidden):
+    emission, segment, least, lengths, _ = segments(seed, 2, longest, labels, most, boundary, dtype=torch.float64)
+    if forbidden:
+        emission = emission.masked_fill(torch.rand(emission.shape, generator=rng(seed)) < 0.2, -torch.inf)
+    found = marginals_triton(strided(emission), segment, least, lengths)
+    for mine, other in zip(found, semi_markov_marginals(emission, segment, least, lengths), strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-10, rtol=1e-10)
 
 
 def test_segments_of_many_labels_and_durations_are_those_of_torch():

@@ -14,10 +14,11 @@ from torchssvm.core.jit import triton_available
 from torchssvm.steps import box_qp
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.chain.oracle import viterbi
+from torchssvm.structures.chain.sum_product import sum_product
 from torchssvm.structures.matching.oracle import best_matching
 from torchssvm.structures.multilabel.oracle import best_label_sets
 from torchssvm.structures.pose.oracle import best_along_last
-from torchssvm.structures.segments.oracle import semi_markov
+from torchssvm.structures.segments.oracle import semi_markov, semi_markov_marginals
 from torchssvm.structures.tree.oracle import max_sum_tree
 
 pytestmark = pytest.mark.slow
@@ -92,6 +93,22 @@ def test_cuda_gives_the_bits_of_the_cpu(states, cuda):
         arguments = trees(1, 5, 6, states, integers=integers)
         for mine, other in zip(max_sum_tree(*(t.cuda() for t in arguments)), max_sum_tree(*arguments), strict=True):
             assert torch.equal(mine.cpu(), other)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("states", [3, pytest.param(64, marks=LARGE), pytest.param(200, marks=LARGE)])
+def test_marginals_on_cuda_are_those_of_the_cpu(states, cuda):
+    emission, transition, lengths = chains(1, 5, 6, states, dtype=torch.float64)
+    segmented = segments(1, 3, 9, min(states, 40), boundary=True, dtype=torch.float64)[:4]
+    for find, arguments in [
+        (sum_product, (emission, transition, lengths)),
+        (sum_product, (emission.float(), transition.expand(5, 5, -1, -1).float(), lengths)),
+        (semi_markov_marginals, segmented),
+    ]:
+        rounding = 1e-12 if arguments[0].dtype == torch.float64 else 1e-5
+        for mine, other in zip(find(*(t.to(cuda) for t in arguments)), find(*arguments), strict=True):
+            assert mine.is_cuda
+            torch.testing.assert_close(mine.cpu(), other, atol=rounding, rtol=rounding)
 
 
 @pytest.mark.cuda

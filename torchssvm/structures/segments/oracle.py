@@ -130,10 +130,16 @@ def semi_markov_marginals(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean parts of ``P(y) = exp(score(y)) / Z``, shaped like ``emission`` and ``segment``, and ``log Z``.
 
-    Computed on the CPU in float64, whatever the device.
+    Computed in float64: on CUDA by Triton up to 32 labels, else on the CPU.
     """
     _check_shapes(emission, segment, least, lengths, None)
     batch, longest, _ = emission.shape
+    if emission.is_cuda and triton_available() and segment.shape[2] <= _MOST_LABELS // 2:  # float64, and two tables
+        from torchssvm.structures.segments.marginals_triton import marginals_triton
+
+        given = emission.new_full((batch,), longest, dtype=torch.int64) if lengths is None else lengths
+        parts, pairs, whole = marginals_triton(emission.detach().double(), segment.detach().double(), least, given)
+        return parts.to(emission.dtype), pairs.to(segment.dtype), whole
     scores, tables = emission.detach().cpu().double(), once(segment.detach().cpu().double())
     sizes = own_lengths(lengths, batch, longest)
     sizes = torch.full((batch,), longest) if sizes is None else sizes.cpu()
