@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_scores
 from torchssvm.core.jit import triton_available
-from torchssvm.core.launch import compiles
+from torchssvm.core.threads import compiles
 
 
 @torch.no_grad()
