@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchssvm.structures.chain.sparse_head import SparseLinearChain
+from torchssvm.structures.chain.head import SparseLinearChain
 from torchssvm.structures.chain.structure import Chain
 
 CHUNK_TAGS = 22

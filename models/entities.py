@@ -7,7 +7,7 @@ import torch
 from torchssvm.core.arguments import as_number
 from torchssvm.datasets.text.chunking_features import Vocabulary
 from torchssvm.datasets.text.tag_schemes import bio_transitions
-from torchssvm.structures.chain.sparse_head import SparseLinearChain
+from torchssvm.structures.chain.head import SparseLinearChain
 from torchssvm.structures.chain.structure import Chain
 
 

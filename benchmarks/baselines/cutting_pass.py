@@ -19,7 +19,7 @@ from torchssvm.dual.checks import check_targets
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import dual_exceeds_primal
 from torchssvm.solvers.exact_pass import every_training_example
-from torchssvm.solvers.rounding import Rounding
+from torchssvm.solvers.objective import Rounding
 
 from .slack import Slack
 

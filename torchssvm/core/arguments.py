@@ -29,13 +29,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def check_whole(value: Any, name: str, least: int = 1, *, most: int | None = None, advice: str = "") -> int:
-    """``value`` as an int from ``least`` to ``most``; NumPy's integers are accepted, bools are not. ``advice`` ends the
-    error.
-
-    Raises:
-        ValueError: ``value`` is out of range, or not whole.
-        TypeError: ``value`` is not a number.
-    """
+    """``value`` as an int from ``least`` to ``most``, NumPy's too, bools not; ``advice`` ends the error."""
     if is_whole(value):
         found = operator.index(value)
         if least <= found and (most is None or found <= most):
@@ -62,13 +56,7 @@ def as_number(value: Any, name: str) -> float:
 def check_number(
     value: Any, name: str, least: float = -math.inf, *, above: float = -math.inf, finite: bool = True, advice: str = ""
 ) -> float:
-    """``value`` as a float, at least ``least`` and more than ``above``; NaN is refused, and what is infinite if
-    ``finite``.
-
-    Raises:
-        ValueError: ``value`` is out of range; ``advice`` ends the message.
-        TypeError: ``value`` is not a number.
-    """
+    """``value`` as a float, at least ``least`` and more than ``above``; never NaN, nor infinite if ``finite``."""
     found = as_number(value, name)
     if found >= least and (found > above or above == -math.inf) and (not finite or math.isfinite(found)):
         return found

@@ -130,12 +130,7 @@ def apply_head(head: Any, batch: Batch) -> Potentials:
 
 
 def fetcher(dataset: Any, collate_fn: Collate | None = None) -> partial[Batch]:
-    """A function from indices to a batch, like a ``DataLoader`` without workers; it leaves the global generator alone.
-
-    Raises:
-        ValueError: There is neither ``collate_fn`` nor ``dataset.collate``.
-        TypeError: ``dataset`` is a ``DataLoader``.
-    """
+    """A function from indices to a batch, like a ``DataLoader`` without workers; no global generator is used."""
     if isinstance(dataset, DataLoader):
         raise TypeError("dataset is a DataLoader: give the dataset, not the loader")
     collate = collate_fn if collate_fn is not None else getattr(dataset, "collate", None)
@@ -270,11 +265,7 @@ def lengths_of(dataset: Any) -> Tensor | None:
 
 
 def check_batches(batches: Any, *, reread: bool = False) -> Iterable[Batch]:
-    """``batches``, if batches can be read from it; those of a map-style dataset with ``collate`` are made here.
-
-    Raises:
-        TypeError: It is a single batch or not iterable; or, to be ``reread``, an iterator.
-    """
+    """``batches``, if batches can be read from it; those of a map-style dataset with ``collate`` are made here."""
     if hasattr(batches, "collate") and hasattr(batches, "__len__"):
         return pass_over(batches)
     if isinstance(batches, Batch) or not isinstance(batches, Iterable):

@@ -342,11 +342,7 @@ _told: WeakSet[nn.Module] = WeakSet()
 def per_example_adjoint(
     potentials: Potentials, parts: Parts, parameters: Sequence[Tensor], *, sparse: bool = False
 ) -> list[Tensor]:
-    """``Phi_i^T parts_i`` for every example i and parameter: ``[B, *parameter.shape]`` each, dense unless ``sparse``.
-
-    Raises:
-        ValueError: The head's own ``adjoint`` gave other shapes.
-    """
+    """``Phi_i^T parts_i`` for every example i and parameter, ``[B, *parameter.shape]``, dense unless ``sparse``."""
     found = _own_adjoint(potentials, parts, parameters)
     if found is None and (made := _by_func(potentials, parts, parameters)):
         found = made[0]

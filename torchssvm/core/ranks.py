@@ -161,9 +161,7 @@ class Ranks:
         raise error
 
     def raise_if_refused(self, refused: Tensor, error: Exception | None = None) -> None:
-        """Raise RankError, with the reason, if some rank has refused: where ``refused`` ``[P]`` is not 0. ``error`` is
-        the own reason.
-        """
+        """Raise RankError, with the reason, where ``refused`` ``[P]`` is not 0; ``error`` is the own reason."""
         where = refused.nonzero().flatten().tolist()
         if not where:
             return

@@ -54,8 +54,7 @@ class Own(int):
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor or a number, within ``low``, ``high`` and the exclusive bound ``above``; NaN never is, infinite ones may
-    be.
+    """A tensor or a number, within ``low``, ``high`` and the exclusive bound ``above``; never NaN, maybe ``infinite``.
 
     Attributes:
         kind: The dtype of a tensor, ``Tensor`` for any dtype and any numbers, or a Python type.
@@ -191,11 +190,7 @@ def version(number: int, advice: str = "") -> Same:
 
 
 def check(state: Any, declaration: Declaration, where: str) -> None:
-    """Compare a state with its declaration; ``where`` is its name in error messages. A seal is for the caller to check.
-
-    Raises:
-        ValueError: An entry is missing or not as declared; the message names it.
-    """
+    """Raise ValueError, naming ``where``, unless a state is as declared; a seal is for the caller to check."""
     if isinstance(declaration, dict):
         _check_dict(state, declaration, where, {})
     else:
@@ -264,9 +259,8 @@ def damaged(text: str, *, or_other: bool = False) -> ValueError:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return str(Entry(value.dtype, tuple(value.shape), infinite=True))
-    return str(Entry(type(value), infinite=True))
+    kind, shape = (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else (type(value), ())
+    return str(Entry(kind, shape, infinite=True))
 
 
 class Stateful(ABC):
@@ -295,9 +289,7 @@ class Stateful(ABC):
     def state_dict(self) -> dict[str, Any]:
         """The exact state as tensors, numbers and strings, which ``weights_only=True`` can load.
 
-        Raises:
-            RuntimeError: There are several processes, which hold parts of it, and ``consolidate_state_dict()`` was not
-                called just before.
+        RuntimeError if several processes hold parts of it and did not call ``consolidate_state_dict()`` just before.
         """
         return self._saved("state_dict")
 
@@ -493,8 +485,7 @@ def _place(owner: Any, path: str) -> tuple[Any, str]:
 def _put(owner: Any, path: str, value: Any) -> None:
     holder, name = _place(owner, path)
     if isinstance(holder, tuple):  # a named one
-        outer: Any = holder
-        _put(owner, path.rpartition(".")[0], outer._replace(**{name: value}))
+        _put(owner, path.rpartition(".")[0], holder._replace(**{name: value}))  # type: ignore[attr-defined]
     else:
         setattr(holder, name, value)
 
@@ -579,12 +570,7 @@ def _loaded(value: Any, declaration: Declaration, held: Any, device: torch.devic
     return value.to(device, copy=True) if isinstance(value, Tensor) else value
 
 
-def _rebuilt(
-    declaration: Declaration,
-    values: list[Any],
-    rows: Callable[[list[Tensor]], Tensor],
-    state: Callable[[Stateful, list[Any]], Any],
-) -> Any:
+def _rebuilt(declaration: Any, values: list[Any], rows: Callable[..., Tensor], state: Callable[..., Any]) -> Any:
     """An entry of one or several states: ``rows`` makes divided tensors, ``state`` the states of other objects.
 
     Whatever else there is, is the same in all processes; but a yes of one of them counts.

@@ -76,10 +76,6 @@ def named_tokens(X: Iterable[Sequence[Any]]) -> Iterator[list[tuple[str, float]]
 
     Those of a dictionary in a dictionary are ``name:inner``, as CRFsuite calls them; there is one level of these. A
     token is ``{name: bool, text or number}``, or a list of names, each of the value 1.
-
-    Raises:
-        TypeError: A token is something else.
-        ValueError: A number is not finite.
     """
     for place, sequence in enumerate(X):
         for at, token in enumerate(sequence):
@@ -253,11 +249,7 @@ def lists_of(x: Tensor) -> Lists:
 
 @torch.no_grad()
 def lists_within(x: Any, inside: Tensor, num_features: int, dtype: torch.dtype) -> Lists:
-    """The lists of :class:`torchssvm.SparseFeatures` at the positions ``inside`` ``[B, N]``; repeated columns add up.
-
-    Raises:
-        TypeError, ValueError: As :func:`as_lists`.
-    """
+    """The lists of ``SparseFeatures`` at the positions ``inside`` ``[B, N]``; repeated columns add up."""
     lists = as_lists(x, num_features, dtype)
     real = inside.flatten()
     keep = real[lists.token]
@@ -407,12 +399,7 @@ def padded_product(x: Any, weight: Tensor) -> Tensor:
 
 
 def as_lists(x: Any, num_features: int, dtype: torch.dtype) -> TokenLists:
-    """Check a batch of features and drop the padding of the lists.
-
-    Raises:
-        TypeError: ``x`` is not :class:`SparseFeatures`.
-        ValueError: A shape, a dtype or a column does not fit.
-    """
+    """Check a batch of features and drop the padding of the lists."""
     columns, values = check_lists(x)
     real = columns >= 0
     flat = columns[real].to(torch.int64)

@@ -527,12 +527,7 @@ class Structure(ABC):
 
 
 def loss_by_name(structure: Structure, target: Labeling, potentials: Potentials) -> tuple[Parts, Tensor]:
-    """The structure's ``loss_potentials``, by name; a bare tensor is that of the first potentials.
-
-    Raises:
-        TypeError: It returned something else than the two.
-        ValueError: A tensor is not shaped like the potentials.
-    """
+    """The structure's ``loss_potentials``, by name; a bare tensor is that of the first potentials."""
     found = structure.loss_potentials(target)
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise TypeError(f"loss_potentials(target) must return (delta, constant), got {describe(found)}")

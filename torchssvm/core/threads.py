@@ -189,9 +189,7 @@ def once(tensor: Tensor) -> Tensor:
 
 
 def by_example(matrices: Tensor) -> Tensor:
-    """Matrices ``[K, K]``, ``[B, K, K]`` or ``[B, N, K, K]`` as a view ``[B or 1, N or 1, K, K]``: one seen B times is
-    there once.
-    """
+    """``[K, K]``, ``[B, K, K]``, ``[B, N, K, K]`` as ``[B or 1, N or 1, K, K]``: one seen B times is there once."""
     if matrices.ndim == 2:
         return matrices.expand(1, 1, -1, -1)
     matrices = once(matrices)

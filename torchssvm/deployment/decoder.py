@@ -14,10 +14,10 @@ from torchssvm.core.potentials import Potentials, as_potentials, check_scores_fi
 from torchssvm.core.sparse_features import FeatureLists, SparseFeatures
 from torchssvm.core.structure import Structure
 from torchssvm.structures.arborescence.head import LinearArcs
-from torchssvm.structures.chain.sparse_head import SparseLinearChain
+from torchssvm.structures.chain.head import SparseLinearChain
 from torchssvm.structures.common import check_range
 from torchssvm.structures.graph_cut.structure import GraphCut
-from torchssvm.structures.multilabel.sparse_head import SparseLinearMultilabel
+from torchssvm.structures.multilabel.head import SparseLinearMultilabel
 from torchssvm.structures.slack_rescaling.structure import SlackRescaling
 
 if (_register := getattr(_pytree, "_register_namedtuple", None)) is not None:  # else exported programs are not saved
@@ -191,12 +191,7 @@ def _sizes(structure: Structure) -> list[Any]:
 
 
 def check_labels(labels: Any, structure: Structure) -> list[str]:
-    """The names of the outputs of a structure of this package, if there is a different one for each.
-
-    Raises:
-        TypeError: ``labels`` are no strings.
-        ValueError: There are more or fewer names than outputs, a name occurs twice, or UTF-8 cannot encode it.
-    """
+    """The names of the outputs of a structure of this package, if there is a different one for each."""
     if isinstance(labels, str) or not isinstance(labels, Sequence) or not all(isinstance(one, str) for one in labels):
         raise TypeError(f"labels must be a list of strings, one for each state, class or label; got {labels!r}")
     structure = structure.structure if isinstance(structure, SlackRescaling) else structure
@@ -214,12 +209,7 @@ def check_labels(labels: Any, structure: Structure) -> list[str]:
 
 
 def check_vocabulary(vocabulary: Any, head: nn.Module) -> dict[str, int]:
-    """The columns of the features by name, if the head has them.
-
-    Raises:
-        TypeError: ``vocabulary`` is not a mapping of strings to whole numbers, or the head takes no lists of features.
-        ValueError: A column is not one of the head's or has two names, or UTF-8 cannot encode a name.
-    """
+    """The columns of the features by name, if the head has them."""
     if not isinstance(vocabulary, Mapping) or not all(
         isinstance(name, str) and type(column) is int for name, column in vocabulary.items()
     ):

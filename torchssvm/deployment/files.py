@@ -76,10 +76,6 @@ def rebuild(recipe: Any) -> Any:
     """The object that a recipe of :func:`describe` describes; a head has zeros for its weights.
 
     Nothing is imported, and only structures, heads and oracles that ``torchssvm.structures`` exports are made.
-
-    Raises:
-        ValueError: The recipe is damaged, or names another class.
-        TypeError: The class does not take these arguments.
     """
     if not isinstance(recipe, dict) or not isinstance(recipe.get("arguments"), dict):
         raise ValueError(f"{recipe!r} is no recipe of a head or a structure")

@@ -24,12 +24,7 @@ def check_dual(dual: Any) -> DualState:
 
 
 def check_batch(dual: DualState, index: Tensor, potentials: Potentials) -> Tensor:
-    """The blocks of the examples, on the device of the weights, counted from the first that this process holds.
-
-    Raises:
-        ValueError: ``index`` is not int64 ``[B]`` within 0 .. n - 1, or holds examples of another process.
-        TypeError: Potentials, weights and dual differ in dtype.
-    """
+    """The blocks of the examples, on the device of the weights, counted from the first that this process holds."""
     size, weights = potentials.batch_size, dual.parameters[0]
     check_int64(index, "index", (size,), ", one number for each example")
     if not size:
@@ -88,9 +83,6 @@ def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None)
     """Compare digests of examples, ``[B]`` int64 on the CPU, with those that the blocks were trained on.
 
     ``index`` ``[B]`` int64 are the blocks; None is all of this process in order.
-
-    Raises:
-        RuntimeError: Some differ; or, of all examples, the structure is not what it was.
     """
     if index is None:
         check_structure(dual)

@@ -17,9 +17,17 @@ from torchssvm.core.marginals import marginals_at
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.sparse_features import FeatureLists
 from torchssvm.estimators.base import StructuredEstimator
-from torchssvm.estimators.examples import padded, size_of
-from torchssvm.estimators.labels import labelled
-from torchssvm.estimators.sequences import NAMED, batches_of, check_list, kind_of, listed, rows_of
+from torchssvm.estimators.examples import (
+    NAMED,
+    batches_of,
+    check_list,
+    kind_of,
+    labelled,
+    listed,
+    padded,
+    rows_of,
+    size_of,
+)
 from torchssvm.solvers.evaluation import fit_temperature
 
 

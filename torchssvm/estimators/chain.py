@@ -12,11 +12,23 @@ from sklearn.utils.validation import check_is_fitted
 from torchssvm.core.arguments import check_whole, naming
 from torchssvm.core.sparse_features import NamedLists
 from torchssvm.estimators.calibrated import SequenceEstimator
-from torchssvm.estimators.examples import size_of
-from torchssvm.estimators.labels import accuracy, check_lists, counted, labelled, state_weights, states_of
-from torchssvm.estimators.sequences import ARRAYS, NAMED, batches_of, check_list, kind_of, listed, rows_of
-from torchssvm.structures.chain.head import LinearChain
-from torchssvm.structures.chain.sparse_head import SparseLinearChain
+from torchssvm.estimators.examples import (
+    ARRAYS,
+    NAMED,
+    accuracy,
+    batches_of,
+    check_list,
+    check_lists,
+    counted,
+    kind_of,
+    labelled,
+    listed,
+    rows_of,
+    size_of,
+    state_weights,
+    states_of,
+)
+from torchssvm.structures.chain.head import LinearChain, SparseLinearChain
 from torchssvm.structures.chain.structure import Chain
 
 

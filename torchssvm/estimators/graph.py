@@ -12,9 +12,18 @@ from sklearn.utils.validation import check_is_fitted
 from torchssvm.core.arguments import number_of
 from torchssvm.core.batch import in_order
 from torchssvm.estimators.base import StructuredEstimator
-from torchssvm.estimators.examples import Examples, check_matrix, padded
-from torchssvm.estimators.labels import accuracy, check_lists, counted, labelled, state_weights, states_of
-from torchssvm.estimators.sequences import check_list
+from torchssvm.estimators.examples import (
+    Examples,
+    accuracy,
+    check_list,
+    check_lists,
+    check_matrix,
+    counted,
+    labelled,
+    padded,
+    state_weights,
+    states_of,
+)
 from torchssvm.solvers.solver import Solver
 from torchssvm.solvers.training import BATCH
 from torchssvm.steps.directions import FrankWolfe

@@ -19,13 +19,11 @@ from torchssvm.core.batch import Batch, Part
 from torchssvm.core.potentials import Potentials
 from torchssvm.deployment import UnitRows, save_model
 from torchssvm.estimators.base import MATRIX, MatrixClassifier
-from torchssvm.estimators.examples import Examples, check_matrix, reader
-from torchssvm.estimators.labels import check_classes, counted, weights_of
+from torchssvm.estimators.examples import Examples, check_classes, check_matrix, counted, reader, weights_of
 from torchssvm.path.choose_lam import LamChoice, choose_lam
 from torchssvm.solvers.solver import Relative, Solver
 from torchssvm.structures.multiclass.head import LinearMulticlass
-from torchssvm.structures.multilabel.head import LinearMultilabel
-from torchssvm.structures.multilabel.sparse_head import SparseLinearMultilabel
+from torchssvm.structures.multilabel.head import LinearMultilabel, SparseLinearMultilabel
 from torchssvm.structures.multilabel.structure import Multilabel
 
 GUESS, CHOOSE = "guess", "choose"

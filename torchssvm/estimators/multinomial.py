@@ -15,10 +15,8 @@ from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import as_potentials
 from torchssvm.estimators.base import MATRIX, MatrixClassifier
 from torchssvm.estimators.calibrated import CalibratedEstimator, once_calibrated
-from torchssvm.estimators.examples import Examples, check_matrix, reader
-from torchssvm.estimators.labels import check_classes, times_of, weights_of
-from torchssvm.structures.chain.head import LinearChain
-from torchssvm.structures.chain.sparse_head import SparseLinearChain
+from torchssvm.estimators.examples import Examples, check_classes, check_matrix, reader, times_of, weights_of
+from torchssvm.structures.chain.head import LinearChain, SparseLinearChain
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.common import WeightedLabels
 from torchssvm.structures.multiclass.head import LinearMulticlass

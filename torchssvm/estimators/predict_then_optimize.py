@@ -18,8 +18,7 @@ from torchssvm.core.gradients import largest_feature
 from torchssvm.core.jit import clock
 from torchssvm.estimators.base import CertifiedEstimator
 from torchssvm.estimators.choose_by_regret import ANCHORS, anchor, choose_by_regret, linear, part, situations
-from torchssvm.estimators.examples import check_matrix
-from torchssvm.estimators.labels import counted
+from torchssvm.estimators.examples import check_matrix, counted
 from torchssvm.path.choose_lam import LamChoice
 from torchssvm.solvers.solver import Solver
 from torchssvm.steps.directions import CacheOracle, Corrective

@@ -10,9 +10,19 @@ from sklearn.utils.validation import check_is_fitted
 
 from torchssvm.core.arguments import check_whole, is_whole, number_of
 from torchssvm.estimators.calibrated import SequenceEstimator
-from torchssvm.estimators.examples import size_of
-from torchssvm.estimators.labels import check_lists, counted, labelled, state_weights, states_of
-from torchssvm.estimators.sequences import ARRAYS, batches_of, check_list, kind_of, rows_of
+from torchssvm.estimators.examples import (
+    ARRAYS,
+    batches_of,
+    check_list,
+    check_lists,
+    counted,
+    kind_of,
+    labelled,
+    rows_of,
+    size_of,
+    state_weights,
+    states_of,
+)
 from torchssvm.structures.segments.head import LinearSegments
 from torchssvm.structures.segments.structure import Segments, span_f1
 
@@ -137,11 +147,7 @@ class SegmentSVC(SequenceEstimator):
 
 
 def _spans_of(y: Any, lengths: list[int]) -> list[list[Span]]:
-    """The spans of every sequence, from spans or labels of frames.
-
-    Raises:
-        ValueError: Labels do not fit, or spans do not follow one another to the end.
-    """
+    """The spans of every sequence, from spans or labels of frames."""
     filled = [own for own in y if hasattr(own, "__len__") and len(own)] if hasattr(y, "__len__") else []
     if not filled or not isinstance(filled[0][0], tuple | list):
         frames = check_lists(y, lengths, "frame")

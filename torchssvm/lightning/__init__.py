@@ -12,11 +12,11 @@ from torchssvm.lightning.duality_gap import DualityGap
 from torchssvm.lightning.factorwise import FactorwiseSVM
 from torchssvm.lightning.gap_bar import GapBar
 from torchssvm.lightning.joint_training import HeadChoice, JointTraining
+from torchssvm.lightning.predicting import WritePredictions
 from torchssvm.lightning.report import Report
 from torchssvm.lightning.safe_checkpoint_io import SafeCheckpointIO
 from torchssvm.lightning.span_f1 import SpanF1
 from torchssvm.lightning.structured_svm import StructuredSVM
-from torchssvm.lightning.write_predictions import WritePredictions
 
 __all__ = [
     "AveragedWeights",

@@ -171,9 +171,7 @@ def pass_of_all_ranks(dual: DualState, make_pass: Callable[[], ExactPass]) -> Ex
 
 
 def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bool) -> Certificate:
-    """The certificate of the exact pass that ``make_pass`` makes; updates the gaps of ``dual``. Errors as in
-    :func:`certify`.
-    """
+    """The certificate of the exact pass that ``make_pass`` makes, as :func:`certify`; updates the gaps of ``dual``."""
     start = clock()
     dual.to(dual.parameters[0].device)
 
@@ -274,11 +272,7 @@ def dual_exceeds_primal(primal: float, dual: float, dtype: torch.dtype, size: fl
 
 
 def check_pass(dual: DualState, found: ExactPass) -> None:
-    """Check by targets and losses that the dual belongs to these examples.
-
-    Raises:
-        RuntimeError: Targets differ, or a block's loss does not fit the labelings in the block.
-    """
+    """Check by targets and losses that the dual belongs to these examples."""
     check_targets(dual, found.targets)
     held, (told, sizes) = dual.num_examples * on_host(dual.loss), found.losses
     # Rounding adds up over the moves of a block.
@@ -294,9 +288,7 @@ def check_pass(dual: DualState, found: ExactPass) -> None:
 
 
 def features_moved(dual: DualState, weights: list[Tensor]) -> bool:
-    """Whether the recomputed w(alpha), or v under bounds, differs from the held weights by more than the rounding of
-    many steps.
-    """
+    """Whether the recomputed w(alpha), or v under bounds, differs from held weights by more than rounding."""
     return _far(dual, _Sizes.of(dual, weights))
 
 

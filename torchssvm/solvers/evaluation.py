@@ -181,9 +181,6 @@ def fit_temperature(structure: Structure, examples: Iterable[tuple[Potentials, A
     Args:
         structure: One with ``marginals``.
         examples: Potentials and targets of every batch.
-
-    Raises:
-        ValueError: A target does not fit.
     """
     scored = []
     for potentials, target in examples:

@@ -20,8 +20,7 @@ from torchssvm.core.problem import digest_examples
 from torchssvm.core.row_sparse import parts_of
 from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.objective import every_example
-from torchssvm.solvers.rounding import Rounding
+from torchssvm.solvers.objective import Rounding, every_example
 
 
 class ExactPass(NamedTuple):
@@ -116,9 +115,7 @@ def every_training_example(
 
 
 def of_dual(head: Callable[..., Any], dual: DualState) -> Callable[..., Any]:
-    """``head``, with the dual's parameters put in place of equal copies if it is a module; ValueError for
-    other weights.
-    """
+    """``head``, a module with the dual's parameters in place of equal copies; ValueError for other weights."""
     if not isinstance(head, nn.Module):
         return head
     named = dict(head.named_parameters())

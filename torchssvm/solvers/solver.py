@@ -81,9 +81,7 @@ def expected(tolerance: Tolerance, last: Certificate | None) -> float:
 
 
 def check_tolerance(tolerance: Any, name: str = "tolerance", *, above: float = -math.inf) -> Tolerance:
-    """``tolerance``, if it is a finite number of at least 0, or ``above`` a bound, or a :class:`Relative`;
-    else an error.
-    """
+    """``tolerance``: a finite number of at least 0, or ``above`` a bound, or a :class:`Relative`; else an error."""
     if isinstance(tolerance, Relative):
         return tolerance
     if isinstance(tolerance, bool) or not isinstance(tolerance, numbers.Real):
@@ -190,9 +188,7 @@ class WhenEstimated(EveryPasses):
 
 
 def counting_from(progress: Progress, schedule: Schedule) -> Schedule:
-    """A copy of the schedule that counts passes from now on, not from the first step on; TypeError for
-    another object.
-    """
+    """A copy of the schedule that counts passes from now on; TypeError for another object."""
     check_object(schedule, "schedule", "due", "EveryPasses()")
     schedule = copy.deepcopy(schedule)
     schedule.due(progress, -math.inf)

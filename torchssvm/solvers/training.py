@@ -462,9 +462,7 @@ def choose(
 
 
 def compiled_form(head: nn.Module, structure: Structure, solver: Solver) -> tuple[HeadAdapter | None, str | None]:
-    """The adapter of a head on any device, or None and why the loop cannot train it by ``solver``, all rules given, as
-    a clause.
-    """
+    """The adapter of a head on any device, or None and a clause why the loop cannot train it by the full ``solver``."""
     if solver.bounds:
         return None, "the weights have bounds"
     if solver.line_search is not None and type(solver.line_search) is not ExactSearch:

@@ -322,13 +322,7 @@ def solves_whole(direction: Any, storage: Storage) -> bool:
 
 
 def check_rules(direction: DirectionRule, oracle: OracleRule, storage: Storage, *, whole: bool = False) -> None:
-    """Check that direction and oracle rule work with the storage, of which blocks of mean parts may be solved
-    ``whole``.
-
-    Raises:
-        TypeError: One of them is a class, or not a rule.
-        ValueError: One of them needs labelings, but the storage keeps none.
-    """
+    """Check that the rules work with the storage, of which blocks of mean parts may be solved ``whole``."""
     for name, rule, method, such in (
         ("direction", direction, "__call__", "Pairwise()"),
         ("oracle", oracle, "misses", "CacheOracle()"),

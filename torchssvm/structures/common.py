@@ -24,9 +24,6 @@ def check_structure(structure: Kind | None, such: str, *settings: str) -> Kind |
         structure: A structure, or None.
         such: A suitable structure, for the error message.
         settings: Names of the attributes that the head reads.
-
-    Raises:
-        TypeError: ``structure`` is neither None nor a :class:`Structure` with these attributes.
     """
     if structure is not None:
         missing = [name for name in settings if not hasattr(structure, name)]
@@ -39,12 +36,7 @@ def check_structure(structure: Kind | None, such: str, *settings: str) -> Kind |
 def fitting(
     structure: Kind | None, make: Callable[[], Kind], such: str, also: Sequence[str] = (), **settings: Any
 ) -> Kind:
-    """The ``structure`` argument of a head, which must have these settings, or what ``make`` makes where it is None.
-
-    Raises:
-        TypeError: See :func:`check_structure`; it must have the attributes ``also``, too.
-        ValueError: A setting is another.
-    """
+    """The ``structure`` argument of a head, which must have these settings, or what ``make`` makes where it is None."""
     if check_structure(structure, such, *settings, *also) is None:
         return make()
     wanted = {name: _plain(value) for name, value in settings.items()}
@@ -75,12 +67,7 @@ class WeightedLabels(NamedTuple):
 
 
 def check_lengths(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> Tensor:
-    """The mask of real positions, ``[B, N]`` bool.
-
-    Raises:
-        TypeError: ``lengths`` is not a tensor.
-        ValueError: ``lengths`` is not int64 ``[B]``, or a length is less than 1 or more than N.
-    """
+    """The mask of real positions, ``[B, N]`` bool."""
     if lengths is None:
         return torch.ones(batch, longest, dtype=torch.bool, device=device)
     check_range(lengths, batch, longest)
@@ -95,12 +82,7 @@ def own_lengths(lengths: Tensor | None, batch: int, longest: int) -> Tensor | No
 
 
 def check_range(lengths: Tensor, batch: int, longest: int) -> tuple[int, int]:
-    """The smallest and the largest length.
-
-    Raises:
-        TypeError: ``lengths`` is not a tensor.
-        ValueError: ``lengths`` is not int64 ``[B]``, or a length is less than 1 or more than N.
-    """
+    """The smallest and the largest length."""
     if not isinstance(lengths, Tensor):
         raise TypeError(f"lengths must be an int64 tensor [{batch}], not {describe(lengths)}")
     # A traced graph that reads a size for a message is for this size only.
@@ -122,9 +104,6 @@ def check_edges(edges: Tensor, links: int, nodes: Sequence[int], lengths: Tensor
         links: E, the number of edges.
         nodes: B, the number of examples, and N, the number of nodes.
         lengths: ``[B]`` int64, 1 to N; None means N for all.
-
-    Raises:
-        ValueError: ``edges`` is not such a tensor.
     """
     batch, longest = nodes[:2]
     edges = apart(check_int64(edges, "edges", (batch, links, 2), ", the two ends of every edge"))

@@ -224,11 +224,7 @@ class LabelledGraphs(Labelled):
 
 
 def node_costs(weights: Tensor | None, real: Tensor) -> Tensor:
-    """The cost of a wrong label at each node, ``[B, N]`` float64: its weight, or 1; 0 beyond an example's nodes.
-
-    Raises:
-        ValueError: The shape is another, or a weight is negative or not finite.
-    """
+    """The cost of a wrong label at each node, ``[B, N]`` float64: its weight, or 1; 0 beyond an example's nodes."""
     if weights is None:
         return real.to(torch.float64)
     if check_tensor(weights, "target.weights").shape != real.shape:

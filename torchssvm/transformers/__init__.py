@@ -5,10 +5,9 @@ from torchssvm.core.arguments import needs
 with needs("torchssvm.transformers needs transformers: pip install 'torchssvm[transformers]'", "transformers"):
     from transformers import AutoConfig, AutoModelForTokenClassification
 
-from torchssvm.transformers.batches import tokenized
+from torchssvm.transformers.batches import Span, tokenized
 from torchssvm.transformers.solving import Solved
 from torchssvm.transformers.tagger import StructuredTagger, StructuredTaggerConfig, TaggerDecoder, TaggerOutput
-from torchssvm.transformers.tagging import Span
 
 AutoConfig.register(StructuredTaggerConfig.model_type, StructuredTaggerConfig)
 AutoModelForTokenClassification.register(StructuredTaggerConfig, StructuredTagger)

@@ -56,11 +56,7 @@ class Solved(NamedTuple):
 
 @torch.no_grad()
 def features_of(tagger: Any, dataset: Any, batch_size: int) -> PaddedDataset:
-    """The words of a dataset, with their features on the CPU; the tagger computes them in evaluation mode.
-
-    Raises:
-        ValueError: There is no example.
-    """
+    """The words of a dataset, with their features on the CPU; the tagger computes them in evaluation mode."""
     if not len(dataset):
         raise ValueError("the dataset is empty: it must hold at least one sentence")
     x, y, lengths = [], [], []

@@ -22,9 +22,8 @@ from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.chain.transitions import Transitions
 from torchssvm.structures.hidden_states.structure import HiddenStates
-from torchssvm.transformers.batches import NO_WORD, Words, collate, words_of
+from torchssvm.transformers.batches import NO_WORD, Span, Words, collate, tag_texts, words_of
 from torchssvm.transformers.solving import Solved, calibrate, solve_head
-from torchssvm.transformers.tagging import Span, tag_texts
 
 SCHEMES = {None: lambda labels: None, "BIO": bio_transitions, "BIOES": bioes_transitions}
 

@@ -19,7 +19,7 @@ from torchssvm.solvers.compiled import whole as whole_blocks
 from torchssvm.solvers.compiled.memory import BlockMemory
 from torchssvm.solvers.compiled.state import BlockArrays, Options, Scalars
 from torchssvm.solvers.exact_pass import ExactPass
-from torchssvm.solvers.rounding import negligible
+from torchssvm.solvers.objective import negligible
 
 _SAMPLE = 32  # tokens whose scores are estimated
 _SHARE = 0.5  # of the largest rounding of each term of a sum: the roundings have either sign

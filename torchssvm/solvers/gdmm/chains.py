@@ -34,8 +34,7 @@ from torchssvm.solvers.gdmm.ragged import as_tensors, check_lists, check_masses,
 from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, SortedOracle
 from torchssvm.solvers.gdmm.sorted_entries import entries_field, grown
 from torchssvm.solvers.gdmm.walks import as_list, make_pairs
-from torchssvm.structures.chain.head import LinearChain
-from torchssvm.structures.chain.sparse_head import SparseLinearChain
+from torchssvm.structures.chain.head import LinearChain, SparseLinearChain
 from torchssvm.structures.chain.structure import Chain
 
 _SMALL = 4096  # brute force is the default up to this many configurations of a factor

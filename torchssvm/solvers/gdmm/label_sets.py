@@ -41,9 +41,8 @@ from torchssvm.solvers.gdmm.ragged import Interactions, empty, repacked
 from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, ResidualBalancing, SortedOracle
 from torchssvm.solvers.gdmm.sorted_entries import change, entries_field, grown, make_entries
 from torchssvm.solvers.objective import every_example
-from torchssvm.structures.multilabel.head import LinearMultilabel
+from torchssvm.structures.multilabel.head import LinearMultilabel, SparseLinearMultilabel
 from torchssvm.structures.multilabel.oracle import best_label_sets, symmetric
-from torchssvm.structures.multilabel.sparse_head import SparseLinearMultilabel
 from torchssvm.structures.multilabel.structure import Multilabel
 
 _PORTION = 1024  # examples decoded at a time

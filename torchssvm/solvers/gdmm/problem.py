@@ -132,9 +132,7 @@ class Problem(Stateful):
         """
 
     def examples(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Potentials]]:
-        """Index and potentials of batches that hold every example once, with the targets of the duals, or
-        ValueError.
-        """
+        """Index and potentials of batches with every example once and the targets of the duals, or ValueError."""
         device = device_of(self.head)
         check, n = partial(check_batch, self.dual), self.dual.num_examples
         for batch, potentials, index in every_example(self.head, batches, device, check, n):

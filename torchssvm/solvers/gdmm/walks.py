@@ -297,9 +297,7 @@ def add_to_pair(pairs, a, b, difference):
 
 @njit
 def best_pair(pairs, scratch, left, right):
-    """Factorwise oracle: the pair with the largest ``v[a, b] - F_left(a) - F_right(b)``, of ``left`` and ``right``
-    labels.
-    """
+    """Factorwise oracle: the pair of ``left`` and ``right`` labels with most ``v[a, b] - F_left(a) - F_right(b)``."""
     scratch.totals[2] += 1
     if len(pairs.dense):
         return _scan(pairs.dense, scratch, left, right)

@@ -1,7 +1,6 @@
 """Kernel models: the emissions are kernel expansions over support tokens, trained by BCFW in the dual."""
 
-from torchssvm.solvers.kernel.functions import RBF, Kernel, Linear, Polynomial
-from torchssvm.solvers.kernel.head import KernelChain, KernelHead, KernelMulticlass
+from torchssvm.solvers.kernel.head import RBF, Kernel, KernelChain, KernelHead, KernelMulticlass, Linear, Polynomial
 from torchssvm.solvers.kernel.ssvm import KernelSSVM, SupportCounts
 
 __all__ = [

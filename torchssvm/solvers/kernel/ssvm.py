@@ -27,8 +27,7 @@ from torchssvm.dual.checks import check_structure
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import MeanParts, StoredParts
 from torchssvm.solvers.certificate import Certificate, dual_exceeds_primal, make_certificate, write
-from torchssvm.solvers.kernel.functions import GramRows, name_of
-from torchssvm.solvers.kernel.head import KernelHead, TrainingSet
+from torchssvm.solvers.kernel.head import GramRows, KernelHead, TrainingSet, name_of
 from torchssvm.solvers.trainer import DualTrainer
 from torchssvm.steps.box_qp import gram, solve_box_qp
 from torchssvm.steps.directions import Order
@@ -132,11 +131,7 @@ class KernelBlocks:
         return KernelBatch(index, potentials, corner, stored, dual.loss[index], gaps, rows, explicit, kernel)
 
     def choose(self, batch: KernelBatch, sweeps: int) -> BlockStep:
-        """Choose the directions and their step sizes; changes nothing.
-
-        Raises:
-            ValueError: A direction has a negative squared length: the kernel is not positive semidefinite.
-        """
+        """Choose the directions and their step sizes; changes nothing."""
         dual, n = self.dual, self.dual.num_examples
         with torch.no_grad():
             corner, stored = batch.corner, batch.stored

@@ -1,4 +1,4 @@
-"""Biases of chains on a CUDA device; their twins are ``add_everywhere`` and ``sum_everywhere`` in ``numba.py``.
+"""Biases of chains on a CUDA device; their twins are ``add_everywhere`` and ``sum_everywhere`` in ``oracle.py``.
 
 Import it only where Triton is installed. ``last`` ``[B]`` int64 is each chain's last position, which the caller has
 checked. No program reads what another one of the same launch writes.

@@ -1,4 +1,4 @@
-"""Loops over the labels of chains on a CUDA device, many programs for a large table; their twins are in ``numba.py``.
+"""Loops over the labels of chains on a CUDA device, many programs for a large table; their twins are in ``oracle.py``.
 
 Import it only where Triton is installed. Labels are states of the chain, or below 0 in the padding: the caller has
 checked that. No program reads what one of the same launch writes.

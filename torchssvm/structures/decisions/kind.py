@@ -26,13 +26,13 @@ from torchssvm.structures.decisions.combinatorial import (
     Assignment,
     Knapsack,
     Selection,
+    ShortestPath,
     SpanningTree,
     knapsacks,
     shortest_paths,
     spanning_trees,
     whole_numbers,
 )
-from torchssvm.structures.decisions.shortest_path import ShortestPath
 from torchssvm.structures.matching.oracle import make_room as make_matching_room
 from torchssvm.structures.matching.oracle import match
 

@@ -37,12 +37,7 @@ class Graphs(NamedTuple):
 
 
 def read_graphs(x: Graphs, node_features: int, edge_features: int) -> Graphs:
-    """The argument ``x`` of a head of graphs, or any tuple of its fields in the same order.
-
-    Raises:
-        TypeError: ``x`` is not a tuple of three.
-        ValueError: A shape does not fit these numbers of features.
-    """
+    """The argument ``x`` of a head of graphs, or any tuple of its fields in the same order."""
     if not isinstance(x, tuple) or len(x) != 3:
         raise TypeError(f"x must be Graphs(nodes, edge_features, edges), got a {type(x).__name__}")
     nodes, links, _ = x

@@ -1,8 +1,7 @@
 """Sets of labels with pairwise scores."""
 
-from torchssvm.structures.multilabel.head import LinearMultilabel
+from torchssvm.structures.multilabel.head import LinearMultilabel, SparseLinearMultilabel
 from torchssvm.structures.multilabel.oracle import best_label_sets
-from torchssvm.structures.multilabel.sparse_head import SparseLinearMultilabel
 from torchssvm.structures.multilabel.structure import BranchAndBound, LabelSetOracle, MessagePassing, Multilabel
 
 __all__ = [

@@ -81,12 +81,7 @@ _UNSUPPORTED = {
 
 
 def convention_of(kind: type[Any], axes: Sequence[int] | None, offset: int | None) -> Convention:
-    """The convention of a class of torch-struct or of a subclass; for other classes made of ``axes`` and ``offset``.
-
-    Raises:
-        ValueError: torch-struct cannot decode with ``kind``, or ``axes`` and ``offset`` are missing, wrong or given for
-            a class of torch-struct.
-    """
+    """The convention of a class of torch-struct or of a subclass; for other classes made of ``axes`` and ``offset``."""
     if name := _known_as(kind, _UNSUPPORTED):
         raise ValueError(f"distribution={kind.__name__}: {_UNSUPPORTED[name]}")
     if name := _known_as(kind, _KNOWN):

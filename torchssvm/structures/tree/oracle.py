@@ -108,11 +108,7 @@ def _check_shapes(node: Tensor, edge: Tensor, parent: Tensor, lengths: Tensor | 
 
 
 def node_depths(node: Tensor, parent: Tensor, lengths: Tensor | None) -> Tensor:
-    """The distance of each node from its root, ``[B, N]`` int64; -1 in the padding.
-
-    Raises:
-        ValueError: A length is not in 1 to N, or ``parent`` has a cycle or an unknown node.
-    """
+    """The distance of each node from its root, ``[B, N]`` int64; -1 in the padding."""
     batch, longest, _ = node.shape
     parent, lengths = on_host(parent).expand(batch, longest), None if lengths is None else on_host(lengths)
     size = torch.full((batch, 1), longest, device=parent.device) if lengths is None else lengths.unsqueeze(1)
