@@ -17,9 +17,8 @@ from torchssvm.core.token_products import STORED
 from torchssvm.dual.mean_parts import MeanParts, StoredParts
 from torchssvm.dual.storage import Storage, Stored
 from torchssvm.kinds.adapter import find_adapter
-from torchssvm.kinds.examples import Examples, make_scratch
+from torchssvm.kinds.examples import Examples, make_scratch, with_types
 from torchssvm.kinds.inner import fill_inner, list_tokens
-from torchssvm.kinds.long import reach_of
 from torchssvm.solvers.compiled.packing import long_features, num_products, offsets
 from torchssvm.solvers.compiled.state import BlockArrays, Options, Scalars, without_slots
 from torchssvm.steps.block_steps import BatchSteps, BlockSteps, Visited
@@ -171,7 +170,7 @@ def _examples(
 ) -> Examples:
     """Packed examples with lists of features; inner products are not filled in yet."""
     inner_start, start = offsets(num_products(lengths)), offsets(lengths).numpy()
-    return Examples(
+    examples = Examples(
         dense=False,
         x=np.empty((0, 0), value.numpy().dtype),
         value=value.numpy(),
@@ -187,5 +186,5 @@ def _examples(
         stored=STORED,
         pair_rows=adapter.pair_rows,
         kind=adapter.kind(),
-        reach=reach_of(int(lengths.max()), STORED),
     )
+    return with_types(examples)
