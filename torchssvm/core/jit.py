@@ -93,7 +93,7 @@ class Kernel:
         from torchssvm.core.kernel_cache import KernelCache
 
         watch()
-        made = numba.njit(**self._options)(self._function)
+        made = numba.njit(no_cfunc_wrapper=True, **self._options)(self._function)  # C code calls none of them
         with suppress(RuntimeError):  # there is no folder that it could be written to: compile in every process
             made._cache = KernelCache(self._function)
         return made
@@ -159,6 +159,10 @@ class ByKind:
         if found is None:
             raise TypeError(f"{getattr(kind, '__name__', kind)} has no version of {self.__name__}")  # type: ignore[attr-defined]
         return found
+
+    def is_default(self, kind: Any) -> bool:
+        """Whether a named tuple has no version of its own."""
+        return type(kind) not in self._versions
 
     @functools.cached_property
     def _numba_type_(self) -> Any:

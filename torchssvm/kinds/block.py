@@ -24,6 +24,7 @@ from torchssvm.core.vectors import (
     set_row,
     sum_listed,
 )
+from torchssvm.kinds.examples import Dense, Listed
 from torchssvm.kinds.long import add_long_to_weights, long_square, respond_to_long_parts
 
 
@@ -65,24 +66,37 @@ def pairs_of(kind, weights, made):
     return weights
 
 
+@ByKind
+def score_features(form, examples, model, start, length, emission):
+    """The emissions of ``length`` rows of features from ``start`` on."""
+
+
+@score_features.of(Dense)
 @njit_fastmath
-def potentials_of_rows(examples, model, i, emission):
-    """The emissions of example i; returns how many rows there are."""
-    start, length = examples.line[i], examples.line[i + 1] - examples.line[i]
-    if examples.dense and model.emission.shape[1] == 1:
+def score_dense(form, examples, model, start, length, emission):
+    """See :func:`score_features`."""
+    if model.emission.shape[1] == 1:
         for t in range(length):
             emission[t, 0] = dot(examples.x[start + t], model.emission) + model.bias[0]
-    elif examples.dense:
+    else:
         for t in range(length):
             x = examples.x[start + t]
             set_row(emission[t], model.bias, None, None)
             add_rows(emission[t], model.emission, None, x, 0, len(x))
-    elif len(examples.value):
-        lists = examples.column, examples.value, examples.row[start:]
-        sum_listed(emission, model.bias, model.emission, *lists, length)
-    else:
-        lists = examples.column, None, examples.row[start:]
-        sum_listed(emission, model.bias, model.emission, *lists, length)
+
+
+@score_features.of(Listed)
+@njit_fastmath
+def score_lists(form, examples, model, start, length, emission):
+    """See :func:`score_features`."""
+    sum_listed(emission, model.bias, model.emission, examples.column, form.values, examples.row[start:], length)
+
+
+@njit_fastmath
+def potentials_of_rows(examples, model, i, emission):
+    """The emissions of example i; returns how many rows there are."""
+    start, length = examples.line[i], examples.line[i + 1] - examples.line[i]
+    score_features(examples.form, examples, model, start, length, emission)
     if model.has_boundary:
         add_row(emission[0], model.first, None)
         add_row(emission[length - 1], model.last, None)
@@ -285,16 +299,8 @@ def add_rows_to_weights(examples, model, i, length, delta, scratch, factor):
         for t in range(length):
             if squares[t] != 0.0:
                 add_row(model.bias, delta[t], factor)
-    if length > examples.stored:
-        pass
-    elif not examples.dense and len(examples.value):
-        lists = examples.column, examples.value, examples.row[start:]
-        add_to_listed(model.emission, *lists, delta, squares, length, factor)
-    elif not examples.dense:
-        lists = examples.column, None, examples.row[start:]
-        add_to_listed(model.emission, *lists, delta, squares, length, factor)
-    else:
-        add_outer(examples.x[start : start + length], delta, squares, model.emission, delta.dtype.type(factor))
+    if length <= examples.stored:
+        add_outer(examples.form, examples, start, length, delta, squares, model.emission, factor)
     if model.has_boundary:
         for t, weights in ((0, model.first), (length - 1, model.last)):
             if squares[t] > 0.0:
@@ -309,10 +315,23 @@ def add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch
     add_each(model.transition, pairs, rows, len(rows), factor)
 
 
+@ByKind
+def add_outer(form, examples, start, length, rows, squares, weights, factor):
+    """``weights += factor sum_t x[t] rows[t]^T`` over the rows of features from ``start`` on with a change."""
+
+
+@add_outer.of(Listed)
 @njit_fastmath
-def add_outer(x, rows, squares, weights, factor):
-    """``weights += factor sum_t x[t] rows[t]^T`` over the tokens with a change, four of them at a time."""
-    length, states = len(x), weights.shape[1]
+def add_outer_of_lists(form, examples, start, length, rows, squares, weights, factor):
+    """See :func:`add_outer`."""
+    add_to_listed(weights, examples.column, form.values, examples.row[start:], rows, squares, length, factor)
+
+
+@add_outer.of(Dense)
+@njit_fastmath
+def add_outer_of_dense(form, examples, start, length, rows, squares, weights, factor):
+    """See :func:`add_outer`; four rows at a time."""
+    x, factor, states = examples.x[start : start + length], rows.dtype.type(factor), weights.shape[1]
     t = 0
     while t < length:
         found, a, b, c, d = 0, t, t, t, t

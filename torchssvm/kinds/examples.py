@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from torchssvm.kinds.long import reach_of
+
 
 class Examples(NamedTuple):
     """The training set: labels of all examples, one after another, and rows of features, which make the emissions.
@@ -29,6 +31,7 @@ class Examples(NamedTuple):
         pair_rows: The number of rows of pairs of an example, where all have as many.
         kind: A named tuple: what else an example is. Its class says which functions of :mod:`.block` are called.
         reach: ``Long`` where an example has more than ``stored`` rows, else None; see :mod:`.long`.
+        form: ``Dense`` or ``Listed``, as ``dense`` says.
     """
 
     dense: bool
@@ -47,6 +50,25 @@ class Examples(NamedTuple):
     pair_rows: int
     kind: Any = None
     reach: Any = None
+    form: Any = None
+
+
+class Dense(NamedTuple):
+    """That features are in ``Examples.x``."""
+
+    features: int
+
+
+class Listed(NamedTuple):
+    """That features are lists."""
+
+    values: Any  # ``Examples.value``, or None where all are 1
+
+
+def with_types(examples: Examples) -> Examples:
+    """With ``reach`` and ``form``, whose types say which code is compiled."""
+    form = Dense(examples.x.shape[1]) if examples.dense else Listed(examples.value if len(examples.value) else None)
+    return examples._replace(form=form, reach=reach_of(int(np.diff(examples.line).max(initial=0)), examples.stored))
 
 
 class Model(NamedTuple):

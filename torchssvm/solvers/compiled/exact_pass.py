@@ -13,7 +13,7 @@ from torch import Tensor
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.threads import run_in_chunks, split
 from torchssvm.dual.state import DualState
-from torchssvm.kinds.examples import Examples, Model, Scratch
+from torchssvm.kinds.examples import Examples, Model, Scratch, with_types
 from torchssvm.solvers.compiled import exact
 from torchssvm.solvers.compiled import whole as whole_blocks
 from torchssvm.solvers.compiled.memory import BlockMemory
@@ -134,8 +134,9 @@ class ExactPasses:
 
         def decode(wide: bool) -> None:
             cast: Callable[[Any], Any] = widen if wide else lambda arrays: arrays
-            own = examples._replace(inner=examples.inner[:0], added=examples.cost if wide else examples.added)
-            held = [cast(arrays) for arrays in (own, model, blocks._replace(gram=blocks.gram[:0]))]
+            added = examples.cost if wide else examples.added
+            own = examples._replace(inner=examples.inner[:0], added=added, form=None)
+            held = [with_types(cast(own)), cast(model), cast(blocks._replace(gram=blocks.gram[:0]))]
 
             def some(begin: int, end: int, thread: int) -> None:
                 work = scalars, cast(self._scratch()), _zeros(model, held[1].emission.dtype), totals, every

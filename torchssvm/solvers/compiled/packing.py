@@ -17,8 +17,7 @@ from torchssvm.core.sparse_features import STORED, Lists, SparseFeatures, check_
 from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import HeadAdapter, Ragged
-from torchssvm.kinds.examples import Examples
-from torchssvm.kinds.long import reach_of
+from torchssvm.kinds.examples import Examples, with_types
 
 _DENSE = 0.6  # a list leaves out zeros, and takes slightly more time for each number
 
@@ -111,9 +110,8 @@ def pack(
     if held is not None and held.inner is not None:
         inner[_places(inner_start[held.index], products[held.index])] = held.inner
     arrays = (x, value, column, row, y, cost, cost.to(dtype), start, line_start, inner, inner_start[:-1])
-    stored = STORED if adapter.products else 0
-    limits: Any = (stored, adapter.pair_rows, None, reach_of(int(lines.max()), stored))
-    examples = Examples(dense, *(t.numpy() for t in arrays), *limits)  # type: ignore[arg-type]
+    limits: Any = (STORED if adapter.products else 0, adapter.pair_rows)
+    examples = with_types(Examples(dense, *(t.numpy() for t in arrays), *limits))  # type: ignore[arg-type]
     ragged = {name: (starts.diff(), values) for name, (starts, values) in own.items()}
     all_x = x if dense else Lists(counts, column, value)
     whole = Piece(torch.arange(n), sizes, lengths, all_x, y, cost, targets, ragged, inner)
@@ -168,8 +166,10 @@ def long_features(examples: Examples) -> int:
 
 def largest_rows(examples: Examples) -> tuple[int, int]:
     """The most rows of emissions, and of pairs, of an example."""
-    from torchssvm.kinds.block import count_rows
+    from torchssvm.kinds.block import count_rows, length_of, pair_rows_of
 
+    if length_of.is_default(examples.kind) and pair_rows_of.is_default(examples.kind):  # nothing is to be compiled
+        return int(np.diff(examples.line).max()), examples.pair_rows
     rows, pairs = count_rows(examples, np.arange(len(examples.start) - 1), np.zeros((2, 2), np.int64))[1].tolist()
     return rows, pairs
 

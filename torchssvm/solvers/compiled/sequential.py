@@ -14,9 +14,8 @@ from torchssvm.core.sparse_features import STORED, Lists, SparseFeatures
 from torchssvm.core.structure import Labeling, Structure
 from torchssvm.dual.storage import MeanParts, Storage, Stored, StoredParts
 from torchssvm.kinds.adapter import find_adapter
-from torchssvm.kinds.examples import Examples, make_scratch
+from torchssvm.kinds.examples import Examples, make_scratch, with_types
 from torchssvm.kinds.inner import fill_inner, list_tokens
-from torchssvm.kinds.long import reach_of
 from torchssvm.solvers.compiled.packing import long_features, num_products, offsets
 from torchssvm.solvers.compiled.state import BlockArrays, Options, Scalars, without_slots
 from torchssvm.steps.box_qp import BatchSteps, BlockSteps, BoxQP, Visited
@@ -166,7 +165,7 @@ def _examples(
 ) -> Examples:
     """Packed examples with lists of features; inner products are not filled in yet."""
     inner_start, start = offsets(num_products(lengths)), offsets(lengths).numpy()
-    return Examples(
+    examples = Examples(
         dense=False,
         x=np.empty((0, 0), value.numpy().dtype),
         value=value.numpy(),
@@ -182,5 +181,5 @@ def _examples(
         stored=STORED,
         pair_rows=adapter.pair_rows,
         kind=adapter.kind(),
-        reach=reach_of(int(lengths.max()), STORED),
     )
+    return with_types(examples)

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import Batch
-from torchssvm.core.jit import njit, njit_fastmath
+from torchssvm.core.jit import ByKind, njit, njit_fastmath
 from torchssvm.core.potentials import SINGLE
 from torchssvm.core.sparse_features import Lists, SparseFeatures, lists_of_rows, one_token
 from torchssvm.core.structure import Labeling
 from torchssvm.core.vectors import add_row, add_rows, add_to_rows, set_row
 from torchssvm.kinds import block
-from torchssvm.kinds.examples import Examples
+from torchssvm.kinds.examples import Dense, Examples, Listed
 from torchssvm.structures.chain import kind as sequences
 from torchssvm.structures.chain.kind import SequenceAdapter
 
@@ -37,30 +37,56 @@ for _name in ("score", "decode", "loss_of", "add_labeling", "mark_rows"):
 @njit_fastmath
 def potentials(kind, examples, model, i, scratch):
     """The scores of the classes into row 0 of the emissions."""
-    row, begin, end = scratch.emission[0], examples.row[i], examples.row[i + 1]
-    set_row(row, model.bias, None, None)
-    if examples.dense:
-        add_rows(row, model.emission, None, examples.x[i], 0, examples.x.shape[1])
-    elif len(examples.value):
-        add_rows(row, model.emission, examples.column, examples.value, begin, end)
-    else:
-        add_rows(row, model.emission, examples.column, None, begin, end)
+    set_row(scratch.emission[0], model.bias, None, None)
+    add_scores(examples.form, examples, model, i, scratch.emission[0])
     return 1
+
+
+@ByKind
+def add_scores(form, examples, model, i, row):
+    """``row += x_i W``."""
+
+
+@add_scores.of(Dense)
+@njit_fastmath
+def add_scores_of_dense(form, examples, model, i, row):
+    """See :func:`add_scores`."""
+    add_rows(row, model.emission, None, examples.x[i], 0, examples.x.shape[1])
+
+
+@add_scores.of(Listed)
+@njit_fastmath
+def add_scores_of_lists(form, examples, model, i, row):
+    """See :func:`add_scores`."""
+    add_rows(row, model.emission, examples.column, form.values, examples.row[i], examples.row[i + 1])
 
 
 @block.add_to_weights.of(Classes)
 @njit_fastmath
 def add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch, factor):
     """``w += factor x_i delta^T``."""
-    begin, end = examples.row[i], examples.row[i + 1]
-    if examples.dense:
-        add_to_rows(model.emission, None, examples.x[i], 0, examples.x.shape[1], delta[0], factor)
-    elif len(examples.value):
-        add_to_rows(model.emission, examples.column, examples.value, begin, end, delta[0], factor)
-    else:
-        add_to_rows(model.emission, examples.column, None, begin, end, delta[0], factor)
+    move_weights(examples.form, examples, model, i, delta[0], factor)
     if model.has_bias:
         add_row(model.bias, delta[0], factor)
+
+
+@ByKind
+def move_weights(form, examples, model, i, delta, factor):
+    """``W += factor x_i delta^T``."""
+
+
+@move_weights.of(Dense)
+@njit_fastmath
+def move_weights_of_dense(form, examples, model, i, delta, factor):
+    """See :func:`move_weights`."""
+    add_to_rows(model.emission, None, examples.x[i], 0, examples.x.shape[1], delta, factor)
+
+
+@move_weights.of(Listed)
+@njit_fastmath
+def move_weights_of_lists(form, examples, model, i, delta, factor):
+    """See :func:`move_weights`."""
+    add_to_rows(model.emission, examples.column, form.values, examples.row[i], examples.row[i + 1], delta, factor)
 
 
 @njit
