@@ -37,6 +37,14 @@ def test_a_lambda_far_too_small_is_said_once_with_one_to_try(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_lambda_below_the_rounding_of_masses_is_said_once(kind):
+    problem = PROBLEMS[kind](3)
+    with pytest.warns(UserWarning, match="lam=1e-30 is") as found:
+        solve(problem.head, Items(problem), 1e-30, max_passes=40)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("factor", [10.0, 1.0, 0.1])
 def test_a_run_that_reaches_its_gap_with_weights_says_nothing(kind, factor):
     problem = PROBLEMS[kind](3)

@@ -437,6 +437,8 @@ def test_refusals(tagger, items, tokenizer, classifier):
         tagger.tag(["red " * 30], tokenizer)
     with pytest.raises(TypeError, match="fast"):
         tagger.tag(["red"], object())
+    with pytest.raises(ValueError, match="scheme='BIO' is that of a new tagger, which needs labels"):
+        StructuredTagger.from_pretrained("tagger", scheme="BIO")
     with pytest.raises(TypeError, match="BertModel"):
         StructuredTagger.from_classifier(classifier.bert)
     for sentences, tags, named in (

@@ -173,8 +173,13 @@ class StructuredTagger(PreTrainedModel):
             scheme: As in :class:`StructuredTaggerConfig`, like ``layers``, ``loss`` and ``freeze_encoder``.
             **options: These, and those of ``AutoModel.from_pretrained``: with ``num_hidden_layers=4`` the encoder ends
                 behind its fourth layer.
+
+        Raises:
+            ValueError: ``scheme`` is given without ``labels``.
         """
         if labels is None:
+            if scheme is not None:
+                raise ValueError(f"scheme={scheme!r} is that of a new tagger, which needs labels: a saved one has both")
             found: StructuredTagger = super().from_pretrained(name, *args, **options)
             return found
         own = {key: options.pop(key) for key in ("layers", "loss", "freeze_encoder") if key in options}

@@ -165,7 +165,8 @@ class Matching(Structure):
             row = int(wrong.nonzero()[0, 0])
             raise ValueError(
                 f"target has {int(target[wrong][0])} in {row_name(row)}; allowed are 1 (edge), 0 (no edge) and "
-                f"{POSSIBLE} (possible edge); -1 marks padding: did the head get both numbers of nodes?"
+                f"{POSSIBLE} (possible edge); -1 marks padding: did the head get both numbers of nodes, "
+                "head(Edges(x, widths), lengths)?"
             )
         target = target.masked_fill(~real, -1)
         for axis, side in ((2, "left"), (1, "right")):
