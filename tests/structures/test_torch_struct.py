@@ -23,7 +23,7 @@ torch_struct = pytest.importorskip("torch_struct")
 # Of the instances that the tests make themselves; the adapter is silent, see test_decoding_is_silent.
 pytestmark = pytest.mark.filterwarnings("ignore:.*arg_constraints.*:UserWarning")
 
-EXAMPLES = examples(40)
+EXAMPLES = examples(15)
 SEEDS = st.integers(0, 2**31 - 1)
 
 
@@ -123,7 +123,7 @@ def test_padding_never_changes_an_answer(case, seed, kind, junk):
 
 
 @all_cases
-@pytest.mark.parametrize("level", [0.0, 1.0, -3.0, 1e5, -1e5, 1e9, -1e9, 1e20, -1e20])
+@pytest.mark.parametrize("level", [0.0, 1e5, -1e9, 1e20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_equal_potentials_give_one_output(case, level, dtype):
     lengths = torch.arange(case.shortest, case.longest + 1)
