@@ -1,4 +1,4 @@
-"""The OCR examples, on few passes, and what every example's flags refuse."""
+"""The OCR examples, on few passes."""
 
 import json
 import math

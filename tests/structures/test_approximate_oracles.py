@@ -1,4 +1,4 @@
-"""Approximate oracles: the rates of [B13] Theorem C.1, certificates from bounds, and that everything shown says so."""
+"""Approximate oracles: certificates from bounds, and that everything shown says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arborescences: the structure, its head, and training to the optimum that a QP solver finds."""
+"""Arborescences: the structure and its head."""
 
 import itertools
 
