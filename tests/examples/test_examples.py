@@ -121,6 +121,32 @@ def test_the_path(tmp_path, run_script):
     assert (tmp_path / "path.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize(
+    "script, flags, name",
+    [
+        ("ocr", ("--lam", "0"), "lam"),
+        ("ocr", ("--lam", "-1"), "lam"),
+        ("ocr", ("--batch_size", "2.5"), "batch_size"),
+        ("ocr", ("--size", "medium"), "size"),
+        ("ocr_loop", ("--gap", "0"), "gap"),
+        ("ocr_cnn", ("--joint", "-1"), "joint"),
+        ("alignment", ("--gap", "x"), "gap"),
+        ("conll", ("--min_count", "0"), "min_count"),
+        ("conll", ("--sizes", "small"), "sizes"),
+        ("large_chain", ("--labels", "0"), "labels"),
+        ("large_chain", ("--max_passes", "1.5"), "max_passes"),
+        ("horses", ("--num_train", "0"), "num_train"),
+        ("horses_path", ("--epsilon", "0"), "epsilon"),
+        ("pose", ("--types", "0"), "types"),
+    ],
+)
+def test_bad_flags_are_refused(script, flags, name, run_script, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run_script(EXAMPLES / f"{script}.py", *flags)
+    assert stop.value.code == 2
+    assert name in capsys.readouterr().err
+
+
 def test_routes_by_spo_are_shorter_than_by_least_squares(run_script, tmp_path):
     out = run_script(EXAMPLES / "decisions.py", "--size", 4, "--count", 200, "--gap", 0.1, "--report", tmp_path)
     squares, spo = (float(share) for share in re.findall(r"([0-9.]+) %", out.partition("mean regret")[2]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -158,6 +159,14 @@ def test_semi_markov_keeps_long_segments_beside_a_short_example():
     assert float((theirs * scores)[0].sum()) < 20.0  # fixed in torch-struct? then _bridge_padding can go
     ours = decode(TorchStruct(torch_struct.SemiMarkovCRF), Potentials(scores, lengths))
     assert float((ours * scores)[0].sum()) == 20.0
+
+
+def test_decoding_is_silent():
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        warnings.simplefilter("error")
+        for case in CASES:
+            decode(case.structure, case.draw(2))
 
 
 def token_hamming(target: Tensor) -> tuple[Tensor, Tensor]:

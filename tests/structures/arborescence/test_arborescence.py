@@ -159,6 +159,10 @@ def test_arcs_that_cross_are_named():
     assert torch.equal(Arborescence().check_target(target, potentials), target)
 
 
+def test_long_sentences_are_not_listed():
+    assert Arborescence().enumerate(Potentials(torch.zeros(1, 6, 7))) is None
+
+
 class Packed(LinearArcs):
     """Takes columns and values in one tensor ``[B, N, N+1, 2 P]``, whatever numbers they are."""
 
