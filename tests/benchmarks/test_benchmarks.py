@@ -12,8 +12,8 @@ import run as program
 import size
 import torch
 from benchmark_parts import measured, part_of
-from suite import baselines, descent, exact, growth, measuring, memory, oracles, roofline, solvers, work
-from suite.measuring import Kept, Limit, Settings, Summary, Table, asker, exponent, interpolate
+from suite import baselines, descent, exact, growth, measuring, memory, oracles, roofline, solvers
+from suite.measuring import Kept, Limit, Settings, Summary, Table, asker, interpolate
 from suite.synthetic import Chains
 
 from torchssvm.datasets import OCR, PaddedDataset
@@ -55,15 +55,6 @@ def checks(*pairs):
 def test_interpolation(points, threshold, expected):
     found = interpolate(checks(*points), threshold)
     assert found == (None if expected is None else pytest.approx(expected))
-
-
-def test_medians_ratios_and_exponents():
-    assert measuring.median([3.0, 1.0, 2.0]) == 2.0
-    assert measuring.median([3.0, None]) is None
-    assert measuring.median([]) is None
-    assert measuring.ratio(3.0, 2.0) == 1.5
-    assert measuring.ratio(None, 2.0) is measuring.ratio(1.0, None) is None
-    assert exponent([1, 10, 100], [2.0, 2e2, 2e4]) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(
@@ -301,25 +292,6 @@ def test_memory():
     summary = memory.summarise({"ocr": ocr, "size": "small", "synthetic": {"compiled": several}})
     assert "compiled loop: CPU seconds of a pass grow as n^1.00" in summary.notes
     assert [(limit.value, limit.verdict) for limit in summary.limits] == [(9.25, "missed")]
-
-
-def test_work_is_what_the_loops_do():
-    """Against operations counted one by one, for two chains."""
-    lengths, states, nonzeros = [3, 1], 4, [5, 2]
-    shape = work.Shape(2, 4, 10, 7, 3, 4)
-    decoding = scores = direction = 0
-    for length, count in zip(lengths, nonzeros, strict=True):
-        scores += sum(2 for _ in range(count) for _ in range(states))
-        for t in range(length):
-            decoding += 2 * states  # loss and potential
-            if t > 0:
-                decoding += sum(2 for _ in range(states) for _ in range(states)) + 2 * states
-            direction += 3 * 2 * (t + 1)
-    assert work.viterbi(shape).max_plus == decoding
-    assert work.potentials(shape).multiply_add == scores
-    assert work.potentials(shape.dense).multiply_add == 2 * 4 * 3 * 4
-    assert work.step(shape).multiply_add == scores + direction + 8 * 4 + 4 * 7
-    assert work.exact_pass(shape).traffic == 8 * 7 + 17 * 4 + 2 * 4 + 40 * 2
 
 
 def test_roofline_and_exact_pass():

@@ -364,6 +364,33 @@ class AverageTestCase(ABC):
         assert whole.average.count == 24
         assert_same(state, frozen)
 
+    @each_row(
+        ("change", "words"),
+        [
+            ({"format": 1}, "format 1, this version reads format 2"),
+            ({"kind": "LastIterate"}, r"average\['kind'\] is LastIterate there"),
+            ({"count": 0}, r"average\['count'\] is 0, with 2 weights"),
+            ({"weights": []}, "with 0 weights"),
+            (
+                {"steps": 2},
+                "is of step 2, and the dual is at step 4: load the optimizer's state of the same checkpoint",
+            ),
+        ],
+    )
+    def test_damaged_states_are_refused_and_change_nothing(self, change, words):
+        training = multiclass(0).train()
+        average = self.kind.following(training.dual)
+        training.run([[0], [1], [2], [3]])
+        before = average.state_dict()
+        with pytest.raises(ValueError, match=words):
+            average.load_state_dict({**copy.deepcopy(before), **change})
+        assert_same(average.state_dict(), before)
+        with pytest.raises(ValueError, match="is of a dual, and this one has none"):
+            self.kind(training.dual.parameters).load_state_dict(before)
+        with pytest.raises(ValueError, match=r"average\['format'\] is missing, as in checkpoints of torchssvm 0.1"):
+            average.load_state_dict({name: value for name, value in before.items() if name != "format"})
+        average.load_state_dict(before)
+
     def test_loading_another_state_into_the_dual_begins_the_average_anew(self):
         training = multiclass(0).train()
         average = self.kind.following(training.dual)
@@ -419,6 +446,16 @@ class AverageTestCase(ABC):
             self.kind(multiclass(0).head.parameters(), training.dual)
         with pytest.raises(TypeError, match=r"params is a DualState.*following\(dual\)"):
             self.kind(training.dual)
+
+    def test_weights_that_are_not_finite_are_refused(self):
+        params = [torch.ones(3), torch.ones(2)]
+        average = self.kind(params)
+        average.update()
+        before = average.state_dict()
+        params[1][0] = torch.inf
+        with pytest.raises(ValueError, match="not finite"):
+            average.update()
+        assert_same(average.state_dict(), before)
 
     def test_devices(self, device):
         """Rounding may decide ties otherwise than on the CPU: an average is that of its own device's iterates."""

@@ -25,6 +25,7 @@ from torchssvm import BCFW, GDMM, BlockGap, DualState, SparseFeatures, certify
 from torchssvm.core.batch import apply_head
 from torchssvm.solvers import EveryPasses
 from torchssvm.solvers.gdmm import AwayStep, BlockGreedy, BruteForce, FullyCorrective, Penalty, SortedOracle
+from torchssvm.solvers.gdmm.problem import Hinges
 
 RULES = [FullyCorrective(), AwayStep(), BlockGreedy()]
 ORACLES = [SortedOracle(), BruteForce()]
@@ -241,6 +242,18 @@ class FactorGraphTestCase(ABC):
         assert_same(saved(again), saved(alone))
         for a, b in zip(again.head.parameters(), alone.head.parameters(), strict=True):
             assert torch.equal(a, b)
+
+    @pytest.mark.parametrize(("hinge", "words"), [(math.nan, "not finite"), (math.inf, "not finite"), (-9.0, "defect")])
+    def test_primals_that_cannot_be_make_no_certificate(self, hinge, words, monkeypatch):
+        gdmm = self.trained(1)
+        found, calls = gdmm.certify(), gdmm.oracle_calls
+        gdmm.step()
+        wrong = np.full(gdmm.num_examples, hinge)
+        monkeypatch.setattr(gdmm.problem, "hinges", lambda _: Hinges(wrong, wrong, exact=True))
+        with pytest.raises(RuntimeError, match=words):
+            gdmm.certify()
+        assert (gdmm.best_dual, gdmm.best_relaxed_dual) == (found.dual, found.relaxed_dual)
+        assert gdmm.oracle_calls == calls
 
     def test_both_of_the_best_duals_travel_in_checkpoints(self):
         first, other = self.trained(1, passes=12), self.trained(1, passes=1)

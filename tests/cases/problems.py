@@ -44,8 +44,10 @@ THOROUGH = int(os.environ.get("TORCHSSVM_THOROUGH") or 0)
 
 
 def examples(count: int) -> settings:
-    """So many random examples for each property if ``TORCHSSVM_THOROUGH`` is set, as in CI; else a third of them."""
-    return settings(max_examples=count if THOROUGH else -(-count // 3), deadline=None, suppress_health_check=CHECKS)
+    """So many random examples for each property if ``TORCHSSVM_THOROUGH`` is set, as in CI; else a fifth of them."""
+    return settings(
+        max_examples=count if THOROUGH else max(-(-count // 5), 2), deadline=None, suppress_health_check=CHECKS
+    )
 
 
 def rng(seed: int) -> torch.Generator:

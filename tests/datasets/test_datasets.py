@@ -85,6 +85,15 @@ def test_padding_is_zero_and_minus_one(small):
     assert small.x[~outside].any(-1).all()
 
 
+def test_decode_word():
+    assert OCR.decode_word(torch.tensor([2, 0, 19, -1, -1])) == "cat"
+    assert OCR.decode_word([25]) == "z"
+    with pytest.raises(ValueError, match="26"):
+        OCR.decode_word([0, 26])
+    with pytest.raises(ValueError, match="-2"):
+        OCR.decode_word([-2])
+
+
 @each_row(
     ("arguments", "message"),
     [

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 
 import numpy as np
 import pytest
 import torch
+from damages import resealed
 from explicit_duals import ExplicitDuals, recorded_moves
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import PROBLEMS, Training, WithoutAdjoint, assert_same, chain, examples, multiclass, reference, rng
+from tables import each_row
 
 from torchssvm import CacheOracle, Corrective, FrankWolfe, Labelings, Pairwise, Potentials, Weights, certify
 from torchssvm.core.batch import apply_head
@@ -268,6 +271,61 @@ def test_an_example_whose_size_changes_without_lengths():
 
 
 # -- State -------------------------------------------------------------------------------------------------
+
+
+def hard():
+    return chain(3, states=3, longest=4, lam=0.02)
+
+
+def trained_state() -> tuple[Training, dict]:
+    training = hard().train(storage=Labelings(2), direction=Corrective()).run(schedule(5, 3, 20))
+    assert bool(training.dual.storage.mixed.any())
+    return training, training.optim.state_dict()
+
+
+def damage(state: dict, *path, value=None, change=None) -> dict:
+    state = copy.deepcopy(state)
+    place = state["dual"]["storage"]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = change(place[path[-1]]) if change else value
+    return resealed(state)
+
+
+def with_one(position: tuple[int, ...], number: float):
+    def change(tensor):
+        tensor = tensor.clone()
+        tensor[position] = number
+        return tensor
+
+    return change
+
+
+@each_row(
+    ("path", "options"),
+    [
+        (("kind",), {"value": "mean_parts"}),
+        (("sets", "capacity"), {"value": 3}),
+        (("sets", "clock"), {"value": 0}),
+        (("sets", "mass"), {"change": lambda t: t * 0.5}),
+        (("sets", "mass"), {"change": lambda t: t[:, :1]}),
+        (("sets", "count"), {"change": with_one((0,), 7)}),
+        (("sets", "count"), {"change": lambda t: t * 0}),
+        (("sets", "labelings"), {"value": []}),
+        (("sets", "labelings"), {"change": lambda held: [held[0][:2]]}),
+        (("sets", "gram"), {"change": lambda t: t[:, :1]}),
+        (("rest",), {"value": {"kind": "weights"}}),
+    ],
+)
+def test_damaged_states_are_refused_and_change_nothing(path, options):
+    training, state = trained_state()
+    other = hard().train(storage=Labelings(2), direction=Corrective()).run([[0], [1]])
+    before = other.snapshot()
+    with pytest.raises(ValueError, match="checkpoint"):
+        other.optim.load_state_dict(damage(state, *path, **options))
+    assert_same(other.snapshot(), before)
+    other.optim.load_state_dict(state)
+    assert_same(other.dual.state_dict(), training.dual.state_dict())
 
 
 def test_a_slot_that_is_used_again_knows_no_inner_products_and_holds_larger_labels():

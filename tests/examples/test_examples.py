@@ -1,4 +1,4 @@
-"""The OCR examples, on few passes, and what every example's flags refuse."""
+"""The OCR examples, on few passes."""
 
 import json
 import math
@@ -119,6 +119,32 @@ def test_the_path(tmp_path, run_script):
     assert all(point.gap <= 0.6 for point in path.points)
     assert f"{len(path.points)} breakpoints; smallest letter error" in out
     assert (tmp_path / "path.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    "script, flags, name",
+    [
+        ("ocr", ("--lam", "0"), "lam"),
+        ("ocr", ("--lam", "-1"), "lam"),
+        ("ocr", ("--batch_size", "2.5"), "batch_size"),
+        ("ocr", ("--size", "medium"), "size"),
+        ("ocr_loop", ("--gap", "0"), "gap"),
+        ("ocr_cnn", ("--joint", "-1"), "joint"),
+        ("alignment", ("--gap", "x"), "gap"),
+        ("conll", ("--min_count", "0"), "min_count"),
+        ("conll", ("--sizes", "small"), "sizes"),
+        ("large_chain", ("--labels", "0"), "labels"),
+        ("large_chain", ("--max_passes", "1.5"), "max_passes"),
+        ("horses", ("--num_train", "0"), "num_train"),
+        ("horses_path", ("--epsilon", "0"), "epsilon"),
+        ("pose", ("--types", "0"), "types"),
+    ],
+)
+def test_bad_flags_are_refused(script, flags, name, run_script, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run_script(EXAMPLES / f"{script}.py", *flags)
+    assert stop.value.code == 2
+    assert name in capsys.readouterr().err
 
 
 def test_routes_by_spo_are_shorter_than_by_least_squares(run_script, tmp_path):

@@ -423,6 +423,11 @@ def test_averaged_weights_are_swapped_only_if_asked(words):
         assert torch.equal(watch.validated, average.weights[0].float()) == asked
 
 
+def test_an_average_of_nothing(words):
+    with pytest.raises(RuntimeError, match="no average yet"):
+        _ = AveragedWeights().weights
+
+
 def test_other_averages(words):
     callback, model = AveragedWeights(average=SuffixAverage), chain()
     trainer(callback, max_epochs=2).fit(model, loader(words))

@@ -1,4 +1,4 @@
-"""Bounds and line searches under a Lightning Trainer."""
+"""Bounds under a Lightning Trainer."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from short_words import trainer as quiet
 from torch import nn
 from torch.utils.data import DataLoader
 
-from torchssvm import GDMM, Batch, LinearChain, LinearMultilabel, Relative
+from torchssvm import GDMM, Batch, GapBatchSampler, LinearChain, LinearMultilabel, Relative
 from torchssvm.datasets import PaddedDataset
 from torchssvm.lightning import DualityGap, FactorwiseSVM, Report
 from torchssvm.solvers.gdmm import FactorwiseCertificate, Penalty, ResidualBalancing
@@ -281,6 +281,13 @@ def test_another_dataset_is_refused(tmp_path: Path) -> None:
     first.save_checkpoint(tmp_path / "one.ckpt")
     with pytest.raises(ValueError, match="12 examples"):
         trainer(2).fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), loader(Fewer()), ckpt_path=tmp_path / "one.ckpt")
+
+
+def test_a_sampler_of_gaps_is_refused() -> None:
+    data = Words()
+    gaps = DataLoader(data, batch_sampler=GapBatchSampler(num_examples=12, batch_size=4), collate_fn=data.collate)
+    with pytest.raises(ValueError, match="shuffle=True"):
+        trainer(1).fit(FactorwiseSVM(LinearChain(3, 3), lam=0.1), gaps)
 
 
 def test_numbers_of_numpy_travel_in_checkpoints(tmp_path: Path) -> None:

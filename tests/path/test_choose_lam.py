@@ -160,6 +160,10 @@ class TestResult:
         with pytest.raises(ValueError, match="budget=0"):
             chosen(budget=0.0)
 
+    def test_a_run_that_falls_short_warns(self):
+        with pytest.warns(UserWarning, match="the run ended"):
+            chosen(lams=[0.001], tolerance=1e-9, max_passes=1.0)
+
     def test_an_interrupted_search_leaves_the_best_weights(self):
         problem, held_out = problems()
         held = []

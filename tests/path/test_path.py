@@ -108,6 +108,14 @@ class TestRescale:
         training.step([4, 1])
         assert certify(training.head, training.dual, problem.everything()).drift < 1e-12
 
+    def test_a_direction_of_before_is_refused(self):
+        training = multiclass(5).train().run([[0]])
+        training.optim.zero_grad()
+        training.backward([1])
+        training.dual.rescale(0.5)
+        with pytest.raises(RuntimeError, match="of an earlier state of the dual"):
+            training.optim.step()
+
     def test_bad_input_changes_nothing(self):
         training = multiclass(7).train().run([[0]])
         before = training.snapshot()
@@ -191,6 +199,11 @@ class TestLargestLam:
         problem.head.structure = Careless(3, torch.tensor([[0.0, 1.0, 5.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]]))
         with pytest.raises(RuntimeError, match="is the oracle exact when all weights are zero"):
             follow(problem)
+
+    def test_only_a_new_dual(self):
+        training = multiclass(3).train().run([[0]])
+        with pytest.raises(ValueError, match="has taken 1 steps"):
+            start_at_largest_lam(training.head, training.dual, Items(training.problem), tolerance=0.1)
 
 
 class Verify:
@@ -356,6 +369,12 @@ class TestPath:
     def test_bad_input(self, wrong, message):
         with pytest.raises(ValueError, match=message):
             follow(multiclass(9), **wrong)
+
+    @pytest.mark.parametrize("rule", [Certified, Heuristic])
+    @pytest.mark.parametrize("kappa", [0.0, 1.0, -1.0, math.nan])
+    def test_bad_kappa(self, rule, kappa):
+        with pytest.raises(ValueError, match=r"kappa=.* must lie between 0 and 1"):
+            rule(kappa)
 
 
 class TestResult:

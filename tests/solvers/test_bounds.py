@@ -407,3 +407,11 @@ def test_bounds_cannot_be_changed_later(name, value):
     with pytest.raises(RuntimeError, match="changed after BCFW was made"):
         run.optim.step()
     assert_same(run.snapshot(), held)
+
+
+def test_bounds_are_copied():
+    bound = torch.full((3, 3), 0.1)
+    run = Bounded(multiclass(1), {"weight": (None, bound)})
+    bound.fill_(-1.0)
+    run.run([[0], [1], [2]])
+    assert run.head.weight.max() == torch.tensor(0.1).double()

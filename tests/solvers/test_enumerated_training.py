@@ -1,6 +1,6 @@
 """BCFW on tiny problems: every certificate on the way holds the optimum of a QP over all outputs.
 
-With every storage, direction and oracle rule, within bounds, in turn; and with oracles that only have bounds.
+With every storage, direction and oracle rule, within bounds, and in turn.
 """
 
 from __future__ import annotations

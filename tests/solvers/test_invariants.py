@@ -155,20 +155,6 @@ def test_an_example_in_both_accumulated_batches_stays_feasible(seed, kind, stora
     torch.testing.assert_close(training.weights(), w)
 
 
-@pytest.mark.parametrize("storage", [MeanParts, Weights])
-@pytest.mark.parametrize(("sweeps", "adjoint"), [(10, True), (10, False), (0, True), (0, False)])
-def test_accumulation_raises_the_dual(storage, sweeps, adjoint):
-    training = chain(2, adjoint=adjoint).train(storage=storage(), sweeps=sweeps)
-    values = [training.dual.value()]
-    for rows in ([0, 1], [2, 3], [4, 0]):
-        training.optim.zero_grad()
-        training.backward(rows[:1])
-        training.backward(rows[1:])
-        training.optim.step()
-        values.append(training.dual.value())
-    assert values == sorted(set(values))
-
-
 @examples(15)
 @given(seed=SEEDS, kind=KINDS, storage=STORAGES, adjoint=st.booleans(), sweeps=st.sampled_from([0, 1, 10]))
 def test_duplicates_count_once(seed, kind, storage, adjoint, sweeps):

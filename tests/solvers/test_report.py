@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fresh import fresh_python
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -117,6 +118,24 @@ def test_what_a_report_refuses(report):
 
 
 # Plain decoding
+
+
+def test_a_missing_matplotlib_names_the_extra_and_leaves_the_numbers(tmp_path):
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from torchssvm import Certificate\n"
+        "from torchssvm.solvers.report import RunReport\n"
+        "c = Certificate(1.0, 0.5, 0.5, True, 0.0, 10, 1.0, 0.1, 10, 0.1)\n"
+        "try:\n"
+        f"    RunReport.from_history('t', [(c, 1.0)], num_weights=1, stopped_because='s').write({str(tmp_path)!r})\n"
+        "except ImportError as error:\n"
+        "    assert 'torchssvm[plot]' in str(error), error\n"
+        "else:\n"
+        "    raise SystemExit('nothing was raised')\n"
+        "assert 'lightning' not in sys.modules\n"
+    )
+    fresh_python(code)
+    assert json.loads((tmp_path / "report.json").read_text())["gap"] == 0.5
 
 
 def test_evaluate_counts_what_is_wrong():

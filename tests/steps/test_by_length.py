@@ -1,4 +1,4 @@
-"""Batches of similar length: which draws they make, how little they pad, resuming, exact passes by length."""
+"""Batches of similar length: which draws they make, resuming, exact passes by length."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from problems import PROBLEMS, Problem, chain, examples, flat, multiclass, reference, rng
 from scipy.optimize import minimize_scalar
 
-from torchssvm import BlockGap, MeanParts, Weights, certify
+from torchssvm import BCFW, BlockGap, DualState, certify
 from torchssvm.core.batch import apply_head
 from torchssvm.core.problem import Box
 from torchssvm.steps import ExactSearch, PredefinedStep, ShortStep
@@ -182,48 +182,6 @@ def test_exact_steps_gain_more_than_short_ones(kind, batch_size):
     assert totals["exact"] < totals["short"], totals
 
 
-@pytest.mark.parametrize(("storage", "adjoint"), [(MeanParts, True), (MeanParts, False), (Weights, True)])
-@pytest.mark.parametrize("make", [multiclass, chain])
-@pytest.mark.parametrize("search", [PredefinedStep(), ExactSearch()], ids=repr)
-@pytest.mark.parametrize("bounded", [False, True])
-def test_all_examples_in_one_batch_are_batch_frank_wolfe(storage, make, search, bounded, adjoint):
-    """[B13] Algorithm 2 (and [G16] Algorithm 8 under bounds), line by line, on explicit outputs."""
-    problem = with_costs(make, 3, adjoint=adjoint)
-    bounds = WITHIN_HEAD[make.__name__, adjoint] if bounded else {}
-    run = Bounded(problem, bounds, line_search=search, sweeps=0, storage=storage())
-    truth, (lower, upper) = reference(problem), run.limits()
-    lam, n = truth.lam, truth.n
-    v, ell = np.zeros(len(lower)), 0.0  # line 1
-    for k in range(15):
-        w = np.clip(v, lower, upper)
-        if truth.tied(w, range(n)):
-            break
-        best = [int((losses + c @ w).argmax()) for losses, c in zip(truth.losses, truth.changes, strict=True)]  # 3
-        v_s = -sum(c[y] for c, y in zip(truth.changes, best, strict=True)) / (lam * n)
-        ell_s = sum(losses[y] for losses, y in zip(truth.losses, best, strict=True)) / n  # 5
-        gap = lam * (v - v_s) @ w - ell + ell_s  # 6
-        assert float(run.forward(problem.batch(range(n))).detach()) == pytest.approx(gap, abs=1e-12)
-        if isinstance(search, PredefinedStep):
-            gamma = 2 / (k + 2)
-        else:  # by a search of its own over the piecewise parabola
-            gamma = maximise(
-                lambda g, v=v, v_s=v_s, ell=ell, ell_s=ell_s: explicit(
-                    v + g * (v_s - v), ell + g * (ell_s - ell), lam, lower, upper
-                )
-            )
-        v, ell = (1 - gamma) * v + gamma * v_s, (1 - gamma) * ell + gamma * ell_s  # 7
-        run.step(range(n))
-        tolerance = 1e-12 if isinstance(search, PredefinedStep) else 1e-6
-        assert run.optim.param_groups[0]["lr"] == pytest.approx(gamma / lam, abs=tolerance / lam)
-        if not isinstance(search, PredefinedStep):  # go on from the very same point
-            v, ell = run.recomputed(), float(run.dual.loss.sum())
-        np.testing.assert_allclose(run.recomputed(), v, atol=1e-12)
-        np.testing.assert_allclose(run.unclipped().numpy(), v, atol=1e-12)
-        np.testing.assert_allclose(run.weights().numpy(), np.clip(v, lower, upper), atol=1e-12)
-        assert float(run.dual.loss.sum()) == pytest.approx(ell, abs=1e-12)
-    assert k > 3
-
-
 @pytest.mark.parametrize("make", [multiclass, chain])
 @pytest.mark.parametrize("sweeps", [0, 5])
 @pytest.mark.parametrize("bounded", [False, True])
@@ -301,6 +259,18 @@ def test_searches_that_leave_the_dual_are_refused(step):
     assert str(run.snapshot()) == str(before)
 
 
+def test_a_line_search_is_an_object():
+    problem = multiclass(1)
+    dual = DualState.for_head(problem.head, problem.n, problem.lam)
+    with pytest.raises(TypeError, match="line_search=exact"):
+        BCFW(problem.head.parameters(), dual, line_search="exact")
+    assert [repr(s()) for s in (ExactSearch, ShortStep, PredefinedStep)] == [
+        "ExactSearch()",
+        "ShortStep()",
+        "PredefinedStep()",
+    ]
+
+
 def test_users_may_write_their_own():
     class Half:
         def __call__(self, line: Line) -> float:
@@ -318,12 +288,6 @@ def test_users_may_write_their_own():
 
 # -- Helpers -----------------------------------------------------------------------------------------------
 
-WITHIN_HEAD = {
-    (kind, adjoint): bounds if adjoint else {f"head.{name}": pair for name, pair in bounds.items()}
-    for kind, bounds in WITHIN.items()
-    for adjoint in (True, False)
-}
-
 
 def with_costs(make, seed: int, **options) -> Problem:
     """Without ties at w = 0: outputs that are equally wrong cost different amounts."""
@@ -336,10 +300,3 @@ def with_costs(make, seed: int, **options) -> Problem:
 def explicit(v: np.ndarray, ell: float, lam: float, lower: np.ndarray, upper: np.ndarray) -> float:
     w = np.clip(v, lower, upper)
     return ell - lam * v @ w + lam / 2 * w @ w
-
-
-def maximise(function) -> float:
-    """On [0, 1], by golden section refined until its bracket is as wide as rounding allows."""
-    return float(
-        minimize_scalar(lambda g: -function(g), bounds=(0.0, 1.0), method="bounded", options={"xatol": 1e-9}).x
-    )

@@ -1,17 +1,14 @@
-"""Approximate oracles: the rates of [B13] Theorem C.1, certificates from bounds, and that everything shown says so."""
+"""Approximate oracles: certificates from bounds, and that everything shown says so."""
 
 from __future__ import annotations
 
-import functools
-
-import numpy as np
 import pytest
 import torch
 from approximate_oracles import Adversary
 from custom import LabelSets, label_sets
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, Reference, chain, examples, multiclass, reference, rng
+from problems import PROBLEMS, examples, multiclass, reference, rng
 from torch.utils.data import DataLoader
 
 from torchssvm import (
@@ -26,7 +23,6 @@ from torchssvm import (
     certify,
     evaluate,
 )
-from torchssvm.core.batch import apply_head
 from torchssvm.core.structure import Decoding
 from torchssvm.datasets import PaddedDataset
 from torchssvm.solvers import Certificate, Evaluation, RunReport
@@ -34,53 +30,6 @@ from torchssvm.solvers.report import Entry
 from torchssvm.steps import LargestGap
 
 SEEDS = st.integers(0, 2**31 - 1)
-MAKE = {
-    "chain": lambda: chain(1, n=4, states=4, longest=2, lam=3.0),
-    "multiclass": lambda: multiclass(1, n=4, classes=6, lam=1.0),
-}
-
-
-def curvatures(truth: Reference) -> np.ndarray:
-    """C_f^(i) of every block ([B13] eq. 8): the dual is quadratic, so it is max |psi_i(y) - psi_i(z)|^2 / (lam n^2)."""
-    found = []
-    for changes in truth.changes:
-        differences = changes[:, None, :] - changes[None, :, :]
-        found.append(np.square(differences).sum(2).max() / (truth.lam * truth.n**2))
-    return np.array(found)
-
-
-@functools.cache
-def solved(kind: str) -> tuple[Reference, float]:
-    truth = reference(MAKE[kind]())
-    return truth, truth.optimum()
-
-
-def suboptimality(kind: str, seed: int, steps: int, floor_of, line_search=None, **options) -> tuple[list[float], dict]:
-    """Train by uniform single blocks; ``floor_of(k, i, offset, truth)`` is the oracle's floor in step k."""
-    problem = MAKE[kind]()
-    truth, optimum = solved(kind)
-    adversary = Adversary(problem.structure)
-    problem.head.structure = adversary
-    training = problem.train(**options)
-    training.optim = BCFW(problem.head.parameters(), training.dual, line_search=line_search)
-    dual, values = training.dual, [optimum]
-    for k, i in enumerate(torch.randint(0, problem.n, (steps,), generator=rng(seed)).tolist()):
-        batch = problem.batch([i])
-        potentials = apply_head(training.head, batch)
-        with torch.no_grad():
-            target = problem.structure.check_target(batch.y, potentials)
-            stored = dual.storage.gather(batch.index, potentials.detach(), target)
-            offset = problem.n * (stored.inner(potentials.detach()) - dual.loss[batch.index])
-        adversary.floor = floor_of(k, i, offset, curvatures(truth))
-        training.step([i])
-        values.append(optimum - dual.value())
-    facts = {
-        "n": problem.n,
-        "curvature": float(curvatures(truth).sum()),
-        "start": optimum,
-        "errors": adversary.errors / adversary.calls,
-    }
-    return values, facts
 
 
 @examples(10)

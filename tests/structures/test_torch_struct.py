@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ torch_struct = pytest.importorskip("torch_struct")
 # Of the instances that the tests make themselves; the adapter is silent, see test_decoding_is_silent.
 pytestmark = pytest.mark.filterwarnings("ignore:.*arg_constraints.*:UserWarning")
 
-EXAMPLES = examples(40)
+EXAMPLES = examples(15)
 SEEDS = st.integers(0, 2**31 - 1)
 
 
@@ -123,7 +124,7 @@ def test_padding_never_changes_an_answer(case, seed, kind, junk):
 
 
 @all_cases
-@pytest.mark.parametrize("level", [0.0, 1.0, -3.0, 1e5, -1e5, 1e9, -1e9, 1e20, -1e20])
+@pytest.mark.parametrize("level", [0.0, 1e5, -1e9, 1e20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_equal_potentials_give_one_output(case, level, dtype):
     lengths = torch.arange(case.shortest, case.longest + 1)
@@ -158,6 +159,14 @@ def test_semi_markov_keeps_long_segments_beside_a_short_example():
     assert float((theirs * scores)[0].sum()) < 20.0  # fixed in torch-struct? then _bridge_padding can go
     ours = decode(TorchStruct(torch_struct.SemiMarkovCRF), Potentials(scores, lengths))
     assert float((ours * scores)[0].sum()) == 20.0
+
+
+def test_decoding_is_silent():
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        warnings.simplefilter("error")
+        for case in CASES:
+            decode(case.structure, case.draw(2))
 
 
 def token_hamming(target: Tensor) -> tuple[Tensor, Tensor]:

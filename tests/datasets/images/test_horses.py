@@ -494,6 +494,14 @@ def test_empty_masks_can_be_taken(tmp_path):
     assert dataset.scores([dataset[i].y.labels for i in range(3)]).mean_iou > 0.5
 
 
+def test_a_training_set_of_unusable_images_only(tmp_path):
+    write(tmp_path)
+    for name in NAMES[:3]:
+        (tmp_path / "rgb" / f"{name}.png").write_bytes(b"")
+    with pytest.raises(ValueError, match="none of the training images can be used: horse001: cannot read"):
+        open_small(tmp_path, on_bad="skip")
+
+
 def test_horseseg_is_read_by_its_folders(tmp_path):
     """Names and endings as the code that the authors of [G16] published has them."""
     images, masks = tmp_path / "images" / "HorseSeg", tmp_path / "annotations" / "HorseSeg"

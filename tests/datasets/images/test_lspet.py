@@ -1,6 +1,7 @@
 """The reader of poses, on images made here and on the real ones where they are."""
 
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -102,6 +103,12 @@ def test_images_that_are_corrupt_are_named(copy):
         LSPET(size="small", root=copy)
 
 
+def test_joints_outside_of_their_image_are_refused(copy):
+    Image.new("RGB", (6, 4)).save(copy / "lspet" / "images" / "im00007.jpg")
+    with pytest.raises(RuntimeError, match=r"a joint lies outside of .*im00007.jpg, which has 6 x 4 pixels"):
+        LSPET(size="small", root=copy)
+
+
 def test_joints_that_are_corrupt_are_refused(copy):
     file = copy / "lspet" / "joints_1000.npz"
     content = file.read_bytes()
@@ -116,6 +123,12 @@ def test_joints_that_are_corrupt_are_refused(copy):
         np.savez(file, **arrays)
         with pytest.raises(RuntimeError, match="is not the joints of LSPET"):
             LSPET(size="small", root=copy)
+
+
+def test_without_pillow_an_extra_is_named(made, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ImportError, match=r"torchssvm\[scikit-image\]"):
+        LSPET(size="small", root=made)
 
 
 def test_images_that_are_kept_are_read_once(made, monkeypatch):

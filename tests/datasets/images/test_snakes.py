@@ -64,3 +64,12 @@ def test_what_is_wrong_is_named(folder, tmp_path):
         (folder / "snakes.npz").write_bytes(content)
         with pytest.raises(RuntimeError, match="is corrupt"):
             Snakes(root=folder)
+
+
+@pytest.mark.parametrize("sizes", [6, [6, 2], [[2, 3, 1], [1, 2, 1]], [[3, 3], [1, 2]]])
+def test_sizes_that_do_not_fit_are_those_of_a_corrupt_file(sizes, folder):
+    with np.load(folder / "snakes.npz") as held:
+        arrays = dict(held)
+    np.savez(folder / "snakes.npz", **{**arrays, "sizes_train": np.array(sizes)})
+    with pytest.raises(RuntimeError, match="is corrupt"):
+        Snakes(root=folder)

@@ -1,4 +1,4 @@
-"""Chains that were made up: their distribution, their best weights, and what learns them."""
+"""Chains that were made up: their distribution, and their best weights."""
 
 import itertools
 

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from problems import examples
 from tables import each_row
 
 from torchssvm.datasets import Chunk, chunk_scores, chunks
@@ -51,6 +52,7 @@ def by_definition(tags):
     ]
 
 
+@examples(40)
 @given(sequences)
 def test_chunks_by_their_definition(tags):
     assert chunks(tags) == by_definition(tags)
@@ -74,6 +76,7 @@ def test_a_hand_worked_example():
     assert lines[2].split() == ["NP", "50.00%", "25.00%", "33.33", "4", "2"]
 
 
+@examples(40)
 @given(pairs)
 def test_invariants(sentences):
     true, found = columns(sentences)

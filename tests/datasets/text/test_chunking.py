@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from chunking_problems import conll2000_or_skip, write
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from problems import examples
 
 from torchssvm import Batch, DualState, LinearChain
 from torchssvm.core.sparse_features import SparseFeatures
@@ -49,7 +50,7 @@ def assert_same(a: Batch, b: Batch) -> None:
     assert a.x.values is b.x.values is None
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(0, 1000), st.lists(st.integers(-6, 5), min_size=1, max_size=5))
 def test_a_batch_holds_the_features_of_its_tokens(seed, indices):
     dataset = random_dataset(seed)
@@ -74,7 +75,7 @@ def test_a_batch_holds_the_features_of_its_tokens(seed, indices):
     assert batch.x.columns.shape[2] == max(widest, 1)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.integers(0, 1000), st.lists(st.integers(0, 5), min_size=1, max_size=4))
 def test_collated_examples_are_the_batch(seed, indices):
     dataset = random_dataset(seed, known=6)

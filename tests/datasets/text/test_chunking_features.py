@@ -9,6 +9,7 @@ import pytest
 from chunking_problems import conll2000_or_skip, sentences_of, write
 from hypothesis import given
 from hypothesis import strategies as st
+from problems import examples
 from tables import each_row
 
 from torchssvm.datasets import Vocabulary, read_columns
@@ -43,6 +44,7 @@ token = st.tuples(st.text("ab|=:", min_size=1, max_size=3), st.sampled_from(["NN
 corpora = st.lists(st.lists(token, min_size=1, max_size=6), min_size=1, max_size=5)
 
 
+@examples(40)
 @given(corpora)
 def test_all_at_once_is_one_by_one(rows):
     found = attributes(sentences_of(rows))
@@ -54,6 +56,7 @@ def test_all_at_once_is_one_by_one(rows):
     assert (found.rows.dtype, found.codes.dtype) == (np.int64, np.int32)
 
 
+@examples(40)
 @given(corpora, corpora, st.integers(1, 3))
 def test_a_vocabulary_keeps_what_is_frequent_and_drops_what_is_unknown(rows, others, least):
     sentences = sentences_of(rows)

@@ -7,6 +7,7 @@ import torch
 from chunking_problems import write
 from hypothesis import given
 from hypothesis import strategies as st
+from problems import examples
 
 from torchssvm.datasets import Columns, chunks, read_columns, to_bio
 from torchssvm.datasets.text.tag_schemes import bio_transitions
@@ -125,6 +126,7 @@ def letters(pieces, begin, inside, end, single):
     return tags
 
 
+@examples(40)
 @given(st.lists(spans, min_size=1, max_size=3))
 def test_every_scheme_becomes_bio(sentences):
     offsets, start = [0], 0
@@ -137,6 +139,7 @@ def test_every_scheme_becomes_bio(sentences):
     assert to_bio([tag for pieces in sentences for tag in iob1(pieces)], offsets) == bio
 
 
+@examples(40)
 @given(st.lists(st.sampled_from(["O", "B-A", "I-A", "B-B", "I-B"]), min_size=1, max_size=7))
 def test_chunks_stay_and_are_allowed(tags):
     found = to_bio(tags, [0, len(tags)])

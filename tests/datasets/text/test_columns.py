@@ -12,6 +12,7 @@ import torch
 from chunking_problems import TWO_SENTENCES, write
 from hypothesis import given
 from hypothesis import strategies as st
+from problems import examples
 
 from torchssvm.datasets import ChunkingDataset, Columns, NamedEntities, Vocabulary, read_columns
 
@@ -67,6 +68,7 @@ tag = st.one_of(
 pos = token.filter(lambda text: text != "O" and text[:2] not in ("B-", "I-"))  # a column of chunk tags is refused
 
 
+@examples(40)
 @given(st.lists(st.lists(st.tuples(token, pos, tag), min_size=1, max_size=4), min_size=1, max_size=5))
 def test_what_was_written_is_read(tmp_path_factory, sentences):
     path = tmp_path_factory.mktemp("columns") / "file"

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 from chunking_problems import sentences_of, write
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from problems import examples
 
 from torchssvm import CompiledBCFW, DualState, in_order
 from torchssvm.datasets import ChunkingDataset, Columns, NamedEntities, Vocabulary, read_columns
@@ -43,7 +44,7 @@ def value(word, pos, field):
 token = st.tuples(st.text("aB1-|é", min_size=1, max_size=7), st.sampled_from(["NN", "_"]))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.lists(token, min_size=1, max_size=5), min_size=1, max_size=3))
 def test_attributes_are_the_templates_one_by_one(rows):
     found, place = entity_attributes(sentences_of(rows)), 0

@@ -120,6 +120,13 @@ def test_rows_of_the_rest_that_are_too_few_are_refused():
         CompiledBCFW(head, dual, [batch])
 
 
+def test_the_memory_limit_holds():
+    head, _, batch = small()
+    dual = DualState.for_head(head, 6, 0.1, storage=Labelings(), memory_limit=10)
+    with pytest.raises(MemoryError, match="capacity"):
+        CompiledBCFW(head, dual, [batch])
+
+
 def test_compiled_steps_leave_the_position_of_a_sampler():
     head, dual, batch = small()
     sampler = GapBatchSampler(dual, batch_size=2)

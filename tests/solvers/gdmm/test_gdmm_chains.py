@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,6 +25,7 @@ from torchssvm import (
     certify,
 )
 from torchssvm.core.batch import apply_head
+from torchssvm.solvers.gdmm import Penalty, ResidualBalancing
 from torchssvm.solvers.gdmm.chain_exact import round_chains
 from torchssvm.solvers.gdmm.chain_pass import visit_chains
 from torchssvm.solvers.gdmm.chains import ChainProblem
@@ -237,6 +239,27 @@ def test_targets_and_sizes_that_do_not_fit():
     with pytest.raises(ValueError, match="targets"):
         gdmm.dual_state(other.everything())
     assert torch.equal(flat(task.head.parameters()), before)
+
+
+def test_objects_of_rules():
+    for make, words in (
+        (lambda: Penalty(0.0), "rho"),
+        (lambda: Penalty(math.nan), "rho"),
+        (lambda: Penalty(step=2.0), "step"),
+        (lambda: Penalty(step=0.0), "step"),
+        (lambda: ResidualBalancing(low=2.0, high=1.0), "low"),
+        (lambda: ResidualBalancing(factor=1.0), "factor"),
+        (lambda: ResidualBalancing(passes=-1), "passes"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make()
+    for make, words in (
+        (lambda: Penalty("a"), "rho='a' must be a number"),
+        (lambda: Penalty(step=None), "step=None must be a number"),
+        (lambda: ResidualBalancing(high="b"), "high='b'"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            make()
 
 
 def test_the_compiled_loop_goes_on():

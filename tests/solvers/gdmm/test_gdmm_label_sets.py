@@ -380,6 +380,7 @@ def test_a_factor_without_room_waits_for_the_next_pass():
     assert found.drift < 1e-9
 
 
+@examples(20)
 @given(st.floats(0.1, 10.0))
 def test_the_residuals_that_are_balanced(unit):
     rule = ResidualBalancing()

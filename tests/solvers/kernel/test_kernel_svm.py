@@ -1,4 +1,4 @@
-"""Kernel models: the same as explicit features give, and as a QP solver says."""
+"""Kernel models: the same as explicit features give."""
 
 from __future__ import annotations
 

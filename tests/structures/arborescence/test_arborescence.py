@@ -1,4 +1,4 @@
-"""Arborescences: the structure, its head, and training to the optimum that a QP solver finds."""
+"""Arborescences: the structure and its head."""
 
 import itertools
 
@@ -157,6 +157,10 @@ def test_arcs_that_cross_are_named():
     ):
         structure.check_target(target, potentials)
     assert torch.equal(Arborescence().check_target(target, potentials), target)
+
+
+def test_long_sentences_are_not_listed():
+    assert Arborescence().enumerate(Potentials(torch.zeros(1, 6, 7))) is None
 
 
 class Packed(LinearArcs):

@@ -1,4 +1,4 @@
-"""The oracles of arborescences: against all of them, against each other and against torch-struct."""
+"""The oracles of arborescences: against all of them, and against each other."""
 
 import pytest
 import torch

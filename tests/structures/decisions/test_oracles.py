@@ -54,6 +54,12 @@ def test_every_example_may_have_its_own_limit(oracle, most):
     np.testing.assert_allclose(oracle.solve(costs, given.reshape(-1, 1))[1], value)
 
 
+def test_many_decisions_are_not_listed():
+    assert len(ShortestPath.grid(5, 5).decisions()) == 70
+    for oracle in (ShortestPath.grid(20, 20), Selection(30, 15), Knapsack([1] * 30, 9), Assignment(9)):
+        assert oracle.decisions() is None
+
+
 def test_only_paths_to_the_sink_are_followed():
     assert ShortestPath([[k, k + 1] for k in range(1200)], 0, 1200).decisions().shape == (
         1,

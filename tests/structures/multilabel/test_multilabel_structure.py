@@ -161,3 +161,7 @@ def test_what_is_too_much_for_branching_has_a_bound():
 def test_bad_options(options, words):
     with pytest.raises(ValueError, match=words):
         Multilabel(**{"num_labels": 4, **options})
+
+
+def test_many_labels_are_not_listed():
+    assert Multilabel(13).enumerate(Potentials({"unary": torch.zeros(1, 13), "pairwise": torch.zeros(1, 78)})) is None

@@ -1,4 +1,4 @@
-"""The heads of multilabel problems, and training them to the optimum that a QP solver finds."""
+"""The heads of multilabel problems, and training them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Graphs with K labels: the structure, what its oracle finds, its head, and training to the optimum of a QP."""
+"""Graphs with K labels: the structure, what its oracle finds, its head, and training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Poses: the structure, its head, and training to a certified gap."""
+"""Poses: the structure and its head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Max-sum on trees: against all labelings, against Viterbi on a path, and the same bits from every kernel."""
+"""Max-sum on trees: against all labelings, and the same bits from every kernel."""
 
 import itertools
 

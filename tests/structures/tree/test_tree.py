@@ -1,4 +1,4 @@
-"""Trees: the structure, its head, and training to the optimum that a QP solver finds."""
+"""Trees: the structure and its head."""
 
 from __future__ import annotations
 
