@@ -21,11 +21,6 @@ class Long(NamedTuple):
     rows: int  # of the longest example
 
 
-def reach_of(rows: int, stored: int) -> Long | None:
-    """``Examples.reach`` for so many rows of the longest example."""
-    return Long(rows) if rows > stored else None
-
-
 @njit
 def _nothing(reach, *arguments):
     return 0.0
