@@ -7,6 +7,7 @@ whose products are read. The last entry of these sums is that of the bias.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ def _nothing(reach, *arguments):
 
 def where_long(kernel: Any) -> Any:
     """A kernel that is not compiled for a training set without long examples, which never call it."""
-    made = ByKind(_nothing)
+    made = functools.update_wrapper(ByKind(_nothing), kernel, updated=())  # Numba tells functions by their names
     made.of(Long)(kernel)
     return made
 
