@@ -29,7 +29,8 @@ def _nothing(reach, *arguments):
 
 def where_long(kernel: Any) -> Any:
     """A kernel that is not compiled for a training set without long examples, which never call it."""
-    made = functools.update_wrapper(ByKind(_nothing), kernel, updated=())  # Numba tells functions by their names
+    made = ByKind(_nothing)
+    functools.update_wrapper(made, kernel, updated=())  # Numba tells functions by their names
     made.of(Long)(kernel)
     return made
 
