@@ -93,7 +93,8 @@ class Kernel:
         from torchssvm.core.kernel_cache import KernelCache
 
         watch()
-        made = numba.njit(no_cfunc_wrapper=True, **self._options)(self._function)  # C code calls none of them
+        options: Any = {"no_cfunc_wrapper": True, **self._options}  # C code calls none of them
+        made = numba.njit(**options)(self._function)
         with suppress(RuntimeError):  # there is no folder that it could be written to: compile in every process
             made._cache = KernelCache(self._function)
         return made

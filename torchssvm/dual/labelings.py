@@ -76,7 +76,7 @@ class Labelings(Storage):
         if self._template is None:
             own = () if target is None else (tree_map(lambda tensor: tensor[:1], target),)
             if isinstance(target, Tensor) and self.structure.target_is_labeling:  # whose oracle is not compiled yet
-                self._template = own[0].clone()
+                self._template = target[:1].clone()
             else:
                 one = potentials.detach().select(torch.zeros(1, dtype=torch.int64, device=potentials.device))
                 one = one.replace({name: t.to(self.parameters[0].dtype) for name, t in one.tensors.items()})

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchssvm.kinds.long import reach_of
+from torchssvm.kinds.long import Long
 
 
 class Examples(NamedTuple):
@@ -67,8 +67,9 @@ class Listed(NamedTuple):
 
 def with_types(examples: Examples) -> Examples:
     """With ``reach`` and ``form``, whose types say which code is compiled."""
+    rows = int(np.diff(examples.line).max(initial=0))
     form = Dense(examples.x.shape[1]) if examples.dense else Listed(examples.value if len(examples.value) else None)
-    return examples._replace(form=form, reach=reach_of(int(np.diff(examples.line).max(initial=0)), examples.stored))
+    return examples._replace(form=form, reach=Long(rows) if rows > examples.stored else None)
 
 
 class Model(NamedTuple):

@@ -7,6 +7,7 @@ whose products are read. The last entry of these sums is that of the bias.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,11 +22,6 @@ class Long(NamedTuple):
     rows: int  # of the longest example
 
 
-def reach_of(rows: int, stored: int) -> Long | None:
-    """``Examples.reach`` for so many rows of the longest example."""
-    return Long(rows) if rows > stored else None
-
-
 @njit
 def _nothing(reach, *arguments):
     return 0.0
@@ -34,6 +30,7 @@ def _nothing(reach, *arguments):
 def where_long(kernel: Any) -> Any:
     """A kernel that is not compiled for a training set without long examples, which never call it."""
     made = ByKind(_nothing)
+    functools.update_wrapper(made, kernel, updated=())  # Numba tells functions by their names
     made.of(Long)(kernel)
     return made
 

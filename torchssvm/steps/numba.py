@@ -7,6 +7,8 @@ called from Python.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from torchssvm.core.jit import njit
@@ -63,7 +65,8 @@ def choose(rule, atoms, corner, mass, hinge, gram, scale, steps, tolerance, chan
         steps, tolerance: Of the corrective direction.
         change, work: ``[M]``; the second is room for rates.
     """
-    away, mean = np.int64(-1), 0.0  # a literal -1 would be compiled once more, as a type of its own
+    away: Any = np.int64(-1)  # what takes a literal -1 would be compiled for that, too
+    mean = 0.0
     for c in range(atoms):
         if mass[c] > 0.0:
             mean += mass[c] * hinge[c]

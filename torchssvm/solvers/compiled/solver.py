@@ -424,7 +424,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         self._seen = (self._contents, self.dual.version)
         self.dual.mailbox.notify()
 
-    def _visit(self, order: Tensor, points: Tensor, *, drawn: bool, **rules: float) -> int:
+    def _visit(self, order: Tensor, points: Tensor, *, drawn: bool, **rules: Any) -> int:
         """Visit blocks by ``order``, or draw them by random ``points``, see ``Draws.next``; returns the visits made.
 
         ``drawn`` says that ``order`` came from ``Draws``; ``rules`` are ``power``, ``relaxation`` and ``most`` of
