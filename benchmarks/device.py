@@ -1,6 +1,7 @@
 """What is to be known on the day that there is a CUDA device, in parts of at most eight minutes each.
 
-python benchmarks/device.py --part kernels|steps|large|training|checks|tests [--only TEXT] [--out FOLDER] [--quick]
+python benchmarks/device.py --part kernels|steps|large|training|checks|tests
+    [--only TEXT] [--out FOLDER] [--minutes 8] [--quick]
 
 One call for each part, all into one FOLDER: every row is warmed up, has a time limit of its own, and is written to
 device.jsonl and device.md when it ends, the most telling first; a row that fails, or that lacks a package, data or

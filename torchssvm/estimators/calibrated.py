@@ -36,7 +36,7 @@ class once_calibrated:  # a decorator
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self.method = method
-        update_wrapper(self, method)
+        update_wrapper(self, method)  # type: ignore[arg-type]  # it copies name and docstring
 
     def __get__(self, estimator: Any, kind: Any = None) -> Any:
         if estimator is None:
