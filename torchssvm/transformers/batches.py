@@ -128,21 +128,33 @@ def words_of(hidden: Tensor, mask: Tensor, labels: Tensor | None) -> Words:
     return Words(features, packed[0] if packed else None, lengths, mask)
 
 
-def batches_of(dataset: Any, size: int, pad: int, device: torch.device) -> Iterator[dict[str, Tensor]]:
-    """Padded batches of a dataset of tokenised sentences, in its order.
+def by_length(dataset: Any) -> list[int]:
+    """The places of tokenised sentences, the shortest first: batches of similar lengths have little padding."""
+    items = (dataset[i] for i in range(len(dataset)))
+    lengths = [len(item["input_ids"]) if isinstance(item, Mapping) and "input_ids" in item else 0 for item in items]
+    return sorted(range(len(dataset)), key=lengths.__getitem__)
+
+
+def batches_of(
+    dataset: Any, size: int, pad: int, device: torch.device, order: Sequence[int] | None = None
+) -> Iterator[dict[str, Tensor]]:
+    """Padded batches of a dataset of tokenised sentences.
 
     Args:
         dataset: Map-style; its items are those of :func:`collate`.
         size: Sentences in a batch.
         pad: The id of padding.
         device: Where the tensors are needed.
+        order: The places of the sentences; None is that of the dataset.
     """
-    for begin in range(0, len(dataset), size):
-        items = [dataset[i] for i in range(begin, min(begin + size, len(dataset)))]
-        for place, item in enumerate(items):
+    order = range(len(dataset)) if order is None else order
+    for begin in range(0, len(order), size):
+        places = order[begin : begin + size]
+        items = [dataset[place] for place in places]
+        for place, item in zip(places, items, strict=True):
             if not isinstance(item, Mapping) or "input_ids" not in item:
                 raise TypeError(
-                    f"dataset[{begin + place}] is a {type(item).__name__}, and must map input_ids, attention_mask and "
+                    f"dataset[{place}] is a {type(item).__name__}, and must map input_ids, attention_mask and "
                     "labels to lists of numbers, as a tokeniser makes them"
                 )
         yield {name: rows.to(device) for name, rows in collate(items, pad).items()}

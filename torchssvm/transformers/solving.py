@@ -18,7 +18,7 @@ from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.evaluation import fit_temperature
 from torchssvm.solvers.training import solve
 from torchssvm.structures.hidden_states.structure import HiddenStates
-from torchssvm.transformers.batches import NO_WORD, batches_of
+from torchssvm.transformers.batches import NO_WORD, batches_of, by_length
 
 
 class Solved(NamedTuple):
@@ -59,18 +59,19 @@ def features_of(tagger: Any, dataset: Any, batch_size: int) -> PaddedDataset:
     """The words of a dataset, with their features on the CPU; the tagger computes them in evaluation mode."""
     if not len(dataset):
         raise ValueError("the dataset is empty: it must hold at least one sentence")
-    x, y, lengths = [], [], []
+    x, y, lengths, order = list[Tensor](), list[Tensor](), [], by_length(dataset)
     with evaluating(tagger):
-        for batch in batches_of(dataset, batch_size, tagger.config.encoder.pad_token_id or 0, tagger.device):
+        for batch in batches_of(dataset, batch_size, tagger.config.encoder.pad_token_id or 0, tagger.device, order):
             if "labels" not in batch:
                 raise ValueError("the items have no labels, which training needs: a state, or -100 where no word is")
             words = tagger.words(**batch)
             assert words.labels is not None
-            x.append(words.features.float().cpu())
-            y.append(words.labels.cpu())
+            x += words.features.float().cpu()
+            y += words.labels.cpu()
             lengths.append(words.lengths.cpu())
-    rows = (padded([row for part in parts for row in part], fill) for parts, fill in ((x, 0), (y, PADDING)))
-    return PaddedDataset(*rows, torch.cat(lengths))
+    back = torch.tensor(order).argsort()
+    rows = (padded([parts[place] for place in back.tolist()], fill) for parts, fill in ((x, 0), (y, PADDING)))
+    return PaddedDataset(*rows, torch.cat(lengths)[back])
 
 
 def _labelled(tagger: Any, held_out: Any, batch_size: int) -> PaddedDataset:
