@@ -121,6 +121,16 @@ def _inside(y: Tensor, lengths: Tensor | None) -> Tensor | None:
     return torch.arange(y.shape[1], device=y.device) < lengths.to(y.device).unsqueeze(1)
 
 
+def _first_unknown(y: Tensor, inside: Tensor | None) -> list[int] | None:
+    """The place of the first label -100 of a token; None if there is none."""
+    if y.is_floating_point() or y.ndim < 2:  # values, or classes
+        return None
+    unknown = y == -100
+    if inside is not None:
+        unknown &= inside.view(*inside.shape, *[1] * (y.ndim - 2))
+    return unknown.nonzero()[0].tolist() if bool(unknown.any()) else None
+
+
 def _check_sets(x: Tensor, y: Tensor) -> None:
     """Raise ValueError where ``y`` are sets of labels, of another size than the tokens."""
     if y.dtype != torch.bool or y.ndim != 3:
@@ -195,6 +205,7 @@ class PaddedDataset(Dataset[Example]):
                 )
         inside = _inside(y, lengths)
         _check_sets(x, y)
+        self.first_unknown = _first_unknown(y, inside)
         if inside is not None:
             _warn_of_labels_beyond(y, inside)
         self.x = x

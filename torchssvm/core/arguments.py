@@ -159,7 +159,7 @@ NO_LABEL = (
     ": a negative label marks padding, or a position without a label, and must not lie within an example's length. Did "
     "the head get the lengths? Leave positions without a label out, as torchssvm.select_tokens(y >= 0, x, y) does for "
     "sequences; or give them -100, an unknown label, to torchssvm.latent(head, dataset, lam), which completes it, or "
-    "to SoftmaxMargin(torchssvm.HiddenStates(structure)), which sums over all states"
+    "to SoftmaxMargin(torchssvm.HiddenStates(structure)), which sums over all states. evaluate, too, takes HiddenStates"
 )
 """The end of an error about a label such as -100."""
 

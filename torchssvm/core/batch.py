@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
-from torchssvm.core.arguments import check_tensor, describe, is_ours, naming, row_name
+from torchssvm.core.arguments import NO_LABEL, check_tensor, describe, is_ours, naming, row_name
 from torchssvm.core.operators import known, on_host, upload
 from torchssvm.core.potentials import Potentials, as_potentials
 
@@ -282,6 +282,8 @@ def check_batches(batches: Any, *, reread: bool = False) -> Iterable[Batch]:
 def check_fits(head: Any, structure: Any, data: Any, collate_fn: Collate | None = None) -> None:
     """Raise ValueError where both say ``in_features`` or ``num_states``, and the dataset others than head or structure.
 
+    Or where the dataset has unknown labels, and the structure does not complete them.
+
     ``data`` is the dataset, or what reads its batches. A ``collate_fn``, a head and a structure of the user's own may
     make other features and states of them.
     """
@@ -292,6 +294,8 @@ def check_fits(head: Any, structure: Any, data: Any, collate_fn: Collate | None 
         dataset, collate = data.dataset, data.collate_fn
     if collate is not None and collate != getattr(dataset, "collate", None):
         return
+    if (place := getattr(dataset, "first_unknown", None)) is not None and not hasattr(structure, "complete"):
+        raise ValueError(f"dataset.y{place} is -100{NO_LABEL}")
     for name, owner in (("in_features", head), ("num_states", structure)):
         own, found = getattr(owner, name, None), getattr(dataset, name, None)
         if is_ours(type(owner)) and isinstance(own, int) and isinstance(found, int) and own != found:

@@ -198,7 +198,9 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
             "ignores the loss: run torchssvm.check(head, structure, batch)"
         )
     rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
-    negligible = (10 * rounding) ** 2 * abs(loss) + _MASSES  # at a tiny lambda, masses round to other weights
+    # At a tiny lambda masses round to other weights: what that is worth goes with the losses.
+    largest = float(found.losses[1].max()) if found.losses.numel() else 0.0
+    negligible = (10 * rounding) ** 2 * abs(loss) + _MASSES * largest
     if drift > 100 * rounding and dual.lam / 2 * difference > negligible:
         warn(
             f"the weights differ from those of the dual by {drift:.2g} of their length, more than rounding: features "

@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call
 
 from torchssvm.core.arguments import check_dataset, moved, warn
-from torchssvm.core.batch import Part, apply_head, fetcher, pass_over, to_device
+from torchssvm.core.batch import Part, apply_head, check_fits, fetcher, pass_over, to_device
 from torchssvm.core.operators import full_precision
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
@@ -55,6 +55,7 @@ def guess_lam(head: nn.Module, dataset: Any, *, structure: Structure | None = No
     if not n:
         raise ValueError("dataset is empty: there is nothing to train on")
     structure, fetch = find_structure(head, structure), fetcher(dataset)
+    check_fits(head, structure, dataset)
     trial = copy.deepcopy(head)
     weights = [parameter.requires_grad_(True) for parameter in trial.parameters()]
     for weight in weights:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import NO_LABEL, check_int64, row_name
+from torchssvm.core.arguments import check_int64, row_name
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
 from torchssvm.core.structure import Decoding, Structure, fit, gated
 from torchssvm.structures.common import check_lengths
@@ -118,7 +118,7 @@ class Ranking(Structure):
             row, document = wrong.nonzero()[0].tolist()
             raise ValueError(
                 f"target has grade {int(grades[row, document])} at document {document} of {row_name(row)}; grades are "
-                f"0 or more{NO_LABEL}"
+                "0 or more: leave documents without a grade out, or give the head the lengths of the lists"
             )
         grades = grades.masked_fill(~real, -1)
         self.measure.check(grades)
