@@ -108,7 +108,7 @@ def test_visits_are_those_of_all_processes():
     def train(rank):
         made = problem.copy().train()
         loop = TorchLoop(made.head, BlockGap(made.dual), Items(problem), batch_size=3)
-        return list(itertools.islice(loop._steps(), 2))
+        return list(itertools.islice(loop._steps(100.0), 2))
 
     assert in_processes(2, train) == [[5, 5], [5, 5]]
 

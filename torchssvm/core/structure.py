@@ -193,7 +193,7 @@ class Structure(ABC):
     """Whether decoding takes no longer than the rest of a step, so that to reuse labelings does not pay."""
 
     target_is_labeling: bool = False
-    """Whether a target that is a tensor has the shape and dtype of a labeling."""
+    """Whether a target that is a tensor has the shape and dtype of a labeling; subclasses say it anew."""
 
     not_plain: str = ""
     """Why plain torch operators do not decode it, as a clause; empty where they do."""

@@ -75,7 +75,8 @@ class Labelings(Storage):
         """
         if self._template is None:
             own = () if target is None else (tree_map(lambda tensor: tensor[:1], target),)
-            if isinstance(target, Tensor) and self.structure.target_is_labeling:  # whose oracle is not compiled yet
+            told = vars(type(self.structure)).get("target_is_labeling", False)  # a subclass may have other labelings
+            if isinstance(target, Tensor) and told:  # whose oracle is not compiled yet
                 self._template = target[:1].clone()
             else:
                 one = potentials.detach().select(torch.zeros(1, dtype=torch.int64, device=potentials.device))

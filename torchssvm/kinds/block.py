@@ -1,10 +1,11 @@
 """What the compiled loop does with one example, whatever its kind, compiled by Numba.
 
 A kind is the class of the named tuple ``examples.kind``, which is the first argument of everything that depends on it.
-It brings its own ``score``, ``decode`` and ``add_labeling``, and others where it can do better than the
-versions here, which take any rows of features. An example's potentials are rows of emissions, which features make, and
-rows of pairs, whose scores are weights. Loops take four rows at a time, which reduces memory traffic and helps
-vectorisation. Sums of products may be contracted and reordered.
+It brings its own ``score``, ``decode`` and ``add_labeling``, and others where it can do better than the versions here,
+which take any rows of features. Functions that begin with an underscore are no kind's: their first argument is
+``examples.form``, that of the features. An example's potentials are rows of emissions, which features make, and rows of
+pairs, whose scores are weights. Loops take four rows at a time, which reduces memory traffic and helps vectorisation.
+Sums of products may be contracted and reordered.
 """
 
 from __future__ import annotations
@@ -67,14 +68,14 @@ def pairs_of(kind, weights, made):
 
 
 @ByKind
-def score_features(form, examples, model, start, length, emission):
+def _score_features(form, examples, model, start, length, emission):
     """The emissions of ``length`` rows of features from ``start`` on."""
 
 
-@score_features.of(Dense)
+@_score_features.of(Dense)
 @njit_fastmath
 def score_dense(form, examples, model, start, length, emission):
-    """See :func:`score_features`."""
+    """See :func:`_score_features`."""
     if model.emission.shape[1] == 1:
         for t in range(length):
             emission[t, 0] = dot(examples.x[start + t], model.emission) + model.bias[0]
@@ -85,10 +86,10 @@ def score_dense(form, examples, model, start, length, emission):
             add_rows(emission[t], model.emission, None, x, 0, len(x))
 
 
-@score_features.of(Listed)
+@_score_features.of(Listed)
 @njit_fastmath
 def score_lists(form, examples, model, start, length, emission):
-    """See :func:`score_features`."""
+    """See :func:`_score_features`."""
     sum_listed(emission, model.bias, model.emission, examples.column, form.values, examples.row[start:], length)
 
 
@@ -96,7 +97,7 @@ def score_lists(form, examples, model, start, length, emission):
 def potentials_of_rows(examples, model, i, emission):
     """The emissions of example i; returns how many rows there are."""
     start, length = examples.line[i], examples.line[i + 1] - examples.line[i]
-    score_features(examples.form, examples, model, start, length, emission)
+    _score_features(examples.form, examples, model, start, length, emission)
     if model.has_boundary:
         add_row(emission[0], model.first, None)
         add_row(emission[length - 1], model.last, None)
@@ -300,7 +301,7 @@ def add_rows_to_weights(examples, model, i, length, delta, scratch, factor):
             if squares[t] != 0.0:
                 add_row(model.bias, delta[t], factor)
     if length <= examples.stored:
-        add_outer(examples.form, examples, start, length, delta, squares, model.emission, factor)
+        _add_outer(examples.form, examples, start, length, delta, squares, model.emission, factor)
     if model.has_boundary:
         for t, weights in ((0, model.first), (length - 1, model.last)):
             if squares[t] > 0.0:
@@ -316,21 +317,21 @@ def add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch
 
 
 @ByKind
-def add_outer(form, examples, start, length, rows, squares, weights, factor):
+def _add_outer(form, examples, start, length, rows, squares, weights, factor):
     """``weights += factor sum_t x[t] rows[t]^T`` over the rows of features from ``start`` on with a change."""
 
 
-@add_outer.of(Listed)
+@_add_outer.of(Listed)
 @njit_fastmath
-def add_outer_of_lists(form, examples, start, length, rows, squares, weights, factor):
-    """See :func:`add_outer`."""
+def _add_outer_of_lists(form, examples, start, length, rows, squares, weights, factor):
+    """See :func:`_add_outer`."""
     add_to_listed(weights, examples.column, form.values, examples.row[start:], rows, squares, length, factor)
 
 
-@add_outer.of(Dense)
+@_add_outer.of(Dense)
 @njit_fastmath
-def add_outer_of_dense(form, examples, start, length, rows, squares, weights, factor):
-    """See :func:`add_outer`; four rows at a time."""
+def _add_outer_of_dense(form, examples, start, length, rows, squares, weights, factor):
+    """See :func:`_add_outer`; four rows at a time."""
     x, factor, states = examples.x[start : start + length], rows.dtype.type(factor), weights.shape[1]
     t = 0
     while t < length:

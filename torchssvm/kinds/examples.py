@@ -30,8 +30,9 @@ class Examples(NamedTuple):
         stored: The most rows of an example whose inner products are kept.
         pair_rows: The number of rows of pairs of an example, where all have as many.
         kind: A named tuple: what else an example is. Its class says which functions of :mod:`.block` are called.
-        reach: ``Long`` where an example has more than ``stored`` rows, else None; see :mod:`.long`.
-        form: ``Dense`` or ``Listed``, as ``dense`` says.
+        reach: None where no example has more than ``stored`` rows, so that kernels for these are not compiled.
+        form: What the features are: a row of numbers, or lists with values or of ones. Its class says which kernels are
+            compiled.
     """
 
     dense: bool

@@ -104,12 +104,12 @@ class Heuristic:
     def next(self, trainer: Any, tolerance: Tolerance, max_passes: float, progress: bool | ProgressLine) -> Accuracy:
         """Take steps until the sum of the stale gaps is within the tolerance."""
         dual = trainer.dual
-        trainer.step()
+        trainer.advance(max_passes - dual.passes)
         while dual.passes < max_passes:
             gap = dual.gap_estimate
             if is_within(gap, tolerance, dual.value() + gap):
                 break
-            trainer.step()
+            trainer.advance(max_passes - dual.passes)
             if isinstance(progress, ProgressLine):
                 progress.update(dual.passes, dual.gap_estimate, dual.value)
         return self._accuracy(dual, dual.gap_estimate)

@@ -131,20 +131,21 @@ def warn_if_zero(
     """
     if 0.5 * certificate.lam * dual.held_norm**2 > LITTLE * certificate.primal or dual.ranks:
         return
-    zeros = {name: torch.zeros_like(parameter) for name, parameter in head.named_parameters()}
-    structure, lam, weights = dual.structure, certificate.lam, zeros.values()
+    trained = {name: parameter.detach() for name, parameter in head.named_parameters()}
+    zeros = {name: torch.zeros_like(weight) for name, weight in trained.items()}
+    structure, lam, few = dual.structure, certificate.lam, Part(dataset, _spread(len(dataset)))
 
-    def at_zero(part: Any) -> float:
-        found = primal(lambda *x: functional_call(head, zeros, x), structure, pass_over(part), lam, parameters=weights)
-        return found.value
+    def at(weights: dict[str, torch.Tensor], part: Any) -> float:
+        own, batches = weights.values(), pass_over(part)
+        return primal(lambda *x: functional_call(head, weights, x), structure, batches, lam, parameters=own).value
 
     try:
-        if certificate.primal < 0.5 * at_zero(Part(dataset, _spread(len(dataset)))):  # as of nearly all runs
+        if at(trained, few) < 0.5 * at(zeros, few):  # as of nearly all runs
             return
         guess = guess_or_none(head, dataset, structure)
         if guess is None or lam <= FAR_ABOVE * guess:
             return
-        nothing = at_zero(dataset)
+        nothing = at(zeros, dataset)
     except Exception:
         return
     if certificate.primal >= (1.0 - LITTLE) * nothing > 0.0:

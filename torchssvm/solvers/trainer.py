@@ -429,10 +429,10 @@ class DualTrainer:
         dual = self.dual
         while True:
             before = dual.oracle_calls + dual.cache_hits
-            self._advance(max_passes - dual.passes)
+            self.advance(max_passes - dual.passes)
             yield dual.oracle_calls + dual.cache_hits - before
 
-    def _advance(self, passes: float) -> Any:
+    def advance(self, passes: float) -> Any:
         """A step of a run that may make so many more passes."""
         return self.step()
 

@@ -208,12 +208,13 @@ class CompiledBCFW(DualTrainer, Stateful):
                 ``memory_limit``. The earlier visits of the step are kept.
         """
         if visits is None:
-            return self._advance(math.inf)
+            return self.advance(math.inf)
         visits = check_whole(visits, "visits", 0)
         return self._step(visits) if self._rounds is None else self._rounds.step(visits)
 
     @torch.no_grad()
-    def _advance(self, passes: float) -> int:
+    def advance(self, passes: float) -> int:
+        """A step of a run that may make so many more passes; a sweep ends when they are made."""
         visits = self.next_visits()
         if self._rounds is not None:
             return self._rounds.step(visits)
@@ -240,8 +241,8 @@ class CompiledBCFW(DualTrainer, Stateful):
                     relaxation = self.draws.relaxation
                     if not len(order):
                         break
-                rules = {"relaxation": relaxation, "power": power, "most": end - dual.oracle_calls}
-                made = self._visit(order, points, drawn=len(order) > 0, **rules)
+                most = end - dual.oracle_calls
+                made = self._visit(order, points, drawn=len(order) > 0, relaxation=relaxation, power=power, most=most)
                 done += made
                 if not self._whole and made < max(len(order), len(points)):
                     if bool((dual.gap_estimates == 0.0).all()):
@@ -424,11 +425,19 @@ class CompiledBCFW(DualTrainer, Stateful):
         self._seen = (self._contents, self.dual.version)
         self.dual.mailbox.notify()
 
-    def _visit(self, order: Tensor, points: Tensor, *, drawn: bool, **rules: Any) -> int:
+    def _visit(
+        self,
+        order: Tensor,
+        points: Tensor,
+        *,
+        drawn: bool,
+        relaxation: float = 1.0,
+        power: float = 1.0,
+        most: float = math.inf,
+    ) -> int:
         """Visit blocks by ``order``, or draw them by random ``points``, see ``Draws.next``; returns the visits made.
 
-        ``drawn`` says that ``order`` came from ``Draws``; ``rules`` are ``power``, ``relaxation`` and ``most`` of
-        ``Options``.
+        ``drawn`` says that ``order`` came from ``Draws``; the rest are those of ``Options``.
         """
         if self._whole:  # they import Numba, which takes half a second
             from torchssvm.solvers.compiled.whole import solve_blocks as visit_blocks
@@ -438,7 +447,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         leaves = 1 << max(len(dual.gap_estimates) - 1, 1).bit_length() if len(points) else 1
         tree, counters = np.empty(2 * leaves), np.array([0, 0, memory.clock, 0])
         model, blocks = self._adapter.model(), memory.blocks()
-        options = self._options(len(points) > 0)._replace(**rules)
+        options = self._options(len(points) > 0)._replace(relaxation=relaxation, power=power, most=most)
         if self._whole:
             options = options._replace(gap=self.draws.gap if drawn else math.inf)
         gap = math.inf

@@ -16,8 +16,7 @@ def sum_product(emission: Tensor, transition: Tensor, lengths: Tensor | None = N
 
     A forward pass in the log domain is followed by a backward pass that multiplies normalised conditionals
     ``P(y_t | y_{t+1})``. For potentials of any size the marginals of neighbours agree and each sums to 1, up to the
-    rounding of numbers in [0, 1]. On CUDA Triton does so up to 128 states, 64 in
-    float64; all else is torch operations.
+    rounding of numbers in [0, 1]. On CUDA Triton does so up to 128 states, 64 in float64; all else is torch operations.
 
     Args:
         emission: ``[B, N, K]``, float32 or float64; ``-inf`` where a state is impossible, like the transitions.

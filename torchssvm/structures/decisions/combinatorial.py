@@ -11,7 +11,6 @@ import torch
 from torchssvm.core.arguments import check_flags, check_whole, row_name
 from torchssvm.core.jit import njit
 from torchssvm.core.structure import digest
-from torchssvm.structures.decisions import combinatorial as kernels
 from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, costs_of, node_pairs, refuse_given
 from torchssvm.structures.matching.oracle import best_matching
 
@@ -118,7 +117,7 @@ class Knapsack(DecisionOracle):
         most = min(int(capacity.max(initial=0)), int(self.weights.sum()))
         y = np.zeros(costs.shape, np.int64)
         room = np.empty(most + 1), np.empty((self.num_costs, most + 1), np.bool_)
-        kernels.knapsacks(costs, self.weights, np.minimum(capacity, most), *room, y)
+        knapsacks(costs, self.weights, np.minimum(capacity, most), *room, y)
         return y, costs_of(y, costs), None
 
     def decisions(self, given: Array | None = None) -> Array | None:
@@ -218,7 +217,7 @@ class SpanningTree(DecisionOracle):
         refuse_given(self, given)
         order = np.argsort(-costs if self.maximize else costs, axis=1, kind="stable")
         y = np.zeros(costs.shape, np.int64)
-        kernels.spanning_trees(order, self.edges, np.empty(self.num_nodes, np.int64), y)
+        spanning_trees(order, self.edges, np.empty(self.num_nodes, np.int64), y)
         return y, costs_of(y, costs), None
 
     def decisions(self, given: Array | None = None) -> Array | None:
@@ -388,7 +387,7 @@ class ShortestPath(DecisionOracle):
         y, value = np.zeros(costs.shape, np.int64), np.empty(len(costs))
         room = np.empty(self.num_nodes), np.empty(self.num_nodes, np.int64)
         tails, heads = np.ascontiguousarray(self.arcs.T)
-        kernels.shortest_paths(costs, self.order, tails, heads, self.source, self.sink, *room, y, value)
+        shortest_paths(costs, self.order, tails, heads, self.source, self.sink, *room, y, value)
         return y, value, None
 
     def decisions(self, given: Array | None = None) -> Array | None:

@@ -19,7 +19,6 @@ from torchssvm.core.jit import njit
 from torchssvm.core.threads import run_in_chunks
 from torchssvm.core.vectors import add_row, largest_sum, max_rows, set_row
 from torchssvm.structures.common import check_edges, own_lengths
-from torchssvm.structures.pairwise_graph import oracle as kernels
 from torchssvm.structures.pairwise_graph.plan import make_plan
 
 
@@ -98,10 +97,10 @@ class TreeReweighted:
             for row in range(begin, end):
                 size, real = sizes[row], ends[row, :, 0] >= 0
                 plan = make_plan(size, ends[row, real].tobytes())
-                room = kernels.make_room(size, states, len(plan.first), len(plan.cycles) if self.cycle_rounds else 0)
+                room = make_room(size, states, len(plan.first), len(plan.cycles) if self.cycle_rounds else 0)
                 room.node_scores[...] = nodes[row, :size][plan.order]
                 limits = self.max_rounds, self.cycle_rounds, self.branches
-                value[row], bound[row] = kernels.solve(plan, room, tables[row, real], *limits, labels[row])
+                value[row], bound[row] = solve(plan, room, tables[row, real], *limits, labels[row])
 
         run_in_chunks(solve, sizes)
         return tuple(torch.from_numpy(t).to(node.device) for t in (labels, value, bound))  # type: ignore[return-value]

@@ -11,7 +11,6 @@ from torchssvm.core.jit import njit, triton_available
 from torchssvm.core.operators import apart, define
 from torchssvm.core.threads import compiles, launch, once
 from torchssvm.structures.common import own_lengths
-from torchssvm.structures.segments import oracle as kernels
 from torchssvm.structures.segments.plain import best_segments_torch
 
 _MOST_LABELS = 64  # of the kernel for CUDA, whose scores of neighbours stay in registers
@@ -64,7 +63,7 @@ def _on_cpu(
     sizes = torch.full((batch,), longest) if sizes is None else sizes
     known = torch.empty(batch, 0, dtype=torch.int64) if target is None else apart(target)
     launch(
-        kernels.decode,
+        decode,
         (emission, once(segment), least, known, sizes),
         (codes, value),
         sizes.numpy(),
@@ -134,20 +133,22 @@ def semi_markov_marginals(
     """
     _check_shapes(emission, segment, least, lengths, None)
     batch, longest, _ = emission.shape
-    if emission.is_cuda and triton_available() and segment.shape[2] <= _MOST_LABELS // 2:  # float64, and two tables
+    sizes = own_lengths(lengths, batch, longest)
+    sizes = torch.full((batch,), longest, device=emission.device) if sizes is None else sizes
+    small = segment.shape[2] <= _MOST_LABELS // 2  # in float64 the tables take twice the registers, and there are two
+    if emission.is_cuda and small and not torch.compiler.is_compiling() and triton_available():
         from torchssvm.structures.segments.marginals_triton import marginals_triton
 
-        given = emission.new_full((batch,), longest, dtype=torch.int64) if lengths is None else lengths
-        parts, pairs, whole = marginals_triton(emission.detach().double(), segment.detach().double(), least, given)
+        tables = once(segment.detach()).double().expand_as(segment)
+        parts, pairs, whole = marginals_triton(emission.detach().double(), tables, least, sizes)
         return parts.to(emission.dtype), pairs.to(segment.dtype), whole
+    sizes = sizes.cpu()
     scores, tables = emission.detach().cpu().double(), once(segment.detach().cpu().double())
-    sizes = own_lengths(lengths, batch, longest)
-    sizes = torch.full((batch,), longest) if sizes is None else sizes.cpu()
     parts, whole = torch.zeros(scores.shape, dtype=torch.float64), torch.zeros(batch, dtype=torch.float64)
     pairs = torch.zeros(segment.shape, dtype=torch.float64)
     states = segment.shape[2]
     launch(
-        kernels.marginals,
+        marginals,
         (scores, tables, least.cpu(), sizes),
         (parts, pairs, whole),
         sizes.numpy(),
