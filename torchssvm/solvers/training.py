@@ -406,8 +406,8 @@ def choose(
 
     * the compiled loop with ``Corrective()``, ``CacheOracle()`` and ``Labelings()`` where it applies: heads with a
       ``compiled_form``, on features that stay as they are and that fit in half of the free memory. It runs on the
-      CPU, also for a head that is on a device, unless a visit would take more than ``LONG_VISIT`` multiplications there
-      (a rule from the arithmetic alone: it has not been timed on a device), or there are several processes;
+      CPU, also for a head that is on a device, unless a visit would take more than ``LONG_VISIT`` multiplications
+      there, or there are several processes;
     * of classes, ``Corrective()``, ``MaxOracle()`` and ``MeanParts()`` there: each step solves a whole block;
     * else in the torch loop ``FrankWolfe()`` on ``MeanParts()`` for structures that are quick to decode
       (``Structure.quick_to_decode``), and ``Pairwise()``, ``CacheOracle()`` and ``Labelings()`` for the others;
