@@ -1,10 +1,12 @@
 """What all estimators do: parameters, certificates, copies, searches and errors."""
 
+import io
 import pickle
 import subprocess
 import sys
 import warnings
 
+import joblib
 import numpy as np
 import pytest
 import torch
@@ -153,6 +155,19 @@ def test_lam_is_one_over_C_n(case):
     if not isinstance(estimator, MultilabelSVC):
         default = clone(estimator).set_params(C=None).fit(X, y)
         assert np.array_equal(default.coef_, clone(estimator).set_params(C=1.0).fit(X, y).coef_)
+
+
+def test_copies_predict_the_same(case):
+    estimator, X, y = case
+    found = estimator.set_params(tol=0.1).fit(X, y).predict(X)
+    assert same(pickle.loads(pickle.dumps(estimator)).predict(X), found)
+    file = io.BytesIO()
+    joblib.dump(estimator, file)
+    file.seek(0)
+    assert same(joblib.load(file).predict(X), found)
+    with pytest.raises(NotFittedError):
+        clone(estimator).predict(X)
+    assert same(clone(estimator).fit(X, y).predict(X), found)
 
 
 def test_searches_and_pipelines(case):
