@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from trainer_cases import FakeStream
 
 from torchssvm.deployment import batch_of_names, load_head, load_model
-from torchssvm.estimators import ChainSVC, GraphSVC, MultilabelSVC, MultinomialSVC
+from torchssvm.estimators import ChainSVC, GraphSVC, MultilabelSVC, MultinomialSVC, SegmentSVC
 from torchssvm.structures import ForestFeatures
 
 chance = np.random.default_rng(0)
@@ -114,6 +114,7 @@ CASES = {
     "classes": (MultinomialSVC, _classes),
     "arrays": (ChainSVC, _sequences),
     "words": (ChainSVC, _words),
+    "segments": (SegmentSVC, _sequences),
     "label sets": (MultilabelSVC, _label_sets),
     "forests": (GraphSVC, _forests),
 }
@@ -122,8 +123,8 @@ CASES = {
 @pytest.fixture(params=CASES)
 def case(request):
     kind, make = CASES[request.param]
-    given = {"C": 1.0} if kind is MultilabelSVC else {}
-    return kind(random_state=0, **given), *make()
+    given = {MultilabelSVC: {"C": 1.0}, SegmentSVC: {"max_duration": 5}}
+    return kind(random_state=0, **given.get(kind, {})), *make()
 
 
 def same(a, b):

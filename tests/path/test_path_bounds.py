@@ -75,7 +75,7 @@ def test_every_lambda_is_within_epsilon_of_the_optimum(storage):
 def test_resumed_to_the_bit(rule, tmp_path):
     def start(**others):
         problem = GraphProblem(3, dtype=torch.float32)
-        common = options(storage=Labelings, rule=rule, epsilon=0.15, lam_min=0.2)
+        common = options(storage=Labelings, rule=rule, epsilon=0.2, lam_min=0.5)
         return problem, regularization_path(problem.head, Items(problem), **common, **others)
 
     def keep(run):
