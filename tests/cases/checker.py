@@ -18,6 +18,7 @@ import torch
 from listed_costs import decisions, matchings, rankings
 from listed_problems import Listed, chains, classes, graphs, label_sets, rescaled
 from listed_segments import segments
+from listed_trees import arcs, trees
 from optima import Bounds, enclose
 from problems import Reference
 from processes import in_processes
@@ -48,6 +49,8 @@ KINDS: dict[str, Callable[..., Listed]] = {
     "label sets": label_sets,
     "segments": segments,
     "graphs": graphs,
+    "trees": trees,
+    "arcs": arcs,
     "decisions": decisions,
     "matchings": matchings,
     "programs": partial(decisions, program=True),

@@ -187,6 +187,21 @@ class FactorGraphTestCase(ABC):
         held = flat(gdmm.problem.held()).numpy()
         assert np.abs(held - graph.weights(duals)).max() <= 1e-9
 
+    @pytest.mark.every_variant
+    @rules
+    def test_the_violation_is_the_total_variation(self, rule):
+        task = self.make(4)
+        graph, gdmm = self.graph(task), self.gdmm(task, rule=rule)
+        for _ in range(3):
+            report = gdmm.step()
+            duals, found = self.duals(gdmm, graph), []
+            for place, mass in enumerate(duals.factors):
+                if mass is not None:
+                    scale = 0.5 if graph.factors[place].counted.all() else 1.0  # of two labels one counts
+                    found += [scale * np.abs(e).sum() for e in graph.excesses(duals, place)]
+            assert report.violation == pytest.approx(np.mean(found) if found else 0.0, abs=1e-12)
+            assert report.worst_violation == pytest.approx(max(found, default=0.0), abs=1e-12)
+
     # -- Portions, seeds and checkpoints ---------------------------------------------------------------------
 
     @oracles

@@ -286,6 +286,30 @@ def test_features_below_a_head_stay_in_the_precision_of_the_process():
     assert found.primal == alone.primal
 
 
+def test_lightning_trains_a_users_head_in_full_precision():
+    pytest.importorskip("lightning")
+    from short_words import trainer
+
+    from torchssvm.lightning import StructuredSVM
+
+    problem = own_problem()
+    data = torch.utils.data.DataLoader(range(problem.n), batch_size=4, collate_fn=problem.batch)
+
+    def fit() -> tuple[list[torch.Tensor], float]:
+        model = StructuredSVM(Own(), lam=problem.lam)
+        trainer(max_epochs=3, enable_checkpointing=False).fit(model, data)
+        gap = certify(model.head, model.dual, problem.everything()).gap
+        return [p.detach().clone() for p in model.head.parameters()], gap
+
+    expected = fit()
+    assert expected[0][0].abs().sum() > 0
+    with lowered("high") as seen:
+        found = fit()
+    assert seen.products
+    assert not seen.rounded
+    assert_same(found, expected)
+
+
 def test_looking_at_a_head_starts_no_device(monkeypatch):
     taken = []
     fork = torch.random.fork_rng

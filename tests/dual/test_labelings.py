@@ -328,6 +328,14 @@ def test_damaged_states_are_refused_and_change_nothing(path, options):
     assert_same(other.dual.state_dict(), training.dual.state_dict())
 
 
+def test_a_state_without_labelings_after_steps_is_damaged():
+    _, state = trained_state()
+    empty = hard().train(storage=Labelings(2)).dual.storage.state_dict()
+    state["dual"]["storage"] = empty
+    with pytest.raises(ValueError, match="empty after 20 steps"):
+        hard().train(storage=Labelings(2)).optim.load_state_dict(state)
+
+
 def test_a_slot_that_is_used_again_knows_no_inner_products_and_holds_larger_labels():
     sets, first, loss = (ActiveSets(1, 1, -1, torch.zeros(())), torch.tensor([0]), torch.zeros(1, dtype=torch.float64))
     for label, dtype in ((5, torch.int8), (300, torch.int16)):

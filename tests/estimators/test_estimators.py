@@ -1,10 +1,12 @@
 """What all estimators do: parameters, certificates, copies, searches and errors."""
 
+import io
 import pickle
 import subprocess
 import sys
 import warnings
 
+import joblib
 import numpy as np
 import pytest
 import torch
@@ -19,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from trainer_cases import FakeStream
 
 from torchssvm.deployment import batch_of_names, load_head, load_model
-from torchssvm.estimators import ChainSVC, GraphSVC, MultilabelSVC, MultinomialSVC
+from torchssvm.estimators import ChainSVC, GraphSVC, MultilabelSVC, MultinomialSVC, SegmentSVC
 from torchssvm.structures import ForestFeatures
 
 chance = np.random.default_rng(0)
@@ -112,6 +114,7 @@ CASES = {
     "classes": (MultinomialSVC, _classes),
     "arrays": (ChainSVC, _sequences),
     "words": (ChainSVC, _words),
+    "segments": (SegmentSVC, _sequences),
     "label sets": (MultilabelSVC, _label_sets),
     "forests": (GraphSVC, _forests),
 }
@@ -120,8 +123,8 @@ CASES = {
 @pytest.fixture(params=CASES)
 def case(request):
     kind, make = CASES[request.param]
-    given = {"C": 1.0} if kind is MultilabelSVC else {}
-    return kind(random_state=0, **given), *make()
+    given = {MultilabelSVC: {"C": 1.0}, SegmentSVC: {"max_duration": 5}}
+    return kind(random_state=0, **given.get(kind, {})), *make()
 
 
 def same(a, b):
@@ -153,6 +156,19 @@ def test_lam_is_one_over_C_n(case):
     if not isinstance(estimator, MultilabelSVC):
         default = clone(estimator).set_params(C=None).fit(X, y)
         assert np.array_equal(default.coef_, clone(estimator).set_params(C=1.0).fit(X, y).coef_)
+
+
+def test_copies_predict_the_same(case):
+    estimator, X, y = case
+    found = estimator.set_params(tol=0.1).fit(X, y).predict(X)
+    assert same(pickle.loads(pickle.dumps(estimator)).predict(X), found)
+    file = io.BytesIO()
+    joblib.dump(estimator, file)
+    file.seek(0)
+    assert same(joblib.load(file).predict(X), found)
+    with pytest.raises(NotFittedError):
+        clone(estimator).predict(X)
+    assert same(clone(estimator).fit(X, y).predict(X), found)
 
 
 def test_searches_and_pipelines(case):

@@ -94,7 +94,8 @@ def test_lambda_is_chosen_on_held_out_examples():
     assert found.lam_ == pytest.approx(3.0 * 2.0 / (6.0 * 60))
     assert found.lam_ == found.certificate_.lam
     assert len(found.choice_.points) >= 2
-    assert MultilabelSVC().fit(X, y).choice_ is None
+    assert (guessed := MultilabelSVC().fit(X, y)).choice_ is None
+    assert guessed.lam_ == MultilabelSVC("guess").fit(X, y).lam_
     with pytest.raises(ValueError, match="C='choose' holds a third"):
         MultilabelSVC("choose").fit(X[:1], y[:1])
     with pytest.raises(ValueError, match="C='best' must be"):

@@ -186,3 +186,9 @@ def test_a_run_that_was_cut_off_ends_with_the_same_bits(visits: int | None, tmp_
     again = fit(resume=path)
     assert again.dual.moved == whole.dual.moved
     assert all(torch.equal(a, b) for a, b in zip(again.head.parameters(), whole.head.parameters(), strict=True))
+
+
+def test_min_epochs_is_the_number_of_epochs_of_a_run_that_is_done_before():
+    fitting = trainer(DualityGap(0.5), max_epochs=100, min_epochs=50, enable_checkpointing=False)
+    fitting.fit(model(), Words().by_gaps())
+    assert fitting.current_epoch == 50

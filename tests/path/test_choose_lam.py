@@ -160,6 +160,26 @@ class TestResult:
         with pytest.raises(ValueError, match="budget=0"):
             chosen(budget=0.0)
 
+    @pytest.mark.parametrize("bounds", [(0.0, None), (-0.1, 0.15)])
+    def test_bounds_hold(self, bounds):
+        problem, held_out = problems("multiclass")
+        name = next(iter(dict(problem.head.named_parameters())))
+        choice = choose_lam(
+            problem.head,
+            Items(problem),
+            held_out,
+            [1.0, 0.3],
+            solver=Solver(bounds={name: bounds}),
+            tolerance=Relative(0.01),
+        )
+        weights = dict(problem.head.named_parameters())[name].detach()
+        assert float(weights.min()) >= bounds[0]
+        assert bounds[1] is None or float(weights.max()) <= bounds[1]
+        alone = PROBLEMS["multiclass"](3).head
+        cold = solve(alone, Items(problem.copy()), 0.3, solver=Solver(bounds={name: bounds}), tolerance=Relative(0.01))
+        warm = choice.points[-1].certificate
+        assert max(warm.dual, cold.dual) <= min(warm.primal, cold.primal) + 1e-9
+
     def test_a_run_that_falls_short_warns(self):
         with pytest.warns(UserWarning, match="the run ended"):
             chosen(lams=[0.001], tolerance=1e-9, max_passes=1.0)
@@ -182,6 +202,13 @@ class TestResult:
 
 
 class TestStandardError:
+    def test_losses_are_those_of_the_held_out_examples(self):
+        choice, problem, held_out = chosen(lams=[0.1])
+        potentials = problem.head(held_out.problem.x, held_out.problem.lengths)
+        target = problem.structure.check_target(held_out.problem.y, potentials)
+        losses = problem.structure.task_loss(problem.structure.argmax(potentials).labeling, target).double()
+        torch.testing.assert_close(choice.best.losses.sort().values, losses.sort().values)
+
     def test_a_difference_of_chance_takes_the_larger_lambda(self):
         def point(lam: float, *wrong: int) -> HeldOutPoint:
             losses = torch.zeros(100, dtype=torch.float64)

@@ -14,7 +14,7 @@ from problems import flat, rng
 from tables import each_row
 
 from torchssvm import Corrective, Labelings, MeanParts, Weights, certify
-from torchssvm.path import PathRun, regularization_path
+from torchssvm.path import Certified, Heuristic, PathRun, regularization_path
 
 pytest.importorskip("maxflow")
 
@@ -69,6 +69,26 @@ def test_every_lambda_is_within_epsilon_of_the_optimum(storage):
         assert path.gap(lam) <= epsilon + 1e-12
         assert -1e-6 <= primal_above_optimum(problem, weights, lam) <= path.gap(lam) + 1e-6
     assert at_bound > 0
+
+
+@pytest.mark.parametrize("rule", [Certified(), Heuristic()])
+def test_resumed_to_the_bit(rule, tmp_path):
+    def start(**others):
+        problem = GraphProblem(3, dtype=torch.float32)
+        common = options(storage=Labelings, rule=rule, epsilon=0.2, lam_min=0.5)
+        return problem, regularization_path(problem.head, Items(problem), **common, **others)
+
+    def keep(run):
+        if len(run.path.points) == 3:
+            torch.save(run.state_dict(), tmp_path / "run.pt")
+
+    problem, whole = start(on_breakpoint=keep)
+    assert len(whole.points) > 4
+    other, resumed = start(resume=torch.load(tmp_path / "run.pt", weights_only=True))
+    assert resumed.lowest == whole.lowest
+    for point, again in zip(whole.points, resumed.points, strict=True):
+        assert (point.lam, point.gap, point.passes) == (again.lam, again.gap, again.passes)
+    assert torch.equal(flat(problem.head.parameters()), flat(other.head.parameters()))
 
 
 def test_other_bounds_are_not_resumed():

@@ -63,3 +63,15 @@ def test_the_end_is_recognised():
     problem = multiclass(5, n=3, features=6)
     assert follow(problem, epsilon=0.1, lam_min=0.0).complete
     assert not follow(multiclass(5, n=3, features=6), lam_min=1e-3).complete
+
+
+def test_resumed_to_the_bit():
+    states = []
+    whole = follow(multiclass(4), lam_min=1.0, on_breakpoint=lambda run: states.append(run.state_dict()))
+    resumed = follow(multiclass(4), lam_min=1.0, resume=states[2])
+    assert [(p.lam, p.gap, p.primal) for p in resumed.points] == [(p.lam, p.gap, p.primal) for p in whole.points]
+    for epsilon in (SHARE, Relative(0.1)):
+        problem = multiclass(4)
+        run = PathRun(problem.head, Items(problem), epsilon=epsilon, lam_min=1.0, solver=plainly())
+        with pytest.raises(ValueError, match="of another run: epsilon is"):
+            run.load_state_dict(states[2])

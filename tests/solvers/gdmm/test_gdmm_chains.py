@@ -11,20 +11,24 @@ import pytest
 import torch
 from factor_graphs import Duals, FactorGraph, Task, chain_graph, chain_task, label_set_task
 from gdmm_cases import FactorGraphTestCase, rules, saved
-from problems import flat, listed_parts
+from problems import flat, listed_parts, rng
 from torch import nn
 
 from torchssvm import (
     GDMM,
+    Batch,
     Chain,
     CompiledBCFW,
     DualState,
     LinearChain,
     LinearMulticlass,
     LinearMultilabel,
+    SparseFeatures,
+    SparseLinearChain,
     certify,
 )
 from torchssvm.core.batch import apply_head
+from torchssvm.solvers import primal
 from torchssvm.solvers.gdmm import Penalty, ResidualBalancing
 from torchssvm.solvers.gdmm.chain_exact import round_chains
 from torchssvm.solvers.gdmm.chain_pass import visit_chains
@@ -153,6 +157,20 @@ def test_tokens_without_features_go_where_the_loss_is(rule, cost):
     assert found.gap == pytest.approx(0.0, abs=1e-12 * cost)
 
 
+@rules
+def test_costs_of_any_size(rule):
+    """Everything in proportion: the same run."""
+    runs = []
+    for unit in (1.0, 2.0**30, 2.0**-30):
+        task = chain_task(2, weighted=True, lam=0.1 / unit)
+        task.y = WeightedLabels(task.y.labels, task.y.weights * unit)
+        gdmm = GDMM(task.head, task.everything(), num_examples=task.n, lam=0.1 / unit, rule=rule)
+        for _ in range(20):
+            gdmm.step()
+        runs.append(gdmm.certify().primal / unit)
+    assert runs == pytest.approx([runs[0]] * 3, rel=1e-6)
+
+
 def test_no_token_of_the_last_chain_has_a_factor_behind_it():
     """A checkpoint that says so would be read beyond the end."""
     task = chain_task(1)
@@ -179,6 +197,27 @@ def test_no_token_of_the_last_chain_has_a_factor_behind_it():
     with pytest.raises(ValueError, match="sides"):
         gdmm.load_state_dict(bad)
     gdmm.step()
+
+
+def test_memory_goes_with_what_is_active():
+    """2000 labels: four million pairs for each of 60 factors, of which a few are kept."""
+    random, states, n = rng(0), 2000, 12
+    y = torch.randint(0, 40, (n, 6), generator=random)
+    x = torch.randint(0, 50, (n, 6, 3), generator=random)
+    head = SparseLinearChain(50, states).double()
+    batch = Batch(SparseFeatures(x), y, torch.arange(n), torch.full((n,), 6))
+    gdmm = GDMM(head, [batch], num_examples=n, lam=0.05)
+    assert len(gdmm.problem.pairs.dense) == 0  # in order: more pairs than are looked at one by one
+    for _ in range(4):
+        report = gdmm.step()
+    held = sum(array.nbytes for lists in gdmm.problem.duals for array in lists)
+    assert held < 2**20  # n T K^2 numbers would be two gigabytes
+    assert sum(array.nbytes for array in gdmm.problem.pairs.entries if isinstance(array, np.ndarray)) < 2**22
+    assert report.visited < 0.01 * report.queries * states**2
+    assert gdmm.problem.duals.factors.size.mean() < 8
+    found = gdmm.certify()
+    assert found.gap >= 0.0
+    assert found.primal == pytest.approx(primal(head, head.structure, [batch], 0.05).value, abs=1e-9)
 
 
 class Own(LinearChain):

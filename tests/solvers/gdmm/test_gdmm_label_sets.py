@@ -380,6 +380,26 @@ def test_a_factor_without_room_waits_for_the_next_pass():
     assert found.drift < 1e-9
 
 
+def balanced(penalty: Penalty | None, cost: float) -> GDMM:
+    """Label sets whose losses are in another unit, after thirty passes."""
+    task = label_set_task(5, n=12, labels=4, normalize=False)
+    task.head.structure._costs *= cost
+    found = GDMM(task.head, task.everything(), num_examples=12, lam=0.02 / cost, penalty=penalty)
+    for _ in range(30):
+        found.step()
+    return found
+
+
+def test_rho_is_chosen_whatever_the_unit_of_losses_and_the_start():
+    one, many = balanced(None, 1.0), balanced(None, 16.0)
+    assert many.rho == pytest.approx(16 * one.rho, rel=1e-9)
+    low, high = (balanced(ResidualBalancing(start), 1.0) for start in (0.001, 10.0))
+    assert 0.25 <= low.rho / one.rho <= 4.0
+    assert 0.25 <= high.rho / one.rho <= 4.0
+    certificate = one.certify()
+    assert certificate.relaxed_primal - certificate.relaxed_dual == pytest.approx(certificate.relaxed_gap, abs=1e-12)
+
+
 @examples(20)
 @given(st.floats(0.1, 10.0))
 def test_the_residuals_that_are_balanced(unit):

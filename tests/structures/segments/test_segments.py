@@ -211,6 +211,16 @@ def test_the_kernel_has_the_bits_of_torch(
     assert torch.equal(found[0][possible], expected[0][possible])
 
 
+def test_a_long_sequence_is_decoded_by_its_definition():
+    """The labels of pieces of 50 frames are plain in float32, at any distance from the beginning."""
+    labels = torch.arange(5_000).div(50, rounding_mode="floor").remainder(3).unsqueeze(0)
+    emission = torch.nn.functional.one_hot(labels, 3).float() + 0.1 * torch.randn(1, 5_000, 3, generator=rng(1))
+    structure, segment = Segments(3, 64), torch.zeros(1, 67, 3)
+    segment[:, 3:] = -2.0  # of every segment
+    found = structure.decode({"emission": emission, "segment": segment})
+    assert torch.equal(found, structure.from_frames(labels))
+
+
 def test_spans_and_frames_are_read_back():
     structure = Segments(3, 4)
     spans = [[(0, 2, 1), (2, 3, 1), (3, 4, 0)], [(0, 1, 2)]]

@@ -1,0 +1,125 @@
+"""Averages on tiny problems: certificates hold the optimum of a QP over all outputs; training never notices them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from bounded import Bounded, limits
+from enumerated import Listing, linear_problem, listing, optimum_between
+from problems import Problem, assert_same, flat, rng
+
+from torchssvm import (
+    CacheOracle,
+    CompiledBCFW,
+    Corrective,
+    FrankWolfe,
+    Labelings,
+    MeanParts,
+    Pairwise,
+    Weights,
+    certify,
+    recompute_weights,
+)
+from torchssvm.solvers import SuffixAverage, UniformAverage, WeightedAverage
+from torchssvm.steps import Away, Hybrid, MaxOracle
+
+pytest.importorskip("clarabel")
+
+KINDS = [WeightedAverage, SuffixAverage, UniformAverage]
+RULES: list[tuple[Any, Any, Any]] = [
+    (MeanParts, FrankWolfe(), MaxOracle()),
+    (Weights, FrankWolfe(), MaxOracle()),
+    *((lambda: Labelings(2), direction, MaxOracle()) for direction in (Pairwise(), Away(), Hybrid(), Corrective())),
+    *((Labelings, direction, CacheOracle()) for direction in (FrankWolfe(), Pairwise(), Away(), Corrective())),
+]
+RESTARTS = ["nothing", "rescale", "change_lam", "load_state_dict", "features"]
+
+
+class Run:
+    """One training, in the torch loop or the compiled one, with every average of it."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = rng(seed)
+        self.lists = listing(seed, chain=seed % 2 == 0, n=1 + self.draw(4), states=2 + self.draw(2))
+        storage, direction, oracle = RULES[seed % len(RULES)]
+        self.problem: Problem = linear_problem(self.lists, 0.01 * 200.0 ** float(torch.rand((), generator=self.random)))
+        names = [name for name, _ in self.problem.head.named_parameters()]
+        self.bounds = {names[0]: (-0.1, 0.2), names[1]: (0.0, None)} if seed % 3 == 1 and len(names) > 1 else {}
+        rules = {"direction": direction, "oracle": oracle}
+        self.training = Bounded(self.problem, self.bounds, storage=storage(), **rules)
+        self.rules = None if self.bounds or storage is Weights else rules
+        self.averages = [kind.following(self.training.dual) for kind in KINDS]
+        self.saved: Any = None
+
+    def draw(self, most: int) -> int:
+        return int(torch.randint(0, most, (), generator=self.random))
+
+    def train(self, steps: int) -> None:
+        """Steps, exact passes between them, and portions of the compiled loop."""
+        for step in range(steps):
+            if self.rules is not None and step % 4 == 3:
+                everything = self.problem.everything()
+                CompiledBCFW(self.problem.head, self.training.dual, everything, **self.rules).step(1 + self.draw(3))
+            else:
+                rows = torch.randint(0, self.problem.n, (1 + self.draw(3),), generator=self.random)
+                self.training.step(rows.tolist())
+            if self.draw(3) == 0:
+                certify(self.problem.head, self.training.dual, self.problem.everything())
+            if step == 2:
+                self.saved = self.training.optim.state_dict()
+
+    def restart(self, how: str) -> None:
+        """What ends the problem that the average is of."""
+        dual = self.training.dual
+        if how == "rescale":
+            dual.rescale(0.6)
+        elif how == "change_lam":
+            dual.change_lam(1.7 * dual.lam)
+        elif how == "load_state_dict":
+            self.training.optim.load_state_dict(self.saved)
+        elif how == "features" and not dual.storage.needs_gradients:
+            x = [own + 0.5 * torch.randn(own.shape, generator=self.random).double().numpy() for own in self.lists.x]
+            self.lists = Listing(x, *[getattr(self.lists, f) for f in ("y", "states", "chain", "bias", "boundary")])
+            self.problem.x = self.lists.tensors()[0]
+            recompute_weights(self.problem.head, dual, self.problem.everything())
+        self.problem.lam = dual.lam
+        if dual.restarts:
+            assert all(average.state_dict()["count"] == 0 for average in self.averages)
+
+    def check(self, where: str) -> int:
+        """Every average against the enumeration; how many there were."""
+        dual, everything = self.training.dual, self.problem.everything()
+        truth = self.lists.reference(self.problem.lam)
+        below, above = optimum_between(truth, *limits(self.problem, self.bounds))
+        rounding = 1e-9 * (1.0 + 1.0 / self.problem.lam)
+        before = self.training.snapshot()
+        for average in self.averages:
+            found = average.certify(self.problem.head, dual, everything)
+            before["dual"]["oracle_calls"] += self.problem.n
+            assert_same(self.training.snapshot(), before)
+            about = f"{where}, {average}: {found}, optimum between {below} and {above}"
+            assert found.exact
+            assert found.primal - found.dual == found.gap
+            assert found.dual <= above + rounding, about
+            assert found.primal >= below - rounding, about
+            assert found.primal == pytest.approx(truth.primal(flat(average.weights)), abs=rounding), about
+        return len(self.averages)
+
+
+@pytest.mark.parametrize("portion", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, len(RESTARTS)))])
+def test_certificates_of_averages(portion):
+    """Every rule once; in all portions, before and after each of the restarts."""
+    checked = 0
+    for turn, seed in enumerate(range(len(RULES) * portion, len(RULES) * (portion + 1))):
+        run = Run(seed)
+        run.train(4)
+        checked += run.check(f"problem {seed}, before")
+        how = RESTARTS[(turn + portion) % len(RESTARTS)]
+        run.restart(how)
+        run.train(5)
+        checked += run.check(f"problem {seed}, after {how}")
+        assert not np.isnan(run.training.dual.value())
+    assert checked == 2 * len(KINDS) * len(RULES)
