@@ -241,8 +241,8 @@ class CompiledBCFW(DualTrainer, Stateful):
                     relaxation = self.draws.relaxation
                     if not len(order):
                         break
-                most = end - dual.oracle_calls
-                made = self._visit(order, points, drawn=len(order) > 0, relaxation=relaxation, power=power, most=most)
+                left = end - dual.oracle_calls
+                made = self._visit(order, points, drawn=len(order) > 0, relaxation=relaxation, power=power, most=left)
                 done += made
                 if not self._whole and made < max(len(order), len(points)):
                     if bool((dual.gap_estimates == 0.0).all()):

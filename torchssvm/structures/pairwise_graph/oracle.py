@@ -93,7 +93,7 @@ class TreeReweighted:
         labels = np.full((batch, longest), -1)
         value, bound = np.empty((2, batch))
 
-        def solve(begin: int, end: int, _: int) -> None:
+        def solve_rows(begin: int, end: int, _: int) -> None:
             for row in range(begin, end):
                 size, real = sizes[row], ends[row, :, 0] >= 0
                 plan = make_plan(size, ends[row, real].tobytes())
@@ -102,7 +102,7 @@ class TreeReweighted:
                 limits = self.max_rounds, self.cycle_rounds, self.branches
                 value[row], bound[row] = solve(plan, room, tables[row, real], *limits, labels[row])
 
-        run_in_chunks(solve, sizes)
+        run_in_chunks(solve_rows, sizes)
         return tuple(torch.from_numpy(t).to(node.device) for t in (labels, value, bound))  # type: ignore[return-value]
 
 
