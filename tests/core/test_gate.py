@@ -155,7 +155,7 @@ class _Classes:
 def test_minus_100_is_padding_beyond_the_lengths_alone_where_labels_are_needed(compiled):
     y = torch.tensor([[0, 1, -100], [2, -100, -100]])
     head, solver = LinearChain(4, 3), Solver(compiled=compiled)
-    with pytest.raises(ValueError, match=r"label -100 at position 2 of example 0;.*latent\(head, dataset, lam\)"):
+    with pytest.raises(ValueError, match=r"label -100 at position 2 of example 0:.*latent\(head, dataset, lam\)"):
         solve(head, PaddedDataset(X[:, :3], y, torch.tensor([3, 1])), lam=0.1, solver=solver, progress=False)
     data = PaddedDataset(X[:, :3], y, torch.tensor([2, 1]))
     assert solve(head, data, lam=0.1, solver=solver, progress=False).exact

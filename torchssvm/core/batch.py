@@ -295,7 +295,7 @@ def check_fits(head: Any, structure: Any, data: Any, collate_fn: Collate | None 
     if collate is not None and collate != getattr(dataset, "collate", None):
         return
     if (place := getattr(dataset, "first_unknown", None)) is not None and not hasattr(structure, "complete"):
-        raise ValueError(f"dataset.y{place} is -100{NO_LABEL}")
+        raise ValueError(f"dataset.y has label -100 at position {place[1]} of example {place[0]}{NO_LABEL}")
     for name, owner in (("in_features", head), ("num_states", structure)):
         own, found = getattr(owner, name, None), getattr(dataset, name, None)
         if is_ours(type(owner)) and isinstance(own, int) and isinstance(found, int) and own != found:
