@@ -74,7 +74,7 @@ def _score_features(form, examples, model, start, length, emission):
 
 @_score_features.of(Dense)
 @njit_fastmath
-def score_dense(form, examples, model, start, length, emission):
+def _score_features_of_dense(form, examples, model, start, length, emission):
     """See :func:`_score_features`."""
     if model.emission.shape[1] == 1:
         for t in range(length):
@@ -88,7 +88,7 @@ def score_dense(form, examples, model, start, length, emission):
 
 @_score_features.of(Listed)
 @njit_fastmath
-def score_lists(form, examples, model, start, length, emission):
+def _score_features_of_lists(form, examples, model, start, length, emission):
     """See :func:`_score_features`."""
     sum_listed(emission, model.bias, model.emission, examples.column, form.values, examples.row[start:], length)
 

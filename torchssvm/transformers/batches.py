@@ -128,11 +128,10 @@ def words_of(hidden: Tensor, mask: Tensor, labels: Tensor | None) -> Words:
     return Words(features, packed[0] if packed else None, lengths, mask)
 
 
-def by_length(dataset: Any) -> list[int]:
+def by_length(items: Sequence[Any]) -> list[int]:
     """The places of tokenised sentences, the shortest first: batches of similar lengths have little padding."""
-    items = (dataset[i] for i in range(len(dataset)))
     lengths = [len(item["input_ids"]) if isinstance(item, Mapping) and "input_ids" in item else 0 for item in items]
-    return sorted(range(len(dataset)), key=lengths.__getitem__)
+    return sorted(range(len(items)), key=lengths.__getitem__)
 
 
 def batches_of(

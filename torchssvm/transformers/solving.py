@@ -59,9 +59,10 @@ def features_of(tagger: Any, dataset: Any, batch_size: int) -> PaddedDataset:
     """The words of a dataset, with their features on the CPU; the tagger computes them in evaluation mode."""
     if not len(dataset):
         raise ValueError("the dataset is empty: it must hold at least one sentence")
-    x, y, lengths, order = list[Tensor](), list[Tensor](), [], by_length(dataset)
+    items = [dataset[i] for i in range(len(dataset))]  # read once: a dataset may make them anew
+    x, y, lengths, order = list[Tensor](), list[Tensor](), [], by_length(items)
     with evaluating(tagger):
-        for batch in batches_of(dataset, batch_size, tagger.config.encoder.pad_token_id or 0, tagger.device, order):
+        for batch in batches_of(items, batch_size, tagger.config.encoder.pad_token_id or 0, tagger.device, order):
             if "labels" not in batch:
                 raise ValueError("the items have no labels, which training needs: a state, or -100 where no word is")
             words = tagger.words(**batch)
