@@ -6,7 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from torchssvm import Chain, HiddenStates, LinearChain, LinearMulticlass, Multiclass, Relative, Solver, in_order, latent
+from torchssvm import (
+    Chain,
+    HiddenStates,
+    LinearChain,
+    LinearMulticlass,
+    LinearMultilabel,
+    Multiclass,
+    Relative,
+    Solver,
+    in_order,
+    latent,
+)
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import inner
 from torchssvm.datasets import LatentCrosses, PaddedDataset
@@ -168,8 +179,8 @@ def test_crosses_are_drawn_as_asked():
 
 def test_what_does_not_fit_is_refused():
     data = chains()
-    with pytest.raises(TypeError, match=r"structure=Chain.*such as HiddenStates"):
-        latent(LinearChain(4, 4), data, LAM)
+    with pytest.raises(TypeError, match=r"structure=Multilabel.*such as HiddenStates"):
+        latent(LinearMultilabel(4, 3), data, LAM)
     with pytest.raises(ValueError, match="dataset is empty"):
         latent(LinearChain(4, 4), torch.utils.data.Subset(data, []), LAM, structure=CHAIN)
     with pytest.raises(ValueError, match="rounds=0"):
