@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -74,8 +74,8 @@ def padded_lists(start: Tensor, count: Tensor, columns: Tensor, values: Tensor |
 def named_tokens(X: Iterable[Sequence[Any]]) -> Iterator[list[tuple[str, float]]]:
     """The features of each token, by name: a text becomes ``name=text`` with the value 1, True is 1, 0 is left out.
 
-    Those of a dictionary in a dictionary are ``name:inner``, as CRFsuite calls them; there is one level of these. A
-    token is ``{name: bool, text or number}``, or a list of names, each of the value 1.
+    Those of a dictionary, a list or a set in a dictionary are ``name:inner``, as CRFsuite calls them, at any depth. A
+    token is ``{name: bool, text or number}``, or a list or set of names, each of the value 1.
     """
     for place, sequence in enumerate(X):
         for at, token in enumerate(sequence):
@@ -86,13 +86,22 @@ def named_tokens(X: Iterable[Sequence[Any]]) -> Iterator[list[tuple[str, float]]
 
 
 def _named_values(token: Any) -> Iterable[tuple[str, float]]:
-    if isinstance(token, list | tuple | set | frozenset) and all([isinstance(name, str) for name in token]):
-        return zip(token, itertools.repeat(1.0), strict=False)
     if isinstance(token, Mapping):
         return _values_of(token)
+    if _holds_names(token):
+        return _ones(token)
     raise TypeError(
         f"is a {type(token).__name__}: give {{name: text, number, True or False}}, a list of names, or arrays [N, F]"
     )
+
+
+def _holds_names(value: Any) -> bool:
+    return isinstance(value, list | tuple | set | frozenset) and all([isinstance(name, str) for name in value])
+
+
+def _ones(names: Collection[str]) -> Iterable[tuple[str, float]]:
+    """Each name with the value 1; sets in alphabetical order, as their own differs between processes."""
+    return zip(sorted(names) if isinstance(names, Set) else names, itertools.repeat(1.0), strict=False)
 
 
 def _values_of(token: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
@@ -101,8 +110,10 @@ def _values_of(token: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
             raise TypeError(f"has a feature named {name!r}: names are texts")
         if isinstance(value, str):
             yield f"{name}={value}", 1.0
-        elif isinstance(value, Mapping) and not any(isinstance(inner, Mapping) for inner in value.values()):
+        elif isinstance(value, Mapping):
             yield from ((f"{name}:{inner}", number) for inner, number in _values_of(value))
+        elif _holds_names(value):
+            yield from ((f"{name}:{inner}", number) for inner, number in _ones(value))
         elif isinstance(value, Real | np.bool_):
             try:
                 number = float(value)

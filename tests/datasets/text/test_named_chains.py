@@ -28,6 +28,17 @@ def test_a_dataset_of_names_has_the_batches_of_batch_of_names():
     assert (test[0].x.columns.tolist(), test[0].y.tolist(), test.in_features) == ([[1]], [1], 3)
 
 
+def test_dictionaries_lists_and_sets_of_names_are_read_as_crfsuite_reads_them():
+    token = {"grams": ["ca", "at"], "tags": {"q", "p"}, "shape": {"long": False, "kind": "x", "case": ["Up"]}}
+    names = ["grams:at", "grams:ca", "shape:case:Up", "shape:kind=x", "tags:p", "tags:q"]
+    train = NamedChains([[token], [{"w": "a"}]], [["N"], ["V"]])
+    assert list(train.vocabulary) == [*names, "w=a"]
+    assert train[0].x.columns.tolist() == [[1, 0, 4, 5, 3, 2]]  # sets by their alphabet
+    assert train[0].x.values is None or train[0].x.values.eq(1.0).all()
+    with pytest.raises(TypeError, match=r"token 0 of sequence 0 has the feature 'grams' = \[1\]"):
+        NamedChains([[{"grams": [1]}]], [["N"]])
+
+
 @each_row(
     ("x", "y", "options", "error", "message"),
     [
