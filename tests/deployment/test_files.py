@@ -21,6 +21,7 @@ from torchssvm import (
     LinearGraph,
     LinearMulticlass,
     LinearMultilabel,
+    LinearRanking,
     LinearSegments,
     LinearTree,
     Multiclass,
@@ -114,6 +115,9 @@ def test_probabilities_need_a_temperature(tmp_path) -> None:
     save_model(tmp_path / "model", LinearMulticlass(5, 3))
     with pytest.raises(ValueError, match="no temperature: calibrate the estimator"):
         load_head(tmp_path / "model").marginals(torch.ones(2, 5))
+    save_model(tmp_path / "ranking", LinearRanking(5))
+    with pytest.raises(NotImplementedError, match="Ranking has no expectation oracle"):
+        load_head(tmp_path / "ranking").marginals(torch.ones(2, 3, 5))
 
 
 @pytest.mark.slow

@@ -287,6 +287,9 @@ def test_rows_are_added_with_the_classes_of_the_first_call():
     _same_optimum(model.partial_fit(X[:5], y[:5]), MultinomialSVC(tol=0.02).fit([*X, *X[:5]], [*y, *y[:5]]))
     with pytest.raises(ValueError, match="X has 2 features"):
         model.partial_fit(X[:1, :2], y[:1])
+    with pytest.raises(ValueError, match=r"classes=\['a', 'd'\] are not those of the first call: \['a', 'b', 'c'\]"):
+        model.partial_fit(X[:1], y[:1], classes=["a", "d"])
+    assert model.partial_fit(X[:1], y[:1], classes=["c", "b", "a"]).certificate_.num_examples == len(X) + 6
 
 
 @pytest.mark.parametrize("forms", [(np.asarray, sparse.csr_matrix), (sparse.csr_matrix, np.asarray)])

@@ -82,7 +82,7 @@ class Decoder(nn.Module):
 
         Returns:
             The labelings, int64: ``[B, N]`` of chains and trees, -1 beyond the length; ``[B]`` of classes; ``[B, K]``
-            of sets of labels.
+            of sets of labels. Those of segments are codes: ``structure.frames`` and ``structure.spans`` read them.
 
         Raises:
             ValueError: A shape or a length does not fit, or a score is NaN or +inf.

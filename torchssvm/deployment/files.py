@@ -165,13 +165,14 @@ class SavedModel(NamedTuple):
         """Probabilities of the parts of outputs, ``parts["emission"]`` of a chain ``[B, N, K]``, from the same inputs.
 
         Raises:
+            NotImplementedError: The structure has no marginals.
             ValueError: The file has no temperature.
         """
-        if self.temperature is None:
+        if self.temperature is None and type(self.structure).marginals is not Structure.marginals:
             raise ValueError(
                 "the file has no temperature: calibrate the estimator and save it again, or save_model(temperature=...)"
             )
-        return marginals_at(self.structure, self._potentials(*inputs), self.temperature)
+        return marginals_at(self.structure, self._potentials(*inputs), self.temperature or 1.0)
 
     @torch.no_grad()
     def _potentials(self, x: Any, *lengths: Any) -> Potentials:

@@ -101,16 +101,19 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         Args:
             X: Features.
             y: Classes.
-            classes: ``[K]``, all classes, in the first call, where ``y`` lacks some of them; None is those of ``y``.
+            classes: ``[K]``, all classes, where the ``y`` of the first call lacks some of them; None is those of ``y``.
+                Later calls may repeat them.
 
         Raises:
-            ValueError: As :meth:`fit`, of all rows; or ``y`` has a class that the first call did not know; or the
-                estimator is a copy of a trained one, or was trained with ``sample_weight``.
+            ValueError: As :meth:`fit`, of all rows; or ``y`` or ``classes`` has a class that is new;
+                or the estimator is a copy of a trained one, or was trained with ``sample_weight``.
         """
         if hasattr(self, "n_features_in_"):
             self._matrix(X)  # as many features as before
         if self._seen is None and (classes is not None or self._last is None):
             self._named = None if classes is None else np.unique(classes)
+        elif classes is not None and set(np.unique(classes)) != set(self.classes_):
+            raise ValueError(f"classes={classes!r} are not those of the first call: {self.classes_.tolist()}")
         return self._add(X, y, lambda rows, own, stay: self._fit(rows, own, named=self._named, stay=stay))
 
     def _fit(self, X: Any, y: Any, sample_weight: Any = None, named: Any = None, stay: int = 0) -> MultinomialSVC:
