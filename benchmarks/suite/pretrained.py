@@ -191,7 +191,7 @@ def ways(task: str, seed: int, sentences: int, held_out: int, test: int, epochs:
     note("encoder as it is, three layers, head solved", lambda **b: frozen(**b).predictions, start)
     torch.manual_seed(seed)
     start = time.process_time()
-    upper = tagger_on(shallow, freeze_encoder=2, loss="cross-entropy")
+    upper = tagger_on(shallow, layers=[-1, -2], freeze_encoder=2, loss="cross-entropy")
     upper = trained(upper, train, epochs, seed, alike=True)
     upper.solve(train, dev, progress=False)
     note(SHORT, lambda **b: upper(**b).predictions, start)

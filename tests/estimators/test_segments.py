@@ -65,6 +65,9 @@ def test_probabilities_are_sums_over_all_segmentations(options):
         fitted.calibrate(X[:1], [[(0, 4, "a")]])
     assert torch.is_grad_enabled()
     noisy = [[(0, 1, "b"), (1, 4, "a")], *SPANS[1:]]
+    for margins, own in zip(fitted.decision_function(X), fitted.predict(X), strict=True):
+        labels = [label for start, end, label in own for _ in range(start, end)]
+        assert np.array_equal(margins > 0.0, np.array(labels)[:, None] == fitted.classes_)
     before, found = fitted.predict(X), fitted.calibrate(X, noisy).predict_proba([X[0], np.zeros((0, 2)), X[1]])
     assert fitted.predict(X) == before
     assert found[1].shape == (0, 2)

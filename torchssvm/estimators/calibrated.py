@@ -104,12 +104,28 @@ class SequenceEstimator(CalibratedEstimator):
         Returns:
             ``[N_i, K]`` float64 for every sequence.
         """
+
+        def masses(potentials: Potentials) -> torch.Tensor:
+            return marginals_at(self.structure_, potentials, self.temperature_).parts["emission"]
+
+        return self._each(X, masses)
+
+    def decision_function(self, X: Any) -> list[np.ndarray]:
+        """The margin of each label of each token, or frame, ``[N_i, K]`` float64 for every sequence.
+
+        It is the best score of an output with it, less that of the best without it: not below 0 for what ``predict``
+        finds, and not above for others. Its size says how sure the model is.
+        """
+        check_is_fitted(self)
+        return self._each(X, lambda potentials: self.structure_.max_marginals(potentials))
+
+    def _each(self, X: Any, found_of: Callable[[Potentials], torch.Tensor]) -> list[np.ndarray]:
+        """``[N_i, K]`` for every sequence, of what is found for a batch, ``[B, N, at least K]``."""
         X = listed(X)
         check_list(X)
         found = [np.zeros((0, len(self.classes_))) for _ in X]
         for index, length, potentials in self._scored(X):
-            parts = marginals_at(self.structure_, potentials, self.temperature_).parts["emission"].numpy()
-            for i, size, row in zip(index, length, parts, strict=True):
+            for i, size, row in zip(index, length, found_of(potentials).numpy(), strict=True):
                 found[i] = row[:size, : len(self.classes_)].copy()
         return found
 

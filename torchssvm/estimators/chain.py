@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_is_fitted
 
 from torchssvm.core.arguments import check_whole, naming
 from torchssvm.core.sparse_features import NamedLists
@@ -174,21 +173,6 @@ class ChainSVC(SequenceEstimator):
             labels = self.structure_.argmax(potentials).labeling.numpy()
             for i, size, row in zip(index, length, labels, strict=True):
                 found[i] = self.classes_[row[:size]].tolist()
-        return found
-
-    def decision_function(self, X: Any) -> list[np.ndarray]:
-        """The margin of each label of each token, ``[N_i, K]`` float64 for every sequence.
-
-        It is the best score of a sequence of labels with it, less that of the best without it: not below 0 for the
-        labels of ``predict``, and not above for others. Its size says how sure the model is.
-        """
-        check_is_fitted(self)
-        X = listed(X)
-        check_list(X)
-        found = [np.zeros((0, len(self.classes_))) for _ in X]
-        for index, length, potentials in self._scored(X):
-            for i, size, row in zip(index, length, self.structure_.max_marginals(potentials).numpy(), strict=True):
-                found[i] = row[:size].copy()
         return found
 
     def score(self, X: Any, y: Any) -> float:

@@ -38,13 +38,22 @@ def tree_margins(node: Tensor, edge: Tensor, parent: Tensor, depth: Tensor, labe
     best.masked_fill_(low > 0, 0.0)
     _sweep(*arrays(best, low, torch.zeros_like(best), edge, parent, depth, order, best.new_empty(states)))
     best.masked_fill_(low > 0, -math.inf)
-    first, place = best.max(2, keepdim=True)
-    rest = best.scatter(2, place, -math.inf)
-    others = torch.where(torch.arange(states) == place, rest.amax(2, keepdim=True), first)
-    margins = torch.where(best == others, 0.0, best - others)  # also where both are infinite
     chosen = torch.zeros_like(best, dtype=torch.bool).scatter_(2, labels.clamp(min=0).unsqueeze(2), True)
-    margins = torch.where(chosen, margins.clamp(min=0.0), margins.clamp(max=0.0))
+    margins = margins_of(best, best_of_others(best), chosen)
     return margins.masked_fill((depth < 0).unsqueeze(2), 0.0).to(device)
+
+
+def best_of_others(scores: Tensor) -> Tensor:
+    """The best score of the other states, for each, ``[..., K]``; ``-inf`` where there is one state."""
+    first, place = scores.max(-1, keepdim=True)
+    rest = scores.scatter(-1, place, -math.inf)
+    return torch.where(torch.arange(scores.shape[-1]) == place, rest.amax(-1, keepdim=True), first)
+
+
+def margins_of(best: Tensor, without: Tensor, chosen: Tensor) -> Tensor:
+    """The best scores with a part less those without it; not below 0 for the chosen parts, and not above for others."""
+    margins = torch.where(best == without, 0.0, best - without)  # also where both are infinite
+    return torch.where(chosen, margins.clamp(min=0.0), margins.clamp(max=0.0))
 
 
 @njit

@@ -16,6 +16,7 @@ from torchssvm.core.structure import Decoding, as_decoding, digest
 from torchssvm.structures.chain.nbest import NBest, nbest
 from torchssvm.structures.common import check_lengths
 from torchssvm.structures.labelled import Indexed, Places, real_rows
+from torchssvm.structures.segments.margins import segment_margins
 from torchssvm.structures.segments.oracle import semi_markov, semi_markov_marginals
 
 
@@ -132,6 +133,12 @@ class Segments(Indexed):
         emission, segment = potentials["emission"], potentials["segment"]
         *parts, whole = semi_markov_marginals(emission, segment, self._on(emission.device), potentials.lengths)
         return Marginals(dict(zip(("emission", "segment"), parts, strict=True)), whole)
+
+    def max_marginals(self, potentials: Potentials) -> Tensor:
+        """Of each label of each frame; the second half, with ``boundary``, of each label that begins there."""
+        emission, segment = potentials["emission"], potentials["segment"]
+        codes = self.argmax(potentials).labeling
+        return segment_margins(emission, segment, self._least, (codes >= 0).sum(1), codes)
 
     def nbest(self, potentials: Potentials, n: int) -> NBest:
         """The n best segmentations of every example, the best one first; equals in no certain order.
