@@ -20,8 +20,7 @@ from torchssvm.core.random_state import RandomState
 from torchssvm.core.schema import Entry, Maybe, check
 from torchssvm.core.structure import Structure
 from torchssvm.core.threads import undisturbed
-from torchssvm.lightning.exact_pass import in_precision
-from torchssvm.lightning.loaders import of_all, same_buffers, share_of
+from torchssvm.lightning.loaders import in_precision, of_all, same_buffers, share_of
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_start
 from torchssvm.solvers.evaluation import evaluate

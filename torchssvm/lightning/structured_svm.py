@@ -30,9 +30,8 @@ from torchssvm.lightning.compiled_epochs import (
     put_back,
     replace_loader,
 )
-from torchssvm.lightning.exact_pass import certify_by_torch
 from torchssvm.lightning.joint_training import HeadAlone, HeadChoice, JointRun, JointTraining
-from torchssvm.lightning.loaders import alone, check_strategy, exact_pass_loader
+from torchssvm.lightning.loaders import alone, certify_by_torch, check_strategy, exact_pass_loader
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_trainer, training_modes
 from torchssvm.solvers.bcfw import BCFW

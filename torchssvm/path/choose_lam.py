@@ -27,7 +27,7 @@ from torchssvm.core.arguments import (
 from torchssvm.core.batch import NAMES, Part, check_fits, device_of, pass_over
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
-from torchssvm.path.walk import Solved, walk
+from torchssvm.path.run import Solved, walk
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.evaluation import Evaluation, evaluate, merge_evaluations
 from torchssvm.solvers.guess_lam import FAR_ABOVE, FAR_BELOW, guess_lam, guess_or_none

@@ -21,7 +21,7 @@ from torchssvm.core.sparse_features import Lists, SparseFeatures, lists_of_rows,
 from torchssvm.core.structure import Labeling
 from torchssvm.core.vectors import add_row, add_rows, add_to_rows, set_row
 from torchssvm.kinds import block
-from torchssvm.kinds.examples import Dense, Examples, Listed
+from torchssvm.kinds.adapter import Dense, Examples, Listed
 from torchssvm.structures.chain import kind as sequences
 from torchssvm.structures.chain.kind import SequenceAdapter
 

@@ -13,7 +13,7 @@ from torchssvm.core.arguments import check_whole, row_names
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Parts, Potentials, conform, inner, scale
 from torchssvm.core.structure import Decoding, Labeling, Structure, each_labeling
-from torchssvm.structures.chain.by_level import viterbi_by_level
+from torchssvm.structures.chain.oracle import viterbi_by_level
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.common import check_lengths
 from torchssvm.structures.multiclass.structure import Multiclass
