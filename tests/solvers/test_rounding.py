@@ -36,6 +36,7 @@ from torchssvm.core.potentials import as_potentials
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.datasets import PaddedDataset
 from torchssvm.solvers import primal
+from torchssvm.solvers.compiled import exact_pass
 
 
 def in_float64(head, data, lam, structure=None):

@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -25,7 +26,7 @@ from torchssvm.core.ranks import Ranks
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.certificate import Certificate, certify
-from torchssvm.solvers.evaluation import Evaluation
+from torchssvm.solvers.evaluation import Evaluation, merge_evaluations
 from torchssvm.solvers.trainer import Pacing
 from torchssvm.steps.sampler import GapBatchSampler
 
@@ -189,19 +190,15 @@ def of_all(found: Evaluation) -> Evaluation:
     ranks = Ranks.here()
     if not ranks:
         return found
-    examples, tokens = found.num_examples, found.num_tokens or 0
-    sums = [found.loss * examples, (found.token_error or 0.0) * tokens, (found.example_error or 0.0) * examples]
-    table = ranks.gather(torch.tensor([*sums, examples, tokens, not found.exact], dtype=torch.float64))
-    loss, wrong, spoilt, examples_of_all, tokens_of_all, inexact = table.sum(0).tolist()
-    counted = found.num_tokens is not None
-    return Evaluation(
-        loss=loss / examples_of_all,
-        token_error=wrong / max(tokens_of_all, 1) if counted else None,
-        example_error=spoilt / examples_of_all if counted else None,
-        num_examples=int(examples_of_all),
-        exact=not inexact,
-        num_tokens=int(tokens_of_all) if counted else None,
-    )
+    names = ("loss", "token_error", "example_error", "num_examples", "num_tokens")
+    own = [float(getattr(found, name) or 0) for name in names]
+    parts = []
+    for *rates, examples, tokens, exact in ranks.gather(
+        torch.tensor([*own, found.exact], dtype=torch.float64)
+    ).tolist():
+        counts = {"num_examples": int(examples), "num_tokens": None if found.num_tokens is None else int(tokens)}
+        parts.append(replace(found, **dict(zip(names, rates, strict=False)), **counts, exact=bool(exact), losses=None))
+    return merge_evaluations(parts)
 
 
 class Fit:
