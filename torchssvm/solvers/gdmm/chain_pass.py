@@ -132,7 +132,7 @@ class Scratch(NamedTuple):
 
 def make_tokens(examples: Examples, num_features: int, has_bias: bool, has_boundary: bool) -> Tokens:
     """Lists of features with the biases among them: ``num_features`` for all, the next two for both ends of a chain."""
-    tokens = len(examples.y)
+    tokens = int(examples.line[-1])
     if examples.dense:
         rows, columns = np.nonzero(examples.x)
         counts = np.bincount(rows, minlength=tokens)

@@ -55,6 +55,7 @@ class ChainProblem(Problem, heads=(LinearChain, SparseLinearChain)):
     """
 
     structure = Chain
+    matrix, rows, table = "emission", ("bias", "start_transitions", "end_transitions"), "transition"
     has_relaxation = False
 
     def __init__(
@@ -122,19 +123,7 @@ class ChainProblem(Problem, heads=(LinearChain, SparseLinearChain)):
         key, value = as_list(self.pairs)
         transition = np.zeros((self.num_states, self.num_states))
         transition.reshape(-1)[key] = value
-        return self._as_parameters(self.weights, torch.from_numpy(transition))
-
-    def _as_parameters(self, weights: np.ndarray, transition: Tensor) -> list[Tensor]:
-        """In the order of ``head.parameters()``."""
-        table, f = torch.from_numpy(weights), self.num_features
-        found = {
-            "emission": self.head.by_feature(table[:f]),
-            "transition": transition,
-            "bias": table[f],
-            "start_transitions": table[f + 1],
-            "end_transitions": table[f + 2],
-        }
-        return [found[name] for name, _ in self.head.named_parameters()]
+        return self._as_parameters(torch.from_numpy(transition))
 
     def refresh(self) -> float:
         """Recompute the weights in float64, as rounding makes the held ones drift."""
@@ -172,13 +161,7 @@ class ChainProblem(Problem, heads=(LinearChain, SparseLinearChain)):
 
     def hinges(self, parameters: list[Tensor]) -> Hinges:
         """Exact hinges by Viterbi over the pairs with nonzero weights."""
-        named = dict(zip((name for name, _ in self.head.named_parameters()), parameters, strict=True))
-        weights = np.zeros(self.weights.shape, self.weights.dtype)
-        weights[: self.num_features] = self.head.by_feature(named["emission"].detach()).numpy()
-        for place, name in enumerate(("bias", "start_transitions", "end_transitions")):
-            if name in named:
-                weights[self.num_features + place] = named[name].detach().numpy()
-        transition = named["transition"].detach()
+        weights, transition = self._from_parameters(parameters)
         key = transition.flatten().nonzero().flatten()
         columns = columns_of(key.numpy(), transition.flatten()[key].double().numpy(), self.num_states)
         found = np.zeros(self.dual.num_examples)

@@ -16,12 +16,10 @@ from torch import Tensor
 from torchssvm.core.batch import Batch
 from torchssvm.core.jit import njit, njit_fastmath
 from torchssvm.core.potentials import Parts
-from torchssvm.core.problem import digest_targets
 from torchssvm.core.schema import Entry, Field, Noted, Same, Schema, damaged
-from torchssvm.core.sparse_features import SparseFeatures, check_finite, lists_of, lists_within
-from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.gdmm.chain_pass import AWAY, PROJECT, Options, add_row
+from torchssvm.solvers.compiled.packing import pack
+from torchssvm.solvers.gdmm.chain_pass import AWAY, PROJECT, Options, add_row, make_tokens
 from torchssvm.solvers.gdmm.label_set_pass import (
     LabelSets,
     PairTable,
@@ -35,7 +33,6 @@ from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, 
 from torchssvm.solvers.gdmm.ragged import Interactions, empty, repacked
 from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, ResidualBalancing, SortedOracle
 from torchssvm.solvers.gdmm.sorted_entries import change, entries_field, grown, make_entries
-from torchssvm.solvers.objective import every_example
 from torchssvm.structures.multilabel.head import LinearMultilabel, SparseLinearMultilabel
 from torchssvm.structures.multilabel.oracle import best_label_sets, symmetric
 from torchssvm.structures.multilabel.structure import Multilabel
@@ -53,6 +50,7 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
     """
 
     structure = Multilabel
+    matrix, rows, table = "unary", ("bias",), "pairwise"
     has_relaxation = True
     default_rule = ResidualBalancing
 
@@ -63,7 +61,12 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
         self.dual, self.ordered = dual, isinstance(oracle, SortedOracle)
         self.num_labels: int = self.head.structure.num_labels
         self.num_features = self.head.in_features
-        column, value, row, y, self.targets = self._pack(batches)
+        from torchssvm.structures.multilabel.kind import LabelSetAdapter
+
+        examples, piece = pack(LabelSetAdapter(head, 0, 0), dual, batches)
+        self.targets = piece.targets
+        column, value, row, *_ = make_tokens(examples, self.num_features, head.bias is not None, False)
+        y = examples.y.reshape(dual.num_examples, self.num_labels).astype(bool)
         square = np.add.reduceat(np.append(squares_of(value), 0.0), row[:-1]) * (np.diff(row) > 0)
         cost = self.head.structure.costs.numpy().copy()
         self.sets = LabelSets(column, value, row, y, cost, square)
@@ -90,36 +93,6 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
     def num_sides(self) -> int:  # type: ignore[override]
         """Number of sides of the factors that were made."""
         return 2 * int(self.factors.size.sum())
-
-    def _pack(self, batches: Iterable[Batch]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Tensor]:
-        """Lists of features, bias included, labels and digests, in the order of the index."""
-        dual, head, dtype = self.dual, self.head, self.head.unary.dtype
-        n = dual.num_examples
-        pieces: list[tuple[Tensor, Tensor, Tensor]] = []
-        counts, targets = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
-        y = torch.zeros(n, self.num_labels, dtype=torch.bool)
-        for batch, potentials, index in every_example(head, batches, head.unary.device, partial(check_batch, dual), n):
-            target = dual.structure.check_target(batch.y, potentials)
-            y[index], targets[index] = target.bool(), digest_targets(target)
-            check_finite(batch.x, index, dtype)
-            if isinstance(batch.x, SparseFeatures):
-                values = None if batch.x.values is None else batch.x.values.unsqueeze(1)
-                alone = SparseFeatures(batch.x.columns.unsqueeze(1), values)
-                found = lists_within(alone, torch.ones(len(index), 1, dtype=torch.bool), self.num_features, dtype)
-            else:
-                found = lists_of(batch.x.detach().to(dtype))
-            counts[index] = found.counts
-            pieces.append((torch.repeat_interleave(index, found.counts), found.columns, found.values))
-        if head.bias is not None:
-            everyone = torch.arange(n)
-            pieces.append(
-                (everyone, torch.full((n,), self.num_features, dtype=torch.int32), torch.ones(n, dtype=dtype))
-            )
-            counts += 1
-        owner, column, value = (torch.cat(tensors) for tensors in zip(*pieces, strict=True))
-        order = owner.argsort(stable=True)
-        row = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-        return column[order].numpy(), value[order].numpy(), row.numpy(), y.numpy(), targets
 
     def visit(self, order: np.ndarray, rule: BlockRule, rho: float) -> np.ndarray:
         """Visit examples; see :class:`Problem`."""
@@ -156,17 +129,7 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
 
     def held(self) -> list[Tensor]:
         """w(pi), one tensor for each parameter."""
-        return self._as_parameters(self.weights, self.pairs.value)
-
-    def _as_parameters(self, weights: np.ndarray, pairs: np.ndarray) -> list[Tensor]:
-        """In the order of ``head.parameters()``; ``pairs`` is read above its diagonal."""
-        i, j = np.triu_indices(self.num_labels, 1)
-        found = {
-            "unary": torch.from_numpy(self.head.by_feature(weights[: self.num_features])),
-            "bias": torch.from_numpy(weights[self.num_features]),
-            "pairwise": torch.from_numpy(pairs[i, j]),
-        }
-        return [found[name] for name, _ in self.head.named_parameters()]
+        return self._as_parameters(torch.from_numpy(self.pairs.value[np.triu_indices(self.num_labels, 1)]))
 
     def refresh(self) -> float:
         """Recompute the weights in float64."""
@@ -197,12 +160,8 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
 
     def hinges(self, parameters: list[Tensor]) -> Hinges:
         """Hinges by message passing on the linear program; the structure's decoder solves the examples left open."""
-        named = dict(zip((name for name, _ in self.head.named_parameters()), parameters, strict=True))
-        weights = np.zeros(self.weights.shape, self.weights.dtype)
-        weights[: self.num_features] = self.head.by_feature(named["unary"]).numpy()
-        if "bias" in named:
-            weights[self.num_features] = named["bias"].numpy()
-        pairwise = named["pairwise"].double()
+        weights, pairwise = self._from_parameters(parameters)
+        pairwise = pairwise.double()
         matrix = symmetric(pairwise, self.num_labels).numpy()
         n, cost, exact = self.dual.num_examples, self.sets.cost, True
         found, relaxed = np.zeros(n), np.zeros(n)
