@@ -399,13 +399,21 @@ class SequenceEstimator(CalibratedEstimator):
         Returns:
             ``[N_i, K]`` float64 for every sequence.
         """
+        states = len(self.classes_)
+
+        def rows(potentials: Potentials) -> torch.Tensor:
+            return marginals_at(self.structure_, potentials, self.temperature_).parts["emission"][..., :states]
+
+        return self._by_sequence(X, np.zeros((0, states)), rows)
+
+    def _by_sequence(self, X: Any, nothing: np.ndarray, rows: Callable[[Potentials], torch.Tensor]) -> list[np.ndarray]:
+        """What ``rows`` makes of the potentials of each sequence, one for each token; ``nothing`` for an empty one."""
         X = listed(X)
         check_list(X)
-        found = [np.zeros((0, len(self.classes_))) for _ in X]
+        found = [nothing.copy() for _ in X]
         for index, length, potentials in self._scored(X):
-            parts = marginals_at(self.structure_, potentials, self.temperature_).parts["emission"].numpy()
-            for i, size, row in zip(index, length, parts, strict=True):
-                found[i] = row[:size, : len(self.classes_)].copy()
+            for i, size, row in zip(index, length, rows(potentials).numpy(), strict=True):
+                found[i] = row[:size].copy()
         return found
 
     def _scored(self, X: Any) -> Any:

@@ -152,14 +152,8 @@ class ChainSVC(SequenceEstimator):
 
     def predict(self, X: Any) -> list[list[Any]]:
         """The labels with the highest score for every sequence, a list of lists like ``y``; [] for an empty one."""
-        X = listed(X)
-        check_list(X)
-        found: list[list[Any]] = [[] for _ in X]
-        for index, length, potentials in self._scored(X):
-            labels = self.structure_.argmax(potentials).labeling.numpy()
-            for i, size, row in zip(index, length, labels, strict=True):
-                found[i] = self.classes_[row[:size]].tolist()
-        return found
+        found = self._by_sequence(X, np.zeros(0, np.int64), lambda potentials: self.structure_.decode(potentials))
+        return [self.classes_[states].tolist() for states in found]
 
     def decision_function(self, X: Any) -> list[np.ndarray]:
         """The margin of each label of each token, ``[N_i, K]`` float64 for every sequence.
@@ -168,13 +162,7 @@ class ChainSVC(SequenceEstimator):
         labels of ``predict``, and not above for others. Its size says how sure the model is.
         """
         check_is_fitted(self)
-        X = listed(X)
-        check_list(X)
-        found = [np.zeros((0, len(self.classes_))) for _ in X]
-        for index, length, potentials in self._scored(X):
-            for i, size, row in zip(index, length, self.structure_.max_marginals(potentials).numpy(), strict=True):
-                found[i] = row[:size].copy()
-        return found
+        return self._by_sequence(X, np.zeros((0, len(self.classes_))), self.structure_.max_marginals)
 
     def score(self, X: Any, y: Any) -> float:
         """The share of tokens with the right label."""

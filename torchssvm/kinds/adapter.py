@@ -390,7 +390,7 @@ class HeadAdapter:
         The tensors share their memory with the head.
         """
         table = None if self.table is None else getattr(self.head, self.table)
-        pairs = None if table is None else table.reshape(-1, self.pair_width)
+        pairs = None if table is None else table.unsqueeze(0).flatten(0, -2)
         biases = [getattr(self.head, name, None) for name in self.biases] + [None, None]
         return self._emission(), pairs, biases[0], biases[1], biases[2]
 
@@ -456,6 +456,15 @@ class HeadAdapter:
 
     ragged = True
     """Whether potentials have lengths."""
+
+
+def squares_of_rows(examples: Examples, dtype: Any = None) -> np.ndarray:
+    """The squared length of each row of features; ``dtype`` is that of the sums of dense ones."""
+    if examples.dense:
+        return np.einsum("tf,tf->t", examples.x, examples.x, dtype=dtype)
+    if not len(examples.value):
+        return np.diff(examples.row)
+    return np.diff(np.append(0.0, np.square(examples.value, dtype=np.float64).cumsum())[examples.row])
 
 
 def _fill_up(tensor: Tensor, width: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.threads import run_in_chunks, split
 from torchssvm.core.vectors import exact_dots, exact_sums
 from torchssvm.dual.state import DualState
-from torchssvm.kinds.adapter import Examples, Model, Scratch, with_types
+from torchssvm.kinds.adapter import Examples, Model, Scratch, squares_of_rows, with_types
 from torchssvm.kinds.block import (
     add_to_weights,
     decode,
@@ -49,13 +49,7 @@ class HingeRounding:
         # A labeling differs from the target's at some tokens; of long sequences, more and more of them are doubtful.
         self._differing = float((np.sqrt(2.0 * lengths) + 0.05 * lengths).mean())
         many = len(examples.x) if examples.dense else len(examples.row) - 1
-        if examples.dense:
-            sizes = np.einsum("tf,tf->t", examples.x, examples.x)
-        elif len(examples.value):
-            sums = np.append(0.0, np.square(examples.value, dtype=np.float64).cumsum())[examples.row]
-            sizes = np.diff(sums)
-        else:
-            sizes = np.diff(examples.row)
+        sizes = squares_of_rows(examples)
         largest = np.argpartition(sizes, max(many - _SAMPLE // 2, 0))[-(_SAMPLE // 2) :]
         rows = np.unique(np.append(largest, np.linspace(0, many - 1, _SAMPLE // 2).astype(np.int64)))
         self._columns: Any = None  # the features that the sample has; None is all

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import arrays, fits_numba, njit
+from torchssvm.core.jit import COMPILED, arrays, fits_numba, njit
 from torchssvm.core.potentials import Parts
 
 
@@ -24,7 +24,7 @@ def chain_scores(labels: Tensor, emission: Tensor, transition: Tensor) -> Tensor
     """
     labels = labels.contiguous()
     _check_shapes(labels, emission, transition)
-    if not fits_numba(labels):
+    if emission.dtype not in COMPILED or not fits_numba(labels):
         return None
     score = torch.empty(labels.shape[:2], dtype=torch.float64)
     if not _score(*arrays(labels, emission, four_axes(transition), score)):
@@ -44,7 +44,7 @@ def chain_parts(labels: Tensor, mass: Tensor, emission: Tensor, transition: Tens
     _check_shapes(labels, emission, transition)
     if mass.shape != labels.shape[:2]:
         raise ValueError(f"mass must be {list(labels.shape[:2])}, a number for each labeling, got {list(mass.shape)}")
-    if not fits_numba(labels):
+    if emission.dtype not in COMPILED or not fits_numba(labels):
         return None
     states = torch.zeros_like(emission, requires_grad=False)
     moves = torch.zeros(transition.shape, dtype=torch.float64 if transition.ndim == 3 else emission.dtype)
