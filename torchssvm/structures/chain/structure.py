@@ -168,7 +168,7 @@ class Chain(Labelled, Indexed):
         pairs = (states, states) if self.shared else (max(longest - 1, 0), states, states)
         return {"emission": (longest, states), "transition": pairs}
 
-    def _places(self, labels: Tensor) -> Places:
+    def _places(self, labels: Tensor) -> Places:  # type: ignore[override]
         real, known, states = labels >= 0, labels.clamp(min=0), self.num_states
         position = torch.arange(labels.shape[2], device=labels.device)
         pairs = known[:, :, :-1] * states + known[:, :, 1:]
