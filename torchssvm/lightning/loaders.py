@@ -193,11 +193,11 @@ def of_all(found: Evaluation) -> Evaluation:
     names = ("loss", "token_error", "example_error", "num_examples", "num_tokens")
     own = [float(getattr(found, name) or 0) for name in names]
     parts = []
-    for *rates, examples, tokens, exact in ranks.gather(
-        torch.tensor([*own, found.exact], dtype=torch.float64)
-    ).tolist():
-        counts = {"num_examples": int(examples), "num_tokens": None if found.num_tokens is None else int(tokens)}
-        parts.append(replace(found, **dict(zip(names, rates, strict=False)), **counts, exact=bool(exact), losses=None))
+    shared = ranks.gather(torch.tensor([*own, found.exact], dtype=torch.float64))
+    for *rates, examples, tokens, exact in shared.tolist():
+        numbers = (*rates, int(examples), None if found.num_tokens is None else int(tokens))
+        shown: dict[str, Any] = dict(zip(names, numbers, strict=True))
+        parts.append(replace(found, exact=bool(exact), losses=None, **shown))
     return merge_evaluations(parts)
 
 

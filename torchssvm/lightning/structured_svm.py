@@ -383,7 +383,7 @@ class StructuredSVM(Predicting):
     @property
     def choice(self) -> HeadChoice | None:
         """Which head the last fit with ``JointTraining`` kept; None without one, or without validation data."""
-        return self._stages and self._stages.choice
+        return None if self._stages is None else self._stages.choice
 
     def choose_head(self) -> None:
         """After ``JointTraining``: keep the head that validates better; a second call does nothing."""
