@@ -72,7 +72,7 @@ def start():
     solve(LinearChain(128, 26), words, lam=0.01, max_passes=2, progress=False)
 
 start()
-print(json.dumps([passed(lambda: one(batches[0])), passed(start, until=("step", "find_corner"))]))
+print(json.dumps([passed(lambda: one(batches[0])), passed(start, until=("step", "find_corner", "_visit"))]))
 """
 
 

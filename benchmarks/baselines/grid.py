@@ -12,7 +12,7 @@ from torchssvm.core.arguments import check_flags
 from torchssvm.core.batch import device_of
 from torchssvm.core.structure import Structure
 from torchssvm.path.choose_lam import check_lams
-from torchssvm.path.walk import walk
+from torchssvm.path.run import walk
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.solver import Solver, Tolerance
 from torchssvm.solvers.trainer import check_limits, shown

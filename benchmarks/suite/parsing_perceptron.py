@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.jit import njit
-from torchssvm.kinds.examples import Examples
+from torchssvm.kinds.adapter import Examples
 from torchssvm.structures.arborescence.kind import ArcsAdapter, arc_potentials
 from torchssvm.structures.arborescence.oracle import best_projective
 

@@ -36,7 +36,7 @@ from torchssvm.core.potentials import as_potentials
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.datasets import PaddedDataset
 from torchssvm.solvers import primal
-from torchssvm.solvers.compiled import exact
+from torchssvm.solvers.compiled import exact_pass
 
 
 def in_float64(head, data, lam, structure=None):
@@ -227,8 +227,8 @@ def test_a_certificate_before_the_first_step_leaves_float32_blocks():
 
 def test_costs_are_not_rounded_where_the_compiled_pass_decodes_in_float64(monkeypatch):
     """A share of a sequence's length, rounded to float32, can choose another labeling."""
-    seen, made = [], exact.exact_ranges
-    monkeypatch.setattr(exact, "exact_ranges", lambda *given: (seen.append(given[3]), made(*given)))
+    seen, made = [], exact_pass.exact_ranges
+    monkeypatch.setattr(exact_pass, "exact_ranges", lambda *given: (seen.append(given[3]), made(*given)))
     head, data = separable(0, "chains", 8)
     solve(head, data, lam=1e-8, solver=Solver(compiled=True), tolerance=Relative(1e-3), max_passes=40, progress=False)
     wide = [examples for examples in seen if examples.added.dtype == np.float64]

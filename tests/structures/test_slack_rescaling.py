@@ -17,7 +17,7 @@ from torchssvm import Chain, Multiclass, Potentials, SlackRescaling, Structure, 
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import scale
 from torchssvm.core.structure import Decoding
-from torchssvm.structures.chain.by_level import viterbi_by_level
+from torchssvm.structures.chain.oracle import viterbi_by_level
 from torchssvm.structures.slack_rescaling import (
     BruteForceSearch,
     EveryClass,

@@ -1,13 +1,14 @@
-"""What the estimators share: their common parameters, and a run to a certified gap."""
+"""What the estimators share: parameters, a run to a certified gap, probabilities, sequences with labels of tokens."""
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
-from dataclasses import replace
-from functools import wraps
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import update_wrapper, wraps
+from types import MethodType
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,10 +20,25 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from torchssvm.core.arguments import as_number, check_flags, check_number, is_whole, naming, or_default, warn
 from torchssvm.core.batch import in_order, tree_tensors
+from torchssvm.core.marginals import marginals_at
+from torchssvm.core.potentials import Potentials
 from torchssvm.core.problem import digest_targets
+from torchssvm.core.sparse_features import FeatureLists
 from torchssvm.deployment import save_model
-from torchssvm.estimators.examples import check_matrix, size_of
+from torchssvm.estimators.examples import (
+    NAMED,
+    batches_of,
+    check_list,
+    check_matrix,
+    kind_of,
+    labelled,
+    listed,
+    padded,
+    rows_of,
+    size_of,
+)
 from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.evaluation import fit_temperature
 from torchssvm.solvers.guess_lam import advice_if_small, warn_if_zero
 from torchssvm.solvers.solver import Relative, Solver, is_within
 from torchssvm.solvers.training import make_trainer
@@ -56,6 +72,7 @@ class CertifiedEstimator(BaseEstimator):
     warm_start: Any = False
     head_: Any
     structure_: Any
+    classes_: Any
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -162,22 +179,22 @@ class CertifiedEstimator(BaseEstimator):
         return {name: value for name, value in state.items() if name not in _OF_RUN}
 
 
+@dataclass(eq=False, repr=False)
 class StructuredEstimator(CertifiedEstimator):
     """A certified estimator of labels.
 
     With ``C`` in the place of ``lam``, ``1/2 |w|^2 + C sum_i t_i max_y [...]`` is minimised, so ``lam = 1 / (C n)``.
     """
 
-    C: Any
-    lam: Any
-    classes_: Any
-    _C: Any = 1.0  # what C is unless it or lam is given
-
-    def __init__(
-        self, C: Any, lam: Any, tol: float, max_passes: float, random_state: Any, verbose: bool, warm_start: bool
-    ) -> None:
-        self.C, self.lam, self.tol, self.max_passes = C, lam, tol, max_passes
-        self.random_state, self.verbose, self.warm_start = random_state, verbose, warm_start
+    C: Any = None
+    _: KW_ONLY
+    lam: float | None = None
+    tol: float = 0.01
+    max_passes: float = 1000.0
+    random_state: Any = None
+    verbose: bool = False
+    warm_start: bool = False
+    _C: ClassVar[Any] = 1.0  # what C is unless it or lam is given
 
     def _check_parameters(self) -> None:
         """Raise ValueError or TypeError for parameters that are out of range, or flags that are not flags."""
@@ -307,3 +324,126 @@ def _places(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
     ordered, places = before.sort(stable=True)
     at = torch.searchsorted(ordered, now).clamp(max=len(before) - 1)
     return torch.where(ordered[at] == now, places[at], -1)
+
+
+class once_calibrated:  # a decorator
+    """A method that a calibrated estimator has; before, the AttributeError that ``hasattr`` expects says what to do."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.method = method
+        update_wrapper(self, method)  # type: ignore[arg-type]  # it copies name and docstring
+
+    def __get__(self, estimator: Any, kind: Any = None) -> Any:
+        if estimator is None:
+            return self.method
+        if not hasattr(estimator, "temperature_"):
+            raise AttributeError(
+                f"margins are no probabilities: call calibrate(X, y), with examples that fit has not seen, before "
+                f"{self.method.__name__}(X)"
+            )
+        return MethodType(self.method, estimator)
+
+
+class CalibratedEstimator(StructuredEstimator):
+    """An estimator whose structure has ``marginals``; ``temperature_`` is there once it is calibrated."""
+
+    temperature_: float
+
+    def _fit_temperature(self, structure: Any, examples: Iterable[tuple[Potentials, Any]]) -> Any:
+        self.temperature_ = fit_temperature(structure, examples)
+        return self
+
+    def _check_known(self, labels: np.ndarray) -> None:
+        """Raise ValueError if one of the labels was not there in training."""
+        if len(new := labels[~np.isin(labels, self.classes_)].tolist()):
+            raise ValueError(f"y has the label {new[0]!r}, which was not there in training: leave it out")
+
+
+class SequenceEstimator(CalibratedEstimator):
+    """An estimator of a label for each token or frame of sequences."""
+
+    vocabulary_: Any = None
+    _kind: str
+
+    def _states(self, y: Any, lengths: list[int]) -> list[np.ndarray]:
+        """The target of every sequence, in the known labels; ValueError where there are others."""
+        raise NotImplementedError
+
+    def calibrate(self, X: Any, y: Any) -> Any:
+        """Fit one temperature to sequences that ``fit`` has not seen, for :meth:`predict_proba`.
+
+        It is the T that makes their labels most probable, ``P(y) = exp(score(y) / T) / Z``: without it, scores of max
+        margin are not those of probabilities. What is predicted stays as it is; another ``fit`` forgets it.
+
+        Args:
+            X: As in :meth:`fit`, no sequence empty.
+            y: As there, with labels of ``classes_``.
+
+        Raises:
+            ValueError: X and y do not fit, or a label was not there in training.
+            NotFittedError: ``fit`` was not called.
+        """
+        check_is_fitted(self)
+        X, y = listed(X), listed(y)
+        kind_of(X)  # checked before sizes are read
+        states = self._states(y, [size_of(sequence) for sequence in X])
+        scored = self._scored(X)
+        return self._fit_temperature(
+            self.structure_, ((potentials, padded([states[i] for i in index], -1)) for index, _, potentials in scored)
+        )
+
+    @once_calibrated
+    def predict_proba(self, X: Any) -> list[np.ndarray]:
+        """The probability of each label of each token, or frame, summed over all outputs, by :meth:`calibrate`.
+
+        Returns:
+            ``[N_i, K]`` float64 for every sequence.
+        """
+        def masses(potentials: Potentials) -> torch.Tensor:
+            return marginals_at(self.structure_, potentials, self.temperature_).parts["emission"]
+
+        return self._of_labels(X, masses)
+
+    def decision_function(self, X: Any) -> list[np.ndarray]:
+        """The margin of each label of each token, or frame, ``[N_i, K]`` float64 for every sequence.
+
+        It is the best score of an output with it, less that of the best without it: not below 0 for what ``predict``
+        finds, and not above for others. Its size says how sure the model is.
+        """
+        check_is_fitted(self)
+        return self._of_labels(X, self.structure_.max_marginals)
+
+    def _of_labels(self, X: Any, found_of: Callable[[Potentials], torch.Tensor]) -> list[np.ndarray]:
+        """``[N_i, K]`` for every sequence, of what is found for a batch, ``[B, N, at least K]``."""
+        states = len(self.classes_)
+        return self._by_sequence(X, np.zeros((0, states)), lambda potentials: found_of(potentials)[..., :states])
+
+    def _by_sequence(self, X: Any, nothing: np.ndarray, rows: Callable[[Potentials], torch.Tensor]) -> list[np.ndarray]:
+        """What ``rows`` makes of the potentials of each sequence, one for each token; ``nothing`` for an empty one."""
+        X = listed(X)
+        check_list(X)
+        found = [nothing.copy() for _ in X]
+        for index, length, potentials in self._scored(X):
+            for i, size, row in zip(index, length, rows(potentials).numpy(), strict=True):
+                found[i] = row[:size].copy()
+        return found
+
+    def _scored(self, X: Any) -> Any:
+        """The places, the lengths and the potentials of the sequences that are not empty, in batches."""
+        check_is_fitted(self)
+        full = [place for place, sequence in enumerate(X) if not hasattr(sequence, "__len__") or size_of(sequence)]
+        if not full:
+            return
+        own = [X[place] for place in full]
+        with naming(torch.tensor(full)):
+            if kind_of(own) != self._kind:
+                raise ValueError(f"X must hold {self._kind}, as in fit")
+            named = self._kind == NAMED
+            rows = FeatureLists(own, self.vocabulary_ or {}) if named else rows_of(own, self.n_features_in_)
+            examples = labelled([size_of(sequence) for sequence in own], None, batches_of(rows))
+        for batch in in_order(examples, lengths=examples.lengths):
+            assert batch.lengths is not None
+            with torch.no_grad():  # not around the yield: where the caller raises, it would stay
+                potentials = self.head_(batch.x, batch.lengths)
+            potentials.index = torch.tensor(full)[batch.index]
+            yield potentials.index.tolist(), batch.lengths.tolist(), potentials

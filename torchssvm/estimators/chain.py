@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from torchssvm.core.arguments import check_whole, naming
 from torchssvm.core.sparse_features import NamedLists
-from torchssvm.estimators.calibrated import SequenceEstimator
+from torchssvm.estimators.base import SequenceEstimator
 from torchssvm.estimators.examples import (
     ARRAYS,
     NAMED,
@@ -31,6 +32,7 @@ from torchssvm.structures.chain.head import LinearChain, SparseLinearChain
 from torchssvm.structures.chain.structure import Chain
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ChainSVC(SequenceEstimator):
     """Labels sequences by a linear chain, as a CRF does, trained by max margin to a certified gap.
 
@@ -65,24 +67,9 @@ class ChainSVC(SequenceEstimator):
         [['DT', 'NN']]
     """
 
-    def __init__(
-        self,
-        C: float | None = None,
-        *,
-        lam: float | None = None,
-        normalize: bool = False,
-        min_count: int = 1,
-        class_weight: Any = None,
-        tol: float = 0.01,
-        max_passes: float = 1000.0,
-        random_state: Any = None,
-        verbose: bool = False,
-        warm_start: bool = False,
-    ) -> None:
-        super().__init__(C, lam, tol, max_passes, random_state, verbose, warm_start)
-        self.normalize = normalize
-        self.min_count = min_count
-        self.class_weight = class_weight
+    normalize: bool = False
+    min_count: int = 1
+    class_weight: Any = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> ChainSVC:
         """Train on the sequences ``X`` and their labels ``y``.
@@ -166,14 +153,8 @@ class ChainSVC(SequenceEstimator):
 
     def predict(self, X: Any) -> list[list[Any]]:
         """The labels with the highest score for every sequence, a list of lists like ``y``; [] for an empty one."""
-        X = listed(X)
-        check_list(X)
-        found: list[list[Any]] = [[] for _ in X]
-        for index, length, potentials in self._scored(X):
-            labels = self.structure_.argmax(potentials).labeling.numpy()
-            for i, size, row in zip(index, length, labels, strict=True):
-                found[i] = self.classes_[row[:size]].tolist()
-        return found
+        found = self._by_sequence(X, np.zeros(0, np.int64), lambda potentials: self.structure_.decode(potentials))
+        return [self.classes_[states].tolist() for states in found]
 
     def score(self, X: Any, y: Any) -> float:
         """The share of tokens with the right label."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +47,7 @@ class Graph(NamedTuple):
     edge: np.ndarray | None
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class GraphSVC(StructuredEstimator):
     """Labels the nodes of graphs by scores of nodes and of edges, trained by max margin to a certified gap.
 
@@ -82,20 +84,7 @@ class GraphSVC(StructuredEstimator):
         [array(['up', 'down', 'up'], dtype='<U4')]
     """
 
-    def __init__(
-        self,
-        C: float | None = None,
-        *,
-        lam: float | None = None,
-        class_weight: Any = None,
-        tol: float = 0.01,
-        max_passes: float = 1000.0,
-        random_state: Any = None,
-        verbose: bool = False,
-        warm_start: bool = False,
-    ) -> None:
-        super().__init__(C, lam, tol, max_passes, random_state, verbose, warm_start)
-        self.class_weight = class_weight
+    class_weight: Any = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> GraphSVC:
         """Train on the graphs ``X`` and the labels ``y`` of their nodes.

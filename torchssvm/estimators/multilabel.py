@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,7 @@ def _check_sets(y: Any) -> None:
             raise ValueError(f"y[{place}]={row!r} is not a row of numbers: {_FORM}")
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class MultilabelSVC(MatrixClassifier):
     """Sets of labels with a score for each label and for each pair, trained by max margin to a certified gap.
 
@@ -114,24 +116,9 @@ class MultilabelSVC(MatrixClassifier):
 
     _C = GUESS
 
-    def __init__(
-        self,
-        C: float | str | None = None,
-        *,
-        lam: float | None = None,
-        interactions: bool | None = None,
-        fit_intercept: bool = True,
-        class_weight: Any = None,
-        tol: float = 0.01,
-        max_passes: float = 1000.0,
-        random_state: Any = None,
-        verbose: bool = False,
-        warm_start: bool = False,
-    ) -> None:
-        super().__init__(C, lam, tol, max_passes, random_state, verbose, warm_start)
-        self.interactions = interactions
-        self.fit_intercept = fit_intercept
-        self.class_weight = class_weight
+    interactions: bool | None = None
+    fit_intercept: bool = True
+    class_weight: Any = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> MultilabelSVC:
         """Train on ``X`` ``[n, F]``, dense or a scipy sparse matrix, and the label sets ``y``.

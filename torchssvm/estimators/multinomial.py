@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import as_potentials
-from torchssvm.estimators.base import MATRIX, MatrixClassifier
-from torchssvm.estimators.calibrated import CalibratedEstimator, once_calibrated
+from torchssvm.estimators.base import MATRIX, CalibratedEstimator, MatrixClassifier, once_calibrated
 from torchssvm.estimators.examples import Examples, check_classes, check_matrix, reader, times_of, weights_of
 from torchssvm.structures.chain.head import LinearChain, SparseLinearChain
 from torchssvm.structures.chain.structure import Chain
@@ -23,6 +23,7 @@ from torchssvm.structures.multiclass.head import LinearMulticlass
 from torchssvm.structures.multiclass.structure import Multiclass
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
     """The multinomial support vector machine of Crammer and Singer (2001), trained to a certified gap.
 
@@ -59,22 +60,8 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         ((3, 4), True)
     """
 
-    def __init__(
-        self,
-        C: float | None = None,
-        *,
-        lam: float | None = None,
-        fit_intercept: bool = True,
-        class_weight: Any = None,
-        tol: float = 0.01,
-        max_passes: float = 1000.0,
-        random_state: Any = None,
-        verbose: bool = False,
-        warm_start: bool = False,
-    ) -> None:
-        super().__init__(C, lam, tol, max_passes, random_state, verbose, warm_start)
-        self.fit_intercept = fit_intercept
-        self.class_weight = class_weight
+    fit_intercept: bool = True
+    class_weight: Any = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> MultinomialSVC:
         """Train on ``X`` ``[n, F]``, dense or a scipy sparse matrix, and the classes ``y`` ``[n]``.

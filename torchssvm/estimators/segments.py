@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from torchssvm.core.arguments import check_whole, is_whole, number_of
-from torchssvm.estimators.calibrated import SequenceEstimator
+from torchssvm.estimators.base import SequenceEstimator
 from torchssvm.estimators.examples import (
     ARRAYS,
     batches_of,
@@ -30,6 +31,7 @@ Span = tuple[int, int, Any]
 """First frame, the frame after the last, and label."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class SegmentSVC(SequenceEstimator):
     """Cuts sequences into labelled segments by a semi-Markov model, trained by max margin to a certified gap.
 
@@ -66,26 +68,10 @@ class SegmentSVC(SequenceEstimator):
 
     _kind = ARRAYS
 
-    def __init__(
-        self,
-        C: float | None = None,
-        *,
-        lam: float | None = None,
-        max_duration: int | None = None,
-        boundary: bool = False,
-        span_loss: bool = False,
-        class_weight: Any = None,
-        tol: float = 0.01,
-        max_passes: float = 1000.0,
-        random_state: Any = None,
-        verbose: bool = False,
-        warm_start: bool = False,
-    ) -> None:
-        super().__init__(C, lam, tol, max_passes, random_state, verbose, warm_start)
-        self.max_duration = max_duration
-        self.boundary = boundary
-        self.span_loss = span_loss
-        self.class_weight = class_weight
+    max_duration: int | None = None
+    boundary: bool = False
+    span_loss: bool = False
+    class_weight: Any = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> SegmentSVC:
         """Train on the sequences ``X`` and their segments ``y``.

@@ -1,10 +1,10 @@
-"""What a compiled loop asks of a head: how its batches become examples, and its weights a model."""
+"""What a compiled loop asks of a head: batches as arrays of examples, weights as a model, room for one example."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,11 +12,234 @@ from torch import Tensor, nn
 
 from torchssvm.core.batch import Batch, apply_head, device_of, tree_tensors
 from torchssvm.core.gradients import is_check
+from torchssvm.core.jit import njit
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.sparse_features import Lists
 from torchssvm.core.structure import Labeling, Structure
-from torchssvm.kinds.examples import Examples, Model
-from torchssvm.kinds.inner import fill_inner
+from torchssvm.core.vectors import exact_dot
+from torchssvm.kinds.long import Long
+
+
+class Examples(NamedTuple):
+    """The training set: labels of all examples, one after another, and rows of features, which make the emissions.
+
+    Attributes:
+        dense: Whether features are in ``x``, or in ``value`` and ``column``.
+        x: ``[rows, F]``, or empty.
+        value: ``[nonzeros]`` nonzero features, or empty. Listed, as a search for them would dominate the cost of a
+            visit.
+        column: ``[nonzeros]`` int32, the index of each feature in ``value``.
+        row: ``[rows + 1]`` int64, where each row's features begin in ``value``.
+        y: ``[labels]`` int64 targets.
+        cost: ``[labels]`` float64, the cost of a wrong label, or a factor of it.
+        added: ``cost`` in the dtype of the weights.
+        start: ``[n + 1]`` int64, where each example's labels begin.
+        line: ``[n + 1]`` int64, where each example's rows begin.
+        inner: ``[sum R (R + 1) / 2]`` inner products of each example's rows, with the bias as a feature: row t with
+            rows 0 to t, for all t. Examples of more than ``stored`` rows have none, see :mod:`.long`.
+        inner_start: ``[n]`` int64, where each example's inner products begin.
+        stored: The most rows of an example whose inner products are kept.
+        pair_rows: The number of rows of pairs of an example, where all have as many.
+        kind: A named tuple: what else an example is. Its class says which functions of :mod:`.block` are called.
+        reach: None where no example has more than ``stored`` rows, so that kernels for these are not compiled.
+        form: What the features are: a row of numbers, or lists with values or of ones. Its class says which kernels are
+            compiled.
+    """
+
+    dense: bool
+    x: Any
+    value: Any
+    column: Any
+    row: Any
+    y: Any
+    cost: Any
+    added: Any
+    start: Any
+    line: Any
+    inner: Any
+    inner_start: Any
+    stored: int
+    pair_rows: int
+    kind: Any = None
+    reach: Any = None
+    form: Any = None
+
+
+class Dense(NamedTuple):
+    """That features are in ``Examples.x``."""
+
+    features: int
+
+
+class Listed(NamedTuple):
+    """That features are lists."""
+
+    values: Any  # ``Examples.value``, or None where all are 1
+
+
+def with_types(examples: Examples) -> Examples:
+    """With ``reach`` and ``form``, whose types say which code is compiled."""
+    rows = int(np.diff(examples.line).max(initial=0))
+    form = Dense(examples.x.shape[1]) if examples.dense else Listed(examples.value if len(examples.value) else None)
+    return examples._replace(form=form, reach=Long(rows) if rows > examples.stored else None)
+
+
+class Model(NamedTuple):
+    """Weights: emissions ``[F, W]``, pairs ``[K, K]`` or ``[0, K]`` where there are none, and three biases ``[W]``.
+
+    W is at least K; rows are padded with zeros, see :mod:`.adapter`.
+
+    ``has_bias`` and ``has_boundary`` say which of the three biases are used.
+    """
+
+    emission: Any
+    transition: Any
+    bias: Any
+    first: Any
+    last: Any
+    has_bias: bool
+    has_boundary: bool
+
+
+class Scratch(NamedTuple):
+    """Scratch arrays for one block: potentials, Viterbi's transitions and maxima, responses, directions, the atoms.
+
+    ``used`` and ``rows`` say which rows of ``delta_pairs`` may not be zero; the others are not read.
+    ``step`` gets the sum of all steps, and the change of ``|w|^2``. ``sums_of_label``, zero before and after, has the
+    weights of one label, for chains that are longer than ``STORED``; it is empty where there are none. ``slack`` gets
+    by how much an approximate oracle's bound is above its labeling. ``room`` is the kind's own.
+    """
+
+    emission: Any
+    transition: Any
+    into: Any
+    prefixes: Any
+    response: Any
+    pairs: Any
+    delta: Any
+    delta_pairs: Any
+    used: Any
+    rows: Any
+    squares: Any
+    sums: Any
+    corner: Any
+    labels: Any
+    mass: Any
+    hinge: Any
+    score_loss: Any
+    change: Any
+    gram: Any
+    work: Any
+    step: Any
+    sums_of_label: Any
+    slack: Any
+    room: Any = None
+
+
+def make_scratch(
+    longest: int,
+    states: int,
+    width: int,
+    pairs: int,
+    pair_width: int,
+    atoms: int,
+    dtype: np.dtype,
+    long_features: int,
+    labels: int,
+    make_room: Any = None,
+) -> Scratch:
+    """Scratch for blocks of up to ``longest`` rows, ``labels`` labels, ``pairs`` rows of pairs and ``atoms`` atoms.
+
+    Rows have ``states`` and ``pair_width`` numbers.
+    Rows that are combined with rows of the weights have the same ``width``. ``long_features`` is the size of
+    ``sums_of_label``, see :func:`.long_features`. ``make_room`` makes ``room``, if any.
+    """
+    return Scratch(
+        emission=np.zeros((longest, width), dtype),
+        transition=np.zeros((pairs, pair_width), dtype),
+        into=np.zeros((longest, states), dtype),
+        prefixes=np.zeros((longest, states), dtype),
+        response=np.zeros((longest, states)),
+        pairs=np.zeros((pairs, pair_width)),
+        delta=np.zeros((longest, width), dtype),
+        delta_pairs=np.zeros((pairs, pair_width), dtype),
+        used=np.zeros(pairs, np.bool_),
+        rows=np.zeros(pairs, np.int64),
+        squares=np.zeros(longest),
+        sums=np.zeros((longest, 3)),
+        corner=np.zeros(labels, np.int64),
+        labels=np.zeros(labels, np.int64),
+        mass=np.zeros(atoms),
+        hinge=np.zeros(atoms),
+        score_loss=np.zeros(atoms),
+        change=np.zeros(atoms),
+        gram=np.zeros((atoms, atoms)),
+        work=np.zeros(atoms),
+        step=np.zeros(2),
+        sums_of_label=np.zeros(long_features),
+        slack=np.zeros(1),
+        room=None if make_room is None else make_room(),
+    )
+
+
+@njit
+def fill_inner(examples, has_bias):
+    """``x_t . x_u`` for u <= t, plus 1 where there is a bias; summed in float64. Long examples have none.
+
+    Examples whose first product is not -1 have theirs, as ``|x_0|^2`` is not negative.
+    """
+    extra = 1.0 if has_bias else 0.0
+    for i in range(len(examples.start) - 1):
+        place = examples.inner_start[i]
+        count = examples.line[i + 1] - examples.line[i]
+        if count == 0 or count > examples.stored or examples.inner[place] != -1.0:
+            continue
+        for t in range(examples.line[i], examples.line[i + 1]):
+            for u in range(examples.line[i], t + 1):
+                if examples.dense:
+                    examples.inner[place] = exact_dot(examples.x[t], examples.x[u]) + extra
+                else:
+                    examples.inner[place] = _sparse_product(examples, t, u) + extra
+                place += 1
+
+
+@njit
+def _sparse_product(examples, t, u):
+    """Both lists are in the order of their columns."""
+    p, q = examples.row[t], examples.row[u]
+    total = 0.0
+    while p < examples.row[t + 1] and q < examples.row[u + 1]:
+        a, b = examples.column[p], examples.column[q]
+        if a == b:
+            total += np.float64(examples.value[p]) * np.float64(examples.value[q]) if len(examples.value) else 1.0
+        p += a <= b
+        q += b <= a
+    return total
+
+
+@njit
+def list_tokens(x, gram, lengths, has_bias, value, column, row, inner):
+    """The nonzero features of ``x`` ``[B, N, F]`` and the inner products of its tokens, without padding.
+
+    ``gram`` ``[B, N, N]`` is ``x x^T`` of every example; ``[B, 0, 0]`` leaves inner products out, to which 1 is added
+    for a bias. ``value``, ``column``, ``row`` and ``inner`` are filled as in ``Examples``; the first two have one place
+    more than there are features.
+    """
+    place, token, pair = 0, 0, 0
+    extra = inner.dtype.type(1.0 if has_bias else 0.0)
+    for b in range(len(lengths)):
+        for t in range(lengths[b]):
+            for u in range(t + 1 if gram.shape[1] else 0):
+                inner[pair] = gram[b, t, u] + extra
+                pair += 1
+            features = x[b, t]
+            for f in range(len(features)):
+                value[place] = features[f]  # zeros are overwritten: a branch would be mispredicted
+                column[place] = f
+                place += features[f] != 0.0
+            token += 1
+            row[token] = place
+
 
 _LANES = 8  # rows of the weights are padded to a multiple of this
 _COPIED = 1 << 16  # most numbers copied for the padding: 256 KB in float32
@@ -167,7 +390,7 @@ class HeadAdapter:
         The tensors share their memory with the head.
         """
         table = None if self.table is None else getattr(self.head, self.table)
-        pairs = None if table is None else table.reshape(-1, self.pair_width)
+        pairs = None if table is None else table.unsqueeze(0).flatten(0, -2)
         biases = [getattr(self.head, name, None) for name in self.biases] + [None, None]
         return self._emission(), pairs, biases[0], biases[1], biases[2]
 
@@ -235,6 +458,15 @@ class HeadAdapter:
     """Whether potentials have lengths."""
 
 
+def squares_of_rows(examples: Examples, dtype: Any = None) -> np.ndarray:
+    """The squared length of each row of features; ``dtype`` is that of the sums of dense ones."""
+    if examples.dense:
+        return np.einsum("tf,tf->t", examples.x, examples.x, dtype=dtype)
+    if not len(examples.value):
+        return np.diff(examples.row)
+    return np.diff(np.append(0.0, np.square(examples.value, dtype=np.float64).cumsum())[examples.row])
+
+
 def _fill_up(tensor: Tensor, width: int) -> np.ndarray:
     """The tensor's own memory if its rows are contiguous and have this width; else a copy, with zeros behind them."""
     states = tensor.shape[-1]
@@ -277,3 +509,59 @@ def find_adapter(head: nn.Module, *, anywhere: bool = False) -> HeadAdapter:
             "features on any device; or train on the device by BlockGap and BCFW"
         )
     return adapter
+
+
+class VectorAdapter(HeadAdapter):
+    """A head whose scores are ``x . weight``. Batches have lengths, or none has.
+
+    Inner products of an example's rows would be as many as pairs of scores: sums over the features take less.
+    """
+
+    products, notes = False, True
+    _known = False
+
+    def __init__(self, head: Any) -> None:
+        self.head, self.structure, self.has_bias = head, head.structure, False
+
+    @property
+    def num_states(self) -> int:
+        """One score a row."""
+        return 1
+
+    @property
+    def width(self) -> int:
+        """That of a row of scores, which is not combined with rows of the weights."""
+        return self.num_states
+
+    def weights(self) -> Weights:
+        """One column."""
+        return self._emission(), None, None, None, None
+
+    def _emission(self) -> Tensor:
+        return self.head.weight.unsqueeze(1)
+
+    def model(self, rows: Tensor | None = None) -> Model:
+        """The weights, sharing the memory of the head."""
+        weight = self.head.weight.detach().numpy()
+        none = np.zeros(1, weight.dtype)
+        return Model(weight[:, None], np.zeros((0, self.num_states), weight.dtype), none, none, none, False, False)
+
+    def take_back(self, model: Model) -> None:
+        """The memory is shared."""
+
+    def trained(self, model: Model) -> list[Any]:
+        """The weights."""
+        return [model.emission[..., 0]]
+
+    def note(self, potentials: Potentials, sizes: tuple[int, ...]) -> None:
+        """Note whether potentials have lengths, and the largest sizes of a batch; ValueError if others came before."""
+        ragged = potentials.lengths is not None
+        if not self._known:
+            self._known, self.ragged, self.sizes = True, ragged, sizes
+        if ragged != self.ragged or (not ragged and sizes != self.sizes):
+            raise ValueError(
+                f"a batch has sizes {list(sizes)} and {'' if ragged else 'no '}lengths, and one before it "
+                f"{list(self.sizes)} and {'' if self.ragged else 'no '}lengths: examples of different sizes need "
+                "lengths, in every batch"
+            )
+        self.sizes = tuple(map(max, sizes, self.sizes))

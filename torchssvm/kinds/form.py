@@ -11,8 +11,7 @@ from torch import Tensor
 
 from torchssvm.core.potentials import SINGLE, Potentials, as_potentials
 from torchssvm.core.structure import Labeling, reject_rows
-from torchssvm.kinds.adapter import HeadAdapter, Weights
-from torchssvm.kinds.examples import Examples, Model
+from torchssvm.kinds.adapter import Examples, HeadAdapter, Model, Weights
 
 
 class Form(HeadAdapter):

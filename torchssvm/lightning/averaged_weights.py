@@ -12,8 +12,7 @@ from torch import Tensor
 
 from torchssvm.core.gradients import evaluating
 from torchssvm.lightning.duality_gap import DualityGap
-from torchssvm.lightning.exact_pass import find_dual, fit_of, in_precision, visible
-from torchssvm.lightning.loaders import exact_pass_loader
+from torchssvm.lightning.loaders import exact_pass_loader, find_dual, fit_of, in_precision, visible
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.running_average import Average, WeightedAverage
 

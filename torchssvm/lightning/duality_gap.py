@@ -16,8 +16,7 @@ from torchssvm.core.arguments import check_object, warn
 from torchssvm.core.batch import as_batch
 from torchssvm.core.gradients import evaluating
 from torchssvm.core.jit import clock
-from torchssvm.lightning.exact_pass import Fit, fit_of, in_precision, visible
-from torchssvm.lightning.loaders import exact_pass_loader
+from torchssvm.lightning.loaders import Fit, exact_pass_loader, fit_of, in_precision, visible
 from torchssvm.lightning.refusals import refuse_averages
 from torchssvm.solvers.certificate import Certificate, FactorwiseCertificate
 from torchssvm.solvers.objective import primal

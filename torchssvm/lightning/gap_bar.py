@@ -8,7 +8,7 @@ import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 
 from torchssvm.lightning.duality_gap import DualityGap
-from torchssvm.lightning.exact_pass import fit_of
+from torchssvm.lightning.loaders import fit_of
 from torchssvm.solvers.trainer import ProgressLine
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -20,10 +20,10 @@ from torchssvm.core.random_state import RandomState
 from torchssvm.core.schema import Entry, Maybe, check
 from torchssvm.core.structure import Structure
 from torchssvm.core.threads import undisturbed
-from torchssvm.lightning.exact_pass import in_precision
-from torchssvm.lightning.loaders import of_all, same_buffers, share_of
+from torchssvm.lightning.loaders import in_precision, of_all, same_buffers, share_of
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_start
+from torchssvm.solvers.certificate import weights_kept, write
 from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.feature_losses import SoftmaxMargin, StructuredHinge, has_marginals
 
@@ -157,44 +157,7 @@ class HeadChoice(NamedTuple):
         return text + (later if self.kept == "joint" else "")
 
 
-class HeadAlone:
-    """A fit on fixed features: the head always holds the weights of the dual. Others override what they do more."""
-
-    choice: Any = None
-
-    @property
-    def solves(self) -> bool:
-        """Whether the head holds the weights of the dual."""
-        return True
-
-    def start(self, module: Predicting, *, resumed: bool) -> None:
-        """Begin a fit, or go on with one from a checkpoint that was loaded."""
-
-    def starting_head(self, module: Predicting, *, resumed: bool) -> AbstractContextManager[None]:
-        """Inside, BCFW is made, which sets the head to the weights of a new dual."""
-        return module.overwriting(resumed=resumed)
-
-    def make_optimizers(self, module: Predicting) -> list[Optimizer]:
-        """The optimizers beside BCFW."""
-        return []
-
-    def step(self, module: Predicting, batch: Batch, batch_idx: int) -> None:
-        """A step on the features."""
-
-    def begin_solving(self, module: Predicting) -> None:
-        """Called when epochs on the head begin."""
-
-    def choose(self, module: Predicting) -> None:
-        """Choose the head that the model keeps, at the end of a fit."""
-
-    def save(self, checkpoint: dict[str, Any]) -> None:
-        """Add what later steps depend on."""
-
-    def load(self, checkpoint: dict[str, Any], module: Predicting) -> None:
-        """Read it again."""
-
-
-class JointRun(HeadAlone):
+class JointRun:
     """The state of a fit with :class:`JointTraining`.
 
     ``weights`` are the head's at the end of the first stage, ``choice`` says which head was kept; None until then.
@@ -233,18 +196,12 @@ class JointRun(HeadAlone):
             self.weights = None
 
     @contextmanager
-    def starting_head(self, module: Predicting, *, resumed: bool) -> Iterator[None]:
+    def starting_head(self, module: Predicting) -> Iterator[None]:
         """Inside, BCFW is made, which sets the head to the weights of a new dual; afterwards it holds its own again."""
-        before = [parameter.detach().clone() for parameter in module.head.parameters()]
-        _set(module.head, [torch.zeros_like(weights) for weights in before])
-        try:
+        weights = list(module.head.parameters())
+        with weights_kept(weights):
+            write(map(torch.zeros_like, weights), weights)
             yield
-        finally:
-            _set(module.head, before)
-
-    def make_optimizers(self, module: Predicting) -> list[Optimizer]:
-        """The optimizer of features and head."""
-        return [self.joint.make_optimizer(cast(nn.Module, module.features), module.head)]
 
     def step(self, module: Predicting, batch: Batch, batch_idx: int) -> None:
         """One step on network and head, and their learning rate."""
@@ -297,16 +254,16 @@ class JointRun(HeadAlone):
         random, solved = RandomState(), [parameter.detach().clone() for parameter in module.head.parameters()]
         solved_loss = _validate(module, loaders)
         try:
-            _set(module.head, self.weights)
+            write(self.weights, module.head.parameters())
             joint_loss = _validate(module, loaders)
         except BaseException:  # an interrupt: the head keeps the weights of its dual
             with undisturbed():
-                _set(module.head, solved)
+                write(solved, module.head.parameters())
                 module.dual.remember_weights()
             raise
         self.choice = choice = HeadChoice("joint" if joint_loss < solved_loss else "solved", joint_loss, solved_loss)
         if choice.kept == "solved":
-            _set(module.head, solved)
+            write(solved, module.head.parameters())
             module.dual.remember_weights()  # the same bits
         random.restore()
         rank_zero_info(str(choice))
@@ -326,16 +283,10 @@ class JointRun(HeadAlone):
         self.weights = weights and [tensor.to(module.device) for tensor in weights]
 
 
-def _set(head: nn.Module, weights: list[Tensor]) -> None:
-    with torch.no_grad():
-        for parameter, value in zip(head.parameters(), weights, strict=True):
-            parameter.copy_(value)
-
-
 def _clip(module: Predicting) -> None:
     """Put the head's weights within their bounds."""
     if (box := module.dual.box).has_bounds:
-        _set(module.head, box.clip([parameter.detach() for parameter in module.head.parameters()]))
+        write(box.clip([parameter.detach() for parameter in module.head.parameters()]), module.head.parameters())
 
 
 def _validation_loaders(trainer: Any) -> list[tuple[Any, int | float]]:

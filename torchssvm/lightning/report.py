@@ -19,8 +19,7 @@ from torchssvm.core.gradients import evaluating
 from torchssvm.core.jit import compiling_seconds
 from torchssvm.core.structure import as_decoding
 from torchssvm.lightning.duality_gap import DualityGap
-from torchssvm.lightning.exact_pass import fit_of, in_precision
-from torchssvm.lightning.loaders import exact_pass_loader, of_all
+from torchssvm.lightning.loaders import exact_pass_loader, fit_of, in_precision, of_all
 from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.report import RunReport
 

@@ -17,8 +17,7 @@ from torchssvm.core.ranks import Ranks
 from torchssvm.core.schema import Each, Maybe, check
 from torchssvm.dual.state import DualState
 from torchssvm.lightning.compiled_epochs import EpochParts, EpochsAtOnce
-from torchssvm.lightning.exact_pass import find_dual
-from torchssvm.lightning.loaders import count_examples, gap_sampler, take_training_loader
+from torchssvm.lightning.loaders import count_examples, find_dual, gap_sampler, take_training_loader
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.steps.sampler import GapBatchSampler
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
@@ -30,9 +30,8 @@ from torchssvm.lightning.compiled_epochs import (
     put_back,
     replace_loader,
 )
-from torchssvm.lightning.exact_pass import certify_by_torch
-from torchssvm.lightning.joint_training import HeadAlone, HeadChoice, JointRun, JointTraining
-from torchssvm.lightning.loaders import alone, check_strategy, exact_pass_loader
+from torchssvm.lightning.joint_training import HeadChoice, JointRun, JointTraining
+from torchssvm.lightning.loaders import alone, certify_by_torch, check_strategy, exact_pass_loader
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_trainer, training_modes
 from torchssvm.solvers.bcfw import BCFW
@@ -158,7 +157,7 @@ class StructuredSVM(Predicting):
         self.lam = lam
         self.structure = find_structure(head, structure)
         self.joint = joint
-        self._stages = HeadAlone() if joint is None else JointRun()
+        self._stages = None if joint is None else JointRun()
         self.solver = find_solver(self, solver)
         kept = {name: value for name in ("bounds", "memory_limit") if (value := getattr(self.solver, name)) is not None}
         self.save_hyperparameters({"lam": lam, **({"solver": kept} if kept else {})})
@@ -180,6 +179,7 @@ class StructuredSVM(Predicting):
             return
         batch = as_batch(batch)
         if self._run.trains_features:
+            assert self._stages is not None
             self._stages.step(self, batch, batch_idx)
             return
         if (loop := self.compiled_loop()) is not None:
@@ -262,8 +262,8 @@ class StructuredSVM(Predicting):
         """BCFW with a new dual state for the training dataset, and the optimizer of joint training, if any."""
         run, n = self._run, self.begin_fit()
         resume, stages = run.resume, self._stages
-        stages.start(self, resumed=resume is not None)
-        if self.joint is not None:
+        if stages is not None:
+            stages.start(self, resumed=resume is not None)
             self._modes = training_modes(self._modes)
         choice = choose_solver(self, self.training_loader, run.kind)
         if not Ranks.here().rank:
@@ -278,14 +278,16 @@ class StructuredSVM(Predicting):
             storage=copy.deepcopy(self.rules.storage),
             memory_limit=self.solver.memory_limit,
         )
-        with stages.starting_head(self, resumed=resume is not None):
+        with stages.starting_head(self) if stages else self.overwriting(resumed=resume is not None):
             own = groups(self.head, check_bounds(self.head, self.solver.bounds))
             optimizers: list[Optimizer] = [BCFW(own, dual, line_search=self.rules.line_search)]
         if isinstance(run.sampler, GapBatchSampler):
             run.sampler.bind(dual, by_permutation=self._features_turn)
         if resume is not None:
             resume.rewind(run.sampler)
-        return [*optimizers, *stages.make_optimizers(self)]
+        if stages is not None:
+            optimizers.append(stages.joint.make_optimizer(cast(nn.Module, self.features), self.head))
+        return optimizers
 
     def on_train_start(self) -> None:
         """Choose between features and head, and restore the state that a resumed run was saved in.
@@ -298,7 +300,7 @@ class StructuredSVM(Predicting):
 
     def _solve_head(self) -> None:
         """Begin to train the head by BCFW; this is where the second stage of ``JointTraining`` begins."""
-        if not self._run.trains_features:
+        if self._stages is not None and not self._run.trains_features:
             self._stages.begin_solving(self)
         if self.solves_head:
             self._draw_in_loop()
@@ -341,12 +343,13 @@ class StructuredSVM(Predicting):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what the next steps on the features depend on."""
         super().on_save_checkpoint(checkpoint)
-        self._stages.save(checkpoint)
+        if self._stages is not None:
+            self._stages.save(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the resume point until training continues."""
         super().on_load_checkpoint(checkpoint)
-        if self._run.resume is not None:
+        if self._run.resume is not None and self._stages is not None:
             self._stages.load(checkpoint, self)
 
     def _features_turn(self) -> bool:
@@ -375,16 +378,17 @@ class StructuredSVM(Predicting):
     @property
     def solves_head(self) -> bool:
         """Whether the head holds the weights of the dual; while ``JointTraining`` trains both it does not."""
-        return self._stages.solves
+        return self._stages is None or self._stages.solves
 
     @property
     def choice(self) -> HeadChoice | None:
         """Which head the last fit with ``JointTraining`` kept; None without one, or without validation data."""
-        return self._stages.choice
+        return None if self._stages is None else self._stages.choice
 
     def choose_head(self) -> None:
         """After ``JointTraining``: keep the head that validates better; a second call does nothing."""
-        self._stages.choose(self)
+        if self._stages is not None:
+            self._stages.choose(self)
 
     def pacing(self, **rules: Any) -> Pacing:
         """When exact passes are made, as in the loop that makes the steps."""

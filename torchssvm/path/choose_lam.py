@@ -27,8 +27,8 @@ from torchssvm.core.arguments import (
 from torchssvm.core.batch import NAMES, Part, check_fits, device_of, pass_over
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
-from torchssvm.path.walk import Solved, walk
-from torchssvm.solvers.certificate import Certificate
+from torchssvm.path.run import Solved, walk
+from torchssvm.solvers.certificate import Certificate, write
 from torchssvm.solvers.evaluation import Evaluation, evaluate, merge_evaluations
 from torchssvm.solvers.guess_lam import FAR_ABOVE, FAR_BELOW, guess_lam, guess_or_none
 from torchssvm.solvers.solver import Relative, Solver, Tolerance, is_within, percent
@@ -84,9 +84,9 @@ def _score(head: nn.Module, score: Callable[[nn.Module], float]) -> float:
             one = isinstance(given, torch.Tensor) and given.numel() == 1
             found = as_number(float(given) if one else given, "score(head)")
     finally:
-        changed = [(p, own) for p, own in zip(head.parameters(), held, strict=True) if not torch.equal(p, own)]
-        for parameter, own in changed:
-            parameter.copy_(own)
+        changed = not all(map(torch.equal, head.parameters(), held))
+        if changed:
+            write(held, head.parameters())
     if changed:
         raise ValueError("score(head) has changed the head's weights: score a copy, copy.deepcopy(head)")
     return found
@@ -442,9 +442,7 @@ def choose_lam(
                     ordered = _beyond(eligible, [each.lam for each in points], untried)
         finally:  # an interrupted search leaves the best weights too
             if eligible:
-                with torch.no_grad():
-                    for parameter, held in zip(head.parameters(), weights[chosen_of(eligible).lam], strict=True):
-                        parameter.copy_(held)
+                write(weights[chosen_of(eligible).lam], head.parameters())
             move(head, device)
     points.sort(key=lambda point: -point.lam)
     best = chosen_of(eligible)

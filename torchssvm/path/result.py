@@ -15,6 +15,7 @@ from torchssvm.core.arguments import new_figure
 from torchssvm.core.files import whole_file
 from torchssvm.core.problem import check_lam
 from torchssvm.core.schema import Each, Entry, check, check_seal, version, with_seal
+from torchssvm.solvers.certificate import weights_kept, write
 from torchssvm.solvers.solver import Relative, Tolerance, largest_gap
 
 if TYPE_CHECKING:
@@ -160,7 +161,6 @@ class RegularizationPath:
         squared = sum(float(tensor.to(torch.float64).square().sum()) for tensor in point.weights.values())
         return math.sqrt(squared) * min(1.0, point.lam / lam)
 
-    @torch.no_grad()
     def apply(self, head: nn.Module, lam: float) -> None:
         """Copy the weights at ``lam`` to a head.
 
@@ -173,8 +173,7 @@ class RegularizationPath:
         there = {name: (list(w.shape), w.dtype) for name, w in weights.items()}
         if here != there:
             raise ValueError(f"head has parameters {here}, but the path is of {there}")
-        for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
+        write((weights[name] for name in parameters), parameters.values())
 
     def scores(
         self, head: nn.Module, score: Callable[[], float], lams: list[float] | None = None
@@ -186,16 +185,11 @@ class RegularizationPath:
             score: Evaluates the head, e.g. its error on a validation set.
             lams: The lambdas; None is all breakpoints.
         """
-        held = {name: p.detach().clone() for name, p in head.named_parameters()}
         result = {}
-        try:
+        with weights_kept(list(head.parameters())):
             for lam in self.breakpoints.tolist() if lams is None else lams:
                 self.apply(head, lam)
                 result[lam] = score()
-        finally:
-            with torch.no_grad():
-                for name, parameter in head.named_parameters():
-                    parameter.copy_(held[name])
         return result
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -262,6 +263,16 @@ def write(values: Iterable[Tensor], parameters: Iterable[Tensor]) -> None:
     """Copy weights to the parameters."""
     for parameter, value in zip(parameters, values, strict=True):
         parameter.copy_(value)
+
+
+@contextmanager
+def weights_kept(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Give copies of the weights, and put them back at the end."""
+    held = [parameter.detach().clone() for parameter in parameters]
+    try:
+        yield held
+    finally:
+        write(held, parameters)
 
 
 def dual_exceeds_primal(primal: float, dual: float, dtype: torch.dtype, size: float = 0.0) -> bool:

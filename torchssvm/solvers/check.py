@@ -26,7 +26,7 @@ from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import MeanParts
 from torchssvm.kinds.adapter import find_adapter
-from torchssvm.solvers.certificate import certify
+from torchssvm.solvers.certificate import certify, weights_kept, write
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.steps.directions import CacheOracle, Corrective, FrankWolfe, MaxOracle
 
@@ -136,12 +136,9 @@ def check(
     if unknown := sorted(set(bounds or {}) - set(named)):
         raise ValueError(f"bounds names {unknown}, and the parameters of the head are {sorted(named)}")
     box = Box(weights, [(bounds or {}).get(name, (None, None)) for name in named])
-    held = [p.detach().clone() for p in weights]
     generator = torch.Generator().manual_seed(0)
-    try:
-        with torch.no_grad():  # random weights: with zero weights all outputs tie
-            for p, value in zip(weights, _random_weights(weights, box, generator), strict=True):
-                p.copy_(value)
+    with weights_kept(weights):
+        write(_random_weights(weights, box, generator), weights)  # with zero weights all outputs tie
         try:
             potentials = apply_head(head, batch)
             target = structure.check_target(batch.y, potentials)
@@ -153,10 +150,6 @@ def check(
         learned = _learned(head, args, structure, target, box)
         trial = Trial(structure, potentials, target, samples, weights, generator, learned)
         findings += [_examine(name, error_of, trial) for name, error_of in _REQUIREMENTS.items()]
-    finally:
-        with torch.no_grad():
-            for p, value in zip(weights, held, strict=True):
-                p.copy_(value)
     if hasattr(head, "compiled_form"):
         findings.append(_examine("compiled form equals the structure", _compiled_error, head, structure, batch))
     return CheckReport(tuple(findings))

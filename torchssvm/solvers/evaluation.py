@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import naming
 from torchssvm.core.batch import apply_head, as_batch, check_batches, check_fits, to_device
+from torchssvm.core.gradients import evaluating
 from torchssvm.core.potentials import Potentials, conform, inner
 from torchssvm.core.problem import as_structure
 from torchssvm.core.structure import Structure, as_decoding
@@ -104,9 +105,6 @@ def evaluate(
         >>> evaluate(head, head.structure, data).example_error < 0.1
         True
     """
-    modes = [(m, m.training) for m in forward.modules()] if isinstance(forward, nn.Module) else []
-    for module, _ in modes:
-        module.training = False
     if isinstance(forward, Structure):
         raise TypeError(f"forward={forward} is a structure, which comes second: evaluate(head, structure, batches)")
     check_fits(forward, as_structure(structure), batches)
@@ -114,7 +112,7 @@ def evaluate(
         device = next((weights.device for weights in forward.parameters()), None)
     examples, loss, wrong, tokens, spoilt, counted, exact = 0, 0.0, 0, 0, 0, True, True
     each: list[Tensor] = []
-    try:
+    with evaluating(forward):
         for batch in check_batches(batches):
             batch = as_batch(batch) if device is None else to_device(as_batch(batch), device)
             potentials = apply_head(forward, batch)
@@ -133,9 +131,6 @@ def evaluate(
             wrong += int(counts[0].sum())
             tokens += int(counts[1].sum())
             spoilt += int((counts[0] > 0).sum())
-    finally:
-        for module, training in modes:
-            module.training = training
     if not examples:
         raise ValueError("batches held no example to evaluate")
     return Evaluation(
@@ -153,7 +148,7 @@ def evaluate(
 def merge_evaluations(parts: Sequence[Evaluation]) -> Evaluation:
     """The evaluation of all examples of several, each by a head of its own."""
     n, tokens = sum(part.num_examples for part in parts), [part.num_tokens or 0 for part in parts]
-    counted = parts[0].num_tokens is not None
+    counted, losses = parts[0].num_tokens is not None, [part.losses for part in parts if part.losses is not None]
     loss = sum(part.loss * part.num_examples for part in parts)
     wrong = sum((part.token_error or 0.0) * own for part, own in zip(parts, tokens, strict=True))
     spoilt = sum((part.example_error or 0.0) * part.num_examples for part in parts)
@@ -164,7 +159,7 @@ def merge_evaluations(parts: Sequence[Evaluation]) -> Evaluation:
         num_examples=n,
         exact=all(part.exact for part in parts),
         num_tokens=sum(tokens) if counted else None,
-        losses=torch.cat([part.losses for part in parts if part.losses is not None]),
+        losses=torch.cat(losses) if losses else None,
         unit=parts[0].unit,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import NO_LABEL, check_int64, check_length_form, describe, read_numbers, row_name
 from torchssvm.core.operators import apart, plain
-from torchssvm.core.potentials import Parts, own_weights
+from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.structure import Structure
 
 Kind = TypeVar("Kind", bound=Structure)
@@ -47,6 +47,36 @@ def fitting(
 
 def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, Tensor) else value
+
+
+class Around(Structure):
+    """A structure around another one, whose outputs it shares."""
+
+    structure: Structure
+
+    def _own(self, output: Any) -> Any:
+        """What the other structure takes of a labeling or target."""
+        return output
+
+    def argmax(self, potentials: Potentials) -> Any:
+        """The best output of the other structure."""
+        return self.structure.argmax(potentials)
+
+    def parts(self, labeling: Any) -> Any:
+        """As in the other structure, of a labeling or target."""
+        return self.structure.parts(self._own(labeling))
+
+    def resize(self, labelings: Any, target: Any) -> Any:
+        """As in the other structure."""
+        return self.structure.resize(labelings, self._own(target))
+
+    def places(self, potentials: Potentials) -> dict[str, Tensor]:
+        """As in the other structure."""
+        return self.structure.places(potentials)
+
+    def enumerate(self, potentials: Potentials) -> Iterator[Any] | None:
+        """The outputs that the other structure lists."""
+        return self.structure.enumerate(potentials)
 
 
 class WeightedLabels(NamedTuple):

@@ -115,7 +115,11 @@ class Indexed(Structure):
         """The scores of labelings ``[B, C, ...]``: ``[B, C]`` float64."""
         total = torch.zeros(labelings[0].shape[:2], dtype=torch.float64, device=potentials.device)
         for name, places, real in self._places(*labelings):
-            own = potentials[name].detach().flatten(1).gather(1, places.flatten(1)).view(places.shape)
+            tensor = potentials[name].detach()
+            if len(tensor) > 1 and tensor.stride(0) == 0:  # one for all examples
+                own = tensor[0].flatten()[places]
+            else:
+                own = tensor.flatten(1).gather(1, places.flatten(1)).view(places.shape)
             total = total + own.masked_fill(~real, 0.0).sum(2, dtype=torch.float64)
         return total
 

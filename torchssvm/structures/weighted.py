@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchssvm.core.batch import Batch, fetcher, lengths_of
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
 from torchssvm.core.structure import Decoding, OracleResult, Structure, as_decoding
+from torchssvm.structures.common import Around
 
 
 class Weighted(NamedTuple):
@@ -69,96 +70,79 @@ class WeightedHead(nn.Module):
         return found
 
 
-class WeightedStructure(Structure):
+class WeightedStructure(Around):
     """Another structure, with its losses multiplied; targets are :class:`Weighted`."""
 
     def __init__(self, inner: Structure) -> None:
-        self.inner, self.padding, self.unit = inner, inner.padding, inner.unit
+        self.structure, self.padding, self.unit = inner, inner.padding, inner.unit
         self.quick_to_decode, self.pairwise_if_few = inner.quick_to_decode, inner.pairwise_if_few
 
-    def argmax(self, potentials: Potentials) -> Any:
-        """Those of all outputs grow alike."""
-        return self.inner.argmax(potentials)
+    def _own(self, output: Any) -> Any:
+        return output.value if isinstance(output, Weighted) else output
 
     def augmented_argmax(self, potentials: Potentials, target: Weighted) -> Decoding:
         """Of the potentials without the weight."""
         own = potentials.replace(scale(potentials.tensors, 1.0 / target.weight))
-        found = as_decoding(self.inner.augmented_argmax(own, target.value))
+        found = as_decoding(self.structure.augmented_argmax(own, target.value))
         value, bound = (None if each is None else each * target.weight for each in (found.value, found.bound))
         return found._replace(value=value, bound=bound)
 
-    def parts(self, labeling: Any) -> Any:
-        """Of a labeling, or of a target."""
-        return self.inner.parts(_bare(labeling))
-
     def difference(self, labeling: Any, target: Weighted, potentials: Potentials) -> Parts:
         """As in the other structure."""
-        return self.inner.difference(_bare(labeling), target.value, potentials)
+        return self.structure.difference(self._own(labeling), target.value, potentials)
 
     def loss(self, labeling: Any, target: Weighted) -> Tensor:
         """Multiplied."""
-        return self.inner.loss(_bare(labeling), target.value) * target.weight
+        return self.structure.loss(self._own(labeling), target.value) * target.weight
 
     def task_loss(self, labeling: Any, target: Weighted) -> Tensor:
         """Multiplied."""
-        return self.inner.task_loss(_bare(labeling), target.value) * target.weight
+        return self.structure.task_loss(self._own(labeling), target.value) * target.weight
 
     def loss_potentials(self, target: Weighted) -> Any:
         """Multiplied."""
-        delta, constant = self.inner.loss_potentials(target.value)
+        delta, constant = self.structure.loss_potentials(target.value)
         if isinstance(delta, Tensor):
             return scale({"": delta}, target.weight)[""], constant * target.weight
         return scale(dict(delta), target.weight), constant * target.weight
 
     def examine(self, labeling: Any, target: Weighted, potentials: Potentials) -> OracleResult:
         """Scores have the weight already."""
-        found = self.inner.examine(_bare(labeling), target.value, potentials)
+        found = self.structure.examine(self._own(labeling), target.value, potentials)
         return OracleResult(found.labeling, found.score, found.loss * target.weight, found.made)
 
     def mean_loss(self, psi: Parts, target: Weighted, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
         """Multiplied."""
-        found = self.inner.mean_loss(psi, target.value, potentials)
+        found = self.structure.mean_loss(psi, target.value, potentials)
         return None if found is None else (found[0] * target.weight, found[1] * target.weight)
 
     def add_difference(self, parts: Parts, labeling: Any, target: Weighted, potentials: Potentials) -> Parts:
         """As in the other structure."""
-        return self.inner.add_difference(parts, _bare(labeling), target.value, potentials)
+        return self.structure.add_difference(parts, self._own(labeling), target.value, potentials)
 
     def relative_scores(self, labelings: Any, target: Weighted, potentials: Potentials) -> Tensor:
         """Scores have the weight already."""
-        return self.inner.relative_scores(labelings, target.value, potentials)
+        return self.structure.relative_scores(labelings, target.value, potentials)
 
     def mean_difference(self, labelings: Any, mass: Tensor, target: Weighted, potentials: Potentials) -> Parts:
         """As in the other structure."""
-        return self.inner.mean_difference(labelings, mass, target.value, potentials)
-
-    def resize(self, labelings: Any, target: Weighted) -> Any:
-        """As in the other structure."""
-        return self.inner.resize(labelings, target.value)
+        return self.structure.mean_difference(labelings, mass, target.value, potentials)
 
     def known_scores(self, potentials: Potentials) -> Parts | None:
         """As in the other structure."""
-        return self.inner.known_scores(potentials)
-
-    def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        """As in the other structure."""
-        return self.inner.places(potentials)
+        return self.structure.known_scores(potentials)
 
     def check_target(self, target: Weighted, potentials: Potentials) -> Weighted:
         """That of the other structure."""
-        return Weighted(self.inner.check_target(target.value, potentials), target.weight.to(potentials.device))
+        return Weighted(self.structure.check_target(target.value, potentials), target.weight.to(potentials.device))
 
     def settings(self) -> str:
         """Those of the other structure."""
-        return f"weighted, {self.inner.settings()}"
+        return f"weighted, {self.structure.settings()}"
 
     def extends(self, other: Structure) -> bool:
         """Whether the other structure does."""
-        return isinstance(other, WeightedStructure) and self.inner.extends(other.inner)
+        return isinstance(other, WeightedStructure) and self.structure.extends(other.structure)
 
     def __repr__(self) -> str:
-        return f"WeightedStructure({self.inner!r})"
-
-
-def _bare(output: Any) -> Any:
-    return output.value if isinstance(output, Weighted) else output
+        return f"WeightedStructure({self.structure!r})"

@@ -14,7 +14,7 @@ from torchssvm.core.batch import in_order
 from torchssvm.core.gradients import evaluating
 from torchssvm.datasets.padded import PADDING, PaddedDataset, padded
 from torchssvm.path.choose_lam import LamChoice, choose_lam
-from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.certificate import Certificate, write
 from torchssvm.solvers.evaluation import fit_temperature
 from torchssvm.solvers.training import solve
 from torchssvm.structures.hidden_states.structure import HiddenStates
@@ -139,9 +139,7 @@ def solve_head(tagger: Any, dataset: Any, held_out: Any, lam: float | None, batc
         after = score(head) if choice is None else choice.best.score
     kept = before is None or after is None or after >= before
     if kept:
-        with torch.no_grad():
-            for mine, new in zip(tagger.head.parameters(), head.parameters(), strict=True):
-                mine.copy_(new)
+        write(head.parameters(), tagger.head.parameters())
     return Solved(certificate, choice, before, after, kept)
 
 

@@ -30,9 +30,8 @@ from torchssvm import (
 from torchssvm.core.batch import apply_head
 from torchssvm.solvers import primal
 from torchssvm.solvers.gdmm import Penalty, ResidualBalancing
-from torchssvm.solvers.gdmm.chain_exact import round_chains
 from torchssvm.solvers.gdmm.chain_pass import visit_chains
-from torchssvm.solvers.gdmm.chains import ChainProblem
+from torchssvm.solvers.gdmm.chains import ChainProblem, round_chains
 from torchssvm.solvers.gdmm.problem import Problem
 from torchssvm.solvers.gdmm.ragged import Ragged
 from torchssvm.structures.common import WeightedLabels

@@ -22,7 +22,7 @@ from torchssvm.core.batch import apply_head
 from torchssvm.solvers import EveryPasses
 from torchssvm.solvers.gdmm import AwayStep, BruteForce, FactorwiseCertificate, Penalty, ResidualBalancing, SortedOracle
 from torchssvm.solvers.gdmm.label_set_pass import visit_label_sets
-from torchssvm.solvers.gdmm.label_set_sums import choose_means, sum_consistent
+from torchssvm.solvers.gdmm.label_sets import choose_means, sum_consistent
 from torchssvm.solvers.gdmm.rules import Residuals
 from torchssvm.structures.multilabel import BranchAndBound, MessagePassing
 
@@ -293,7 +293,7 @@ def test_means_make_the_weights_of_pairs_small(seed, labels, n):
     found = length(means.begin)
     assert found <= length(np.where(y, 0.0, 1.0 - q)) + 1e-9
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torchssvm.solvers.gdmm.label_set_sums._ROUNDS", 100)
+        patch.setattr("torchssvm.solvers.gdmm.label_sets._ROUNDS", 100)
         means = choose_means(q, y)
     settled = length(means.begin)
     assert settled <= found + 1e-9

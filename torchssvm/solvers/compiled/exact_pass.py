@@ -10,14 +10,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.core.jit import njit
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.threads import run_in_chunks, split
+from torchssvm.core.vectors import exact_dots, exact_sums
 from torchssvm.dual.state import DualState
-from torchssvm.kinds.examples import Examples, Model, Scratch, with_types
-from torchssvm.solvers.compiled import exact
+from torchssvm.kinds.adapter import Examples, Model, Scratch, squares_of_rows, with_types
+from torchssvm.kinds.block import (
+    add_to_weights,
+    decode,
+    length_of,
+    list_rows,
+    loss_of,
+    mean_loss,
+    pairs_of,
+    potentials,
+    score,
+    size_of,
+)
 from torchssvm.solvers.compiled import whole as whole_blocks
-from torchssvm.solvers.compiled.memory import BlockMemory
-from torchssvm.solvers.compiled.state import BlockArrays, Options, Scalars
+from torchssvm.solvers.compiled.atoms import fill_direction, find_slot, insert, rest_views
+from torchssvm.solvers.compiled.memory import BlockArrays, BlockMemory, Options, Scalars
+from torchssvm.solvers.compiled.whole import flush
 from torchssvm.solvers.exact_pass import ExactPass
 from torchssvm.solvers.objective import negligible
 
@@ -35,13 +49,7 @@ class HingeRounding:
         # A labeling differs from the target's at some tokens; of long sequences, more and more of them are doubtful.
         self._differing = float((np.sqrt(2.0 * lengths) + 0.05 * lengths).mean())
         many = len(examples.x) if examples.dense else len(examples.row) - 1
-        if examples.dense:
-            sizes = np.einsum("tf,tf->t", examples.x, examples.x)
-        elif len(examples.value):
-            sums = np.append(0.0, np.square(examples.value, dtype=np.float64).cumsum())[examples.row]
-            sizes = np.diff(sums)
-        else:
-            sizes = np.diff(examples.row)
+        sizes = squares_of_rows(examples)
         largest = np.argpartition(sizes, max(many - _SAMPLE // 2, 0))[-(_SAMPLE // 2) :]
         rows = np.unique(np.append(largest, np.linspace(0, many - 1, _SAMPLE // 2).astype(np.int64)))
         self._columns: Any = None  # the features that the sample has; None is all
@@ -130,7 +138,7 @@ class ExactPasses:
         scalars = Scalars(dual.loss.numpy(), gaps, gaps)
         every = _EVERY + numbers // 64
 
-        kernels = whole_blocks if self._whole else exact
+        kernel = whole_blocks.exact_ranges if self._whole else exact_ranges
 
         def decode(wide: bool) -> None:
             cast: Callable[[Any], Any] = widen if wide else lambda arrays: arrays
@@ -140,7 +148,7 @@ class ExactPasses:
 
             def some(begin: int, end: int, thread: int) -> None:
                 work = scalars, cast(self._scratch()), _zeros(model, held[1].emission.dtype), totals, every
-                kernels.exact_ranges(begin, end, ranges, *held, *work, found, losses, corners)
+                kernel(begin, end, ranges, *held, *work, found, losses, corners)
 
             run_in_chunks(some, sizes)
 
@@ -184,7 +192,7 @@ class ExactPasses:
 
         def keep(begin: int, end: int, thread: int) -> int:
             counters = np.array([0, 0, memory.clock])
-            return exact.remember_range(begin, end, self._examples, blocks, options, self._scratch(), counters, corners)
+            return remember_range(begin, end, self._examples, blocks, options, self._scratch(), counters, corners)
 
         if sum(run_in_chunks(keep, self._work)):
             memory.clock += 1
@@ -201,3 +209,107 @@ def _zeros(model: Model, dtype: np.dtype | type, *ranges: int) -> Model:
     """Zeros with the shapes of the weights, with a first axis of ranges if there are any."""
     arrays: dict[str, Any] = {name: np.zeros((*ranges, *getattr(model, name).shape), dtype) for name in _ARRAYS}
     return model._replace(**arrays)
+
+
+@njit
+def exact_ranges(
+    begin, end, ranges, examples, model, blocks, scalars, scratch, part, totals, every, hinges, losses, corners
+):
+    """Decode the examples of ranges ``begin`` to ``end - 1`` at the weights of ``model``; no block is touched.
+
+    Args:
+        ranges: Where each range of examples begins, and the end of the last one.
+        examples, model, blocks, scalars, scratch: See :mod:`.state`; ``scalars.gaps`` gets the gaps.
+        part: Scratch for the weights of a few examples, zero before and after; in the dtype of the weights.
+        totals: A first axis of ranges; gets the weights of each added, in float64, without the factor 1/(lam n).
+        every: Number of examples after which ``part`` is added to ``totals``.
+        hinges: ``[2, n]`` float64, gets upper bounds of H_i, and how far they are above the labelings found.
+        losses: ``[2, n]`` float64, gets the blocks' losses; see ``certificate.ExactPass``.
+        corners: ``[tokens]``, gets the outputs; may be empty.
+    """
+    for place in range(begin, end):
+        waiting = 0
+        for i in range(ranges[place], ranges[place + 1]):
+            waiting += examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, corners)
+            if waiting == every or i + 1 == ranges[place + 1]:
+                flush(part, totals, place)
+                waiting = 0
+
+
+@njit
+def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, corners):
+    """Decode one example and add its weights to ``part``; returns whether it has any."""
+    n, squares, sums = len(blocks.count), scratch.squares, scratch.sums
+    kind, start, found = examples.kind, examples.start[i], scratch.corner
+    length = potentials(kind, examples, model, i, scratch)
+    emission, transition = scratch.emission, pairs_of(kind, model.transition, scratch.transition)
+    scratch.slack[0] = 0.0
+    loss = decode(kind, examples, i, length, scratch, transition, found)
+    base = score(kind, examples, i, examples.y[start : start + size_of(examples, i)], length, emission, transition)
+    hinge = score(kind, examples, i, found, length, emission, transition) - base + loss
+    hinge = 0.0 if hinge < 0.0 else hinge  # the target's is 0; NaN stays
+    hinges[0, i], hinges[1, i] = hinge + scratch.slack[0], scratch.slack[0]
+    for t in range(size_of(examples, i) if len(corners) else 0):
+        corners[start + t] = found[t]
+    inner = 0.0
+    some, slots = masses_of(i, blocks)
+    if some or slots:
+        if slots:
+            rows = scratch.rows[: psi_of(i, length, examples, blocks, some, scratch)]
+            psi, psi_pairs = scratch.delta, scratch.delta_pairs
+        else:
+            psi, psi_pairs, used = rest_views(examples, blocks, i, length)
+            rows = scratch.rows[: list_rows(used, scratch.rows)]
+        told, size = 0.0, 0.0
+        exact_sums(psi, emission, length, sums)
+        for t in range(length):
+            squares[t] = sums[t, 2]
+            mean, terms = mean_loss(kind, examples, i, t, psi[t], sums[t, 1], sums[t, 2])
+            inner, told, size = inner + sums[t, 0], told + mean, size + terms
+        losses[0, i], losses[1, i] = told, size
+        inner += exact_dots(psi_pairs, transition, rows, len(rows))
+        add_to_weights(kind, examples, part, i, length, psi, psi_pairs, rows, scratch, 1.0)
+    scalars.gaps[i] = (hinge + inner) / n - scalars.loss[i]  # of the labeling: a step cannot close what a bound leaves
+    return some or slots
+
+
+@njit
+def remember_range(begin, end, examples, blocks, options, scratch, counters, corners):
+    """Keep the outputs ``corners`` of examples ``begin`` to ``end - 1``, in free slots and in slots without mass.
+
+    ``options`` are those of a Frank-Wolfe step, so that inner products are left to the visits; every example sees the
+    initial clock of ``counters``, ``[3]`` int64. Returns how many labelings were kept.
+    """
+    clock, kept = counters[2], 0
+    for i in range(begin, end):
+        start, size = examples.start[i], size_of(examples, i)
+        length = length_of(examples.kind, examples, i)
+        found = scratch.corner
+        for t in range(size):
+            found[t] = corners[start + t]
+        if find_slot(i, blocks.count[i], size, blocks.labelings, found) < 0:
+            counters[2] = clock
+            loss = loss_of(examples.kind, examples, i, found)
+            insert(i, 0.0, loss, np.int64(0), length, examples, blocks, options, scratch, counters)
+            kept += counters[2] > clock
+    counters[2] = clock
+    return kept
+
+
+@njit
+def masses_of(i, blocks):
+    """Whether the rest of block i has mass, and whether a slot has."""
+    slots = False
+    for c in range(blocks.count[i]):
+        slots |= blocks.mass[i, c] > 0.0
+    return blocks.mixed[i] and blocks.rest_mass[i] > 0.0, slots
+
+
+@njit
+def psi_of(i, length, examples, blocks, rest, scratch):
+    """Write ``p(y_i) - mu_i`` of block i, with its ``rest`` or without, as a direction; see ``fill_direction``."""
+    count, change = blocks.count[i], scratch.change
+    scratch.mass[0], change[0] = 1.0, -1.0 if rest else 0.0
+    for c in range(count):
+        change[c + 1] = -blocks.mass[i, c]
+    return fill_direction(i, count, length, np.bool_(False), examples, blocks, scratch)

@@ -37,7 +37,7 @@ def visit_blocks(order, points, tree, examples, model, blocks, scalars, options,
         order: ``[V]`` int64 examples; empty where blocks are drawn.
         points: ``[V]`` float64 in [0, 1), one for each draw.
         tree: ``[2 S]`` float64, room for sums of gaps over a binary tree of S >= n leaves, where blocks are drawn.
-        examples, model, blocks, scalars, options, scratch: See ``torchssvm.solvers.compiled.state``.
+        examples, model, blocks, scalars, options, scratch: See ``torchssvm.solvers.compiled.memory``.
         counters: ``[4]`` int64: oracle calls, cache hits, clock, visits; counted up.
 
     Returns:

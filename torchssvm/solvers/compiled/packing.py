@@ -16,8 +16,7 @@ from torchssvm.core.problem import digest_examples
 from torchssvm.core.sparse_features import STORED, Lists, SparseFeatures, check_finite, lists_of
 from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
-from torchssvm.kinds.adapter import HeadAdapter, Ragged
-from torchssvm.kinds.examples import Examples, with_types
+from torchssvm.kinds.adapter import Examples, HeadAdapter, Ragged, with_types
 
 _DENSE = 0.6  # a list leaves out zeros, and takes slightly more time for each number
 

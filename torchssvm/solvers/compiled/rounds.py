@@ -18,10 +18,10 @@ from torchssvm.core.row_sparse import inner_product, rows_of
 from torchssvm.core.threads import undisturbed
 from torchssvm.core.vectors import set_row
 from torchssvm.distributed.exchange import Exchange, Figures
+from torchssvm.kinds.adapter import Examples
 from torchssvm.kinds.block import count_rows, length_of, pair_rows_of, size_of
-from torchssvm.kinds.examples import Examples
 from torchssvm.solvers.compiled.atoms import add_to_rest, rest_views
-from torchssvm.solvers.compiled.state import BlockArrays
+from torchssvm.solvers.compiled.memory import BlockArrays
 from torchssvm.solvers.proposal import record
 from torchssvm.steps.line_search import exact_step
 

@@ -13,11 +13,9 @@ from torchssvm.core.row_sparse import rows_of
 from torchssvm.core.sparse_features import STORED, Lists, SparseFeatures
 from torchssvm.core.structure import Labeling, Structure
 from torchssvm.dual.storage import MeanParts, Storage, Stored, StoredParts
-from torchssvm.kinds.adapter import find_adapter
-from torchssvm.kinds.examples import Examples, make_scratch, with_types
-from torchssvm.kinds.inner import fill_inner, list_tokens
+from torchssvm.kinds.adapter import Examples, fill_inner, find_adapter, list_tokens, make_scratch, with_types
+from torchssvm.solvers.compiled.memory import BlockArrays, Options, Scalars, without_slots
 from torchssvm.solvers.compiled.packing import long_features, num_products, offsets
-from torchssvm.solvers.compiled.state import BlockArrays, Options, Scalars, without_slots
 from torchssvm.steps.box_qp import BatchSteps, BlockSteps, BoxQP, Visited
 from torchssvm.steps.directions import FrankWolfe, MaxOracle
 from torchssvm.structures.chain.kind import SequenceAdapter

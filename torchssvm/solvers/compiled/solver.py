@@ -21,16 +21,20 @@ from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_visits
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
-from torchssvm.kinds.adapter import HeadAdapter, find_adapter
-from torchssvm.kinds.examples import Examples, make_scratch
+from torchssvm.kinds.adapter import Examples, HeadAdapter, find_adapter, make_scratch
 from torchssvm.solvers.certificate import Certificate, conclude
 from torchssvm.solvers.compiled.draws import ALL, Draws, left_of_cycle, phase
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
-from torchssvm.solvers.compiled.memory import BlockMemory
+from torchssvm.solvers.compiled.memory import (
+    BlockMemory,
+    Options,
+    Scalars,
+    validate_blocks,
+    validate_problem,
+    validate_weights,
+)
 from torchssvm.solvers.compiled.packing import Piece, largest_rows, long_features, pack, staying
 from torchssvm.solvers.compiled.rounds import Kept, Rounds, blend, keep_blocks
-from torchssvm.solvers.compiled.state import Options, Scalars
-from torchssvm.solvers.compiled.validate import validate_blocks, validate_problem, validate_weights
 from torchssvm.solvers.exact_pass import ExactPass
 from torchssvm.solvers.solver import WhenEstimated
 from torchssvm.solvers.trainer import DualTrainer

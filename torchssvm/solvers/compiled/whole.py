@@ -9,9 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from torchssvm.core.jit import njit
-from torchssvm.core.vectors import set_row
+from torchssvm.core.vectors import add_row, set_row
 from torchssvm.kinds.block import add_to_weights, examine_block, potentials, solve_block
-from torchssvm.solvers.compiled.exact import flush
 
 SHARE = 0.03
 """Rounds of some blocks leave out those whose gaps are below this share of the mean gap after the last round of all."""
@@ -80,7 +79,7 @@ def shuffle(order, point):
 def exact_ranges(
     begin, end, ranges, examples, model, blocks, scalars, scratch, part, totals, every, hinges, losses, corners
 ):
-    """One exact pass over some ranges; see ``exact.exact_ranges``."""
+    """One exact pass over some ranges; see ``exact_pass.exact_ranges``."""
     kind, n = examples.kind, len(scalars.gaps)
     for place in range(begin, end):
         waiting = 0
@@ -98,3 +97,14 @@ def exact_ranges(
             if waiting == every or i + 1 == ranges[place + 1]:
                 flush(part, totals, place)
                 waiting = 0
+
+
+@njit
+def flush(part, totals, place):
+    """Move ``part`` to the range ``place`` of ``totals``."""
+    for rows, sums in ((part.emission, totals.emission), (part.transition, totals.transition)):
+        add_row(sums[place], rows, None)
+        set_row(rows, None, None, 0.0)
+    for row, held in ((part.bias, totals.bias), (part.first, totals.first), (part.last, totals.last)):
+        add_row(held[place], row, None)
+        set_row(row, None, None, 0.0)

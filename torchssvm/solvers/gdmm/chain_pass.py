@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchssvm.core.jit import njit, njit_fastmath
-from torchssvm.kinds.examples import Examples
+from torchssvm.kinds.adapter import Examples
 from torchssvm.solvers.gdmm.problem import squares_of
 from torchssvm.solvers.gdmm.ragged import Ragged, drop, empty, insert, offsets, repacked, single
 from torchssvm.solvers.gdmm.walks import add_to_pair, best_pair, pair_value, room_for_pairs
@@ -132,7 +132,7 @@ class Scratch(NamedTuple):
 
 def make_tokens(examples: Examples, num_features: int, has_bias: bool, has_boundary: bool) -> Tokens:
     """Lists of features with the biases among them: ``num_features`` for all, the next two for both ends of a chain."""
-    tokens = len(examples.y)
+    tokens = int(examples.line[-1])
     if examples.dense:
         rows, columns = np.nonzero(examples.x)
         counts = np.bincount(rows, minlength=tokens)

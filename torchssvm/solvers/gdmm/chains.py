@@ -1,27 +1,34 @@
-"""Chains in GDMM: tokens are variables, pairs of neighbours are factors that share one table of weights."""
+"""Chains in GDMM: tokens are variables, pairs of neighbours are factors that share one table of weights.
+
+Transitions are zero except for pairs that some dual contains. Viterbi looks at these pairs, and at the best previous
+label without such a pair: O(pairs + K) for each token instead of K^2. Pair distributions with common marginals are the
+marginals of a distribution over labelings, so that rounding gives a feasible dual point of the structural SVM.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchssvm.core.batch import Batch
+from torchssvm.core.jit import njit
 from torchssvm.core.potentials import Parts
 from torchssvm.core.schema import Entry, Field, Noted, Same, Schema, damaged
 from torchssvm.core.threads import run_in_chunks
 from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import find_adapter
 from torchssvm.solvers.compiled.packing import pack
-from torchssvm.solvers.gdmm.chain_exact import BEST, columns_of, exact_hinges, round_chains, sum_features
 from torchssvm.solvers.gdmm.chain_pass import (
     AWAY,
     PROJECT,
+    Duals,
     Options,
+    fill_scores,
     make_duals,
     make_scratch,
     make_tokens,
@@ -30,12 +37,13 @@ from torchssvm.solvers.gdmm.chain_pass import (
     with_room,
 )
 from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, digest_features, entry_like
-from torchssvm.solvers.gdmm.ragged import as_tensors, check_lists, check_masses, from_tensors, repacked
+from torchssvm.solvers.gdmm.ragged import Ragged, as_tensors, check_lists, check_masses, from_tensors, offsets, repacked
 from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, SortedOracle
 from torchssvm.solvers.gdmm.sorted_entries import entries_field, grown
 from torchssvm.solvers.gdmm.walks import as_list, make_pairs
 from torchssvm.structures.chain.head import LinearChain, SparseLinearChain
 from torchssvm.structures.chain.structure import Chain
+from torchssvm.structures.maxplus import first_of_largest
 
 _SMALL = 4096  # brute force is the default up to this many configurations of a factor
 
@@ -47,6 +55,7 @@ class ChainProblem(Problem, heads=(LinearChain, SparseLinearChain)):
     """
 
     structure = Chain
+    matrix, rows, table = "emission", ("bias", "start_transitions", "end_transitions"), "transition"
     has_relaxation = False
 
     def __init__(
@@ -114,19 +123,7 @@ class ChainProblem(Problem, heads=(LinearChain, SparseLinearChain)):
         key, value = as_list(self.pairs)
         transition = np.zeros((self.num_states, self.num_states))
         transition.reshape(-1)[key] = value
-        return self._as_parameters(self.weights, torch.from_numpy(transition))
-
-    def _as_parameters(self, weights: np.ndarray, transition: Tensor) -> list[Tensor]:
-        """In the order of ``head.parameters()``."""
-        table, f = torch.from_numpy(weights), self.num_features
-        found = {
-            "emission": self.head.by_feature(table[:f]),
-            "transition": transition,
-            "bias": table[f],
-            "start_transitions": table[f + 1],
-            "end_transitions": table[f + 2],
-        }
-        return [found[name] for name, _ in self.head.named_parameters()]
+        return self._as_parameters(torch.from_numpy(transition))
 
     def refresh(self) -> float:
         """Recompute the weights in float64, as rounding makes the held ones drift."""
@@ -164,13 +161,7 @@ class ChainProblem(Problem, heads=(LinearChain, SparseLinearChain)):
 
     def hinges(self, parameters: list[Tensor]) -> Hinges:
         """Exact hinges by Viterbi over the pairs with nonzero weights."""
-        named = dict(zip((name for name, _ in self.head.named_parameters()), parameters, strict=True))
-        weights = np.zeros(self.weights.shape, self.weights.dtype)
-        weights[: self.num_features] = self.head.by_feature(named["emission"].detach()).numpy()
-        for place, name in enumerate(("bias", "start_transitions", "end_transitions")):
-            if name in named:
-                weights[self.num_features + place] = named[name].detach().numpy()
-        transition = named["transition"].detach()
+        weights, transition = self._from_parameters(parameters)
         key = transition.flatten().nonzero().flatten()
         columns = columns_of(key.numpy(), transition.flatten()[key].double().numpy(), self.num_states)
         found = np.zeros(self.dual.num_examples)
@@ -232,3 +223,189 @@ class ChainProblem(Problem, heads=(LinearChain, SparseLinearChain)):
         sides = state["sides"]
         if len(sides["y"]) != len(sides["x"]) or sides["size"].numpy().reshape(-1, 2)[~tied].any():
             raise damaged(f"{where}['sides'] holds messages of a factor that does not exist")
+
+
+BEST = 32  # number of best previous labels that are kept sorted
+
+
+class Columns(NamedTuple):
+    """A sparse matrix of transitions by its columns, the next labels."""
+
+    start: Any  # [K + 1] int64
+    row: Any  # [pairs] int32, ascending in every column
+    value: Any  # [pairs] float64
+
+
+def columns_of(key: np.ndarray, value: np.ndarray, num_states: int) -> Columns:
+    """Sums of values ``[M]`` float64 by their keys ``a K + b``, ``[M]`` int64, which may repeat."""
+    by_column = (key % num_states) * num_states + key // num_states
+    pairs, place = np.unique(by_column, return_inverse=True)
+    sums = np.bincount(place, weights=value, minlength=len(pairs))
+    start = np.searchsorted(pairs, np.arange(num_states + 1) * num_states)
+    return Columns(start.astype(np.int64), (pairs % num_states).astype(np.int32), sums)
+
+
+@njit
+def sum_features(tokens, variables, scale, total):
+    """``total += (1/(lam n)) sum_t x_t (e_y - pi_t)^T``; returns the sum of the costs, ``sum_t <delta_t, pi_t>``."""
+    loss = 0.0
+    for t in range(len(tokens.y)):
+        own = 0.0
+        for c in range(variables.start[t], variables.start[t] + variables.size[t]):
+            mass = variables.x[c]
+            if variables.key[c] == tokens.y[t]:
+                own = mass
+                continue
+            loss += tokens.cost[t] * mass
+            for p in range(tokens.row[t], tokens.row[t + 1]):
+                total[tokens.column[p], variables.key[c]] -= tokens.value[p] * (mass / scale)
+        for p in range(tokens.row[t], tokens.row[t + 1]):
+            total[tokens.column[p], tokens.y[t]] += tokens.value[p] * ((1.0 - own) / scale)
+    return loss
+
+
+@njit
+def exact_hinges(begin, end, tokens, weights, columns, tables, best, stamps, hinges):
+    """Structured hinges of the chains ``begin`` to ``end - 1``, at ``weights`` ``[F, K]``, into ``hinges`` ``[n]``.
+
+    Scratch: ``tables`` ``[3, K]``; ``best`` ``[BEST]`` int64; ``stamps`` ``[K]`` int64, zero.
+    """
+    states = len(columns.start) - 1
+    scores, previous, following = tables[0], tables[1], tables[2]
+    clock = 0
+    for i in range(begin, end):
+        true = 0.0
+        for t in range(tokens.start[i], tokens.start[i + 1]):
+            fill_scores(t, tokens, weights, scores)
+            true += scores[tokens.y[t]]
+            if t == tokens.start[i]:
+                for k in range(states):
+                    previous[k] = scores[k]
+                continue
+            true += _value(columns, tokens.y[t - 1], tokens.y[t])
+            many = _order_best(previous, best)
+            for b in range(states):
+                clock += 1
+                following[b] = scores[b] + _best_before(b, previous, columns, best, many, stamps, clock)
+            for k in range(states):
+                previous[k] = following[k]
+        hinges[i] = previous[first_of_largest(previous, states)] - true
+
+
+@njit
+def _best_before(b, previous, columns, best, many, stamps, clock):
+    """``max_a previous[a] + transition[a, b]``."""
+    first, found, met = best[0], -1.0e300, False
+    for q in range(columns.start[b], columns.start[b + 1]):
+        a = columns.row[q]
+        met |= a == first
+        value = previous[a] + columns.value[q]
+        if value > found:
+            found = value
+    if not met:
+        return max(found, previous[first])
+    for q in range(columns.start[b], columns.start[b + 1]):
+        stamps[columns.row[q]] = clock
+    for c in range(many):
+        if stamps[best[c]] != clock:
+            return max(found, previous[best[c]])
+    for a in range(len(previous)):
+        if stamps[a] != clock:
+            found = max(found, previous[a])
+    return found
+
+
+@njit
+def _order_best(values, best):
+    """Write the positions of the largest values, sorted, to ``best``; returns their number."""
+    size = 0
+    for k in range(len(values)):
+        if size == len(best) and values[k] <= values[best[size - 1]]:
+            continue
+        p = size if size < len(best) else size - 1
+        while p > 0 and values[best[p - 1]] < values[k]:
+            best[p] = best[p - 1]
+            p -= 1
+        best[p] = k
+        size = min(size + 1, len(best))
+    return size
+
+
+@njit
+def _value(columns, a, b):
+    for q in range(columns.start[b], columns.start[b + 1]):
+        if columns.row[q] == a:
+            return columns.value[q]
+    return 0.0
+
+
+def round_chains(duals: Duals, num_states: int) -> Ragged:
+    """Pairs with their mass for every factor; marginals are those of ``duals.variables``.
+
+    Rows and columns with too much mass are scaled down, and the missing mass is added as a product (Altschuler, Weed,
+    Rigollet 2017, Algorithm 2). This moves at most twice the total variation between the marginals.
+    """
+    variables, factors, _ = duals
+    room = np.where(factors.size > 0, factors.size + variables.size * np.append(variables.size[1:], 0), 0)
+    start = offsets(room)
+    total, widest = int(start[-1]), int(variables.size.max())
+    rounded = Ragged(start, np.zeros(len(room), np.int64), np.zeros(total, np.int64), np.zeros(total), np.zeros(0))
+    _round(variables, factors, num_states, np.zeros((2, widest)), np.zeros((2, widest)), rounded)
+    return rounded
+
+
+@njit
+def _round(variables, factors, states, sums, scale, rounded):
+    for t in range(len(factors.size)):
+        if factors.size[t] == 0:
+            continue
+        begin, size = rounded.start[t], 0
+        for p in range(factors.start[t], factors.start[t] + factors.size[t]):
+            key = factors.key[p]
+            if _place(variables, t, key // states) >= 0 and _place(variables, t + 1, key % states) >= 0:
+                rounded.key[begin + size], rounded.x[begin + size] = key, factors.x[p]
+                size += 1
+        for s in range(2):
+            _sum_side(variables, t + s, s, states, rounded, begin, size, sums[s])
+            for c in range(variables.size[t + s]):
+                own, wanted = sums[s, c], variables.x[variables.start[t + s] + c]
+                scale[s, c] = wanted / own if own > wanted else 1.0
+            for p in range(begin, begin + size):
+                label = rounded.key[p] // states if s == 0 else rounded.key[p] % states
+                rounded.x[p] *= scale[s, _place(variables, t + s, label)]
+        missing = 0.0
+        for s in range(2):
+            _sum_side(variables, t + s, s, states, rounded, begin, size, sums[s])
+            for c in range(variables.size[t + s]):
+                short = variables.x[variables.start[t + s] + c] - sums[s, c]
+                sums[s, c] = short if short > 0.0 else 0.0
+                if s == 1:
+                    missing += sums[s, c]
+        if missing > 0.0:
+            for c in range(variables.size[t]):
+                for d in range(variables.size[t + 1]):
+                    mass = sums[0, c] * sums[1, d] / missing
+                    if mass > 0.0:
+                        key = variables.key[variables.start[t] + c] * states
+                        rounded.key[begin + size] = key + variables.key[variables.start[t + 1] + d]
+                        rounded.x[begin + size] = mass
+                        size += 1
+        rounded.size[t] = size
+
+
+@njit
+def _place(lists, i, key):
+    """The column of the key in list ``i``; -1 if it has none."""
+    for c in range(lists.size[i]):
+        if lists.key[lists.start[i] + c] == key:
+            return c
+    return -1
+
+
+@njit
+def _sum_side(variables, t, s, states, rounded, begin, size, sums):
+    """Mass of the pairs by the label of one side."""
+    sums[: variables.size[t]] = 0.0
+    for p in range(begin, begin + size):
+        label = rounded.key[p] // states if s == 0 else rounded.key[p] % states
+        sums[_place(variables, t, label)] += rounded.x[p]

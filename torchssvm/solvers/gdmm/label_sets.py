@@ -1,23 +1,25 @@
-"""Label sets in GDMM: labels are binary variables, and every pair of labels is a factor with one weight."""
+"""Label sets in GDMM: labels are binary variables, and every pair of labels is a factor with one weight.
+
+Names and signs are those of ``label_set_pass``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchssvm.core.batch import Batch
+from torchssvm.core.jit import njit, njit_fastmath
 from torchssvm.core.potentials import Parts
-from torchssvm.core.problem import digest_targets
 from torchssvm.core.schema import Entry, Field, Noted, Same, Schema, damaged
-from torchssvm.core.sparse_features import SparseFeatures, check_finite, lists_of, lists_within
-from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.gdmm.chain_pass import AWAY, PROJECT, Options
+from torchssvm.solvers.compiled.packing import pack
+from torchssvm.solvers.gdmm.chain_pass import AWAY, PROJECT, Options, add_row, make_tokens
 from torchssvm.solvers.gdmm.label_set_pass import (
     LabelSets,
     PairTable,
@@ -27,27 +29,17 @@ from torchssvm.solvers.gdmm.label_set_pass import (
     make_room,
     visit_label_sets,
 )
-from torchssvm.solvers.gdmm.label_set_sums import (
-    choose_means,
-    score_sets,
-    sum_all_consistent,
-    sum_factors,
-    sum_features,
-    sum_gains,
-    update_multipliers,
-)
 from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, digest_features, entry_like, squares_of
 from torchssvm.solvers.gdmm.ragged import Interactions, empty, repacked
 from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, ResidualBalancing, SortedOracle
 from torchssvm.solvers.gdmm.sorted_entries import change, entries_field, grown, make_entries
-from torchssvm.solvers.objective import every_example
 from torchssvm.structures.multilabel.head import LinearMultilabel, SparseLinearMultilabel
 from torchssvm.structures.multilabel.oracle import best_label_sets, symmetric
 from torchssvm.structures.multilabel.structure import Multilabel
 
 _PORTION = 1024  # examples decoded at a time
 _EXPLORE = 10  # every so many passes, a factor is added to every example
-_ROUNDS = 200  # of message passing, for the bounds of the relaxation in certificates
+_MESSAGES = 200  # rounds of message passing, for the bounds of the relaxation in certificates
 _EXTRA = 32  # new factors of an example in a pass, beyond half of its current ones
 
 
@@ -58,6 +50,7 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
     """
 
     structure = Multilabel
+    matrix, rows, table = "unary", ("bias",), "pairwise"
     has_relaxation = True
     default_rule = ResidualBalancing
 
@@ -68,7 +61,12 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
         self.dual, self.ordered = dual, isinstance(oracle, SortedOracle)
         self.num_labels: int = self.head.structure.num_labels
         self.num_features = self.head.in_features
-        column, value, row, y, self.targets = self._pack(batches)
+        from torchssvm.structures.multilabel.kind import LabelSetAdapter
+
+        examples, piece = pack(LabelSetAdapter(head, 0, 0), dual, batches)
+        self.targets = piece.targets
+        column, value, row, *_ = make_tokens(examples, self.num_features, head.bias is not None, False)
+        y = examples.y.reshape(dual.num_examples, self.num_labels).astype(bool)
         square = np.add.reduceat(np.append(squares_of(value), 0.0), row[:-1]) * (np.diff(row) > 0)
         cost = self.head.structure.costs.numpy().copy()
         self.sets = LabelSets(column, value, row, y, cost, square)
@@ -95,36 +93,6 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
     def num_sides(self) -> int:  # type: ignore[override]
         """Number of sides of the factors that were made."""
         return 2 * int(self.factors.size.sum())
-
-    def _pack(self, batches: Iterable[Batch]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Tensor]:
-        """Lists of features, bias included, labels and digests, in the order of the index."""
-        dual, head, dtype = self.dual, self.head, self.head.unary.dtype
-        n = dual.num_examples
-        pieces: list[tuple[Tensor, Tensor, Tensor]] = []
-        counts, targets = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
-        y = torch.zeros(n, self.num_labels, dtype=torch.bool)
-        for batch, potentials, index in every_example(head, batches, head.unary.device, partial(check_batch, dual), n):
-            target = dual.structure.check_target(batch.y, potentials)
-            y[index], targets[index] = target.bool(), digest_targets(target)
-            check_finite(batch.x, index, dtype)
-            if isinstance(batch.x, SparseFeatures):
-                values = None if batch.x.values is None else batch.x.values.unsqueeze(1)
-                alone = SparseFeatures(batch.x.columns.unsqueeze(1), values)
-                found = lists_within(alone, torch.ones(len(index), 1, dtype=torch.bool), self.num_features, dtype)
-            else:
-                found = lists_of(batch.x.detach().to(dtype))
-            counts[index] = found.counts
-            pieces.append((torch.repeat_interleave(index, found.counts), found.columns, found.values))
-        if head.bias is not None:
-            everyone = torch.arange(n)
-            pieces.append(
-                (everyone, torch.full((n,), self.num_features, dtype=torch.int32), torch.ones(n, dtype=dtype))
-            )
-            counts += 1
-        owner, column, value = (torch.cat(tensors) for tensors in zip(*pieces, strict=True))
-        order = owner.argsort(stable=True)
-        row = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-        return column[order].numpy(), value[order].numpy(), row.numpy(), y.numpy(), targets
 
     def visit(self, order: np.ndarray, rule: BlockRule, rho: float) -> np.ndarray:
         """Visit examples; see :class:`Problem`."""
@@ -161,17 +129,7 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
 
     def held(self) -> list[Tensor]:
         """w(pi), one tensor for each parameter."""
-        return self._as_parameters(self.weights, self.pairs.value)
-
-    def _as_parameters(self, weights: np.ndarray, pairs: np.ndarray) -> list[Tensor]:
-        """In the order of ``head.parameters()``; ``pairs`` is read above its diagonal."""
-        i, j = np.triu_indices(self.num_labels, 1)
-        found = {
-            "unary": torch.from_numpy(self.head.by_feature(weights[: self.num_features])),
-            "bias": torch.from_numpy(weights[self.num_features]),
-            "pairwise": torch.from_numpy(pairs[i, j]),
-        }
-        return [found[name] for name, _ in self.head.named_parameters()]
+        return self._as_parameters(torch.from_numpy(self.pairs.value[np.triu_indices(self.num_labels, 1)]))
 
     def refresh(self) -> float:
         """Recompute the weights in float64."""
@@ -202,12 +160,8 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
 
     def hinges(self, parameters: list[Tensor]) -> Hinges:
         """Hinges by message passing on the linear program; the structure's decoder solves the examples left open."""
-        named = dict(zip((name for name, _ in self.head.named_parameters()), parameters, strict=True))
-        weights = np.zeros(self.weights.shape, self.weights.dtype)
-        weights[: self.num_features] = self.head.by_feature(named["unary"]).numpy()
-        if "bias" in named:
-            weights[self.num_features] = named["bias"].numpy()
-        pairwise = named["pairwise"].double()
+        weights, pairwise = self._from_parameters(parameters)
+        pairwise = pairwise.double()
         matrix = symmetric(pairwise, self.num_labels).numpy()
         n, cost, exact = self.dual.num_examples, self.sets.cost, True
         found, relaxed = np.zeros(n), np.zeros(n)
@@ -218,7 +172,7 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
             score_sets(begin, end, self.sets, weights, scores)
             true = (scores * y).sum(1) + 0.5 * np.einsum("bk,kj,bj->b", y, matrix, y)
             augmented = torch.from_numpy(scores + cost * (1.0 - 2.0 * y))
-            _, value, bound = best_label_sets(augmented, pairwise, max_rounds=_ROUNDS)
+            _, value, bound = best_label_sets(augmented, pairwise, max_rounds=_MESSAGES)
             relaxed[begin:end] = np.maximum(bound.numpy() + y @ cost - true, 0.0)
             rows = (~(bound <= value)).nonzero().flatten()
             if len(rows):
@@ -271,3 +225,244 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
                 f"oracle={'SortedOracle' if self.ordered else 'BruteForce'}()",
                 or_other=True,
             )
+
+
+@njit
+def update_multipliers(q, factors, step, totals):
+    """``multiplier += step e``; totals as in ``chain_pass``."""
+    states = q.shape[1]
+    for i in range(len(q)):
+        for f in range(factors.start[i], factors.start[i] + factors.size[i]):
+            for s in range(2):
+                label = factors.key[f] // states if s == 0 else factors.key[f] % states
+                excess = factors.mass[f, 0] + factors.mass[f, 1 + s] - q[i, label]
+                factors.multiplier[f, s] += step * excess
+                totals[0] += excess * excess
+                totals[1] += abs(excess)
+                totals[2] = max(totals[2], abs(excess))
+                totals[3] += q[i, label] * q[i, label]
+                totals[4] += factors.multiplier[f, s] * factors.multiplier[f, s]
+
+
+@njit
+def sum_features(sets, q, scale, total):
+    """``total += (1/(lam n)) sum_i x_i (y_i - q_i)^T``; returns ``sum_i <delta_i, q_i>`` with its constants."""
+    loss = 0.0
+    states = q.shape[1]
+    for i in range(len(q)):
+        for k in range(states):
+            gap = (1.0 if sets.y[i, k] else 0.0) - q[i, k]
+            if gap != 0.0:
+                loss += sets.cost[k] * abs(gap)
+                for p in range(sets.row[i], sets.row[i + 1]):
+                    total[sets.column[p], k] += sets.value[p] * (gap / scale)
+    return loss
+
+
+@njit
+def score_sets(begin, end, sets, weights, out):
+    """Scores of the labels of examples ``begin`` to ``end - 1``, ``[end - begin, K]``."""
+    for i in range(begin, end):
+        out[i - begin, :] = 0.0
+        for p in range(sets.row[i], sets.row[i + 1]):
+            add_row(out[i - begin], weights[sets.column[p]], sets.value[p])
+
+
+@njit
+def sum_factors(sets, q, factors, scale, total):
+    """``total += (1/(lam n)) sum_i (y y^T - both)`` over the pairs i < j: the weights that the factors stand for."""
+    states = q.shape[1]
+    for i in range(len(q)):
+        for f in range(factors.start[i], factors.start[i] + factors.size[i]):
+            a, b = factors.key[f] // states, factors.key[f] % states
+            target = 1.0 if sets.y[i, a] and sets.y[i, b] else 0.0
+            total[a, b] += (target - factors.mass[f, 0]) / scale
+
+
+@njit
+def sum_consistent(i, sets, q, factors, labels, both, share, total):
+    """``total += share (y y^T - both)`` for one example, with ``both`` the nearest mass consistent with q.
+
+    The nearest mass to that of a made factor, else to the target's, within the Frechet bounds ``max(0, q_i + q_j - 1)``
+    and ``min(q_i, q_j)``, the only constraints of the local polytope. ``labels`` ``[K]`` int64 and ``both`` ``[K, K]``,
+    -1 before and after, are scratch; ``share`` is ``1 / (lam n)``.
+    """
+    states, many = q.shape[1], 0
+    for k in range(states):
+        if q[i, k] > 0.0 or sets.y[i, k]:
+            labels[many] = k
+            many += 1
+    for f in range(factors.start[i], factors.start[i] + factors.size[i]):
+        both[factors.key[f] // states, factors.key[f] % states] = factors.mass[f, 0]
+    for c in range(many):
+        for d in range(c + 1, many):
+            a, b = labels[c], labels[d]
+            target = 1.0 if sets.y[i, a] and sets.y[i, b] else 0.0
+            mass = both[a, b] if both[a, b] >= 0.0 else target
+            mass = min(max(mass, q[i, a] + q[i, b] - 1.0, 0.0), q[i, a], q[i, b])
+            total[a, b] += share * (target - mass)
+    for f in range(factors.start[i], factors.start[i] + factors.size[i]):
+        both[factors.key[f] // states, factors.key[f] % states] = -1.0
+
+
+@njit
+def sum_all_consistent(sets, q, factors, labels, both, share, total):
+    """:func:`sum_consistent` for all examples."""
+    for i in range(len(q)):
+        sum_consistent(i, sets, q, factors, labels, both, share, total)
+
+
+@njit
+def sum_gains(pairs):
+    """Recompute ``pairs.gain``."""
+    for k in range(len(pairs.gain)):
+        total = 0.0
+        for j in range(len(pairs.gain)):
+            total += max(pairs.value[k, j], 0.0)
+        pairs.gain[k] = total
+
+
+_ROUNDS = 3
+_TINY = 1e-12  # a decrease that may be rounding
+
+
+class Means(NamedTuple):
+    """Distributions over label sets, one for each example, with label marginals ``q``.
+
+    A point of the local polytope need not be a mean of label sets; these always are. A number u, uniform on a circle of
+    length 1, decides all labels of an example: label k is on where u lies in an arc of length ``q_k``. Two labels are
+    on together where their arcs overlap.
+    """
+
+    q: np.ndarray  # [n, K], 0 to 1
+    begin: np.ndarray  # [n, K], where each arc begins
+    rest: np.ndarray  # [K, K], ``sum_i (y_i y_i^T - pairs_i)`` above the diagonal: the weights of pairs times ``lam n``
+
+    def pairs(self, rows: np.ndarray) -> np.ndarray:
+        """Probabilities that two labels are on together, ``[B, P]`` for the pairs i < j of the examples ``rows``."""
+        labels = self.q.shape[1]
+        found = np.zeros((len(rows), labels * (labels - 1) // 2))
+        _list_pairs(rows, self.q, self.begin, found)
+        return found
+
+
+def choose_means(q: np.ndarray, y: np.ndarray) -> Means:
+    """Choose arcs with small pair weights, which make the dual large.
+
+    Losses and feature weights depend on ``q`` only, not on the arcs. Initially labels are wrong together as far as
+    possible. Then one arc after another moves to the least sum of squared pair weights among the candidates: the ends
+    of the other arcs, and the minimum along the circle from the best of them.
+    """
+    labels = q.shape[1]
+    begin, rest = np.where(y, 0.0, 1.0 - q), np.zeros((labels, labels))
+    _sum_rest(q, y, begin, rest)
+    others, near = np.zeros(labels, np.int64), np.zeros((3, labels))
+    for _ in range(_ROUNDS):
+        _move_arcs(q, begin, rest, others, near)
+    rest[:] = 0.0
+    _sum_rest(q, y, begin, rest)  # recomputed, to remove the rounding of the moves
+    return Means(q, begin, rest)
+
+
+@njit
+def _overlap(first, own, second, other):
+    """The overlap of two arcs of lengths ``own`` and ``other`` that begin at ``first`` and ``second`` in [0, 1]."""
+    ahead = second - first
+    ahead = ahead + 1.0 if ahead < 0.0 else ahead
+    return max(min(own, ahead + other) - ahead, 0.0) + max(min(own, ahead + other - 1.0), 0.0)
+
+
+@njit
+def _list_pairs(rows, q, begin, found):
+    labels = q.shape[1]
+    for r in range(len(rows)):
+        i, place = rows[r], 0
+        for a in range(labels):
+            for b in range(a + 1, labels):
+                if q[i, a] > 0.0 and q[i, b] > 0.0:
+                    found[r, place] = _overlap(begin[i, a], q[i, a], begin[i, b], q[i, b])
+                place += 1
+
+
+@njit
+def _sum_rest(q, y, begin, rest):
+    """``rest += sum_i (y_i y_i^T - pairs_i)``."""
+    labels = q.shape[1]
+    for i in range(len(q)):
+        for a in range(labels):
+            if not (q[i, a] > 0.0 or y[i, a]):
+                continue
+            for b in range(a + 1, labels):
+                if q[i, b] > 0.0 or y[i, b]:
+                    target = 1.0 if y[i, a] and y[i, b] else 0.0
+                    rest[a, b] += target - _overlap(begin[i, a], q[i, a], begin[i, b], q[i, b])
+
+
+@njit
+def _move_arcs(q, begin, rest, others, near):
+    """Move every arc once, except empty and full ones, whose overlaps do not depend on their place.
+
+    Scratch: ``others`` ``[K]`` int64; ``near`` ``[3, K]`` gets where their arcs begin, their lengths, and the overlaps
+    with the moving arc at which the pair weights are 0.
+    """
+    for i in range(len(q)):
+        for k in range(q.shape[1]):
+            own, place = q[i, k], begin[i, k]
+            if not 0.0 < own < 1.0:
+                continue
+            many = 0
+            for j in range(q.shape[1]):
+                if j != k and 0.0 < q[i, j] < 1.0:
+                    others[many] = j
+                    near[0, many], near[1, many] = begin[i, j], q[i, j]
+                    near[2, many] = rest[min(j, k), max(j, k)] + _overlap(place, own, begin[i, j], q[i, j])
+                    many += 1
+            cost = _cost(place, own, near, many)
+            for d in range(many):
+                end = near[0, d] + near[1, d]
+                trial = end - np.floor(end)
+                found = _cost(trial, own, near, many)
+                if found < cost - _TINY:
+                    place, cost = trial, found
+            for sign in (1.0, -1.0):
+                trial = place + sign * _way(place, own, sign, near, many)
+                trial -= np.floor(trial)
+                found = _cost(trial, own, near, many)
+                if found < cost - _TINY:
+                    place, cost = trial, found
+            if place != begin[i, k]:
+                begin[i, k] = place
+                for d in range(many):
+                    j = others[d]
+                    rest[min(j, k), max(j, k)] = near[2, d] - _overlap(place, own, near[0, d], near[1, d])
+
+
+@njit_fastmath
+def _cost(place, own, near, many):
+    """The sum of squared pair weights of a label with its arc at ``place``."""
+    total = 0.0
+    for d in range(many):
+        left = near[2, d] - _overlap(place, own, near[0, d], near[1, d])
+        total += left * left
+    return total
+
+
+@njit
+def _way(place, own, sign, near, many):
+    """Distance forward (back for ``sign`` -1) to the minimum, if no other end comes in between."""
+    slope, curvature = 0.0, 0.0
+    for d in range(many):
+        change = _is_in(place + own, sign, near[0, d], near[1, d]) - _is_in(place, sign, near[0, d], near[1, d])
+        slope += sign * change * (near[2, d] - _overlap(place, own, near[0, d], near[1, d]))
+        curvature += change * change
+    return max(slope, 0.0) / curvature if curvature > 0.0 else 0.0
+
+
+@njit
+def _is_in(point, sign, begin, length):
+    """1 if the arc contains what comes right after the point (before it for ``sign`` -1), else 0."""
+    after = point - begin
+    after -= np.floor(after)
+    if sign > 0.0:
+        return 1.0 if after < length else 0.0
+    return 1.0 if 0.0 < after <= length else 0.0

@@ -76,6 +76,11 @@ class Problem(Stateful):
     default_rule: ClassVar[type[Penalty]] = Penalty  # of the penalty
     num_sides: int  # number of pairs of a variable and a factor
     has_relaxation: bool  # whether the local polytope is larger than the hull of the outputs
+    weights: np.ndarray  # [F + rows, K]
+    num_features: int  # F
+    matrix: ClassVar[str]  # the head's parameter with a row of ``weights`` for each feature
+    rows: ClassVar[tuple[str, ...]]  # those with one row each, behind them, where the head has them
+    table: ClassVar[str]  # the one of pairs
 
     def __init_subclass__(cls, heads: Iterable[type] = (), **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -111,6 +116,24 @@ class Problem(Stateful):
     @abstractmethod
     def held(self) -> list[Tensor]:
         """w(pi), one tensor for each parameter."""
+
+    def _as_parameters(self, pairs: Tensor) -> list[Tensor]:
+        """The weights in the order of ``head.parameters()``."""
+        found = torch.from_numpy(self.weights).split([self.num_features, *[1] * len(self.rows)])
+        named = {self.matrix: self.head.by_feature(found[0]), self.table: pairs}
+        named |= {name: row[0] for name, row in zip(self.rows, found[1:], strict=True)}
+        return [named[name] for name, _ in self.head.named_parameters()]
+
+    def _from_parameters(self, parameters: list[Tensor]) -> tuple[np.ndarray, Tensor]:
+        """Weights like ``weights``, and the pairs."""
+        names = [name for name, _ in self.head.named_parameters()]
+        named = dict(zip(names, (parameter.detach() for parameter in parameters), strict=True))
+        weights = np.zeros_like(self.weights)
+        weights[: self.num_features] = self.head.by_feature(named[self.matrix]).numpy()
+        for place, name in enumerate(self.rows, self.num_features):
+            if name in named:
+                weights[place] = named[name].numpy()
+        return weights, named[self.table]
 
     @abstractmethod
     def refresh(self) -> float:

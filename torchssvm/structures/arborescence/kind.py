@@ -20,10 +20,8 @@ from torchssvm.core.sparse_features import Lists, SparseFeatures
 from torchssvm.core.structure import Labeling
 from torchssvm.core.vectors import dot, exact_dot
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Ragged
+from torchssvm.kinds.adapter import Examples, Ragged, VectorAdapter
 from torchssvm.kinds.block import add_states, loss_of, size_of, uniform_mean_loss
-from torchssvm.kinds.examples import Examples
-from torchssvm.kinds.vector import VectorAdapter
 from torchssvm.structures.arborescence.oracle import best_nonprojective, best_projective
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import arrays, fits_numba, njit
-from torchssvm.core.row_sparse import add_at
+from torchssvm.core.jit import COMPILED, arrays, fits_numba, njit
+from torchssvm.core.potentials import Parts
 
 
-def chain_scores(labels: Tensor, emission: Tensor, transition: Tensor) -> Tensor:
+def chain_scores(labels: Tensor, emission: Tensor, transition: Tensor) -> Tensor | None:
     """``sum_t emission[t, y_t] + sum_t transition[t, y_t, y_{t+1}]`` of C sequences for every example.
 
     Args:
@@ -20,52 +20,38 @@ def chain_scores(labels: Tensor, emission: Tensor, transition: Tensor) -> Tensor
         transition: ``[B, K, K]`` for each chain (or one matrix expanded to B), or ``[B, N-1, K, K]``.
 
     Returns:
-        ``[B, C]`` float64.
+        ``[B, C]`` float64; None where the tensors do not fit Numba.
     """
     labels = labels.contiguous()
-    batch, count, longest = labels.shape
     _check_shapes(labels, emission, transition)
-    if fits_numba(labels):
-        score = torch.empty(batch, count, dtype=torch.float64)
-        pairs = four_axes(transition)
-        if not _score(*arrays(labels, emission, pairs, score)):
-            raise _no_state(labels, emission)
-        return score
-    places, pairs, real = _places(labels, emission.shape[2], transition.ndim == 4)
-    found = emission.flatten(1).gather(1, places.view(batch, -1)).view(batch, count, longest)
-    score = (found * real).sum(2, dtype=torch.float64)
-    if transition.ndim == 3 and transition.stride(0) == 0:
-        found = transition[0].flatten()[pairs]
-    else:
-        found = transition.flatten(1).gather(1, pairs.view(batch, -1)).view(pairs.shape)
-    return score + (found * real[:, :, 1:]).sum(2, dtype=torch.float64)
+    if emission.dtype not in COMPILED or not fits_numba(labels):
+        return None
+    score = torch.empty(labels.shape[:2], dtype=torch.float64)
+    if not _score(*arrays(labels, emission, four_axes(transition), score)):
+        raise _no_state(labels, emission)
+    return score
 
 
-def chain_parts(labels: Tensor, mass: Tensor, emission: Tensor, transition: Tensor) -> tuple[Tensor, Tensor]:
+def chain_parts(labels: Tensor, mass: Tensor, emission: Tensor, transition: Tensor) -> Parts | None:
     """The parts of C sequences for every example, weighted by their mass ``[B, C]`` and summed.
 
     Labels and tensors are those of :func:`chain_scores`, of which only shapes and dtype count here.
 
     Returns:
-        Parts in the shapes and the dtype of ``emission`` and ``transition``.
+        Parts in the shapes and the dtype of ``emission`` and ``transition``; None where they do not fit Numba.
     """
-    labels, batch = labels.contiguous(), len(labels)
+    labels = labels.contiguous()
     _check_shapes(labels, emission, transition)
     if mass.shape != labels.shape[:2]:
         raise ValueError(f"mass must be {list(labels.shape[:2])}, a number for each labeling, got {list(mass.shape)}")
-    if fits_numba(labels):
-        states = torch.zeros_like(emission, requires_grad=False)
-        moves = torch.zeros(transition.shape, dtype=torch.float64 if transition.ndim == 3 else emission.dtype)
-        if not _spread(*arrays(labels, mass.to(torch.float64), states, four_axes(moves))):
-            raise _no_state(labels, emission)
-        return states, moves.to(emission.dtype)  # shared pairs are sums over positions, which may cancel each other
-    places, pairs, real = _places(labels, emission.shape[2], transition.ndim == 4)
-    shares = mass.to(emission.dtype).unsqueeze(2) * real
-    states = emission.new_zeros(batch, emission[0].numel())
-    add_at(states, places.view(batch, -1), shares.view(batch, -1))
-    moves = emission.new_zeros(batch, transition[0].numel())
-    add_at(moves, pairs.view(batch, -1), shares[:, :, 1:].reshape(batch, -1))
-    return states.view(emission.shape), moves.view(transition.shape)
+    if emission.dtype not in COMPILED or not fits_numba(labels):
+        return None
+    states = torch.zeros_like(emission, requires_grad=False)
+    moves = torch.zeros(transition.shape, dtype=torch.float64 if transition.ndim == 3 else emission.dtype)
+    if not _spread(*arrays(labels, mass.to(torch.float64), states, four_axes(moves))):
+        raise _no_state(labels, emission)
+    # Shared pairs are sums over positions, which may cancel each other.
+    return {"emission": states, "transition": moves.to(emission.dtype)}
 
 
 def _check_shapes(labels: Tensor, emission: Tensor, transition: Tensor) -> None:
@@ -82,17 +68,6 @@ def _no_state(labels: Tensor, emission: Tensor) -> ValueError:
     return ValueError(
         f"labelings hold states up to {int(labels.max())}: states are 0 to {emission.shape[2] - 1}, and -1 is padding"
     )
-
-
-def _places(labels: Tensor, states: int, by_position: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The places of each sequence's states and pairs in the flattened potentials, and the mask of real positions."""
-    real = labels >= 0
-    known = labels.clamp(min=0)
-    position = torch.arange(labels.shape[2], device=labels.device)
-    pairs = known[:, :, :-1] * states + known[:, :, 1:]
-    if by_position:
-        pairs = pairs + position[:-1] * states**2
-    return known + position * states, pairs, real
 
 
 def four_axes(transition: Tensor) -> Tensor:

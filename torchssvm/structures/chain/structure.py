@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +22,13 @@ from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.chain.sum_product import sum_product
 from torchssvm.structures.chain.transitions import Transitions
 from torchssvm.structures.common import WeightedLabels, check_labels, check_lengths
-from torchssvm.structures.labelled import Labelled, every_labeling, real_rows, zeros_like
+from torchssvm.structures.labelled import Indexed, Labelled, Places, every_labeling, real_rows, zeros_like
 from torchssvm.structures.max_marginals import tree_margins
 
 _NONE = torch.empty(0, 0, dtype=torch.float64)
 
 
-class Chain(Labelled):
+class Chain(Labelled, Indexed):
     """Label sequences with scores for single states and for neighbouring pairs.
 
     Potentials: ``emission`` ``[B, N, K]``; ``transition`` ``[B, K, K]`` (previous, next), the same at every position,
@@ -162,28 +163,31 @@ class Chain(Labelled):
         """The potentials that are decoded: ``-inf`` where :attr:`transitions` forbid a state or a pair."""
         return potentials if self.transitions is None else self.transitions.restrict(potentials.detach())
 
-    def parts(self, labeling: Tensor | WeightedLabels) -> dict[str, Tensor]:
-        """Indicators of the states ``[B, N, K]``, and counts (or indicators) of the pairs."""
-        labels = _labels(labeling)
-        states = self.num_states
-        batch, longest = labels.shape
-        real = labels >= 0
-        emission = torch.zeros(batch, longest, states, device=labels.device)
-        emission.scatter_(2, labels.clamp(min=0).unsqueeze(2), real.unsqueeze(2).to(emission.dtype))
-        both = real[:, 1:].to(emission.dtype)
-        pairs = (labels[:, :-1] * states + labels[:, 1:]).clamp(min=0)
-        if self.shared:  # sums of ones are exact in any order
-            transition = torch.zeros(batch, states * states, device=labels.device).scatter_add_(1, pairs, both)
-            return {"emission": emission, "transition": transition.view(batch, states, states)}
-        transition = torch.zeros(batch, max(longest - 1, 0), states * states, device=labels.device)
-        transition.scatter_(2, pairs.unsqueeze(2), both.unsqueeze(2))
-        return {"emission": emission, "transition": transition.view(batch, -1, states, states)}
+    def _shapes(self, labeling: Tensor | WeightedLabels) -> dict[str, tuple[int, ...]]:
+        longest, states = _labels(labeling).shape[1], self.num_states
+        pairs = (states, states) if self.shared else (max(longest - 1, 0), states, states)
+        return {"emission": (longest, states), "transition": pairs}
+
+    def _places(self, labels: Tensor) -> Places:  # type: ignore[override]
+        real, known, states = labels >= 0, labels.clamp(min=0), self.num_states
+        position = torch.arange(labels.shape[2], device=labels.device)
+        pairs = known[:, :, :-1] * states + known[:, :, 1:]
+        pairs = pairs if self.shared else pairs + position[:-1] * states**2
+        return [("emission", known + position * states, real), ("transition", pairs, real[:, :, 1:])]
+
+    def _scores(self, labelings: list[Tensor], potentials: Potentials) -> Tensor:
+        found = chain_scores(labelings[0], potentials.tensors["emission"], potentials.tensors["transition"])
+        return super()._scores(labelings, potentials) if found is None else found
+
+    def _add(self, parts: Parts, labelings: list[Tensor], mass: Tensor) -> Parts:
+        found = chain_parts(labelings[0], mass, parts["emission"], parts["transition"])
+        return super()._add(parts, labelings, mass) if found is None else found
 
     def difference(
         self, labeling: Tensor | WeightedLabels, target: Tensor | WeightedLabels, potentials: Potentials
     ) -> Parts:
         """Parts of the labeling less parts of the target."""
-        return self._scatter(zeros_like(potentials), _labels(labeling), _labels(target))
+        return self._scatter(zeros_like(potentials), labeling, target, potentials)
 
     def add_difference(
         self,
@@ -193,11 +197,12 @@ class Chain(Labelled):
         potentials: Potentials,
     ) -> Parts:
         """As :meth:`Structure.add_difference`; padding does not change."""
-        return self._scatter(parts, _labels(labeling), _labels(target))
+        return self._scatter(parts, labeling, target, potentials)
 
-    def _scatter(self, parts: Parts, found: Tensor, true: Tensor) -> Parts:
-        """Add the states and pairs of ``found`` and subtract those of ``true``; this may write into ``parts``."""
+    def _scatter(self, parts: Parts, labeling: Any, target: Any, potentials: Potentials) -> Parts:
+        """Add the states and pairs of ``labeling`` and subtract those of ``target``; may write into ``parts``."""
         emission, transition = parts["emission"], parts["transition"]
+        found, true = _labels(labeling), _labels(target)
         self._check_tables(emission, transition)
         pairs = transition.unsqueeze(1) if self.shared else transition
         fits = found.shape == true.shape == emission.shape[:2] and fits_numba(emission, pairs, found, true)
@@ -210,20 +215,9 @@ class Chain(Labelled):
 
             added = add_difference_triton(found, true, emission, transition)
             return dict(zip(("emission", "transition"), added, strict=True))
-        states, dtype = self.num_states, emission.dtype
-        real = (true >= 0).to(dtype)
-        both = real[:, 1:]
         # What labelings share cancels before it is added: x + 1 - 1 rounds a small x.
-        emission, transition = torch.zeros_like(emission), torch.zeros_like(transition)
-        counts = transition.view(*transition.shape[:-2], states * states)
-        for labels, sign in ((found.clamp(min=0), 1.0), (true.clamp(min=0), -1.0)):
-            emission.scatter_add_(2, labels.unsqueeze(2), (sign * real).unsqueeze(2))
-            places = labels[:, :-1] * states + labels[:, 1:]
-            if self.shared:  # a pair may occur several times; sums of ones are exact in any order
-                counts.scatter_add_(1, places, sign * both)
-            else:
-                counts.scatter_add_(2, places.unsqueeze(2), (sign * both).unsqueeze(2))
-        return {"emission": parts["emission"] + emission, "transition": parts["transition"] + transition}
+        difference = super().difference(labeling, target, potentials)
+        return {name: tensor + difference[name] for name, tensor in parts.items()}
 
     def examine(
         self, labeling: Tensor | WeightedLabels, target: Tensor | WeightedLabels, potentials: Potentials
@@ -263,23 +257,6 @@ class Chain(Labelled):
         """Whether the Triton kernels take these labels (checked ones, and those of the oracle) and tables."""
         fits = found.shape == true.shape == emission.shape[:2] and emission.dtype == pairs.dtype
         return fits and fits_triton(found, true, emission, pairs)
-
-    def relative_scores(self, labelings: Tensor, target: Tensor | WeightedLabels, potentials: Potentials) -> Tensor:
-        """Sums of looked-up potentials, ``[B, C]`` float64: 2 T - 1 reads for a labeling of length T."""
-        everything = torch.cat([labelings, _labels(target).unsqueeze(1)], 1)
-        scores = chain_scores(everything, potentials.tensors["emission"], potentials.tensors["transition"])
-        return scores[:, :-1] - scores[:, -1:]
-
-    def mean_difference(
-        self, labelings: Tensor, mass: Tensor, target: Tensor | WeightedLabels, potentials: Potentials
-    ) -> Parts:
-        """The mass of each state and pair, less the total mass at the target's."""
-        everything = torch.cat([labelings, _labels(target).unsqueeze(1)], 1)
-        mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1)
-        emission, transition = chain_parts(
-            everything, mass, potentials.tensors["emission"], potentials.tensors["transition"]
-        )
-        return {"emission": emission, "transition": transition}
 
     def resize(self, labelings: Tensor, target: Tensor | WeightedLabels) -> Tensor:
         """Cropped or padded to the length of this batch."""

@@ -18,9 +18,8 @@ from torchssvm.core.jit import ByKind, njit
 from torchssvm.core.potentials import SINGLE, Potentials
 from torchssvm.core.vectors import sort_falling
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import HeadAdapter, Ragged
+from torchssvm.kinds.adapter import Examples, HeadAdapter, Ragged
 from torchssvm.kinds.block import loss_of, size_of
-from torchssvm.kinds.examples import Examples
 from torchssvm.structures.decisions import kind as kinds
 from torchssvm.structures.decisions.combinatorial import (
     Assignment,

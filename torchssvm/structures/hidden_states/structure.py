@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -12,14 +11,13 @@ from torchssvm.core.arguments import check_int64
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
 from torchssvm.core.structure import (
-    Decoding,
     Structure,
     as_decoding,
     augmented,
     loss_by_name,
     reject_rows,
 )
-from torchssvm.structures.common import check_labels, check_lengths
+from torchssvm.structures.common import Around, check_labels, check_lengths
 
 UNKNOWN = -100
 """The label of a position whose label is unknown, as that which ``ignore_index`` of torch names."""
@@ -43,7 +41,7 @@ class Completed(NamedTuple):
         return self.observed, self.states, self.observed == UNKNOWN
 
 
-class HiddenStates(Structure):
+class HiddenStates(Around):
     """A structure of S states, such as ``Chain(S)`` or ``Multiclass(S)``, of which the data show labels.
 
     Each label is shown by one or several states: with ``shows=[0, 1, 1]``, label 1 by states 1 and 2. Outputs are
@@ -135,17 +133,12 @@ class HiddenStates(Structure):
         }
         return self.structure.marginals(potentials.replace({**potentials.tensors, **tensors}))
 
-    def argmax(self, potentials: Potentials) -> Decoding | Tensor:
-        """The best states."""
-        return self.structure.argmax(potentials)
-
-    def parts(self, labeling: Tensor | Completed) -> Tensor | Mapping[str, Tensor]:
-        """The parts of the states."""
-        return self.structure.parts(_states(labeling))
+    def _own(self, output: Tensor | Completed) -> Tensor:
+        return output.states if isinstance(output, Completed) else output
 
     def loss(self, labeling: Tensor | Completed, target: Completed) -> Tensor:
         """What states that show wrong labels cost, ``[B]``."""
-        states = _states(labeling)
+        states = self._own(labeling)
         return self.structure.loss(
             torch.where(self._shown(states, target.observed), target.states, states), target.states
         )
@@ -204,18 +197,6 @@ class HiddenStates(Structure):
             )
         return Completed(observed, checked)
 
-    def resize(self, labelings: Tensor, target: Completed) -> Tensor:
-        """As the structure does."""
-        return self.structure.resize(labelings, target.states)
-
-    def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        """The places of the structure."""
-        return self.structure.places(potentials)
-
-    def enumerate(self, potentials: Potentials) -> Iterator[Tensor] | None:
-        """All states that the structure lists."""
-        return self.structure.enumerate(potentials)
-
     def _allowed(self, observed: Tensor) -> Tensor:
         """Which states show the labels, or one of a set: ``[..., S]`` bool."""
         shows = self.shows.to(observed.device)
@@ -246,7 +227,3 @@ class HiddenStates(Structure):
 
     def __repr__(self) -> str:
         return f"HiddenStates({self.structure!r}, shows={self.shows.tolist()})"
-
-
-def _states(labeling: Tensor | Completed) -> Tensor:
-    return labeling.states if isinstance(labeling, Completed) else labeling

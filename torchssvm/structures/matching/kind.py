@@ -19,11 +19,9 @@ from torchssvm.core.potentials import SINGLE, Potentials
 from torchssvm.core.structure import fit
 from torchssvm.core.vectors import dot, exact_dot, set_row
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Ragged
+from torchssvm.kinds.adapter import Examples, Ragged, VectorAdapter
 from torchssvm.kinds.block import loss_of, size_of
-from torchssvm.kinds.examples import Examples
 from torchssvm.kinds.long import add_token, product, take_square
-from torchssvm.kinds.vector import VectorAdapter
 from torchssvm.structures.matching.oracle import make_room, match
 
 

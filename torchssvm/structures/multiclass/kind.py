@@ -21,7 +21,7 @@ from torchssvm.core.sparse_features import Lists, SparseFeatures, lists_of_rows,
 from torchssvm.core.structure import Labeling
 from torchssvm.core.vectors import add_row, add_rows, add_to_rows, set_row
 from torchssvm.kinds import block
-from torchssvm.kinds.examples import Dense, Examples, Listed
+from torchssvm.kinds.adapter import Dense, Examples, Listed, squares_of_rows
 from torchssvm.structures.chain import kind as sequences
 from torchssvm.structures.chain.kind import SequenceAdapter
 
@@ -215,12 +215,5 @@ class WholeClasses(MulticlassAdapter):
 
     def complete(self, examples: Examples, own: dict[str, tuple[Tensor, Tensor]]) -> Examples:
         """Squared lengths of the features, without a kernel of their own, and the kind."""
-        if examples.dense:
-            sizes = np.einsum("nf,nf->n", examples.x, examples.x, dtype=np.float64)
-        elif len(examples.value):
-            sums = np.append(0.0, np.square(examples.value, dtype=np.float64).cumsum())[examples.row]
-            sizes = np.diff(sums)
-        else:
-            sizes = np.diff(examples.row)
-        examples.inner[:] = sizes + self.has_bias
+        examples.inner[:] = squares_of_rows(examples, np.float64) + self.has_bias
         return examples._replace(kind=self.kind())

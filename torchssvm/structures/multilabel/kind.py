@@ -15,9 +15,8 @@ from torchssvm.core.jit import njit
 from torchssvm.core.sparse_features import Lists, lists_of_rows
 from torchssvm.core.structure import Labeling
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import HeadAdapter, Ragged
+from torchssvm.kinds.adapter import Examples, HeadAdapter, Ragged
 from torchssvm.kinds.block import loss_of
-from torchssvm.kinds.examples import Examples
 from torchssvm.structures.multilabel.message_passing import workspace
 from torchssvm.structures.multilabel.oracle import decode_row, row_sums
 

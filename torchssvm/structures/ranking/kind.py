@@ -18,10 +18,8 @@ from torchssvm.core.jit import njit
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.vectors import sort_falling
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import Ragged
+from torchssvm.kinds.adapter import Examples, Ragged, VectorAdapter
 from torchssvm.kinds.block import length_of
-from torchssvm.kinds.examples import Examples
-from torchssvm.kinds.vector import VectorAdapter
 from torchssvm.structures.ranking.measure import ByPlace, PairSwaps
 
 _ROUNDING = 1e-12

@@ -14,9 +14,8 @@ from torch import Tensor
 from torchssvm.core.jit import njit
 from torchssvm.core.vectors import set_row
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import HeadAdapter
+from torchssvm.kinds.adapter import Examples, HeadAdapter
 from torchssvm.kinds.block import size_of
-from torchssvm.kinds.examples import Examples
 from torchssvm.structures.segments.oracle import best_segments
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,9 +13,9 @@ from torchssvm.core.arguments import check_whole, row_names
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Parts, Potentials, conform, inner, scale
 from torchssvm.core.structure import Decoding, Labeling, Structure, each_labeling
-from torchssvm.structures.chain.by_level import viterbi_by_level
+from torchssvm.structures.chain.oracle import viterbi_by_level
 from torchssvm.structures.chain.structure import Chain
-from torchssvm.structures.common import check_lengths
+from torchssvm.structures.common import Around, check_lengths
 from torchssvm.structures.multiclass.structure import Multiclass
 
 ORACLES = """\
@@ -211,7 +211,7 @@ def _require(oracle: SlackOracle, structure: Structure, kind: type[Structure]) -
         )
 
 
-class SlackRescaling(Structure):
+class SlackRescaling(Around):
     r"""Another structure, trained with slack rescaling instead of margin rescaling (Tsochantaridis et al., 2005).
 
     With ``psi_i(y) = p(y) - p(y_i)`` (times the head's linear map) and slack variables xi_i, margin rescaling requires
@@ -264,10 +264,6 @@ class SlackRescaling(Structure):
         self.oracle = _default_oracle(structure) if oracle is None else oracle
         self.oracle.check(structure)
 
-    def argmax(self, potentials: Potentials) -> Decoding | Labeling:
-        """The highest-scoring output, by the wrapped structure."""
-        return self.structure.argmax(potentials)
-
     def _plain(self) -> nn.Module | None:
         """That of the structure within."""
         return self.structure.plain_decoder()
@@ -301,27 +297,15 @@ class SlackRescaling(Structure):
         """None: psi holds outputs times their losses, which does not determine the mean loss."""
         return
 
-    def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        """The places of the wrapped structure."""
-        return self.structure.places(potentials)
-
     def largest_gain(self, potentials: Potentials, target: Labeling) -> Tensor:
         """An upper bound of ``max_y loss(y) (score(y) - target's score)``, too high by at most the loss / 10 000."""
         many = 1e4  # scaling the potentials makes the 1 that the oracle adds negligible
         scaled = potentials.replace({name: many * tensor for name, tensor in potentials.tensors.items()})
         return find_corner(self, scaled, target).bound.clamp(min=0.0) / many
 
-    def resize(self, labelings: Labeling, target: Labeling) -> Labeling:
-        """Resize as the wrapped structure does."""
-        return self.structure.resize(labelings, target)
-
     def _losses(self, labelings: Labeling, target: Labeling) -> Tensor:
         columns = [self.structure.loss(labeling, target) for labeling in each_labeling(labelings)]
         return torch.stack(columns, 1).to(torch.float64)
-
-    def parts(self, labeling: Labeling) -> Tensor | Mapping[str, Tensor]:
-        """The parts of the wrapped structure, by which outputs are scored."""
-        return self.structure.parts(labeling)
 
     def loss(self, labeling: Labeling, target: Labeling) -> Tensor:
         """The task loss of the wrapped structure."""
@@ -343,10 +327,6 @@ class SlackRescaling(Structure):
                 "they are counted with the loss, by which it multiplies. Leave SlackRescaling out, or the known scores"
             )
         return self.structure.check_target(target, potentials)
-
-    def enumerate(self, potentials: Potentials) -> Iterator[Labeling] | None:
-        """The outputs that the wrapped structure lists."""
-        return self.structure.enumerate(potentials)
 
     def settings(self) -> str:
         """Without the oracle."""

@@ -16,11 +16,9 @@ from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Labeling
 from torchssvm.core.vectors import set_rows
 from torchssvm.kinds import block
-from torchssvm.kinds.adapter import HeadAdapter
+from torchssvm.kinds.adapter import Examples, HeadAdapter
 from torchssvm.kinds.block import add_states, loss_of, size_of, uniform_mean_loss
-from torchssvm.kinds.examples import Examples
-from torchssvm.kinds.link_adapter import LinkAdapter
-from torchssvm.kinds.links import Links, with_links
+from torchssvm.kinds.links import LinkAdapter, Links, with_links
 from torchssvm.structures.tree.oracle import decode as decode_trees
 
 _ALL = np.zeros(0, np.int64)
