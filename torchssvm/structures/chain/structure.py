@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -238,10 +239,9 @@ class Chain(Labelled):
         labels = _labels(target)
         costs, one = self._token_costs(target), by_example(transition)
         if fits_numba(emission, one, found, labels) and found.shape == labels.shape == emission.shape[:2]:
-            score, loss = torch.empty(2, labels.shape[0], dtype=torch.float64).unbind(0)
-            tables = arrays(found, labels, costs, emission, one, score, loss)
-            if kernels.examine(*tables[:3], 1.0, self.normalize, *tables[3:]):
-                return OracleResult(labeling, score, loss)
+            tables, (score, loss) = arrays(found, labels, costs, emission, one), np.empty((2, labels.shape[0]))
+            if kernels.examine(*tables[:3], 1.0, self.normalize, *tables[3:], score, loss):
+                return OracleResult(labeling, torch.from_numpy(score), torch.from_numpy(loss))
         if not len(costs) and self._on_device(found, labels, emission, one):
             from torchssvm.structures.chain.labels_triton import examine_triton
 
