@@ -203,8 +203,8 @@ class Chain(Labelled):
         pairs = transition.unsqueeze(1) if self.shared else transition
         fits = found.shape == true.shape == emission.shape[:2] and fits_numba(emission, pairs, found, true)
         if fits:
-            net = transition.new_zeros(transition.shape[-2:])
-            if kernels.scatter(*arrays(found, true, emission, pairs, net)):
+            tables = arrays(found, true, emission, pairs)
+            if kernels.scatter(*tables, np.zeros_like(tables[3], shape=transition.shape[-2:])):
                 return parts
         if self.shared and self._on_device(found, true, emission, transition):
             from torchssvm.structures.chain.labels_triton import add_difference_triton
@@ -341,9 +341,9 @@ class Chain(Labelled):
         batch, longest = labels.shape
         if lengths is not None and potentials.max_length is not None and potentials.max_length <= longest:
             if fits_numba(labels, lengths):
-                masked = torch.empty_like(labels)
-                if kernels.mask(*arrays(labels, lengths), self.num_states, masked.numpy()):
-                    return masked
+                given = arrays(labels, lengths)
+                if kernels.mask(*given, self.num_states, masked := np.empty_like(given[0])):
+                    return torch.from_numpy(masked)
             real = torch.arange(longest, device=labels.device) < lengths.unsqueeze(1)
         else:
             real = check_lengths(lengths, batch, longest, labels.device)
