@@ -67,17 +67,21 @@ def _add(values: Tensor, start: Tensor, held: Tensor, index: Tensor, change: Ten
         values[begin : begin + rows] += factors[row].to(values.dtype) * change[row, :rows]
 
 
-def _inner(a: Tensor, b: Tensor, total: Tensor, size: int, by_example: int, place: int, **options: Any) -> None:
-    terms = (a.double() * b).flatten(1)
-    total.copy_(torch.stack([terms.sum(1), terms.abs().sum(1)]) + (total if place else 0.0))
+def _inner(a: Tensor, b: Tensor, size: int, _: int, c: Tensor, d: Tensor, more: int, __: int, total: Tensor, place: int,
+           n: int, **options: Any) -> None:  # fmt: skip
+    found = total if place else torch.zeros_like(total)
+    for one, other in ((a, b), (c, d))[: 2 if more else 1]:
+        terms = (one.double() * other).flatten(1)
+        found = found + torch.stack([terms.sum(1), terms.abs().sum(1)])
+    total.copy_(found / torch.tensor([[n], [1]]))
 
 
 def _add_everywhere(emission: Tensor, *given: Any, **options: Any) -> None:
     kernels.add_everywhere(emission.numpy(), *(tensor.numpy() for tensor in given[:4]))
 
 
-def _sum_everywhere(v: Tensor, last: Tensor, sums: Tensor, *sizes: Any, **options: Any) -> None:
-    kernels.sum_everywhere(v.numpy(), last.numpy(), sums.numpy())
+def _sum_everywhere(v: Tensor, lengths: Tensor, sums: Tensor, *sizes: Any, **options: Any) -> None:
+    kernels.sum_everywhere(v.numpy(), lengths.numpy(), sums.numpy())
 
 
 def _mean_loss(psi: Tensor, labels: Tensor, costs: Tensor, found: Tensor, *sizes: Any, **options: Any) -> None:

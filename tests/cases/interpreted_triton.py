@@ -441,7 +441,9 @@ def test_inner_products_are_those_of_torch(seed, batch, size, one, dtype):
     a, b = (torch.randn(rows, size, generator=rng(seed), dtype=dtype) for rows in (batch, 1 if one else batch))
     expected = torch.stack([(a.double() * b).sum(1), (a.double() * b).abs().sum(1)])
     torch.testing.assert_close(inner_triton([(a, b)]), expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(inner_triton([(a, b), (a, b)]), 2.0 * expected, rtol=1e-12, atol=1e-12)
+    for pairs in (2, 3, 4):
+        found = inner_triton([(a, b)] * pairs, 7) * torch.tensor([[7], [1]])
+        torch.testing.assert_close(found, pairs * expected, rtol=1e-12, atol=1e-12)
 
 
 @examples(10)
@@ -456,14 +458,14 @@ def test_biases_and_mean_losses_of_chains_are_those_of_the_cpu(seed, longest, st
     labels[torch.arange(longest) >= lengths.unsqueeze(1)] = -1
     extra = torch.randn(3, states, generator=random, dtype=dtype).unbind(0)
     sums = torch.empty(3, 3, states, dtype=dtype)
-    kernels.sum_everywhere(emission.numpy(), (lengths - 1).numpy(), sums.numpy())
-    torch.testing.assert_close(sum_everywhere_triton(emission, lengths - 1), sums)
+    kernels.sum_everywhere(emission.numpy(), lengths.numpy(), sums.numpy())
+    torch.testing.assert_close(sum_everywhere_triton(emission, lengths), sums)
     chain = Chain(states, normalize=True)
     potentials = Potentials({"emission": emission, "transition": emission.new_zeros(3, states, states)}, lengths)
     found = mean_loss_triton(emission, labels, chain.costs(labels))
     expected = torch.stack(chain.mean_loss({"emission": emission}, labels, potentials))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     with_biases = emission.clone()
-    kernels.add_everywhere(with_biases.numpy(), (lengths - 1).numpy(), *(tensor.numpy() for tensor in extra))
-    add_everywhere_triton(emission, lengths - 1, *extra)
+    kernels.add_everywhere(with_biases.numpy(), lengths.numpy(), *(tensor.numpy() for tensor in extra))
+    add_everywhere_triton(emission, lengths, *extra)
     assert torch.equal(emission, with_biases)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, NoReturn
 
 import torch
@@ -318,11 +318,17 @@ def first_occurrences(index: Tensor) -> Tensor:
     """Rows with the first occurrence of each number of ``index``, ``[B]`` int64, in ascending order: ``[R]`` int64."""
     size = index.shape[0]
     if len(set(on_host(index).tolist())) == size:
-        return known(torch.arange(size, device=index.device), torch.arange(size))
+        return _everyone(size, index.device)
     ordered, rows = on_host(index).sort(stable=True)
     first = torch.ones_like(ordered, dtype=torch.bool)
     first[1:] = ordered[1:] != ordered[:-1]
     return upload(rows[first].sort().values, index.device)
+
+
+@lru_cache(maxsize=64)
+def _everyone(size: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return upload(torch.arange(size), device)
 
 
 def select_tokens(mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -445,6 +445,8 @@ def adjoint(
 
 def combine(gradients: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
     """``sum_i factors_i gradients_i`` for each parameter, from ``[B, *parameter.shape]`` and ``[B]``."""
+    if factors.shape[0] == 1 and not any(g.is_sparse for g in gradients):  # products of matrices take longer
+        return list(torch._foreach_mul([g[0] for g in gradients], factors.to(gradients[0].dtype)[0]))
     return [
         combine_rows(g, factors) if g.is_sparse else (factors.to(g.dtype) @ g.flatten(1)).view(g.shape[1:])
         for g in gradients

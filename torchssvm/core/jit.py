@@ -227,7 +227,7 @@ def arrays(*tensors: Tensor) -> tuple[Any, ...]:
     Whole numbers that say where kernels read and write are in memory of their own since they were checked: lengths in
     :class:`.Potentials`, targets in ``check_target``, so that no other thread changes them.
     """
-    return tuple(t.detach().numpy() if t.requires_grad else t.numpy() for t in tensors)
+    return tuple([t.detach().numpy() if t.requires_grad else t.numpy() for t in tensors])  # a generator is slower
 
 
 def fits_triton(*tensors: Tensor) -> bool:

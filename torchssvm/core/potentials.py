@@ -6,9 +6,11 @@ shaped like them, and the score of an output y is ``<p(y), theta_i>``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
@@ -199,7 +201,7 @@ class Potentials:
 
     def examining(self) -> Potentials:
         """The same numbers, cut from the graph, for oracles that need not look for NaN."""
-        other = self.replace({name: tensor.detach() for name, tensor in self.tensors.items()})
+        other = self.replace(self.detach().tensors)
         other.examined = True
         return other
 
@@ -281,15 +283,16 @@ def conform(parts: Tensor | Mapping[str, Tensor], potentials: Potentials, argume
     return {name: named[name].to(tensor.dtype) for name, tensor in potentials.tensors.items()}
 
 
-def inner(a: Parts, b: Parts) -> Tensor:
-    """Per-example inner products ``<a_i, b_i>``, summed over all names: ``[B]`` float64."""
+def inner(a: Parts, b: Parts, n: int = 1) -> Tensor:
+    """Per-example inner products ``<a_i, b_i> / n``, summed over all names: ``[B]`` float64."""
     pairs = _pairs(a, b)
     if _on_device(pairs):
         from torchssvm.core.inner_triton import inner_triton
 
-        return inner_triton(pairs)[0]
+        return inner_triton(pairs, n)[0]
     values = [_row_products(one, other) for one, other in pairs]
-    return sum(values[1:], values[0])
+    total = sum(values[1:], values[0])
+    return total if n == 1 else total / n
 
 
 def inner_and_sizes(a: Parts, b: Parts) -> tuple[Tensor, Tensor]:
@@ -323,9 +326,9 @@ def _on_device(pairs: list[tuple[Tensor, Tensor]]) -> bool:
 def _row_products(a: Tensor, b: Tensor) -> Tensor:
     """``<a_i, b_i>``, ``[B]`` float64."""
     if fits_numba(a, b) and not (a.requires_grad or b.requires_grad) and a.dtype == b.dtype and len(a):
-        total = torch.empty(len(a), dtype=torch.float64)
-        _inner(a.flatten(1).numpy(), b.flatten(1).numpy(), total.numpy())
-        return total
+        total = np.empty(len(a))
+        _inner(*(t.numpy().reshape(len(t), math.prod(t.shape[1:])) for t in (a, b)), total)
+        return torch.from_numpy(total)
     return (a * b).flatten(1).sum(1, dtype=torch.float64)
 
 

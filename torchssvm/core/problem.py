@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -240,7 +241,7 @@ UNKNOWN = 0
 
 _FIRST_CARRIED = 1000  # the place of what is carried: behind all tensors of a target
 
-_NONE = torch.empty(0, dtype=torch.int64)
+_NONE = np.empty(0, np.int64)
 
 
 def digest_targets(target: Any, lengths: Tensor | None = None) -> Tensor:
@@ -287,11 +288,10 @@ def _sum(numbers: Tensor, where: Tensor, lengths: Tensor | None, signed: bool) -
     Numbers may be the bits of floating-point ones; ``signed`` says whether those below 0 are padding.
     """
     if fits_numba(numbers):
-        total = torch.empty(len(numbers), dtype=torch.int64)
-        flat = numbers.view(len(numbers), -1)
-        sizes = _NONE if lengths is None else lengths
-        _sum_each(flat.numpy(), where.view(-1).numpy(), sizes.numpy(), signed, total.numpy())
-        return total
+        total, places = np.empty(len(numbers), np.int64), where.numpy().reshape(-1)
+        sizes = _NONE if lengths is None else lengths.numpy()
+        _sum_each(numbers.numpy().reshape(len(total), len(places)), places, sizes, signed, total)
+        return torch.from_numpy(total)
     counts = numbers > 0 if signed else numbers & _SIZE != 0
     found = torch.where(counts, _mix(numbers * _ODD[1] + where), 0)
     total = found.flatten(1).sum(1) if found.ndim > 1 else found

@@ -90,8 +90,8 @@ def products(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[float, float]:
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
     """All numbers of ``tensors`` in one float64 vector; sparse tensors give their stored numbers."""
-    numbers = [(t.coalesce().values() if t.is_sparse else t).detach().reshape(-1) for t in tensors]
-    return (torch.cat(numbers) if len(numbers) > 1 else numbers[0]).to(torch.float64)
+    numbers = [t.coalesce().values() if t.is_sparse else t for t in tensors]
+    return torch._C._nn.flatten_dense_tensors(numbers).detach().to(torch.float64)
 
 
 def parts_of(numbers: Tensor, like: Iterable[Tensor]) -> list[Tensor]:

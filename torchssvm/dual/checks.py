@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_int64
-from torchssvm.core.operators import known, on_host
+from torchssvm.core.operators import known, on_host, upload
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.problem import UNKNOWN
 from torchssvm.dual.state import DualState
@@ -24,7 +24,10 @@ def check_dual(dual: Any) -> DualState:
 
 
 def check_batch(dual: DualState, index: Tensor, potentials: Potentials) -> Tensor:
-    """The blocks of the examples, on the device of the weights, counted from the first that this process holds."""
+    """The blocks of the examples, on the device of the weights, counted from the first that this process holds.
+
+    It is ``index`` itself where that is on a device and counts so: a step that comes later needs a copy.
+    """
     size, weights = potentials.batch_size, dual.parameters[0]
     check_int64(index, "index", (size,), ", one number for each example")
     if not size:
@@ -42,7 +45,10 @@ def check_batch(dual: DualState, index: Tensor, potentials: Potentials) -> Tenso
             f"the potentials are {potentials.dtype} and the head's weights {weights.dtype}: run it with autocast off"
         )
     dual.to(weights.device)
-    return known(index.to(weights.device) - dual.own.start, held - dual.own.start)
+    places, start = held - dual.own.start, dual.own.start  # in memory of their own
+    if weights.is_cpu or index.device != weights.device:
+        return upload(places, weights.device)
+    return known(index - start if start or index.is_inference() else index, places)
 
 
 def check_repeated(dual: DualState, targets: Tensor, index: Tensor) -> None:
@@ -79,19 +85,19 @@ def _check_range(low: int, high: int, num_examples: int, own: range | None) -> N
     )
 
 
-def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None) -> None:
+def check_targets(dual: DualState, targets: Tensor, index: Tensor | None = None) -> bool:
     """Compare digests of examples, ``[B]`` int64 on the CPU, with those that the blocks were trained on.
 
-    ``index`` ``[B]`` int64 are the blocks; None is all of this process in order.
+    ``index`` ``[B]`` int64 are the blocks; None is all of this process in order. Returns whether some are new.
     """
     if index is None:
         check_structure(dual)
     held = dual.targets if index is None else dual.targets[on_host(index)]
     if torch.equal(held, targets):
-        return
+        return False
     wrong = (held != targets) & (held != UNKNOWN)
     if not bool(wrong.any()):
-        return
+        return True
     rows = wrong.nonzero().flatten()
     examples = ((rows if index is None else on_host(index)[rows]).unique() + dual.own.start).tolist()
     raise RuntimeError(

@@ -95,13 +95,12 @@ class RowBuffer(Stateful):
 
             add_triton(self.values, *self._places(), index, values, factors)
             return
-        factors = factors.to(values.dtype)
         fits = self._compiled and all(tensor.is_contiguous() for tensor in (index, values, factors))
         if fits and values.shape[2:] == self.values.shape[1:]:
             flat = values.numpy().reshape(*values.shape[:2], math.prod(values.shape[2:]))
             _add(*self._as_arrays(), index.numpy(), flat, factors.numpy())
             return
-        values = values * factors.view(-1, *[1] * (values.ndim - 1))
+        values = values * factors.to(values.dtype).view(-1, *[1] * (values.ndim - 1))
         places = self.locate(index, values.shape[1])
         values = values.flatten(0, 1)
         if values.shape[1:] != self.values.shape[1:]:
@@ -258,8 +257,8 @@ def _read(values: Any, start: Any, held: Any, index: Any, expected: Any, found: 
 @njit
 def _add(values: Any, start: Any, held: Any, index: Any, change: Any, factors: Any) -> None:
     for b in range(index.shape[0]):
-        first = start[index[b]]
+        first, factor = start[index[b]], values.dtype.type(factors[b])
         for t in range(min(held[index[b]], change.shape[1])):
             row, added = values[first + t], change[b, t]
             for k in range(row.shape[0]):
-                row[k] += factors[b] * added[k]
+                row[k] += factor * added[k]

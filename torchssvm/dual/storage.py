@@ -366,7 +366,7 @@ class StoredParts(Stored):
 
     def inner(self, potentials: Potentials) -> Tensor:
         """``<psi_i, theta_i> / n``."""
-        return inner(self.psi, potentials.detach().tensors) / self.num_examples
+        return inner(self.psi, potentials.detach().tensors, self.num_examples)
 
     def mean_loss(self, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
         """From ``psi``."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchssvm.core.batch import first_occurrences, tree_map, tree_replace, tree_tensors
 from torchssvm.core.gradients import adjoint, cheap_adjoint, combine, gram_product, per_example_adjoint
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.operators import full_precision, on_host, pick, read_together, upload
+from torchssvm.core.operators import full_precision, known, on_host, pick, read_together, upload
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
 from torchssvm.core.problem import digest_examples
 from torchssvm.core.row_sparse import dense, select_examples, squared_norm
@@ -112,8 +112,9 @@ class BlockGap(nn.Module):
 
     def _value(self, potentials: Potentials, target: Any, index: Tensor) -> Tensor:
         dual = self.dual
-        blocks = check_batch(dual, index, potentials)
-        potentials.index, index, rows = index, blocks, first_occurrences(blocks)
+        potentials.index, blocks = index, check_batch(dual, index, potentials)
+        index = known(blocks.clone(), on_host(blocks)) if blocks is index else blocks
+        rows = first_occurrences(index)
         target = dual.structure.check_target(target, potentials)
         detached = potentials.detach()
         training = torch.is_grad_enabled() and potentials.requires_grad
@@ -122,43 +123,41 @@ class BlockGap(nn.Module):
             check_repeated(dual, digests, index)
         with torch.no_grad():
             stored = dual.storage.gather(index, detached, target)
-            check_targets(dual, digests, index)
+            new = digests if check_targets(dual, digests, index) else None
             if training:
                 dual.storage.check_features(stored, potentials)
-        step = Proposal(dual.version, index, rows, digests, detached, stored, self.block_steps)
-        whole = len(rows) == len(index)
-        if training and whole and self.block_steps.visits:
-            return self._visit(step, potentials, target)
-        with torch.no_grad():
+            step = Proposal(dual.version, index, rows, new, detached, stored, self.block_steps)
+            if training and self.block_steps.visits and len(rows) == len(index):
+                return self._visit(step, potentials, target)
             if self._simple:
                 found = find_corner(dual.structure, detached, target)
                 _towards(step, found, dual.loss[index], dual.num_examples)
                 step.block_gaps = step.values
             else:
                 self._between_atoms(step, potentials, target, training)
-            total = (step.block_gaps if whole else step.block_gaps[rows]).sum()
-        return self._choose_steps(step, potentials, total) if training else total
+            if not training:
+                return step.gap()
+            step.parts, direct = stored.combine(step.change, step.found)
+        return self._choose_steps(step, potentials, direct)
 
     def _visit(self, step: Proposal, potentials: Potentials, target: Any) -> Tensor:
         """The sum of the block gaps, found while exact steps visit the blocks one after another."""
         dual, n = self.dual, self.dual.num_examples
-        with torch.no_grad():
-            losses = dual.loss[step.index]
-            found, step.gammas, step.block_gaps, step.reference = self.block_steps.visit(
-                potentials, dual.structure, target, step.stored, losses, dual.lam, n
-            )
-            if not bool(torch.isfinite(found.score).all()):
-                find_corner(dual.structure, step.potentials, target)  # raises, and says which potentials are not finite
-            _towards(step, found, losses, n)
-            step.parts, _ = step.stored.combine(None, found)
-            step.squared_norm = squared_norm(step.reference)
-        return _Propose.apply(step.block_gaps.sum(), dual.mailbox, step, step.reference, *dual.parameters)
+        losses = dual.loss[step.index]
+        found, step.gammas, step.block_gaps, step.reference = self.block_steps.visit(
+            potentials, dual.structure, target, step.stored, losses, dual.lam, n
+        )
+        if not bool(torch.isfinite(found.score).all()):
+            find_corner(dual.structure, step.potentials, target)  # raises, and says which potentials are not finite
+        _towards(step, found, losses, n)
+        step.parts, _ = step.stored.combine(None, found)
+        step.squared_norm = squared_norm(step.reference)
+        with torch.enable_grad():
+            return _Propose.apply(dual.mailbox, step, step.reference, *dual.parameters)
 
-    def _choose_steps(self, step: Proposal, potentials: Potentials, total: Tensor) -> Tensor:
-        """``total``, whose backward pass proposes ``step``; solves for the gammas."""
+    def _choose_steps(self, step: Proposal, potentials: Potentials, direct: list[Tensor] | None) -> Tensor:
+        """The gap of ``step``, whose backward pass proposes it; solves for the gammas."""
         dual, n = self.dual, self.dual.num_examples
-        with torch.no_grad():
-            step.parts, direct = step.stored.combine(step.change, step.found)
         step.gradients = self._gradients(potentials, step.parts, direct)
         with torch.no_grad():
             self._solve(step, potentials)
@@ -177,7 +176,7 @@ class BlockGap(nn.Module):
             inputs, outputs = [potentials.tensors[name] for name in names], [weighted[name] for name in names]
             if direct is not None:
                 inputs, outputs = inputs + list(dual.parameters), outputs + combine(direct, share)
-        return _Propose.apply(total, dual.mailbox, step, outputs, *inputs)
+        return _Propose.apply(dual.mailbox, step, outputs, *inputs)
 
     @property
     def _simple(self) -> bool:
@@ -241,8 +240,10 @@ class BlockGap(nn.Module):
             found = cheap_adjoint(potentials, parts, dual.parameters, kept) if needed else None
         if found is None:
             return None
+        if direct is None:
+            return found
         with torch.no_grad():
-            return found if direct is None else [dense(g) + d for g, d in zip(found, direct, strict=True)]
+            return [dense(g) + d for g, d in zip(found, direct, strict=True)]
 
     def _takes_gram(self, potentials: Potentials) -> bool:
         """Whether a device computes inner products of large gradients without these, and their sum by a backward pass.
@@ -307,30 +308,29 @@ def _atoms(
 
 
 class _Propose(torch.autograd.Function):
-    """Forward returns ``value``; backward returns ``gradients`` times the upstream gradient, and proposes the step."""
+    """Forward returns the gap; backward returns ``gradients`` times the upstream gradient, and proposes the step."""
 
     @staticmethod
-    def forward(
-        ctx: Any, value: Tensor, mailbox: Mailbox, step: Proposal, gradients: list[Tensor], *inputs: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, mailbox: Mailbox, step: Proposal, gradients: list[Tensor], *inputs: Tensor) -> Tensor:
         ctx.mailbox, ctx.step, ctx.gradients = mailbox, step, gradients
-        return value.clone()
+        return step.gap()
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (factor,) = upstream
         step = copy(ctx.step)  # the graph may be kept, and used again
         if factor.is_cpu:
-            step.scale = scale = float(factor)
-            gradients = ctx.gradients if scale == 1.0 else [gradient * scale for gradient in ctx.gradients]
+            step.scale = float(factor)
         else:
             step.factor = factor.detach()
-            if any(gradient.is_sparse for gradient in ctx.gradients):
-                gradients = [gradient * step.factor for gradient in ctx.gradients]
-            else:  # in one kernel
-                gradients = torch._foreach_mul(ctx.gradients, step.factor.to(ctx.gradients[0].dtype))
+        scale = step.scale if step.factor is None else step.factor.to(ctx.gradients[0].dtype)
+        # The new tensors become those of ``.grad``: the optimizer compares these with the old ones.
+        if any(gradient.is_sparse for gradient in ctx.gradients):
+            gradients = [gradient * scale for gradient in ctx.gradients]
+        else:  # in one kernel
+            gradients = torch._foreach_mul(ctx.gradients, scale)
         ctx.mailbox.put(step)
-        return (None, None, None, None, *gradients)
+        return (None, None, None, *gradients)
 
 
 def _same(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

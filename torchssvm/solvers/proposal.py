@@ -42,7 +42,7 @@ class Proposal:
     version: int  # ``DualState.version`` when the directions were computed
     index: Tensor  # [B] int64, the examples
     rows: Tensor  # [R] int64, the rows of the batch that count: the first of every example
-    targets: Tensor  # [B] int64, digests of the examples' targets
+    targets: Tensor | None  # [B] int64, digests of the examples' targets; None where the dual has them already
     potentials: Potentials  # theta_i, detached
     stored: Stored  # the blocks
     block_steps: BlockSteps  # chooses the steps, of accumulated batches together
@@ -60,6 +60,11 @@ class Proposal:
     gradients: list[Tensor] | None = field(init=False, default=None)  # n d_i, [B, *shape] each, if available
     reference: list[Tensor] | None = field(init=False, default=None)  # sum_i gamma_i d_i, if it is to be compared
     squared_norm: float | None = field(init=False, default=None)  # |sum_i gamma_i d_i|^2 if computed from ``gradients``
+
+    def gap(self) -> Tensor:
+        """The sum of the block gaps of the rows that count."""
+        whole = self.rows.shape == self.index.shape
+        return (self.block_gaps if whole else self.block_gaps[self.rows]).sum()
 
 
 class GradientProducts(NamedTuple):
@@ -354,10 +359,12 @@ def _move(dual: DualState, proposal: Proposal, move: Tensor, rows: Tensor) -> No
     proposal.stored.move(move, rows, proposal.change, proposal.parts, proposal.gradients)
     if rows.shape[0] < index.shape[0]:
         index, gaps, changes = index[rows], gaps[rows], changes[rows]
-        place, targets = (t[on_host(rows)] for t in (place, targets))
+        first = on_host(rows)
+        place, targets = place[first], None if targets is None else targets[first]
         decoded = None if decoded is None else decoded[rows]
     dual.loss.index_add_(0, index, changes)  # of distinct examples
-    dual.targets[place] = targets
+    if targets is not None:
+        dual.targets[place] = targets
     dual.relaxed |= found.relaxed
     there = source(dual.gap_estimates), source(proposal.block_gaps)
     dual.gap_estimates.index_copy_(0, index, gaps)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.gradients import combine
-from torchssvm.core.jit import fits_numba, triton_available
+from torchssvm.core.jit import arrays, fits_numba, triton_available
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.row_sparse import gram_of_rows, rows_of, select_examples, squared_norm
 from torchssvm.core.structure import Labeling, OracleResult, Structure
@@ -203,24 +203,23 @@ def _ascend(
     factor: float,
 ) -> BatchSteps:
     """Coordinate ascent on the gradients themselves, at most one of which is sparse."""
-    size, like = len(values), gradients[0]
-    flat = [g.flatten(1) for g in dense] or [like.values().new_zeros(size, 0)]
-    u = flat[0].new_zeros(sum(g.shape[1] for g in flat))
+    size, widths = len(values), [g.shape[1:].numel() for g in dense] or [0]
+    gammas, curvatures = torch.zeros_like(values), np.zeros(size)
+    u = values.new_zeros(sum(widths), dtype=gradients[0].dtype)
+    flat = [g.numpy().reshape(size, width) for g, width in zip(dense or [u], widths, strict=True)]
     if lists:
         starts, known, local, entries = _rows(lists[0], size)
         sums = entries.new_zeros(len(known), entries.shape[1])
+        listed = arrays(starts, local, entries)
     else:
-        starts, local = torch.zeros(size + 1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
-        sums = entries = u.new_zeros(0, 1)
-    gammas, curvatures = torch.zeros_like(values), torch.zeros_like(values)
+        sums = u.new_zeros(0, 1)
+        listed = np.zeros(size + 1, np.int64), np.zeros(0, np.int64), sums.numpy()
     square = ascend_gradients(
-        tuple(g.numpy() for g in flat),
-        *(t.numpy() for t in (starts, local, entries, values)),
-        *(weight, sweeps, _CONVERGED, factor),
-        *(t.numpy() for t in (gammas, curvatures, u, sums)),
+        *(tuple(flat), *listed, values.numpy(), weight, sweeps, _CONVERGED, factor),
+        *(gammas.numpy(), curvatures, u.numpy(), sums.numpy()),
     )
-    _check_lengths(curvatures.numpy())
-    parts = iter(u.split([g.shape[1] for g in flat]))
+    _check_lengths(curvatures)
+    parts = iter(u.split(widths))
     combined = [
         rows_of(known, sums.view(len(sums), *g.shape[2:]), g.shape[1:], coalesced=True)
         if g.is_sparse

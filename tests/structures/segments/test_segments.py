@@ -24,7 +24,7 @@ from torchssvm import (
     certify,
     check,
 )
-from torchssvm.structures.segments.oracle import semi_markov, semi_markov_torch
+from torchssvm.structures.segments.oracle import semi_markov, semi_markov_marginals, semi_markov_torch
 from torchssvm.structures.segments.structure import every_segmentation
 
 
@@ -209,6 +209,30 @@ def test_the_kernel_has_the_bits_of_torch(
     assert torch.equal(found[1], expected[1])
     possible = found[1] > -torch.inf
     assert torch.equal(found[0][possible], expected[0][possible])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("batch", [0, 1, 3])
+def test_marginals_on_a_device_take_shared_and_turned_tables_and_lengths_of_the_host(batch, dtype, cuda):
+    random = rng(batch)
+    emission, segment = (torch.randn(batch, *size, generator=random, dtype=dtype) for size in ((9, 6), (7, 3)))
+    least, lengths = torch.tensor([1, 2, 1]), torch.tensor([5, 9, 7])[:batch]
+    tables = {
+        "own": lambda t: t,
+        "turned": lambda t: t.mT.contiguous().mT,
+        "shared": lambda t: t[:1].expand_as(t),
+    }
+    for name, make in tables.items():
+        for where in ("cpu", cuda, None):
+            own = None if where is None else lengths.to(where)
+            given = make(segment), least, None if own is None else lengths
+            there = make(segment.to(cuda)), least.to(where or "cpu"), own
+            scores = emission.to(cuda).requires_grad_(name == "own")
+            pairs = zip(semi_markov_marginals(scores, *there), semi_markov_marginals(emission, *given), strict=True)
+            for found, expected in pairs:
+                assert not found.requires_grad
+                torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_long_sequence_is_decoded_by_its_definition():

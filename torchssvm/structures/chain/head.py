@@ -124,23 +124,21 @@ class LinearChain(LinearHead):
         if self.positions is not None and longest > self.positions:
             raise ValueError(f"x has {longest} positions, and the head was made for positions={self.positions}")
         lengths, span = read_span(lengths, batch, longest, x.device)
-        last = lengths - 1
         extra = [self.bias, self.start_transitions, self.end_transitions]
         with full_precision(x.device):
             x = x.to(self.emission.dtype)
             if self.bias is None and self.start_transitions is None:
                 emission = product(x, self.emission)
             elif transformed() or plain():
-                emission = product(x, self.emission) + everywhere(longest, last, *extra)
+                emission = product(x, self.emission) + everywhere(longest, lengths, *extra)
             else:
-                emission = _Emission.apply(x, last, self.emission, *extra)
-            features = x.detach()
+                emission = _Emission.apply(x, lengths, self.emission, *extra)
+            features = x.detach() if x.requires_grad else x
         return self._potentials(
             emission,
             lengths,
-            last,
             span,
-            per_example=lambda v: v.transpose(1, 2) @ features,
+            per_example=lambda v: v.transpose(1, 2).bmm(features),
             respond=lambda v: respond(features, v),
             x=None if x.requires_grad else x,
         )
@@ -149,7 +147,6 @@ class LinearChain(LinearHead):
         self,
         emission: Tensor,
         lengths: Tensor,
-        last: Tensor,
         span: tuple[int, int],
         *,
         per_example: Callable[[Tensor], Tensor],
@@ -161,7 +158,6 @@ class LinearChain(LinearHead):
         Args:
             emission: ``[B, N, K]``.
             lengths: ``[B]`` int64.
-            last: ``[B]`` int64, the last position of each example.
             span: The smallest and the largest length.
             per_example: ``v [B, N, K] -> sum_t v_t x_t^T``, ``[B, *emission.shape]``.
             respond: ``v [B, N, K] -> x x^T v`` of each example, ``[B, N, K]``.
@@ -173,7 +169,7 @@ class LinearChain(LinearHead):
 
         def adjoint(parts: Parts) -> list[Tensor]:
             v = _like(parts, emission)
-            own = zip((self.bias, self.start_transitions, self.end_transitions), sums_of(v, last), strict=True)
+            own = zip((self.bias, self.start_transitions, self.end_transitions), sums_of(v, lengths), strict=True)
             return [
                 per_example(v),
                 padded(parts["transition"], self.transition),
@@ -186,7 +182,7 @@ class LinearChain(LinearHead):
             if self.bias is not None:
                 change += v.sum(1, keepdim=True)
             if self.start_transitions is not None:
-                rows = torch.arange(batch, device=v.device)
+                rows, last = torch.arange(batch, device=v.device), lengths - 1
                 change[:, 0] += v[:, 0]
                 change[rows, last] += v[rows, last]
             return {"emission": change, "transition": parts["transition"]}
@@ -212,13 +208,13 @@ def read_span(lengths: Tensor | None, batch: int, longest: int, device: torch.de
 
 
 def everywhere(
-    longest: int, last: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None
+    longest: int, lengths: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None
 ) -> Tensor | float:
     """The sum of the biases at every token, which broadcasts to ``[B, N, K]``, in plain torch operations."""
-    position = torch.arange(longest, device=last.device).view(1, -1, 1)
+    position = torch.arange(longest, device=lengths.device).view(1, -1, 1)
     total: Tensor | float = 0.0 if bias is None else bias
     if first is not None and end is not None:
-        total = total + (position == 0) * first + (position == last.view(-1, 1, 1)) * end
+        total = total + (position == 0) * first + (position == (lengths - 1).view(-1, 1, 1)) * end
     return total
 
 
@@ -227,22 +223,22 @@ class _Emission(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, last: Tensor, weight: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None
+        ctx: Any, x: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None
     ) -> Tensor:
         # The weight is saved only if needed: steps change it in place.
-        ctx.save_for_backward(x, last, weight if ctx.needs_input_grad[0] else None)
-        return add_biases(x @ weight.t(), last, bias, first, end)  # in the precision that the head has set
+        ctx.save_for_backward(x, lengths, weight if ctx.needs_input_grad[0] else None)
+        return add_biases(x @ weight.t(), lengths, bias, first, end)  # in the precision that the head has set
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         # All operations are differentiable: `gram_product` by autograd differentiates this backward pass.
         (v,) = upstream
-        x, last, weight = ctx.saved_tensors
+        x, lengths, weight = ctx.saved_tensors
         x_needs, _, _, *needs = ctx.needs_input_grad
-        if (found := _sums_on_device(v, last)) is not None:
+        if (found := _sums_on_device(v, lengths)) is not None:
             sums = found.sum(1).unbind(0)
         else:
-            at_last = v.gather(1, last.view(-1, 1, 1).expand(-1, 1, v.shape[2])).squeeze(1)
+            at_last = v.gather(1, _place(lengths, v)).squeeze(1)
             sums = (v.sum((0, 1)), v[:, 0].sum(0), at_last.sum(0))
         return (
             product(v, weight.t()) if x_needs else None,
@@ -260,43 +256,49 @@ def _like(parts: Parts, emission: Tensor) -> Tensor:
     return parts["emission"]
 
 
-def add_biases(emission: Tensor, last: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None) -> Tensor:
+def add_biases(
+    emission: Tensor, lengths: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None
+) -> Tensor:
     """Add the biases of all tokens, of the first and of the last token to ``emission`` in place; each may be None."""
     extra = [emission.new_zeros(emission.shape[2]) if t is None else t.detach() for t in (bias, first, end)]
-    if fits_numba(emission, last, *extra):
-        kernels.add_everywhere(*arrays(emission, last, *extra))
+    if fits_numba(emission, lengths, *extra):
+        kernels.add_everywhere(*arrays(emission, lengths, *extra))
         return emission
-    if fits_triton(emission, last, *extra):
+    if fits_triton(emission, lengths, *extra):
         from torchssvm.structures.chain.biases_triton import add_everywhere_triton
 
-        add_everywhere_triton(emission, last, *extra)
+        add_everywhere_triton(emission, lengths, *extra)
         return emission
-    at_last = last.view(-1, 1, 1).expand(-1, 1, emission.shape[2])
+    at_last = _place(lengths, emission)
     emission.scatter_add_(1, at_last, extra[2].expand_as(at_last))
     emission.add_(extra[0])
     emission[:, 0].add_(extra[1])
     return emission
 
 
-def sums_of(v: Tensor, last: Tensor) -> Sequence[Tensor]:
+def sums_of(v: Tensor, lengths: Tensor) -> Sequence[Tensor]:
     """Each example's sum of ``v`` over all tokens, and ``v`` at its first and at its last token: ``[B, K]`` each."""
-    if v.shape[1] <= STORED and fits_numba(v, last) and not v.requires_grad:  # the kernel adds one by one
+    if v.shape[1] <= STORED and fits_numba(v, lengths) and not v.requires_grad:  # the kernel adds one by one
         sums = v.new_empty(3, v.shape[0], v.shape[2])
-        kernels.sum_everywhere(v.numpy(), last.numpy(), sums.numpy())
+        kernels.sum_everywhere(v.numpy(), lengths.numpy(), sums.numpy())
         return sums.unbind(0)
-    if (found := _sums_on_device(v, last)) is not None:
+    if (found := _sums_on_device(v, lengths)) is not None:
         return found.unbind(0)
-    at_last = last.view(-1, 1, 1).expand(-1, 1, v.shape[2])
-    return v.sum(1), v[:, 0], v.gather(1, at_last).squeeze(1)
+    return v.sum(1), v[:, 0], v.gather(1, _place(lengths, v)).squeeze(1)
 
 
-def _sums_on_device(v: Tensor, last: Tensor) -> Tensor | None:
+def _place(lengths: Tensor, like: Tensor) -> Tensor:
+    """The last position of each example, ``[B, 1, K]``, for ``like`` ``[B, N, K]``."""
+    return (lengths - 1).view(-1, 1, 1).expand(-1, 1, like.shape[2])
+
+
+def _sums_on_device(v: Tensor, lengths: Tensor) -> Tensor | None:
     """What :func:`sums_of` returns, ``[3, B, K]``, where Triton takes it."""
-    if v.requires_grad or not fits_triton(v, last):
+    if v.requires_grad or not fits_triton(v, lengths):
         return None
     from torchssvm.structures.chain.biases_triton import sum_everywhere_triton
 
-    return sum_everywhere_triton(v, last)
+    return sum_everywhere_triton(v, lengths)
 
 
 class SparseLinearChain(LinearChain):
@@ -369,20 +371,19 @@ class SparseLinearChain(LinearChain):
         if longest < 1:
             raise ValueError(f"x.columns must have at least one position, got {list(x.columns.shape)}")
         lengths, span = read_span(lengths, batch, longest, x.columns.device)
-        last, extra = lengths - 1, (self.bias, self.start_transitions, self.end_transitions)
+        extra = (self.bias, self.start_transitions, self.end_transitions)
         if lists is None:  # their number differs from batch to batch, which a graph does not take
-            emission = padded_product(x, self.emission) + everywhere(longest, last, *extra)
+            emission = padded_product(x, self.emission) + everywhere(longest, lengths, *extra)
             pairs = self.transition.expand(batch, *self.transition.shape)
             return Potentials({"emission": emission, "transition": pairs}, lengths)
         with full_precision(self.emission.device):
             if transformed():
-                emission = lists.emission(self.emission) + everywhere(longest, last, *extra)
+                emission = lists.emission(self.emission) + everywhere(longest, lengths, *extra)
             else:
-                emission = SparseEmission.apply(lists.values, self.emission, *extra, lists, last, self.sparse_gradient)
+                emission = SparseEmission.apply(lists.values, self.emission, *extra, lists, lengths, self.sparse_gradient)
         return self._potentials(
             emission,
             lengths,
-            last,
             span,
             per_example=lambda v: lists.per_example(v, self.in_features),
             respond=lists.respond(),
@@ -402,23 +403,23 @@ class SparseEmission(torch.autograd.Function):
         first: Tensor | None,
         end: Tensor | None,
         lists: TokenLists,
-        last: Tensor,
+        lengths: Tensor,
         sparse: bool,
     ) -> Tensor:
-        """``[B, N, K]``; ``values`` is a separate argument to get a gradient; ``last`` ``[B]`` is the last token."""
+        """``[B, N, K]``; ``values`` is a separate argument to get a gradient."""
         ctx.lists, ctx.sparse, ctx.rows = lists._replace(values=None), sparse, len(weight)
         needs = ctx.needs_input_grad
-        ctx.save_for_backward(values, last, weight if needs[0] else None)
+        ctx.save_for_backward(values, lengths, weight if needs[0] else None)
         flat = functional.embedding_bag(
             lists.columns, weight.detach(), lists.starts, mode="sum", per_sample_weights=values
         )
-        return add_biases(flat.view(*lists.shape, weight.shape[1]), last, bias, first, end)
+        return add_biases(flat.view(*lists.shape, weight.shape[1]), lengths, bias, first, end)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         """Gradients of values, weights and biases; None where not needed."""
         (v,) = upstream
-        values, last, weight = ctx.saved_tensors
+        values, lengths, weight = ctx.saved_tensors
         lists, (values_need, weight_needs, *needs) = ctx.lists, ctx.needs_input_grad
         rows = v.reshape(-1, v.shape[2])
         gradient = None
@@ -428,5 +429,5 @@ class SparseEmission(torch.autograd.Function):
             gradient = rows_of(lists.columns, entries, (ctx.rows, v.shape[2])).coalesce()
             gradient = gradient if ctx.sparse else gradient.to_dense()
         by_value = (rows[lists.token] * weight[lists.columns]).sum(1) if values_need else None
-        sums = zip(sums_of(v, last), needs[:3], strict=True)
+        sums = zip(sums_of(v, lengths), needs[:3], strict=True)
         return by_value, gradient, *(found.sum(0) if need else None for found, need in sums), None, None, None

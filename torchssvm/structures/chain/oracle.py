@@ -331,14 +331,14 @@ def move(net: Any, pairs: Any, k: int, m: int) -> None:
 
 
 @njit
-def add_everywhere(emission: Any, last: Any, bias: Any, at_first: Any, at_last: Any) -> None:
+def add_everywhere(emission: Any, lengths: Any, bias: Any, at_first: Any, at_last: Any) -> None:
     """``(row + [t last] at_last) + (bias + [t first] at_first)`` for every row ``[K]`` of ``emission [B, N, K]``.
 
     The compiled loop adds in the same order, so both round, and break ties, in the same way.
     """
     batch, longest, states = emission.shape
     for b in range(batch):
-        add_row(emission[b, last[b]], at_last, None)
+        add_row(emission[b, lengths[b] - 1], at_last, None)
         for k in range(states):
             emission[b, 0, k] += bias[k] + at_first[k]
         for t in range(1, longest):
@@ -346,13 +346,13 @@ def add_everywhere(emission: Any, last: Any, bias: Any, at_first: Any, at_last: 
 
 
 @njit
-def sum_everywhere(parts: Any, last: Any, sums: Any) -> None:
+def sum_everywhere(parts: Any, lengths: Any, sums: Any) -> None:
     """The adjoint of ``add_everywhere``, ``[3, B, K]``: the sum over all tokens, the first and the last token."""
     batch, longest, _ = parts.shape
     for b in range(batch):
         set_row(sums[0, b], None, None, 0.0)
         set_row(sums[1, b], parts[b, 0], None, None)
-        set_row(sums[2, b], parts[b, last[b]], None, None)
+        set_row(sums[2, b], parts[b, lengths[b] - 1], None, None)
         for t in range(longest):
             add_row(sums[0, b], parts[b, t], None)
 

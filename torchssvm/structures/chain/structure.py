@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -207,8 +208,8 @@ class Chain(Labelled, Indexed):
         pairs = transition.unsqueeze(1) if self.shared else transition
         fits = found.shape == true.shape == emission.shape[:2] and fits_numba(emission, pairs, found, true)
         if fits:
-            net = transition.new_zeros(transition.shape[-2:])
-            if kernels.scatter(*arrays(found, true, emission, pairs, net)):
+            tables = arrays(found, true, emission, pairs)
+            if kernels.scatter(*tables, np.zeros_like(tables[3], shape=transition.shape[-2:])):
                 return parts
         if self.shared and self._on_device(found, true, emission, transition):
             from torchssvm.structures.chain.labels_triton import add_difference_triton
@@ -232,10 +233,9 @@ class Chain(Labelled, Indexed):
         labels = _labels(target)
         costs, one = self._token_costs(target), by_example(transition)
         if fits_numba(emission, one, found, labels) and found.shape == labels.shape == emission.shape[:2]:
-            score, loss = torch.empty(2, labels.shape[0], dtype=torch.float64).unbind(0)
-            tables = arrays(found, labels, costs, emission, one, score, loss)
-            if kernels.examine(*tables[:3], 1.0, self.normalize, *tables[3:]):
-                return OracleResult(labeling, score, loss)
+            tables, (score, loss) = arrays(found, labels, costs, emission, one), np.empty((2, labels.shape[0]))
+            if kernels.examine(*tables[:3], 1.0, self.normalize, *tables[3:], score, loss):
+                return OracleResult(labeling, torch.from_numpy(score), torch.from_numpy(loss))
         if not len(costs) and self._on_device(found, labels, emission, one):
             from torchssvm.structures.chain.labels_triton import examine_triton
 
@@ -318,9 +318,9 @@ class Chain(Labelled, Indexed):
         batch, longest = labels.shape
         if lengths is not None and potentials.max_length is not None and potentials.max_length <= longest:
             if fits_numba(labels, lengths):
-                masked = torch.empty_like(labels)
-                if kernels.mask(*arrays(labels, lengths), self.num_states, masked.numpy()):
-                    return masked
+                given = arrays(labels, lengths)
+                if kernels.mask(*given, self.num_states, masked := np.empty_like(given[0])):
+                    return torch.from_numpy(masked)
             real = torch.arange(longest, device=labels.device) < lengths.unsqueeze(1)
         else:
             real = check_lengths(lengths, batch, longest, labels.device)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_scores
 from torchssvm.core.jit import njit, triton_available
-from torchssvm.core.operators import apart, define
+from torchssvm.core.operators import apart, define, upload
 from torchssvm.core.threads import compiles, launch, once
 from torchssvm.structures.common import own_lengths
 from torchssvm.structures.segments.plain import best_segments_torch
@@ -140,7 +140,8 @@ def semi_markov_marginals(
         from torchssvm.structures.segments.marginals_triton import marginals_triton
 
         tables = once(segment.detach()).double().expand_as(segment)
-        parts, pairs, whole = marginals_triton(emission.detach().double(), tables, least, sizes)
+        rest = [upload(tensor, emission.device) for tensor in (least, sizes)]
+        parts, pairs, whole = marginals_triton(emission.detach().double(), tables, *rest)
         return parts.to(emission.dtype), pairs.to(segment.dtype), whole
     sizes = sizes.cpu()
     scores, tables = emission.detach().cpu().double(), once(segment.detach().cpu().double())
