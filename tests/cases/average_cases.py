@@ -209,7 +209,7 @@ class AverageTestCase(ABC):
         problem = chain(5, dtype=torch.float32)
         a, b = (problem.copy().train(storage=storage()) for _ in range(2))
         average = self.kind.following(a.dual)
-        for count, rows in enumerate(schedule(problem, 5, 30), 1):
+        for count, rows in enumerate(schedule(problem, 5, 16), 1):
             a.step(rows)
             b.step(rows)
             if count % 7 == 0:
@@ -220,9 +220,9 @@ class AverageTestCase(ABC):
             before["dual"]["oracle_calls"] += problem.n
             assert_same(a.snapshot(), before)
         expected, found = b.snapshot(), a.snapshot()
-        found["dual"]["oracle_calls"] -= 30 * problem.n
+        found["dual"]["oracle_calls"] -= 16 * problem.n
         assert_same(found, expected)
-        assert average.count == 30  # the passes of the trained weights did not make it begin anew
+        assert average.count == 16  # the passes of the trained weights did not make it begin anew
 
     def test_certificates_need_their_own_dual(self):
         problem = chain(6)

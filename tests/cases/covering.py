@@ -4,7 +4,7 @@ The whole battery runs once for each kind. A class marked ``variant`` runs its o
 the ones marked ``every_variant``.
 
 Where a test has three arguments or more, every two of their values meet in one case at least; where it has two and more
-than a dozen cases, every value occurs. The first case of a test is always among them.
+than half a dozen cases, every value occurs. The first case of a test is always among them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import pytest
 
-FEW, DOZEN = 4, 12
+FEW, SIX = 4, 6
 """So many cases of any number of arguments, and of two, are not worth a choice."""
 
 
@@ -39,7 +39,7 @@ def mark_repeated(items: Sequence[pytest.Item]) -> None:
 def cover(cases: Sequence[tuple[str, ...]]) -> set[int]:
     """Places of cases in which all pairs of values meet (of two arguments with many: all occur), chosen greedily."""
     varied = [values for values in zip(*cases, strict=True) if len(set(values)) > 1]
-    if len(varied) < 2 or (len(varied) == 2 and len(cases) <= DOZEN):
+    if len(varied) < 2 or (len(varied) == 2 and len(cases) <= SIX):
         return set(range(len(cases)))
     together = min(2, len(varied) - 1)
     rows = zip(*varied, strict=True)

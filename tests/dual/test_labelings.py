@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 
 import numpy as np
 import pytest
@@ -277,6 +278,7 @@ def hard():
     return chain(3, states=3, longest=4, lam=0.02)
 
 
+@functools.cache
 def trained_state() -> tuple[Training, dict]:
     training = hard().train(storage=Labelings(2), direction=Corrective()).run(schedule(5, 3, 20))
     assert bool(training.dual.storage.mixed.any())
@@ -329,7 +331,7 @@ def test_damaged_states_are_refused_and_change_nothing(path, options):
 
 
 def test_a_state_without_labelings_after_steps_is_damaged():
-    _, state = trained_state()
+    state = copy.deepcopy(trained_state()[1])
     empty = hard().train(storage=Labelings(2)).dual.storage.state_dict()
     state["dual"]["storage"] = empty
     with pytest.raises(ValueError, match="empty after 20 steps"):

@@ -32,6 +32,8 @@ from torchssvm.kinds import Form, block
 from torchssvm.kinds.adapter import find_adapter
 from torchssvm.structures.tree.kind import Trees
 
+compiles = pytest.mark.slow  # code of one's own is not kept on the disk: every run compiles it
+
 
 class Subset(Structure):
     """Labels of which any may be on; those of neighbours may be on together or not."""
@@ -148,6 +150,7 @@ def kept():
         yield found
 
 
+@compiles
 def test_both_loops_reach_the_same_optimum():
     found = [
         solve(Head(), data(), lam=0.05, solver=Solver(compiled=compiled), tolerance=Relative(1e-7), max_passes=20_000)
@@ -157,6 +160,7 @@ def test_both_loops_reach_the_same_optimum():
     assert found[0].primal == pytest.approx(found[1].primal, rel=1e-6)
 
 
+@compiles
 def test_a_right_kind_passes_the_check():
     head = Head()
     report = check(head, head.structure, next(iter(in_order(data()))))
@@ -164,6 +168,7 @@ def test_a_right_kind_passes_the_check():
     assert report.ok, report
 
 
+@compiles
 @pytest.mark.parametrize("wrong", [{"heard": 0.0}, {"added": 0.5}], ids=str)
 def test_a_wrong_kind_does_not(wrong):
     head = Head(**wrong)
@@ -171,6 +176,7 @@ def test_a_wrong_kind_does_not(wrong):
     assert [finding.name for finding in report.findings if finding.problem] == ["compiled form equals the structure"]
 
 
+@compiles
 def test_a_resumed_run_has_the_bits_of_the_one_left_alone():
     def make() -> CompiledBCFW:
         head = Head()
@@ -202,6 +208,7 @@ def test_weights_that_are_no_parameters_are_refused():
         Form(head, Subsets(4), head.weight.T.clone(), bias=head.bias, pairs=head.both.unsqueeze(0))
 
 
+@compiles
 def test_only_code_of_this_package_is_kept(kept):
     """Numba tells kinds apart by their names, and does not see edits of what a kernel calls."""
     solve(Head(), data(), lam=0.05, solver=Solver(compiled=True), tolerance=Relative(0.1))
@@ -216,6 +223,7 @@ def test_a_version_is_not_replaced():
         block.score.of(NamedTuple("Trees", [("size", int)]))(score)
 
 
+@compiles
 def test_copies_train_their_own_weights():
     head = Head()
     dual = DualState.for_head(head, 12, 0.05, storage=MeanParts())
@@ -232,6 +240,7 @@ def test_copies_train_their_own_weights():
     assert loop.certify().primal == pytest.approx(certify(head, dual, in_order(data())).primal)
 
 
+@compiles
 def test_weights_may_be_views_of_another_shape():
     class Cubic(Head):
         def __init__(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -49,6 +51,12 @@ class Run:
         return self
 
 
+@functools.cache
+def end_of(*case) -> Any:
+    """What a run that is left alone ends with."""
+    return through_a_file(Run(*case).forward(24).state())
+
+
 @pytest.mark.parametrize("stop", [0, 1, 7, 8, 13, 15])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("storage", sorted(STORAGES))
@@ -60,10 +68,10 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(kind, storage, dtype,
     def run() -> Run:
         return Run(kind, storage, dtype, adjoint)
 
-    whole, state = run().forward(24), through_a_file(run().forward(stop).state())
+    state = through_a_file(run().forward(stop).state())
     resumed = run().forward({0: 5, 7: 17}.get(stop, 0))  # what was there before must not shine through
-    assert_same(resumed.load(state, stop).forward(24 - stop).state(), whole.state())
-    assert whole.training.weights().abs().max() > 0
+    assert_same(resumed.load(state, stop).forward(24 - stop).state(), end_of(kind, storage, dtype, adjoint))
+    assert resumed.training.weights().abs().max() > 0
 
 
 @pytest.mark.parametrize("storage", sorted(STORAGES))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,13 @@ def train(folder: Path, killed_at: str | None, *, workers: int, counts: str, acc
     }
 
 
+@functools.cache
+def left_alone(accumulate: int = 1) -> dict[str, Any]:
+    """What a run that nothing stops ends with."""
+    with tempfile.TemporaryDirectory() as folder:
+        return train(Path(folder), None, workers=0, counts="sampler", accumulate=accumulate)
+
+
 PLACES = ["step 3", "step 4", "end 0", "step 5", "step 8", "end 1", "step 12", "end 2"]
 
 
@@ -72,7 +81,7 @@ PLACES = ["step 3", "step 4", "end 0", "step 5", "step 8", "end 1", "step 12", "
     "place, workers", [(place, 0) for place in PLACES] + [("step 3", 2), ("step 4", 2), ("end 0", 2)]
 )
 def test_every_place_of_a_loop(place, workers, counts, tmp_path):
-    alone = train(tmp_path, None, workers=0, counts=counts)
+    alone = left_alone()
     assert (alone["step"], alone["certificates"]) == (EPOCHS * STEPS, EPOCHS)
     with pytest.raises(Killed):
         train(tmp_path, place, workers=workers, counts=counts)
@@ -83,17 +92,15 @@ def test_every_place_of_a_loop(place, workers, counts, tmp_path):
 @pytest.mark.parametrize("second", ["step 8", "end 1", "step 9"])
 @pytest.mark.parametrize("counts", ["sampler", "loop"])
 def test_a_run_that_was_stopped_twice(first, second, counts, tmp_path):
-    alone = train(tmp_path, None, workers=0, counts=counts)
     for place in (first, second):
         with pytest.raises(Killed):
             train(tmp_path, place, workers=0, counts=counts)
-    assert_same(train(tmp_path, None, workers=0, counts=counts), alone)
+    assert_same(train(tmp_path, None, workers=0, counts=counts), left_alone())
 
 
 @pytest.mark.parametrize("place", ["half of step 2", "half of step 4", "step 4", "half of step 5"])
 def test_a_batch_whose_step_is_not_taken_is_visited_again(place, tmp_path):
     """The gradient that it left is not in the checkpoint."""
-    alone = train(tmp_path, None, workers=0, counts="sampler", accumulate=2)
     with pytest.raises(Killed):
         train(tmp_path, place, workers=0, counts="sampler", accumulate=2)
     problem = chain(3, n=8)
@@ -109,7 +116,7 @@ def test_a_batch_whose_step_is_not_taken_is_visited_again(place, tmp_path):
             if not number % 2:
                 training.optim.step()
         certify(training.head, training.dual, problem.everything())
-    here, there = training.optim.state_dict(), alone["optim"]
+    here, there = training.optim.state_dict(), left_alone(2)["optim"]
     for name in ("weights", "loss", "gap_estimates", "steps", "oracle_calls", "moved", "storage"):
         assert_same(here["dual"][name], there["dual"][name], name)
 

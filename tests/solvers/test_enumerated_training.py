@@ -79,7 +79,11 @@ def check(training: Bounded, truth: Reference, random: torch.Generator, about: s
 @pytest.mark.parametrize("kind", ["chain", "multiclass"])
 @pytest.mark.parametrize("within", ["bounds", "no bounds", "in turn"])
 def test_exact_oracles(kind, within):
-    for k, (storage, direction, oracle) in enumerate(RULES if within != "in turn" else RULES[:1] * 6):
+    turn = (kind == "chain") + (within == "bounds")  # every rule with each kind and within bounds, by turns
+    chosen = RULES[:1] * 6 if within == "in turn" else RULES
+    for k, (storage, direction, oracle) in enumerate(chosen):
+        if within != "in turn" and (k // 2 + turn) % 2:
+            continue
         seed = 100 * k + len(within)
         random = rng(seed)
         lists = listing(seed, chain=kind == "chain", n=1 + k % 4, states=2 + k % 2)

@@ -190,11 +190,11 @@ ENDING = [*DIRECTIONS[:-1], Corrective(1000, 1e-12)]
 def rules_of(kind: str, number: int) -> list:
     """What a kind is trained with: every direction, with the two oracles by turns; the next kind takes the others.
 
-    Two of the directions are for the fast tests, others with the next kind: kinds and directions meet in no code.
+    One of the directions is for the fast tests, another with the next kind: kinds and directions meet in no code.
     """
     found = [(kind, None, FrankWolfe(), MaxOracle()), (kind, 2, FrankWolfe(), CacheOracle())]
     for k, direction in enumerate(ENDING):
-        marks = [pytest.mark.slow] if (k - number) % len(ENDING) % 3 else []
+        marks = [pytest.mark.slow] if (k - number) % len(ENDING) else []
         found.append(pytest.param(kind, 12, direction, ORACLES[(number + k) % 2], marks=marks))
     return found
 

@@ -24,7 +24,7 @@ from torchssvm.solvers.kernel import (
 
 pytest.importorskip("clarabel")
 
-PROBLEMS = 250
+PROBLEMS = 100
 PORTION = 25
 # What each kernel is, written down once more.
 KERNELS: list[tuple[Any, Callable[[np.ndarray, np.ndarray], np.ndarray]]] = [

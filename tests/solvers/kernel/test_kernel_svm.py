@@ -48,7 +48,7 @@ class TestAgainstExplicitFeatures:
         training = explicit.train(sweeps=sweeps)
         svm = kernel_svm(problem, KERNELS[kernel], sweeps=sweeps)
         taken = 0
-        for rows in visits(8, 24):
+        for rows in visits(8, 16):
             if listed.tied(training.weights(), rows):
                 continue  # rounding decides which of two best outputs is found
             taken += 1
@@ -80,7 +80,7 @@ class TestAgainstExplicitFeatures:
         )
         explicit = with_features(problem, monomials(kernel, problem.x))
         listed, training, svm = reference(explicit), explicit.train(), kernel_svm(problem, kernel)
-        for rows in visits(6, 60):
+        for rows in visits(6, 24):
             if not listed.tied(training.weights(), rows):
                 training.step(rows)
                 svm.visit(rows)
