@@ -99,6 +99,28 @@ def test_active_sets_converge_linearly_within_bounds(direction, oracle, batch_si
     assert optimum > reference(problem).optimum() + 1e-3
 
 
+@pytest.mark.parametrize("seed", [2, 3])
+def test_the_line_search_begins_where_the_blocks_are(seed):
+    """At v, which bounds do not stop: a search from the weights would find other steps."""
+
+    class Noting(ExactSearch):
+        def __call__(self, line):
+            starts.append(flat(line.start).numpy().copy())
+            return super().__call__(line)
+
+    starts, beyond = [], 0.0
+    run = Bounded(multiclass(seed, n=6, classes=2, features=2, lam=0.3), TWO_CLASS_BOUNDS[2], line_search=Noting())
+    for step in range(18):
+        v = run.recomputed()
+        run.step([step % 6])
+        beyond = max(beyond, np.abs(v - v.clip(*run.limits())).max())
+        if len(starts) == step + 1:
+            np.testing.assert_allclose(starts[-1], v, atol=1e-9)
+        else:
+            starts.append(v)  # nothing to search
+    assert beyond > 0.01
+
+
 # -- At every moment ---------------------------------------------------------------------------------------
 
 
