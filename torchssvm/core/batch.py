@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
 from torchssvm.core.arguments import NO_LABEL, check_tensor, describe, is_ours, naming, row_name
-from torchssvm.core.operators import known, on_host, upload
+from torchssvm.core.operators import on_host, upload
 from torchssvm.core.potentials import Potentials, as_potentials
 
 

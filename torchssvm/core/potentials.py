@@ -301,7 +301,8 @@ def inner_and_sizes(a: Parts, b: Parts) -> tuple[Tensor, Tensor]:
         from torchssvm.core.inner_triton import inner_triton
 
         return tuple(inner_triton(pairs))
-    return inner(a, b), inner(*({name: tensor.abs() for name, tensor in parts.items()} for parts in (a, b)))
+    one, other = ({name: tensor.abs() for name, tensor in parts.items()} for parts in (a, b))
+    return inner(a, b), inner(one, other)
 
 
 def _pairs(a: Parts, b: Parts) -> list[tuple[Tensor, Tensor]]:

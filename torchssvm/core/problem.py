@@ -288,10 +288,10 @@ def _sum(numbers: Tensor, where: Tensor, lengths: Tensor | None, signed: bool) -
     Numbers may be the bits of floating-point ones; ``signed`` says whether those below 0 are padding.
     """
     if fits_numba(numbers):
-        total, places = np.empty(len(numbers), np.int64), where.numpy().reshape(-1)
+        sums, places = np.empty(len(numbers), np.int64), where.numpy().reshape(-1)
         sizes = _NONE if lengths is None else lengths.numpy()
-        _sum_each(numbers.numpy().reshape(len(total), len(places)), places, sizes, signed, total)
-        return torch.from_numpy(total)
+        _sum_each(numbers.numpy().reshape(len(sums), len(places)), places, sizes, signed, sums)
+        return torch.from_numpy(sums)
     counts = numbers > 0 if signed else numbers & _SIZE != 0
     found = torch.where(counts, _mix(numbers * _ODD[1] + where), 0)
     total = found.flatten(1).sum(1) if found.ndim > 1 else found

@@ -326,7 +326,7 @@ class _Propose(torch.autograd.Function):
         scale = step.scale if step.factor is None else step.factor.to(ctx.gradients[0].dtype)
         # The new tensors become those of ``.grad``: the optimizer compares these with the old ones.
         if any(gradient.is_sparse for gradient in ctx.gradients):
-            gradients = [gradient * scale for gradient in ctx.gradients]
+            gradients: Sequence[Tensor] = [gradient * scale for gradient in ctx.gradients]
         else:  # in one kernel
             gradients = torch._foreach_mul(ctx.gradients, scale)
         ctx.mailbox.put(step)

@@ -388,7 +388,8 @@ def loss_potentials_error(trial: Trial) -> str | None:
         parts = trial.parts(labeling)
         own = {name: parts[name] for name in delta}
         claimed = inner(own, delta) + constant
-        summed = inner(*({name: t.abs() for name, t in some.items()} for some in (own, delta))) + constant.abs()
+        one, other = ({name: t.abs() for name, t in some.items()} for some in (own, delta))
+        summed = inner(one, other) + constant.abs()
         loss = structure.loss(labeling, trial.target).to(torch.float64)
         if bool(((claimed - loss).abs() > 1e-4 * loss.abs() + 1e-5 * summed).any()):
             return f"loss is {loss.tolist()}, loss_potentials gives {claimed.tolist()}"

@@ -1,6 +1,7 @@
 """Biases of chains on a CUDA device; their twins are ``add_everywhere`` and ``sum_everywhere`` in ``oracle.py``.
 
-Import it only where Triton is installed. The caller has checked the ``lengths`` ``[B]`` int64. No program reads what another one of the same launch writes.
+Import it only where Triton is installed. The caller has checked the ``lengths`` ``[B]`` int64. No program reads what
+another one of the same launch writes.
 """
 
 from __future__ import annotations

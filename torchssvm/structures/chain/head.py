@@ -222,12 +222,10 @@ class _Emission(torch.autograd.Function):
     """``W x[t] + bias + [t first] first + [t last] end`` in one autograd node; each of the last three may be None."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor | None, first: Tensor | None, end: Tensor | None
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, lengths: Tensor, weight: Tensor, *extra: Tensor | None) -> Tensor:
         # The weight is saved only if needed: steps change it in place.
         ctx.save_for_backward(x, lengths, weight if ctx.needs_input_grad[0] else None)
-        return add_biases(x @ weight.t(), lengths, bias, first, end)  # in the precision that the head has set
+        return add_biases(x @ weight.t(), lengths, *extra)  # in the precision that the head has set
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
@@ -380,7 +378,8 @@ class SparseLinearChain(LinearChain):
             if transformed():
                 emission = lists.emission(self.emission) + everywhere(longest, lengths, *extra)
             else:
-                emission = SparseEmission.apply(lists.values, self.emission, *extra, lists, lengths, self.sparse_gradient)
+                given = lists.values, self.emission, *extra, lists, lengths, self.sparse_gradient
+                emission = SparseEmission.apply(*given)
         return self._potentials(
             emission,
             lengths,
