@@ -48,7 +48,7 @@ def solve(run: Bounded, *, steps: int, batch_size: int = 1, gap: float = 1e-6):
     while run.dual.steps < steps:
         for rows in sampler:
             run.step(rows)
-        found = certify(run.head, run.dual, problem.everything(2))
+        found = certify(run.head, run.dual, problem.everything(2), refresh=False)
         assert found.dual <= optimum + 1e-7
         assert found.primal >= optimum - 1e-7
         if found.gap < gap:
