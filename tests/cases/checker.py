@@ -226,7 +226,9 @@ def check_processes(count: int, *, steps: int = 3) -> dict[tuple[str, int], list
         def job(rank: int) -> list[Trace]:
             return [run(kind, seed, Path(folder) / f"{kind} {seed}.pt", steps) for kind, seed in problems]
 
-        first, second = in_processes(2, job, seconds=30.0 + 10.0 * len(problems))
+        first, second = in_processes(
+            2, job, timeout=60.0, seconds=30.0 + 10.0 * len(problems)
+        )  # each compiles the rounds
     wrong = {}
     for problem, one, other in zip(problems, first, second, strict=True):
         wrong[problem] = faults(one, *problem)

@@ -399,6 +399,7 @@ class SequenceEstimator(CalibratedEstimator):
         Returns:
             ``[N_i, K]`` float64 for every sequence.
         """
+
         def masses(potentials: Potentials) -> torch.Tensor:
             return marginals_at(self.structure_, potentials, self.temperature_).parts["emission"]
 

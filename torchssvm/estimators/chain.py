@@ -114,8 +114,8 @@ class ChainSVC(SequenceEstimator):
         more, added = X[stay:], y[stay:]
         with naming(torch.arange(len(more))) if stay else nullcontext():
             kind, lengths = kind_of(more), [size_of(sequence) for sequence in more]
-            if kind == ARRAYS and least != 1:
-                raise ValueError(f"min_count={least} counts features by name, and X has arrays: leave it at 1")
+            if kind != NAMED and least != 1 and not stay:
+                raise ValueError(f"min_count={least} counts features by name, and X has {kind}: leave it at 1")
             rows: Any = more if kind == NAMED else rows_of(more)
             labels = check_lists(added, lengths, "token")
             classes, states = states_of(labels, known)
