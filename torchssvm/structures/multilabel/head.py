@@ -220,9 +220,9 @@ class SparseLinearMultilabel(LinearMultilabel):
                 scores = lists.emission(self.unary).squeeze(1)
                 scores = scores if self.bias is None else scores + self.bias
             else:
-                lengths = torch.ones(len(lists.starts), dtype=torch.int64, device=self.unary.device)
+                one = torch.ones(len(lists.starts), dtype=torch.int64, device=self.unary.device)
                 scores = SparseEmission.apply(
-                    lists.values, self.unary, self.bias, None, None, lists, lengths, self.sparse_gradient
+                    lists.values, self.unary, self.bias, None, None, lists, one, self.sparse_gradient
                 ).squeeze(1)
         return self._potentials(
             scores,

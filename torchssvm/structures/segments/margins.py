@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +51,9 @@ def segment_margins(emission: Tensor, segment: Tensor, least: Tensor, lengths: T
 
 
 @njit
-def max_product(emission, tables, least, lengths, begin, end, memory, begun, held):
+def max_product(
+    emission: Any, tables: Any, least: Any, lengths: Any, begin: int, end: int, memory: Any, begun: Any, held: Any
+) -> None:
     """Write the best scores of the examples ``begin`` to ``end - 1``.
 
     ``begun`` ``[B, N, K]`` is of segmentations where a segment of the label begins at the frame, ``held`` of those
