@@ -70,3 +70,18 @@ def test_practically_zero_weights_are_told_of_where_a_sample_has_larger_losses()
     data = PaddedDataset(torch.randn(640, 20, 3, generator=random), y, lengths)
     with pytest.warns(UserWarning, match="leaves the weights practically zero"):
         solve(LinearChain(3, 2, structure=Chain(2, normalize=False)), data, 1e6, progress=False)
+
+
+def test_evaluating_does_not_merge_weights():
+    """As adapters of low rank do in ``eval()``, and take back in ``train()``."""
+
+    class Merging(LinearMulticlass):
+        def train(self, mode=True):
+            with torch.no_grad():
+                self.weight.add_(0.0 if mode == self.training else -1.0 if mode else 1.0)
+            return super().train(mode)
+
+    head, x = Merging(3, 3), torch.randn(6, 3)
+    evaluate(head, head.structure, in_order(PaddedDataset(x, x.argmax(1))))
+    assert head.training
+    assert not head.weight.any()

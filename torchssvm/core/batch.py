@@ -328,7 +328,7 @@ def first_occurrences(index: Tensor) -> Tensor:
 @lru_cache(maxsize=64)
 def _everyone(size: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
-        return upload(torch.arange(size), device)
+        return torch.arange(size, device="cpu").to(device)  # it is there when this returns, for every stream
 
 
 def select_tokens(mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -67,12 +67,14 @@ def apply_features(features: nn.Module, x: Any, lengths: Tensor | None = None) -
 
 @contextmanager
 def evaluating(module: Any) -> Iterator[None]:
-    """Evaluation mode inside the ``with`` block; afterwards every submodule has its former mode."""
-    modes = []
-    if isinstance(module, nn.Module):
-        modes = [(part, part.training) for part in module.modules()]
-        module.eval()
+    """Evaluation mode inside the ``with`` block; afterwards every submodule has its former mode.
+
+    Modes are set without ``eval()`` and ``train()``, in which modules of others may change their weights.
+    """
+    modes = [(part, part.training) for part in module.modules()] if isinstance(module, nn.Module) else []
     try:
+        for part, _ in modes:
+            part.training = False
         yield
     finally:
         for part, training in modes:

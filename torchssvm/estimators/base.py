@@ -186,7 +186,7 @@ class StructuredEstimator(CertifiedEstimator):
     With ``C`` in the place of ``lam``, ``1/2 |w|^2 + C sum_i t_i max_y [...]`` is minimised, so ``lam = 1 / (C n)``.
     """
 
-    C: Any = None
+    C: float | str | None = None
     _: KW_ONLY
     lam: float | None = None
     tol: float = 0.01

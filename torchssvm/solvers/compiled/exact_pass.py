@@ -219,7 +219,7 @@ def exact_ranges(
 
     Args:
         ranges: Where each range of examples begins, and the end of the last one.
-        examples, model, blocks, scalars, scratch: See :mod:`.state`; ``scalars.gaps`` gets the gaps.
+        examples, model, blocks, scalars, scratch: See :mod:`.memory`; ``scalars.gaps`` gets the gaps.
         part: Scratch for the weights of a few examples, zero before and after; in the dtype of the weights.
         totals: A first axis of ranges; gets the weights of each added, in float64, without the factor 1/(lam n).
         every: Number of examples after which ``part`` is added to ``totals``.

@@ -201,7 +201,7 @@ class LinearChain(LinearHead):
 
 
 def read_span(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> tuple[Tensor, tuple[int, int]]:
-    """The lengths in memory of their own, and the smallest and the largest; errors as in :func:`check_range`."""
+    """The lengths, on the CPU in memory of their own, the smallest and the largest; errors as :func:`check_range`."""
     if lengths is None:
         return upload(torch.full((batch,), longest), device), (longest, longest)
     return (lengths := apart(lengths)), check_range(lengths, batch, longest)

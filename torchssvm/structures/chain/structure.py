@@ -181,6 +181,7 @@ class Chain(Labelled, Indexed):
         return super()._scores(labelings, potentials) if found is None else found
 
     def _add(self, parts: Parts, labelings: list[Tensor], mass: Tensor) -> Parts:
+        """``parts`` are zeros, as all callers give them."""
         found = chain_parts(labelings[0], mass, parts["emission"], parts["transition"])
         return super()._add(parts, labelings, mass) if found is None else found
 
