@@ -99,7 +99,7 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
             self._matrix(X)  # as many features as before
         if self._seen is None and (classes is not None or self._last is None):
             self._named = None if classes is None else np.unique(classes)
-        elif classes is not None and set(np.unique(classes)) != set(self.classes_):
+        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(f"classes={classes!r} are not those of the first call: {self.classes_.tolist()}")
         return self._add(X, y, lambda rows, own, stay: self._fit(rows, own, named=self._named, stay=stay))
 
