@@ -220,12 +220,13 @@ def tag_texts(tagger: Any, texts: Any, tokenizer: Any, batch_size: int) -> list[
     limit = getattr(tagger.config.encoder, "max_position_embeddings", None) or 1 << 40
     limit = min(limit, tokenizer.model_max_length)
     read = [_read(text, place, tokenizer, limit) for place, text in enumerate(texts)]
-    found: list[list[Span]] = []
+    order, found = by_length([text.pieces for text in read]), dict[int, list[Span]]()
     with evaluating(tagger):
         for begin in range(0, len(read), batch_size):
-            some = read[begin : begin + batch_size]
-            found += _tag(tagger, some, texts[begin : begin + batch_size], tokenizer)
-    return found
+            places = order[begin : begin + batch_size]
+            spans = _tag(tagger, [read[place] for place in places], [texts[place] for place in places], tokenizer)
+            found.update(zip(places, spans, strict=True))
+    return [found[place] for place in range(len(read))]
 
 
 def _read(text: Any, place: int, tokenizer: Any, limit: int) -> _Text:
