@@ -163,12 +163,13 @@ def collate(items: Sequence[Mapping[str, Any]], pad: int) -> dict[str, Tensor]:
     """A batch of tokenised sentences, padded on the right.
 
     Args:
-        items: Each maps ``input_ids``, ``attention_mask`` and ``labels``, or some of them, to lists of one length.
+        items: Each maps ``input_ids``, ``attention_mask``, ``labels`` and ``word_mask``, or some of them, to lists of
+            one length.
         pad: The id of padding.
     """
     batch = {}
     for name in items[0]:
-        if name in (*INPUTS, "labels"):
+        if name in (*INPUTS, "labels", "word_mask"):
             rows = [torch.as_tensor(item[name]) for item in items]
             if len({row.ndim for row in rows}) > 1:
                 raise ValueError(

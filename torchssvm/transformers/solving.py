@@ -78,11 +78,17 @@ def features_of(tagger: Any, dataset: Any, batch_size: int) -> PaddedDataset:
 def _labelled(tagger: Any, held_out: Any, batch_size: int) -> PaddedDataset:
     """The words of examples whose labels are known."""
     found = features_of(tagger, held_out, batch_size)
-    if found.y.dtype == torch.bool:
+    if _unknown(found):
         raise ValueError(
-            "held_out has sets of labels, of which none is known to be right: give it one label for each word"
+            "held_out has sets of labels, or words without a label: which is right is not known; give it one label for "
+            "each word"
         )
     return found
+
+
+def _unknown(data: PaddedDataset) -> bool:
+    """Whether words may have several labels."""
+    return data.y.dtype == torch.bool or data.first_unknown is not None
 
 
 def _scorer(tagger: Any, data: PaddedDataset) -> Callable[[Any], float]:
@@ -106,8 +112,8 @@ def _completed(head: Any, data: PaddedDataset) -> PaddedDataset:
     """The words with the labels that score highest among those that are allowed."""
     if not any(bool(p.any()) for p in head.parameters()):
         raise ValueError(
-            "dataset has sets of labels, among which the head as it is chooses, and its weights are zero: train it "
-            "first, by transformers.Trainer"
+            "dataset has words without a label, or sets of labels, among which the head as it is chooses, and its "
+            "weights are zero: train it first, by transformers.Trainer"
         )
     structure, rows = HiddenStates(head.structure), list[Tensor]()
     for batch in in_order(data):
@@ -124,7 +130,7 @@ def solve_head(tagger: Any, dataset: Any, held_out: Any, lam: float | None, batc
     other = None if held_out is None else _labelled(tagger, held_out, batch_size)
     score = None if other is None else _scorer(tagger, other)
     head = copy.deepcopy(tagger.head).cpu()
-    if train.y.dtype == torch.bool:
+    if _unknown(train):
         train = _completed(head, train)
     head.requires_grad_(True)
     head.reset_parameters()

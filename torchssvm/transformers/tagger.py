@@ -14,6 +14,7 @@ from transformers.utils import ModelOutput
 from torchssvm.core.arguments import check_positive, check_whole, describe, is_whole
 from torchssvm.core.operators import plain_operators
 from torchssvm.core.potentials import Potentials
+from torchssvm.core.structure import Structure
 from torchssvm.datasets.text.chunk_f1 import chunk_scores
 from torchssvm.datasets.text.tag_schemes import bio_transitions, bioes_transitions, to_bio
 from torchssvm.solvers.feature_losses import SoftmaxMargin
@@ -198,7 +199,7 @@ class StructuredTagger(PreTrainedModel):
             scheme: As in :class:`StructuredTaggerConfig`.
 
         Raises:
-            TypeError: The model's classifier is not one ``nn.Linear`` on the last hidden states.
+            TypeError: The model's classifier is not one ``nn.Linear`` on the last hidden states, as that of ModernBERT.
             ValueError: Its labels do not fit the scheme.
         """
         encoder = getattr(model, model.base_model_prefix, None)
@@ -207,6 +208,12 @@ class StructuredTagger(PreTrainedModel):
             raise TypeError(
                 f"model is a {type(model).__name__}, and a token classifier with one nn.Linear on the last hidden "
                 "states is needed, such as AutoModelForTokenClassification.from_pretrained(...)"
+            )
+        own = {id(p) for part in (encoder, classifier) for p in part.parameters()}
+        if between := [name for name, p in model.named_parameters() if id(p) not in own]:
+            raise TypeError(
+                f"model is a {type(model).__name__} with weights between encoder and classifier, {between[0]}, which a "
+                "tagger does not have: take StructuredTagger.from_pretrained(name, labels=...), and train it"
             )
         names = cast(dict[int, str], model.config.id2label)
         labels = [names[state] for state in range(classifier.out_features)]
@@ -313,16 +320,16 @@ class StructuredTagger(PreTrainedModel):
         return TaggerOutput(loss=loss, predictions=predictions)
 
     def _loss(self, potentials: Potentials, words: Words) -> Tensor:
-        labels, structure = cast(Tensor, words.labels), self.head.structure
+        labels, structure = cast(Tensor, words.labels), cast(Structure, self.head.structure)
         if labels.ndim == 3:
             return self._loss_of_sets(potentials, labels)
-        unknown = labels == NO_WORD
+        structure = HiddenStates(structure) if bool((labels == NO_WORD).any()) else structure
         if self.config.loss == "softmax-margin":
-            return SoftmaxMargin(HiddenStates(structure) if bool(unknown.any()) else structure)(potentials, labels)
-        if not bool(unknown.any()):
-            structure.check_target(labels, potentials)
-        known = labels.masked_fill(unknown, -1)
-        return nn.functional.cross_entropy(potentials["emission"].flatten(0, 1), known.flatten(), ignore_index=-1)
+            return SoftmaxMargin(structure)(potentials, labels)
+        structure.check_target(labels, potentials)
+        said = labels >= 0
+        total = nn.functional.cross_entropy(potentials["emission"][said], labels[said], reduction="sum")
+        return total / said.sum().clamp(min=1)
 
     def _loss_of_sets(self, potentials: Potentials, allowed: Tensor) -> Tensor:
         structure = HiddenStates(self.head.structure)
@@ -377,8 +384,9 @@ class StructuredTagger(PreTrainedModel):
 
         Args:
             dataset: Map-style; an item maps ``input_ids``, ``attention_mask`` and ``labels`` to lists of numbers, as
-                those of :func:`tokenized`. Among sets of labels, the head as it is chooses the best sequence, and the
-                certificate is that of these labels: a call is one round of :func:`torchssvm.latent`.
+                those of :func:`tokenized`, and ``word_mask`` where words have no label. For these and among sets of
+                labels, the head as it is chooses the best sequence, and the certificate is that of these labels: a call
+                is one round of :func:`torchssvm.latent`.
             held_out: Examples that are not trained on, by which lambda is chosen and the better head is kept, the one
                 from before or the new one: by the F1 of spans, or without a scheme by right words. None needs ``lam``
                 and keeps the new one.
@@ -389,8 +397,8 @@ class StructuredTagger(PreTrainedModel):
             progress: Whether a line on stderr follows the run.
 
         Raises:
-            ValueError: Neither ``held_out`` nor ``lam`` is given; labels do not fit; ``held_out`` has sets of them; or
-                ``dataset`` has, and the head is zero.
+            ValueError: Neither ``held_out`` nor ``lam`` is given; labels do not fit; ``held_out`` has sets of them, or
+                words without a label; or ``dataset`` has, and the head is zero.
         """
         options: Any = {"tolerance": tolerance, "solver": solver, "progress": progress}
         return solve_head(self, dataset, held_out, lam, batch_size, **options)
