@@ -30,6 +30,7 @@ from torchssvm.estimators.examples import (
     batches_of,
     check_list,
     check_matrix,
+    check_missing,
     kind_of,
     labelled,
     listed,
@@ -267,6 +268,11 @@ class MatrixClassifier(ClassifierMixin, StructuredEstimator):
         """``X`` to predict, checked to be like that of ``fit``."""
         check_matrix(X)
         return validate_data(self, X, reset=False, **MATRIX)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The share of rows whose whole output is right."""
+        check_missing(y)
+        return float(super().score(X, y, sample_weight))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
