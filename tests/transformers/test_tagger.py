@@ -210,6 +210,8 @@ def test_lora(trained, items, tmp_path):
     assert any("head" in name for name in names)
     trained(model, per_device_train_batch_size=8, max_steps=3)
     expected = model.eval()(**batch_of(items))
+    with pytest.raises(TypeError, match=r"ModulesToSaveWrapper: call merge_and_unload\(\)"):
+        model.solve(items, lam=0.1)
     merged = model.merge_and_unload()
     assert type(merged) is StructuredTagger
     assert isinstance(merged.head, LinearChain)
@@ -447,7 +449,7 @@ def test_configurations_that_are_refused(given, named):
 
 def test_refusals(tagger, items, tokenizer, classifier):
     batch = random_batch()
-    with pytest.raises(ValueError, match="word_mask"):
+    with pytest.raises(ValueError, match=r"word_mask .*label_smoothing_factor must be 0"):
         tagger(batch["input_ids"], batch["attention_mask"])
     with pytest.raises(ValueError, match="row 1"):
         tagger(**{**batch, "labels": torch.tensor([[1] * 9, [NO] * 9, [1] * 9])})
@@ -459,6 +461,9 @@ def test_refusals(tagger, items, tokenizer, classifier):
         tagger.solve([], lam=1.0)
     with pytest.raises(TypeError, match=r"dataset\[0\]"):
         tagger.solve([torch.zeros(3)], lam=1.0)
+    blank = {**items[1], "labels": [NO] * len(items[1]["labels"])}
+    with pytest.raises(ValueError, match="example 5 has no word"):
+        tagger.solve([*items[:5], blank, *items[6:]], lam=1.0)
     with pytest.raises(ValueError, match="no labels"):
         tagger.solve([{"input_ids": [2, 5, 3]}], lam=1.0)
     with pytest.raises(TypeError, match="one string"):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchssvm.core.arguments import row_name
 from torchssvm.core.batch import select_tokens
 from torchssvm.core.gradients import evaluating
 from torchssvm.core.marginals import marginals_at
@@ -121,7 +122,7 @@ def words_of(hidden: Tensor, mask: Tensor, labels: Tensor | None) -> Words:
     if not bool(mask.any(1).all()):
         row = int((~mask.any(1)).nonzero()[0, 0])
         raise ValueError(
-            f"row {row} of the batch has no word: every position has a label of {NO_WORD}, or none that is allowed. "
+            f"{row_name(row)} has no word: every position has a label of {NO_WORD}, or none that is allowed. "
             "Leave the sentence out"
         )
     features, *packed, lengths = select_tokens(mask, hidden, *([] if labels is None else [labels]))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchssvm.core.arguments import naming
 from torchssvm.core.batch import in_order
 from torchssvm.core.gradients import evaluating
 from torchssvm.datasets.padded import PADDING, PaddedDataset, padded
@@ -17,6 +18,7 @@ from torchssvm.path.choose_lam import LamChoice, choose_lam
 from torchssvm.solvers.certificate import Certificate, write
 from torchssvm.solvers.evaluation import fit_temperature
 from torchssvm.solvers.training import solve
+from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.hidden_states.structure import HiddenStates
 from torchssvm.transformers.batches import NO_WORD, batches_of, by_length
 
@@ -62,10 +64,12 @@ def features_of(tagger: Any, dataset: Any, batch_size: int) -> PaddedDataset:
     items = [dataset[i] for i in range(len(dataset))]  # read once: a dataset may make them anew
     x, y, lengths, order = list[Tensor](), list[Tensor](), [], by_length(items)
     with evaluating(tagger):
-        for batch in batches_of(items, batch_size, tagger.config.encoder.pad_token_id or 0, tagger.device, order):
+        pad = tagger.config.encoder.pad_token_id or 0
+        for number, batch in enumerate(batches_of(items, batch_size, pad, tagger.device, order)):
             if "labels" not in batch:
                 raise ValueError("the items have no labels, which training needs: a state, or -100 where no word is")
-            words = tagger.words(**batch)
+            with naming(torch.tensor(order[number * batch_size : (number + 1) * batch_size])):
+                words = tagger.words(**batch)
             assert words.labels is not None
             x += words.features.float().cpu()
             y += words.labels.cpu()
@@ -126,6 +130,10 @@ def solve_head(tagger: Any, dataset: Any, held_out: Any, lam: float | None, batc
     """See :meth:`StructuredTagger.solve`."""
     if held_out is None and lam is None:
         raise ValueError("held_out and lam are None: give examples to choose lam by, or lam itself")
+    if not isinstance(tagger.head, LinearChain):
+        raise TypeError(
+            f"the head is in a {type(tagger.head).__name__}: call merge_and_unload() first, and solve its tagger"
+        )
     train = features_of(tagger, dataset, batch_size)
     other = None if held_out is None else _labelled(tagger, held_out, batch_size)
     score = None if other is None else _scorer(tagger, other)

@@ -267,7 +267,8 @@ class StructuredTagger(PreTrainedModel):
         """
         if labels is None and word_mask is None:
             raise ValueError(
-                "labels and word_mask are None: word_mask says at which positions the words are, bool [B, N]"
+                "labels and word_mask are None: word_mask says at which positions the words are, bool [B, N]; under a "
+                "Trainer, label_smoothing_factor must be 0, as it takes the labels away"
             )
         if labels is None:
             mask = cast(Tensor, word_mask).bool()
