@@ -370,6 +370,9 @@ def test_the_lower_layers_of_an_encoder_are_frozen_by_their_number(tmp_path):
     tagger.save_pretrained(tmp_path / "tagger")
     again = StructuredTagger.from_pretrained(tmp_path / "tagger").train()
     assert [layer.training for layer in again.encoder.encoder.layer] == [False, True]
+    assert {name for name, p in again.encoder.named_parameters() if p.requires_grad} == trained
+    whole, _ = StructuredTagger.from_pretrained(tmp_path / "tagger", freeze_encoder=True, output_loading_info=True)
+    assert not any(p.requires_grad for p in whole.encoder.parameters())
     short = StructuredTagger.from_pretrained(tmp_path, labels=LABELS, num_hidden_layers=1)
     assert len(short.encoder.encoder.layer) == 1
     with pytest.raises(ValueError, match="freeze_encoder=0 must be"):

@@ -155,10 +155,7 @@ class StructuredTagger(PreTrainedModel):
         states = len(config.labels)
         structure = Chain(states, normalize=False, transitions=config.transitions())
         self.head = LinearChain(len(config.layers) * config.encoder.hidden_size, states, structure=structure).float()
-        if config.freeze_encoder:
-            self.encoder.requires_grad_(False)
-            for layer in self._trained_layers():
-                layer.requires_grad_(True)
+        self._freeze()
         self.post_init()
 
     @classmethod
@@ -182,6 +179,7 @@ class StructuredTagger(PreTrainedModel):
             if scheme is not None:
                 raise ValueError(f"scheme={scheme!r} is that of a new tagger, which needs labels: a saved one has both")
             found: StructuredTagger = super().from_pretrained(name, *args, **options)
+            (found[0] if isinstance(found, tuple) else found)._freeze()  # transformers makes new parameters
             return found
         own = {key: options.pop(key) for key in ("layers", "loss", "freeze_encoder") if key in options}
         encoder = AutoModel.from_pretrained(name, *args, **options)
@@ -235,6 +233,13 @@ class StructuredTagger(PreTrainedModel):
             for layer in self._trained_layers():
                 layer.train(mode)
         return self
+
+    def _freeze(self) -> None:
+        """Let no optimizer change what is frozen of the encoder."""
+        if self.config.freeze_encoder:
+            self.encoder.requires_grad_(False)
+            for layer in self._trained_layers():
+                layer.requires_grad_(True)
 
     def _trained_layers(self) -> list[nn.Module]:
         """Those above the ones that are frozen by their number."""
