@@ -215,6 +215,7 @@ def tag_texts(tagger: Any, texts: Any, tokenizer: Any, batch_size: int) -> list[
     """See :meth:`StructuredTagger.tag`."""
     if isinstance(texts, str):
         raise TypeError("texts is one string, and a list of texts is needed: [text]")
+    texts = list(texts)
     if not getattr(tokenizer, "is_fast", False):
         raise TypeError(
             f"tokenizer is a {type(tokenizer).__name__}, and a fast one is needed, which knows the words of its pieces"
@@ -259,13 +260,12 @@ def _read(text: Any, place: int, tokenizer: Any, limit: int) -> _Text:
 
 @torch.no_grad()
 def _tag(tagger: Any, read: list[_Text], texts: Any, tokenizer: Any) -> list[list[Span]]:
-    inputs = tokenizer.pad([dict(text.pieces) for text in read], return_tensors="pt").to(tagger.device)
-    shift = [0] * len(read)
-    if tokenizer.padding_side == "left":
-        shift = (inputs["input_ids"].shape[1] - torch.tensor([len(t.pieces["input_ids"]) for t in read])).tolist()
+    # on the right, whatever the tokeniser does: the positions of many encoders count from the left
+    inputs = tokenizer.pad([dict(text.pieces) for text in read], padding_side="right", return_tensors="pt")
+    inputs = inputs.to(tagger.device)
     mask = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
     for row, text in enumerate(read):
-        mask[row, torch.tensor(text.first) + shift[row]] = True
+        mask[row, text.first] = True
     words = tagger.words(word_mask=mask, **inputs)
     potentials = tagger.potentials(words)
     tags = tagger.head.structure.argmax(potentials).labeling.cpu()
