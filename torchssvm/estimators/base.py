@@ -351,7 +351,7 @@ class once_calibrated:  # a decorator
 
 
 class CalibratedEstimator(StructuredEstimator):
-    """An estimator whose structure has ``marginals``; ``temperature_`` is there once it is calibrated."""
+    """An estimator with probabilities; ``temperature_`` is there once it is calibrated."""
 
     temperature_: float
 
