@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from torchssvm.core.arguments import check_length_form, check_whole
 from torchssvm.core.batch import OUTPUT_SIZES, to_device
-from torchssvm.core.gradients import apply_features, evaluating, knows_padding
+from torchssvm.core.gradients import apply_features, check_padding, evaluating
 
 from .padded import PADDING, PaddedDataset, padded
 
@@ -63,7 +63,7 @@ class PrecomputedFeatures(PaddedDataset):
         ys: list[Tensor] = []
         indices: list[Tensor] = []
         lengths: list[Tensor] = []
-        looked = knows_padding(features) is not None
+        looked = False
         with evaluating(features), torch.no_grad():
             for batch in DataLoader(dataset, batch_size=batch_size, collate_fn=collate):
                 if batch.lengths is not None:
@@ -80,9 +80,7 @@ class PrecomputedFeatures(PaddedDataset):
                 if batch.lengths is not None:
                     beyond = torch.arange(leading[1]) >= batch.lengths.cpu()[:, None]
                     out = out.masked_fill(beyond.view(*leading, *[1] * (out.dim() - 2)).to(out.device), 0)
-                    if not looked and bool(beyond.any()):
-                        _check_padding(features, inputs[0], out, batch.lengths)
-                        looked = True
+                    looked = looked or check_padding(features, inputs[0], batch.lengths)
                     lengths.append(batch.lengths.cpu())
                 xs.append(out.to(held))
                 ys.append(batch.y.cpu())
@@ -98,16 +96,3 @@ class PrecomputedFeatures(PaddedDataset):
         for name in OUTPUT_SIZES:
             if isinstance(size := getattr(dataset, name, None), int):
                 setattr(self, name, size)
-
-
-def _check_padding(features: nn.Module, x: Any, out: Tensor, lengths: Tensor) -> None:
-    """Raise ValueError if the ids of the shortest example have other features without their padding."""
-    if not isinstance(x, Tensor) or x.is_floating_point():
-        return
-    row, length = int(lengths.argmin()), int(lengths.min())
-    alone, padded = apply_features(features, x[row : row + 1, :length])[0], out[row, :length]
-    if float((alone - padded).abs().amax()) > 1e-3 * float(alone.abs().amax()):
-        raise ValueError(
-            f"{type(features).__name__} gives ids other features where they are padded: its forward must take lengths, "
-            "[B], or attention_mask, [B, N], and leave the padding out"
-        )

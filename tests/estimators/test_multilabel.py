@@ -100,3 +100,37 @@ def test_lambda_is_chosen_on_held_out_examples():
         MultilabelSVC("choose").fit(X[:1], y[:1])
     with pytest.raises(ValueError, match="C='best' must be"):
         MultilabelSVC("best").fit(X, y)
+
+
+@pytest.mark.parametrize("kind", ["sets", "pairs", "two classes", "classes"])
+def test_probabilities_of_labels_once_they_are_calibrated(kind, tmp_path):
+    chance = np.random.default_rng(4)
+    X = chance.normal(size=(60, 3))
+    sets = (X + chance.normal(size=(60, 3)) > 0.0).astype(int)
+    y = {"two classes": sets[:, 0], "classes": sets.argmax(1)}.get(kind, sets)
+    fitted = MultilabelSVC(random_state=0, interactions=kind == "pairs").fit(X[:30], y[:30])
+    assert not hasattr(fitted, "predict_proba")
+    before, found = fitted.predict(X), fitted.calibrate(X[30:], y[30:]).predict_proba(X)
+    assert np.array_equal(fitted.predict(X), before)
+    margins = fitted.decision_function(X)
+    if y.ndim == 2:
+        assert found == pytest.approx(1.0 / (1.0 + np.exp(-margins / fitted.temperature_)))
+        assert np.array_equal(found > 0.5, before == 1)
+    else:
+        assert found.sum(1) == pytest.approx(np.ones(60))
+        assert np.array_equal(fitted.classes_[found.argmax(1)], before)
+        fitted.save(tmp_path / "classes.safetensors")
+        saved = load_head(tmp_path / "classes.safetensors").marginals(torch.tensor(X))
+        assert saved.parts[next(iter(saved.parts))].numpy() == pytest.approx(found)
+
+    def likelihood(temperature):
+        fitted.temperature_ = temperature
+        mass = fitted.predict_proba(X[30:])
+        right = np.where(y[30:] == 1, mass, 1.0 - mass) if y.ndim == 2 else mass[np.arange(30), y[30:]]
+        return np.log(right).sum()
+
+    best = fitted.temperature_
+    assert all(likelihood(best) >= likelihood(best * factor) for factor in (0.9, 0.99, 1.01, 1.1))
+    wrong = np.where(y[30:] == 1, 3, y[30:]) if y.ndim == 2 else y[30:] + 9
+    with pytest.raises(ValueError, match="y must hold 0 and 1" if y.ndim == 2 else "not there in training"):
+        fitted.calibrate(X[30:], wrong)

@@ -76,6 +76,8 @@ def test_a_missing_class_is_refused_and_two_classes_may_be_minus_1_and_1(kind):
     y[7] = -100
     with pytest.raises(ValueError, match=r"y\[7\]=-100 marks an example without a class.*y\.astype\(str\)"):
         kind(**QUICK).fit(ROWS, y)
+    with pytest.raises(ValueError, match=r"y\[7\]=-100 marks an example without a class"):
+        kind(**QUICK).fit(ROWS, abs(y)).score(ROWS, y)
     assert set(kind(**QUICK).fit(ROWS, y.astype(str)).classes_) == {"-1", "1", "-100"}
 
 

@@ -20,6 +20,7 @@ from lightning_words import WORDS, Features, everything, loader, some_words, tra
 from torchssvm import (  # noqa: E402
     Chain,
     Corrective,
+    HiddenStates,
     LinearChain,
     LinearTree,
     SoftmaxMargin,
@@ -299,6 +300,9 @@ def test_refusals(words):
         StructuredSVM(LinearChain(128, 26), 0.1, joint=JointTraining())
     with pytest.raises(ValueError, match=r"max_epochs=2\) ends before the head is solved.*max_epochs=202"):
         trainer(max_epochs=2).fit(together(), loader(words))
+    unknown = PaddedDataset(words.x, words.y.masked_fill(words.y == 0, -100), words.lengths)
+    with pytest.raises(ValueError, match=r"or it is unknown, and training is for one of them.*latent"):
+        trainer(max_epochs=9).fit(together(structure=HiddenStates(Chain(26))), loader(unknown))
     for wrong in ({"epochs": 0}, {"lr": 0.0}, {"lr": -1.0}, {"head_lr": 0.0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             JointTraining(**wrong)

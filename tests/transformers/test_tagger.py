@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchssvm import HiddenStates, LinearChain, SoftmaxMargin
+from torchssvm import HiddenStates, LinearChain, SoftmaxMargin, Solver
 from torchssvm.datasets import PaddedDataset, PrecomputedFeatures, chunk_scores
 
 transformers = pytest.importorskip("transformers")
@@ -19,6 +19,7 @@ from taggers import LABELS, NO, batch_of, encoder_config, random_batch  # noqa: 
 
 from torchssvm.transformers import StructuredTagger, StructuredTaggerConfig, TaggerDecoder, tokenized  # noqa: E402
 from torchssvm.transformers.batches import batches_of  # noqa: E402
+from torchssvm.transformers.solving import features_of  # noqa: E402
 
 
 def test_the_loss_is_that_of_the_packed_words(tagger):
@@ -58,6 +59,36 @@ def test_words_whose_labels_are_unknown(tagger):
     assert float(found.loss.detach()) < float(tagger(**batch).loss.detach())  # fewer sequences are wrong
     tagger.config.loss = "cross-entropy"
     assert bool(torch.isfinite(tagger(**{**batch, "labels": labels}, word_mask=mask).loss))
+    none = torch.full_like(labels, NO)
+    assert float(tagger(**{**batch, "labels": none}, word_mask=mask).loss.detach()) == 0.0
+    for wrong in (-1, 9):
+        labels[0, 2] = wrong
+        with pytest.raises(ValueError, match=f"label {wrong} at position 0 of row 0"):
+            tagger(**{**batch, "labels": labels}, word_mask=mask)
+
+
+def test_words_without_a_label_stay_words_in_batches_and_are_completed(tagger, items):
+    some = [{**item, "word_mask": [label != NO for label in item["labels"]]} for item in items]
+    place = some[0]["word_mask"].index(True)
+    some[0]["labels"] = [NO if i == place else label for i, label in enumerate(some[0]["labels"])]
+    batch = tagger.collate(some)
+    assert batch["word_mask"].sum() == (batch_of(items)["labels"] != NO).sum()
+    words = features_of(tagger, some, 4)
+    assert torch.equal(words.lengths, features_of(tagger, items, 4).lengths)
+    assert words.first_unknown == [0, 0]
+    assert tagger.solve(some, items[:8], lam=0.1, progress=False).certificate.relative_gap <= 0.01
+    with pytest.raises(ValueError, match="held_out has sets of labels, or words without a label"):
+        tagger.calibrate(some)
+    tagger.head.reset_parameters()
+    with pytest.raises(ValueError, match="weights are zero: train it first"):
+        tagger.solve(some, lam=0.1, progress=False)
+
+
+def test_a_classifier_with_a_layer_before_its_scores_is_refused():
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.ModernBertConfig(vocab_size=80, pad_token_id=0, cls_token_id=1, sep_token_id=2, **sizes)
+    with pytest.raises(TypeError, match=r"ModernBertForTokenClassification with weights between .*head\.dense"):
+        StructuredTagger.from_classifier(transformers.ModernBertForTokenClassification(config), scheme=None)
 
 
 def test_padding_on_either_side_changes_nothing(tagger):
@@ -179,6 +210,8 @@ def test_lora(trained, items, tmp_path):
     assert any("head" in name for name in names)
     trained(model, per_device_train_batch_size=8, max_steps=3)
     expected = model.eval()(**batch_of(items))
+    with pytest.raises(TypeError, match=r"ModulesToSaveWrapper: call merge_and_unload\(\)"):
+        model.solve(items, lam=0.1)
     merged = model.merge_and_unload()
     assert type(merged) is StructuredTagger
     assert isinstance(merged.head, LinearChain)
@@ -265,10 +298,9 @@ def test_tagging_does_not_depend_on_the_batch(tagger, tokenizer):
     alone = [tagger.tag([text], tokenizer)[0] for text in texts]
     left = copy.deepcopy(tokenizer)
     left.padding_side = "left"
-    for own, size in ((tokenizer, 3), (tokenizer, 2), (left, 1)):
-        for mine, other in zip(tagger.tag(texts, own, batch_size=size), alone, strict=True):
+    for own, size in ((tokenizer, 3), (tokenizer, 2), (left, 3)):
+        for mine, other in zip(tagger.tag((text for text in texts), own, batch_size=size), alone, strict=True):
             assert [span[:4] for span in mine] == [span[:4] for span in other]
-    assert len(tagger.tag(texts, left)) == 3  # where the positions of this encoder are others
 
 
 def test_without_a_scheme_every_word_is_a_span(classifier, tokenizer):
@@ -337,6 +369,9 @@ def test_the_lower_layers_of_an_encoder_are_frozen_by_their_number(tmp_path):
     tagger.save_pretrained(tmp_path / "tagger")
     again = StructuredTagger.from_pretrained(tmp_path / "tagger").train()
     assert [layer.training for layer in again.encoder.encoder.layer] == [False, True]
+    assert {name for name, p in again.encoder.named_parameters() if p.requires_grad} == trained
+    whole, _ = StructuredTagger.from_pretrained(tmp_path / "tagger", freeze_encoder=True, output_loading_info=True)
+    assert not any(p.requires_grad for p in whole.encoder.parameters())
     short = StructuredTagger.from_pretrained(tmp_path, labels=LABELS, num_hidden_layers=1)
     assert len(short.encoder.encoder.layer) == 1
     with pytest.raises(ValueError, match="freeze_encoder=0 must be"):
@@ -388,6 +423,11 @@ def test_an_encoder_below_a_head():
     assert found["val_f1"] == pytest.approx(chunk_scores(true, tags).overall.f1)
     assert found["val_loss"] >= 0.0
     assert sum(not torch.equal(a, b) for a, b in zip(before, encoder.parameters(), strict=True)) > 10
+    for options in ({"joint": joint}, {}, {"solver": Solver(compiled=False)}):
+        with pytest.raises(ValueError, match="Naive gives ids other features where they are padded"):
+            L.Trainer(max_epochs=3, **quiet).fit(
+                StructuredSVM(LinearChain(16, 5), 0.1, Naive(encoder), **options), loader
+            )
 
 
 BAD_CONFIGS = [
@@ -411,7 +451,7 @@ def test_configurations_that_are_refused(given, named):
 
 def test_refusals(tagger, items, tokenizer, classifier):
     batch = random_batch()
-    with pytest.raises(ValueError, match="word_mask"):
+    with pytest.raises(ValueError, match=r"word_mask .*label_smoothing_factor must be 0"):
         tagger(batch["input_ids"], batch["attention_mask"])
     with pytest.raises(ValueError, match="row 1"):
         tagger(**{**batch, "labels": torch.tensor([[1] * 9, [NO] * 9, [1] * 9])})
@@ -423,6 +463,9 @@ def test_refusals(tagger, items, tokenizer, classifier):
         tagger.solve([], lam=1.0)
     with pytest.raises(TypeError, match=r"dataset\[0\]"):
         tagger.solve([torch.zeros(3)], lam=1.0)
+    blank = {**items[1], "labels": [NO] * len(items[1]["labels"])}
+    with pytest.raises(ValueError, match="example 5 has no word"):
+        tagger.solve([*items[:5], blank, *items[6:]], lam=1.0)
     with pytest.raises(ValueError, match="no labels"):
         tagger.solve([{"input_ids": [2, 5, 3]}], lam=1.0)
     with pytest.raises(TypeError, match="one string"):

@@ -65,6 +65,34 @@ def apply_features(features: nn.Module, x: Any, lengths: Tensor | None = None) -
     return getattr(found, "last_hidden_state", found)
 
 
+@torch.no_grad()
+def check_padding(features: nn.Module, x: Any, lengths: Tensor | None) -> bool:
+    """Raise ValueError if the shortest example of a batch of ids has other features without its padding.
+
+    Args:
+        features: The module below the head; it is called in evaluation mode, on its device.
+        x: Its input.
+        lengths: ``[B]`` int64, where examples differ in length.
+
+    Returns:
+        Whether no other batch needs to be looked at: this one had padding, or ``features`` knows it.
+    """
+    if not isinstance(x, Tensor) or x.is_floating_point() or knows_padding(features) is not None:
+        return True
+    if lengths is None or int(lengths.min()) == x.shape[1]:
+        return False
+    row, length = int(lengths.argmin()), int(lengths.min())
+    row_x = x[row : row + 1].to(device_of(features))
+    with evaluating(features):
+        alone, padded = (apply_features(features, own)[0, :length] for own in (row_x[:, :length], row_x))
+    if float((alone - padded).abs().amax()) > 1e-3 * float(alone.abs().amax()):
+        raise ValueError(
+            f"{type(features).__name__} gives ids other features where they are padded: its forward must take lengths, "
+            "[B], or attention_mask, [B, N], and leave the padding out"
+        )
+    return True
+
+
 @contextmanager
 def evaluating(module: Any) -> Iterator[None]:
     """Evaluation mode inside the ``with`` block; afterwards every submodule has its former mode.

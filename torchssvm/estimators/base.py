@@ -30,6 +30,7 @@ from torchssvm.estimators.examples import (
     batches_of,
     check_list,
     check_matrix,
+    check_missing,
     kind_of,
     labelled,
     listed,
@@ -268,6 +269,11 @@ class MatrixClassifier(ClassifierMixin, StructuredEstimator):
         check_matrix(X)
         return validate_data(self, X, reset=False, **MATRIX)
 
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The share of rows whose whole output is right."""
+        check_missing(y)
+        return float(super().score(X, y, sample_weight))
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
@@ -345,7 +351,7 @@ class once_calibrated:  # a decorator
 
 
 class CalibratedEstimator(StructuredEstimator):
-    """An estimator whose structure has ``marginals``; ``temperature_`` is there once it is calibrated."""
+    """An estimator with probabilities; ``temperature_`` is there once it is calibrated."""
 
     temperature_: float
 

@@ -155,15 +155,19 @@ def check_lists(y: Any, sizes: Sequence[int], what: str) -> list[Sequence[Any]]:
     return y
 
 
-def check_classes(y: np.ndarray, classes: np.ndarray) -> None:
-    """Raise ValueError for one class, or -100, which torch leaves out; -1 is one of two classes in scikit-learn."""
-    missing = y == -100 if y.dtype.kind in "if" else np.zeros(len(y), bool)
-    if missing.any():
+def check_missing(y: Any) -> None:
+    """Raise ValueError for a class -100, which torch leaves out; -1 is one of two classes in scikit-learn."""
+    if (y := np.asarray(y)).ndim == 1 and y.dtype.kind in "if" and (missing := y == -100).any():
         place = number_of(int(missing.argmax()))
         raise ValueError(
             f"y[{place}]=-100 marks an example without a class: leave such examples out of X and y; "
             "where it is a class of its own, give texts, as y.astype(str)"
         )
+
+
+def check_classes(y: np.ndarray, classes: np.ndarray) -> None:
+    """Raise ValueError for one class, or -100."""
+    check_missing(y)
     if len(classes) < 2:
         raise ValueError(f"y has one class only, {classes.tolist()[0]!r}: at least two classes are needed")
 

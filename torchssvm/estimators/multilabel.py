@@ -17,13 +17,14 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from torchssvm.core.arguments import warn
 from torchssvm.core.batch import Batch, Part
-from torchssvm.core.potentials import Potentials
+from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.deployment import UnitRows, save_model
-from torchssvm.estimators.base import MATRIX, MatrixClassifier
+from torchssvm.estimators.base import MATRIX, CalibratedEstimator, MatrixClassifier, once_calibrated
 from torchssvm.estimators.examples import Examples, check_classes, check_matrix, counted, reader, weights_of
 from torchssvm.path.choose_lam import LamChoice, choose_lam
 from torchssvm.solvers.solver import Relative, Solver
 from torchssvm.structures.multiclass.head import LinearMulticlass
+from torchssvm.structures.multiclass.structure import Multiclass
 from torchssvm.structures.multilabel.head import LinearMultilabel, SparseLinearMultilabel
 from torchssvm.structures.multilabel.structure import Multilabel
 
@@ -71,7 +72,7 @@ def _check_sets(y: Any) -> None:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class MultilabelSVC(MatrixClassifier):
+class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
     """Sets of labels with a score for each label and for each pair, trained by max margin to a certified gap.
 
     A set scores the sum of its labels' ``coef_ @ x + intercept_`` and of the ``interactions_`` of its pairs, the model
@@ -104,6 +105,7 @@ class MultilabelSVC(MatrixClassifier):
         intercept_: ``[K]`` or ``[1]``, zero without intercepts.
         interactions_: ``[K, K]``, symmetric with a zero diagonal; None without interactions.
         unit_rows_: Whether rows are divided by their length.
+        temperature_: By which margins are divided for probabilities; of :meth:`calibrate`.
         lam_, choice_: Lambda, and the :class:`torchssvm.path.LamChoice`; None where nothing was chosen.
         n_features_in_: F.
         certificate_, n_passes_, history_, head_, structure_: As in :class:`MultinomialSVC`.
@@ -136,9 +138,8 @@ class MultilabelSVC(MatrixClassifier):
         check_matrix(y, "y")
         _check_sets(y)
         X, y = validate_data(self, X, y, multi_output=True, **MATRIX)
-        y = y.toarray() if sparse.issparse(y) else np.asarray(y)
+        y = _dense(y)
         check_classification_targets(y)
-        y = y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
         X, y, times, total = counted(X, y, sample_weight)
         self._sets = y.ndim == 2
         if self._sets and type_of_target(y) != "multilabel-indicator":
@@ -263,6 +264,51 @@ class MultilabelSVC(MatrixClassifier):
             margins[:, k] = (best - other).clamp(min=0.0) * torch.where(on, 1.0, -1.0)
         return margins.numpy()
 
+    def calibrate(self, X: Any, y: Any) -> MultilabelSVC:
+        """Fit one temperature to examples that ``fit`` has not seen, for :meth:`predict_proba`.
+
+        It is the T that makes their labels most probable, ``P(k) = 1 / (1 + exp(-margin_k / T))`` for each label by
+        itself, with the margins of :meth:`decision_function`; of more than two classes, as in :class:`MultinomialSVC`.
+        What is predicted stays as it is; another ``fit`` forgets it.
+
+        Args:
+            X: ``[m, F]``, as in :meth:`fit`.
+            y: Label sets, as there.
+
+        Raises:
+            ValueError: X and y do not fit, or a class was not there in training.
+            NotFittedError: ``fit`` was not called.
+        """
+        check_is_fitted(self)
+        check_matrix(X)
+        check_matrix(y, "y")
+        X, y = validate_data(self, X, y, reset=False, multi_output=True, **MATRIX)
+        y, scores = _dense(y), self._two_or_more(X)
+        if not self._sets:
+            self._check_known(y)
+            y = self.classes_.searchsorted(y)
+        elif y.shape != scores.shape[:2] or not np.isin(y, (0, 1)).all():
+            raise ValueError(f"{_FORM}. There were K={scores.shape[1]} labels in training")
+        states = torch.from_numpy(y.astype(np.int64)).flatten()
+        potentials = as_potentials(scores.flatten(0, -2))
+        return self._fit_temperature(Multiclass(scores.shape[-1]), [(potentials, states)])
+
+    @once_calibrated
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The probability of each label for every row, ``[n, K]`` float64, by :meth:`calibrate`.
+
+        Where ``y`` was a vector, that of each class.
+        """
+        found = (self._two_or_more(X) / self.temperature_).softmax(-1).numpy()
+        return found[..., 1] if self._sets else found
+
+    def _two_or_more(self, X: Any) -> torch.Tensor:
+        """Scores of classes ``[n, K]``; of sets ``[n, K, 2]``: 0 without a label, and its margin with it."""
+        margins = torch.from_numpy(self.decision_function(X))
+        if self._sets or margins.ndim == 1:
+            return torch.stack([torch.zeros_like(margins), margins], -1)
+        return margins
+
     def predict(self, X: Any) -> np.ndarray:
         """The best set for every row, int64 ``[n, K]``; or the best class ``[n]`` where ``y`` was a vector."""
         check_is_fitted(self)
@@ -287,7 +333,11 @@ class MultilabelSVC(MatrixClassifier):
             weight, bias = torch.cat([torch.zeros_like(weight), weight]), torch.cat([torch.zeros_like(bias), bias])
         head = LinearMulticlass(weight.shape[1], len(weight)).to(weight.dtype)
         head.load_state_dict({"weight": weight, "bias": bias})
-        save_model(path, head, labels=[str(label) for label in self.classes_], features=self._features())
+        own: Any = {
+            "labels": [str(label) for label in self.classes_],
+            "temperature": getattr(self, "temperature_", None),
+        }
+        save_model(path, head, features=self._features(), **own)
 
     def _decode(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The best sets ``[n, K]`` and their scores ``[n]``."""
@@ -310,6 +360,12 @@ class MultilabelSVC(MatrixClassifier):
         tags.classifier_tags.multi_label = True
         tags.target_tags.multi_output = True
         return tags
+
+
+def _dense(y: Any) -> np.ndarray:
+    """Label sets as an array; one column is a vector."""
+    y = y.toarray() if sparse.issparse(y) else np.asarray(y)
+    return y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
 
 
 def _standardised(X: np.ndarray, centre: bool, times: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

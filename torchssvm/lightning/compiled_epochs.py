@@ -292,4 +292,5 @@ def _batches(module: Any, loader: DataLoader) -> Iterator[Batch]:
     for batch in loader:
         batch = module.trainer.precision_plugin.convert_input(as_batch(batch))
         with module.trainer.precision_plugin.forward_context():
+            module.look_at_padding(batch)
             yield batch.replace(x=module.extract(batch.x, batch.lengths))

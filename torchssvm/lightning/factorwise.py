@@ -151,6 +151,7 @@ class FactorwiseSVM(Predicting):
         """Every training example once, with the head's input as ``x``."""
         for batch in exact_pass_loader(self.training_loader):
             batch = as_batch(batch)
+            self.look_at_padding(batch)
             yield batch.replace(x=self.extract(batch.x, batch.lengths))
 
     def _versions(self) -> dict[str, int]:

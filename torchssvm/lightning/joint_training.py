@@ -26,6 +26,7 @@ from torchssvm.lightning.refusals import check_start
 from torchssvm.solvers.certificate import weights_kept, write
 from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.feature_losses import SoftmaxMargin, StructuredHinge, has_marginals
+from torchssvm.structures.hidden_states.structure import HiddenStates
 
 _KEY = "torchssvm_joint"
 
@@ -207,6 +208,8 @@ class JointRun:
         """One step on network and head, and their learning rate."""
         joint, optimizer, batches = self.joint, module.optimizer_of(bcfw=False), module.trainer.num_training_batches
         assert self._loss is not None
+        if isinstance(module.structure, HiddenStates):
+            module.structure.check_chosen(batch.y)  # which the second stage needs
         place = batch_idx % joint.accumulate
         together = min(joint.accumulate, int(batches) - batch_idx + place)  # the last step of an epoch has what is left
         if not place:
@@ -215,6 +218,7 @@ class JointRun:
                 group["lr"] = group["initial_lr"] * joint.rate(done, together / (batches * joint.epochs))
             _clip(module)
             optimizer.zero_grad()
+        module.look_at_padding(batch)
         extracted = apply_features(cast(nn.Module, module.features), batch.x, batch.lengths)
         loss = self._loss(module.potentials_of(extracted, batch.lengths), batch.y)
         squares = [parameter.square().sum() for parameter in module.head.parameters()]

@@ -153,6 +153,7 @@ class Run:
         at_once: How it makes several epochs at once, where it does.
         compiled: Whether the compiled loop was chosen for this fit.
         kind: The kind of the storage in the checkpoint that is resumed; None if it is not known.
+        looked: Whether it is known that padding does not change the features of ids.
     """
 
     loader: DataLoader | None = None
@@ -165,13 +166,14 @@ class Run:
     at_once: EpochsAtOnce | None = None
     compiled: bool = False
     kind: str | None = None
+    looked: bool = False
 
     def start(self, loader: DataLoader, *, resumed: bool) -> None:
         """Begin a fit; with ``resumed``, a checkpoint has been loaded for it."""
         self.resume = self.resume if resumed else None
         self.kind = self.kind if resumed else None
         self.loader, self.sampler = loader, gap_sampler(loader)
-        self.trains_features = self.compiled = False
+        self.trains_features = self.compiled = self.looked = False
         self.at_first_batch = self.before_validation = self.loop = self.at_once = None
 
 

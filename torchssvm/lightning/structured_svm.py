@@ -191,6 +191,7 @@ class StructuredSVM(Predicting):
         optimizer.zero_grad()
         rules = self.rules
         loss = BlockGap(self.dual, rules.direction, oracle=rules.oracle, block_steps=rules.block_steps)
+        self.look_at_padding(batch)
         extracted = self.extract(batch.x, batch.lengths)
         with full_precision(self.device):
             potentials = self.potentials_of(extracted, batch.lengths)

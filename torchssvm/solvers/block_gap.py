@@ -25,6 +25,7 @@ from torchssvm.dual.storage import Stored
 from torchssvm.solvers.proposal import Proposal
 from torchssvm.steps.box_qp import BlockSteps, BoxQP, check_block_steps
 from torchssvm.steps.directions import Atoms, DirectionRule, FrankWolfe, MaxOracle, OracleRule, check_rules
+from torchssvm.structures.hidden_states.structure import HiddenStates
 
 LARGE = 2**26
 """Bytes of a batch's gradients from which on a device makes their inner products alone, where the head says how."""
@@ -115,9 +116,11 @@ class BlockGap(nn.Module):
         potentials.index, blocks = index, check_batch(dual, index, potentials)
         index = known(blocks.clone(), on_host(blocks)) if blocks is index else blocks
         rows = first_occurrences(index)
-        target = dual.structure.check_target(target, potentials)
-        detached = potentials.detach()
         training = torch.is_grad_enabled() and potentials.requires_grad
+        given, target = target, dual.structure.check_target(target, potentials)
+        if training and isinstance(dual.structure, HiddenStates):
+            dual.structure.check_chosen(given)
+        detached = potentials.detach()
         digests = digest_examples(target, potentials)
         if len(rows) < len(index):
             check_repeated(dual, digests, index)

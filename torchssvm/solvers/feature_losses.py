@@ -14,7 +14,7 @@ from torchssvm.core.operators import full_precision
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner
 from torchssvm.core.problem import as_structure
 from torchssvm.core.structure import Labeling, Structure, augmented, loss_by_name, per_example, reject_rows
-from torchssvm.structures.hidden_states.structure import HiddenStates
+from torchssvm.structures.hidden_states.structure import Completed, HiddenStates
 
 
 class StructuredHinge(nn.Module):
@@ -26,6 +26,9 @@ class StructuredHinge(nn.Module):
     With an approximate oracle (``Decoding.exact`` is False) the value is a lower bound of the hinge, and the gradient a
     subgradient of that bound. For an upper bound of the primal use :func:`torchssvm.solvers.primal` or ``certify``,
     which take ``Decoding.bound`` and say ``exact=False``.
+
+    For labels of :class:`HiddenStates`, the last term is the largest score of the outputs that show them, so that the
+    objective is no longer convex.
 
     Args:
         structure: What an output is.
@@ -49,7 +52,9 @@ class StructuredHinge(nn.Module):
             ValueError: Target or potentials are not valid, or the oracle returned invalid outputs.
         """
         potentials = as_potentials(potentials)
-        target = self.structure.check_target(target, potentials)
+        given, target = target, self.structure.check_target(target, potentials)
+        if isinstance(self.structure, HiddenStates) and not isinstance(given, Completed):
+            target = self.structure.complete(potentials, target)
         corner = find_corner(self.structure, potentials, target)
         return _linear(corner.loss.mean(), corner.parts, potentials)
 

@@ -73,6 +73,7 @@ def _ascend(
     residual, changes = room, room + size
     column = tl.arange(0, width)
     known = column < size
+    # Both are read behind the next barrier.
     tl.store(residual + column, tl.load(values + column, known, 0.0), known)
     tl.store(gammas + column, tl.zeros([width], tl.float64), known)
     tl.debug_barrier()
@@ -132,6 +133,7 @@ def _ascend_together(
             old = tl.load(gammas + first + lane, inside, 0.0)
             change = _steps(matrix, old, tl.load(room + first - begin + lane), first, size, block)
             most = tl.maximum(most, tl.max(tl.abs(change), 0))
+            # The last reads of `changes` were before the last barrier; no program of this launch reads `next_gammas`.
             tl.store(changes + first - begin + lane, change)
             if program == 0:
                 tl.store(next_gammas + first + lane, old + change, inside)
@@ -139,12 +141,14 @@ def _ascend_together(
             rest = tl.load(room + column - begin)
             count = tl.minimum(size - first, block)
             rest = _updated(rest, matrix, changes - begin, first, count, size, column, known)
+            # Slopes were read before the last barrier.
             tl.store(room + column - begin, rest)
             tl.debug_barrier()
         own = program * span + tl.arange(0, span)
         rest = tl.load(residual + own, own < size, 0.0)
         count = tl.minimum(size - begin, group)
         rest = _updated(rest, matrix, changes - begin, begin, count, size, own, own < size)
+        # Read by the next launch. One thread loads and stores `largest`.
         tl.store(next_residual + own, rest, own < size)
         if program == 0:
             tl.store(largest + sweep + 1, tl.maximum(tl.load(largest + sweep + 1), most))

@@ -168,7 +168,7 @@ def check_labels(target: Tensor, num_states: int, where: Tensor | None = None) -
         label = int(target[wrong][0])
         raise ValueError(
             f"target has label {label} {at}{row_name(row)}; labels are 0 to {num_states - 1}"
-            + (NO_LABEL if position and label < 0 else "")
+            + ("" if label >= 0 else NO_LABEL if position else ": leave examples without a class out")
         )
 
 

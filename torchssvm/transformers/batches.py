@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchssvm.core.arguments import row_name
 from torchssvm.core.batch import select_tokens
 from torchssvm.core.gradients import evaluating
 from torchssvm.core.marginals import marginals_at
@@ -121,7 +122,7 @@ def words_of(hidden: Tensor, mask: Tensor, labels: Tensor | None) -> Words:
     if not bool(mask.any(1).all()):
         row = int((~mask.any(1)).nonzero()[0, 0])
         raise ValueError(
-            f"row {row} of the batch has no word: every position has a label of {NO_WORD}, or none that is allowed. "
+            f"{row_name(row)} has no word: every position has a label of {NO_WORD}, or none that is allowed. "
             "Leave the sentence out"
         )
     features, *packed, lengths = select_tokens(mask, hidden, *([] if labels is None else [labels]))
@@ -163,12 +164,13 @@ def collate(items: Sequence[Mapping[str, Any]], pad: int) -> dict[str, Tensor]:
     """A batch of tokenised sentences, padded on the right.
 
     Args:
-        items: Each maps ``input_ids``, ``attention_mask`` and ``labels``, or some of them, to lists of one length.
+        items: Each maps ``input_ids``, ``attention_mask``, ``labels`` and ``word_mask``, or some of them, to lists of
+            one length.
         pad: The id of padding.
     """
     batch = {}
     for name in items[0]:
-        if name in (*INPUTS, "labels"):
+        if name in (*INPUTS, "labels", "word_mask"):
             rows = [torch.as_tensor(item[name]) for item in items]
             if len({row.ndim for row in rows}) > 1:
                 raise ValueError(
@@ -213,6 +215,7 @@ def tag_texts(tagger: Any, texts: Any, tokenizer: Any, batch_size: int) -> list[
     """See :meth:`StructuredTagger.tag`."""
     if isinstance(texts, str):
         raise TypeError("texts is one string, and a list of texts is needed: [text]")
+    texts = list(texts)
     if not getattr(tokenizer, "is_fast", False):
         raise TypeError(
             f"tokenizer is a {type(tokenizer).__name__}, and a fast one is needed, which knows the words of its pieces"
@@ -258,13 +261,12 @@ def _read(text: Any, place: int, tokenizer: Any, limit: int) -> _Text:
 
 @torch.no_grad()
 def _tag(tagger: Any, read: list[_Text], texts: Any, tokenizer: Any) -> list[list[Span]]:
-    inputs = tokenizer.pad([dict(text.pieces) for text in read], return_tensors="pt").to(tagger.device)
-    shift = [0] * len(read)
-    if tokenizer.padding_side == "left":
-        shift = (inputs["input_ids"].shape[1] - torch.tensor([len(t.pieces["input_ids"]) for t in read])).tolist()
+    # on the right, whatever the tokeniser does: the positions of many encoders count from the left
+    inputs = tokenizer.pad([dict(text.pieces) for text in read], padding_side="right", return_tensors="pt")
+    inputs = inputs.to(tagger.device)
     mask = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
     for row, text in enumerate(read):
-        mask[row, torch.tensor(text.first) + shift[row]] = True
+        mask[row, text.first] = True
     words = tagger.words(word_mask=mask, **inputs)
     potentials = tagger.potentials(words)
     tags = tagger.head.structure.argmax(potentials).labeling.cpu()

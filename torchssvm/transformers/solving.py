@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchssvm.core.arguments import naming
 from torchssvm.core.batch import in_order
 from torchssvm.core.gradients import evaluating
 from torchssvm.datasets.padded import PADDING, PaddedDataset, padded
@@ -17,6 +18,7 @@ from torchssvm.path.choose_lam import LamChoice, choose_lam
 from torchssvm.solvers.certificate import Certificate, write
 from torchssvm.solvers.evaluation import fit_temperature
 from torchssvm.solvers.training import solve
+from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.hidden_states.structure import HiddenStates
 from torchssvm.transformers.batches import NO_WORD, batches_of, by_length
 
@@ -62,10 +64,12 @@ def features_of(tagger: Any, dataset: Any, batch_size: int) -> PaddedDataset:
     items = [dataset[i] for i in range(len(dataset))]  # read once: a dataset may make them anew
     x, y, lengths, order = list[Tensor](), list[Tensor](), [], by_length(items)
     with evaluating(tagger):
-        for batch in batches_of(items, batch_size, tagger.config.encoder.pad_token_id or 0, tagger.device, order):
+        pad = tagger.config.encoder.pad_token_id or 0
+        for number, batch in enumerate(batches_of(items, batch_size, pad, tagger.device, order)):
             if "labels" not in batch:
                 raise ValueError("the items have no labels, which training needs: a state, or -100 where no word is")
-            words = tagger.words(**batch)
+            with naming(torch.tensor(order[number * batch_size : (number + 1) * batch_size])):
+                words = tagger.words(**batch)
             assert words.labels is not None
             x += words.features.float().cpu()
             y += words.labels.cpu()
@@ -78,11 +82,17 @@ def features_of(tagger: Any, dataset: Any, batch_size: int) -> PaddedDataset:
 def _labelled(tagger: Any, held_out: Any, batch_size: int) -> PaddedDataset:
     """The words of examples whose labels are known."""
     found = features_of(tagger, held_out, batch_size)
-    if found.y.dtype == torch.bool:
+    if _unknown(found):
         raise ValueError(
-            "held_out has sets of labels, of which none is known to be right: give it one label for each word"
+            "held_out has sets of labels, or words without a label: which is right is not known; give it one label for "
+            "each word"
         )
     return found
+
+
+def _unknown(data: PaddedDataset) -> bool:
+    """Whether words may have several labels."""
+    return data.y.dtype == torch.bool or data.first_unknown is not None
 
 
 def _scorer(tagger: Any, data: PaddedDataset) -> Callable[[Any], float]:
@@ -106,8 +116,8 @@ def _completed(head: Any, data: PaddedDataset) -> PaddedDataset:
     """The words with the labels that score highest among those that are allowed."""
     if not any(bool(p.any()) for p in head.parameters()):
         raise ValueError(
-            "dataset has sets of labels, among which the head as it is chooses, and its weights are zero: train it "
-            "first, by transformers.Trainer"
+            "dataset has words without a label, or sets of labels, among which the head as it is chooses, and its "
+            "weights are zero: train it first, by transformers.Trainer"
         )
     structure, rows = HiddenStates(head.structure), list[Tensor]()
     for batch in in_order(data):
@@ -120,11 +130,15 @@ def solve_head(tagger: Any, dataset: Any, held_out: Any, lam: float | None, batc
     """See :meth:`StructuredTagger.solve`."""
     if held_out is None and lam is None:
         raise ValueError("held_out and lam are None: give examples to choose lam by, or lam itself")
+    if not isinstance(tagger.head, LinearChain):
+        raise TypeError(
+            f"the head is in a {type(tagger.head).__name__}: call merge_and_unload() first, and solve its tagger"
+        )
     train = features_of(tagger, dataset, batch_size)
     other = None if held_out is None else _labelled(tagger, held_out, batch_size)
     score = None if other is None else _scorer(tagger, other)
     head = copy.deepcopy(tagger.head).cpu()
-    if train.y.dtype == torch.bool:
+    if _unknown(train):
         train = _completed(head, train)
     head.requires_grad_(True)
     head.reset_parameters()

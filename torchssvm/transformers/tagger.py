@@ -14,6 +14,7 @@ from transformers.utils import ModelOutput
 from torchssvm.core.arguments import check_positive, check_whole, describe, is_whole
 from torchssvm.core.operators import plain_operators
 from torchssvm.core.potentials import Potentials
+from torchssvm.core.structure import Structure
 from torchssvm.datasets.text.chunk_f1 import chunk_scores
 from torchssvm.datasets.text.tag_schemes import bio_transitions, bioes_transitions, to_bio
 from torchssvm.solvers.feature_losses import SoftmaxMargin
@@ -154,10 +155,7 @@ class StructuredTagger(PreTrainedModel):
         states = len(config.labels)
         structure = Chain(states, normalize=False, transitions=config.transitions())
         self.head = LinearChain(len(config.layers) * config.encoder.hidden_size, states, structure=structure).float()
-        if config.freeze_encoder:
-            self.encoder.requires_grad_(False)
-            for layer in self._trained_layers():
-                layer.requires_grad_(True)
+        self._freeze()
         self.post_init()
 
     @classmethod
@@ -181,6 +179,7 @@ class StructuredTagger(PreTrainedModel):
             if scheme is not None:
                 raise ValueError(f"scheme={scheme!r} is that of a new tagger, which needs labels: a saved one has both")
             found: StructuredTagger = super().from_pretrained(name, *args, **options)
+            (found[0] if isinstance(found, tuple) else found)._freeze()  # transformers makes new parameters
             return found
         own = {key: options.pop(key) for key in ("layers", "loss", "freeze_encoder") if key in options}
         encoder = AutoModel.from_pretrained(name, *args, **options)
@@ -198,7 +197,7 @@ class StructuredTagger(PreTrainedModel):
             scheme: As in :class:`StructuredTaggerConfig`.
 
         Raises:
-            TypeError: The model's classifier is not one ``nn.Linear`` on the last hidden states.
+            TypeError: The model's classifier is not one ``nn.Linear`` on the last hidden states, as that of ModernBERT.
             ValueError: Its labels do not fit the scheme.
         """
         encoder = getattr(model, model.base_model_prefix, None)
@@ -207,6 +206,12 @@ class StructuredTagger(PreTrainedModel):
             raise TypeError(
                 f"model is a {type(model).__name__}, and a token classifier with one nn.Linear on the last hidden "
                 "states is needed, such as AutoModelForTokenClassification.from_pretrained(...)"
+            )
+        own = {id(p) for part in (encoder, classifier) for p in part.parameters()}
+        if between := [name for name, p in model.named_parameters() if id(p) not in own]:
+            raise TypeError(
+                f"model is a {type(model).__name__} with weights between encoder and classifier, {between[0]}, which a "
+                "tagger does not have: take StructuredTagger.from_pretrained(name, labels=...), and train it"
             )
         names = cast(dict[int, str], model.config.id2label)
         labels = [names[state] for state in range(classifier.out_features)]
@@ -228,6 +233,13 @@ class StructuredTagger(PreTrainedModel):
             for layer in self._trained_layers():
                 layer.train(mode)
         return self
+
+    def _freeze(self) -> None:
+        """Let no optimizer change what is frozen of the encoder."""
+        if self.config.freeze_encoder:
+            self.encoder.requires_grad_(False)
+            for layer in self._trained_layers():
+                layer.requires_grad_(True)
 
     def _trained_layers(self) -> list[nn.Module]:
         """Those above the ones that are frozen by their number."""
@@ -260,7 +272,8 @@ class StructuredTagger(PreTrainedModel):
         """
         if labels is None and word_mask is None:
             raise ValueError(
-                "labels and word_mask are None: word_mask says at which positions the words are, bool [B, N]"
+                "labels and word_mask are None: word_mask says at which positions the words are, bool [B, N]; under a "
+                "Trainer, label_smoothing_factor must be 0, as it takes the labels away"
             )
         if labels is None:
             mask = cast(Tensor, word_mask).bool()
@@ -313,16 +326,16 @@ class StructuredTagger(PreTrainedModel):
         return TaggerOutput(loss=loss, predictions=predictions)
 
     def _loss(self, potentials: Potentials, words: Words) -> Tensor:
-        labels, structure = cast(Tensor, words.labels), self.head.structure
+        labels, structure = cast(Tensor, words.labels), cast(Structure, self.head.structure)
         if labels.ndim == 3:
             return self._loss_of_sets(potentials, labels)
-        unknown = labels == NO_WORD
+        structure = HiddenStates(structure) if bool((labels == NO_WORD).any()) else structure
         if self.config.loss == "softmax-margin":
-            return SoftmaxMargin(HiddenStates(structure) if bool(unknown.any()) else structure)(potentials, labels)
-        if not bool(unknown.any()):
-            structure.check_target(labels, potentials)
-        known = labels.masked_fill(unknown, -1)
-        return nn.functional.cross_entropy(potentials["emission"].flatten(0, 1), known.flatten(), ignore_index=-1)
+            return SoftmaxMargin(structure)(potentials, labels)
+        structure.check_target(labels, potentials)
+        said = labels >= 0
+        total = nn.functional.cross_entropy(potentials["emission"][said], labels[said], reduction="sum")
+        return total / said.sum().clamp(min=1)
 
     def _loss_of_sets(self, potentials: Potentials, allowed: Tensor) -> Tensor:
         structure = HiddenStates(self.head.structure)
@@ -377,8 +390,9 @@ class StructuredTagger(PreTrainedModel):
 
         Args:
             dataset: Map-style; an item maps ``input_ids``, ``attention_mask`` and ``labels`` to lists of numbers, as
-                those of :func:`tokenized`. Among sets of labels, the head as it is chooses the best sequence, and the
-                certificate is that of these labels: a call is one round of :func:`torchssvm.latent`.
+                those of :func:`tokenized`, and ``word_mask`` where words have no label. For these and among sets of
+                labels, the head as it is chooses the best sequence, and the certificate is that of these labels: a call
+                is one round of :func:`torchssvm.latent`.
             held_out: Examples that are not trained on, by which lambda is chosen and the better head is kept, the one
                 from before or the new one: by the F1 of spans, or without a scheme by right words. None needs ``lam``
                 and keeps the new one.
@@ -389,8 +403,8 @@ class StructuredTagger(PreTrainedModel):
             progress: Whether a line on stderr follows the run.
 
         Raises:
-            ValueError: Neither ``held_out`` nor ``lam`` is given; labels do not fit; ``held_out`` has sets of them; or
-                ``dataset`` has, and the head is zero.
+            ValueError: Neither ``held_out`` nor ``lam`` is given; labels do not fit; ``held_out`` has sets of them, or
+                words without a label; or ``dataset`` has, and the head is zero.
         """
         options: Any = {"tolerance": tolerance, "solver": solver, "progress": progress}
         return solve_head(self, dataset, held_out, lam, batch_size, **options)

@@ -22,10 +22,13 @@ from torchssvm import (
     PairwiseGraph,
     Potentials,
     SoftmaxMargin,
+    Solver,
+    StructuredHinge,
     Weights,
     certify,
     check,
     latent,
+    solve,
 )
 from torchssvm.core.potentials import inner
 from torchssvm.datasets import PaddedDataset
@@ -250,7 +253,7 @@ def test_labels_that_are_unknown_are_refused_elsewhere():
 
 def test_a_label_that_becomes_unknown_is_another_target():
     """Its loss is smaller, and no bound for the label that was known holds."""
-    head, structure = LinearMulticlass(2, 3), HiddenStates(Multiclass(3), SHOWS)
+    head, structure = LinearMulticlass(2, 3), HiddenStates(Multiclass(3), [0, 1, 2])
     dual = DualState.for_head(head, 2, 0.1, storage=Weights(), structure=structure)
     x, y, index = torch.eye(2), torch.tensor([0, 1]), torch.arange(2)
     loss, optim = BlockGap(dual), BCFW(head.parameters(), dual)
@@ -286,3 +289,26 @@ def test_half_of_the_labels_train_nearly_as_well_as_all():
         assert report.certificate.relative_gap <= 0.01
         wrong.append(float((structure.decode(head(x[40:])) != tags[40:]).double().mean()))
     assert wrong[1] <= wrong[0] + 0.03 < 0.15
+
+
+def test_bcfw_refuses_labels_that_several_states_show_and_the_hinge_takes_the_best():
+    """BCFW would train for the first state, silently."""
+    x, structure = torch.randn(2, 3, 4, generator=rng(0)), HiddenStates(Chain(3))
+    y = torch.tensor([[0, 1, 2], [1, -100, 0]])
+    allowed = (y == -100).unsqueeze(2) | (y.unsqueeze(2) == torch.arange(3))
+    head = LinearChain(4, 3)
+    with torch.no_grad():
+        for weights in head.parameters():
+            weights.normal_(generator=rng(1))
+        head.bias[2] += 50.0
+    completed = structure.complete(head(x), structure.check_target(y, head(x)))
+    hinge = StructuredHinge(structure)
+    for target in (y, allowed):
+        data = PaddedDataset(x, target)
+        with pytest.raises(ValueError, match=r"rows \[1\], or it is unknown, and training is for one of them"):
+            solve(LinearChain(4, 3), data, 0.1, structure=structure, solver=Solver(batch_size=2), progress=False)
+        assert torch.equal(hinge(head(x), target), hinge(head(x), completed))
+    first = structure.check_target(y, head(x))
+    assert float(hinge(head(x), y)) < float(hinge(head(x), first))
+    dual = DualState.for_head(LinearChain(4, 3), 2, 0.1, structure=structure)
+    assert float(BlockGap(dual)(LinearChain(4, 3)(x), completed, torch.arange(2)).detach()) > 0.0

@@ -66,6 +66,7 @@ def _decode(
     known = lane < slots
     for t in range(1, slots):
         arc = t * size + lane
+        # All that is stored here is read behind the barrier below.
         tl.store(best + arc, tl.load(scores + (t - 1) * size + lane, known), known)
         tl.store(roots + arc, tl.where((lane == 0) & single_root, 1, 0), known)
         tl.store(from_head + arc, lane, known)
@@ -165,6 +166,7 @@ def _contract(best, roots, from_head, to_token, source, lane, outside, u, v, siz
     tl.store(from_head + arc, head, into)
     tl.store(to_token + arc, token, into)
     arc = lane * size + u
+    # `outside` leaves u out: these are other arcs.
     tl.store(best + arc, highest, out)
     tl.store(roots + arc, least, out)
     tl.store(from_head + arc, out_head, out)

@@ -83,6 +83,7 @@ def _decode(
             tl.store(left + here, best, inside)
             tl.store(splits + 2 * area + here, split, inside)
         tl.debug_barrier()
+    # Behind the last barrier.
     tl.store(value + b, tl.load(right + length * size))
     _follow(splits, used, heads, length, size, area, tile)
 
@@ -105,6 +106,7 @@ def _best(one, two, low, high, width, gap, i, inside, fixed, size):
 def _follow(splits, used, heads, length, size, area, tile: tl.constexpr):
     """Read the heads off the splits, from the widest span down; each used span marks its two halves."""
     right, left, open_right, open_left = used, used + area, used + 2 * area, used + 3 * area
+    # Zero until here; read behind the next barrier.
     tl.store(right + length * size, 1)
     tl.debug_barrier()
     for back in range(0, length):
@@ -130,6 +132,7 @@ def _follow(splits, used, heads, length, size, area, tile: tl.constexpr):
             here = width * size + i
             to_right = inside & (tl.load(open_right + here, inside, 0) > 0)
             to_left = inside & (tl.load(open_left + here, inside, 0) > 0) & (i > 0)
+            # Never read here, and each token has one head.
             tl.store(heads + i + width - 1, i.to(tl.int64), to_right)
             tl.store(heads + i - 1, (i + width).to(tl.int64), to_left)
             either = to_right | to_left

@@ -61,6 +61,7 @@ def _sum_everywhere(v, lengths, sums, pieces, longest, states, size, block: tl.c
     for row in range(0, longest):
         total += tl.load(v + row * states, inside, 0.0).to(tl.float64)
     sums += chain * states + state
+    # No program reads a result.
     tl.store(sums, total, inside)
     tl.store(sums + size, tl.load(v, inside, 0.0), inside)
     tl.store(sums + 2 * size, tl.load(v + (tl.load(lengths + chain) - 1) * states, inside, 0.0), inside)

@@ -89,6 +89,7 @@ def _augment(
     label = tl.load(labels + at // states, inside, -1)
     value = tl.load(emission + b * longest * states + at, inside, 0.0)
     wrong = (label >= 0) & (at % states != label)
+    # No program reads a result.
     tl.store(result + b * longest * states + at, tl.where(wrong, value + cost.to(value.dtype), value), inside)
 
 
@@ -122,6 +123,7 @@ def _examine(
         wrong += (real & (state != label)).to(tl.int32)
     total = tl.sum(own, 0) - tl.sum(true, 0)
     bad = _not_finite(emission, emissions, block) + _not_finite(pairs, moves, block)
+    # No program of this launch reads a score or a loss.
     tl.store(score + b, tl.where(tl.sum(bad, 0) > 0, float("nan"), total))
     cost = tl.sum(wrong, 0).to(tl.float64)
     if normalize:
@@ -164,6 +166,7 @@ def _add_difference(
     change = (at % states == state).to(tl.int32) - (at % states == label).to(tl.int32)
     old = tl.load(emission + b * longest * states + at, inside, 0.0)
     new = old + tl.where(label >= 0, change, 0).to(old.dtype)
+    # No program reads a result, here and below.
     tl.store(new_emission + b * longest * states + at, new, inside)
     net = tl.zeros([block], tl.int32)
     for first in range(1, longest, places):

@@ -69,6 +69,7 @@ def _sum_product(
     highest = tl.max(prefix, 0)
     prefix -= highest
     shift = highest.to(tl.float64)
+    # Prefixes are read behind the barrier below, all other results never.
     tl.store(prefixes + state, prefix, inside)
     for t in range(1, length):
         joint = prefix[:, None] + tl.load(table + (t - 1) * by_position + square, both, never)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_tensor, row_name
-from torchssvm.core.operators import on_host
+from torchssvm.core.operators import constant, on_host
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import digest
 
@@ -43,7 +42,6 @@ class Transitions:
 
     # There are sequences of all lengths up to this one; pickles that do not have it were made after a look at all.
     _checked: float = math.inf
-    _moved: Transitions | None = None  # a copy of these on another device, for the next batch there
 
     def __init__(self, pairs: Tensor, *, first: Tensor | None = None, last: Tensor | None = None) -> None:
         states = check_tensor(pairs, "pairs").shape[0] if pairs.ndim else 0
@@ -78,15 +76,9 @@ class Transitions:
         """The same on a device."""
         if self.pairs.device == device:
             return self
-        if self._moved is None or self._moved.pairs.device != device:
-            moved = copy.copy(self)
-            moved.pairs, moved.first, moved.last = (mask.to(device) for mask in (self.pairs, self.first, self.last))
-            self._moved = moved
-        return self._moved
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles hold the masks once, on their own device."""
-        return {name: value for name, value in vars(self).items() if name != "_moved"}
+        moved = copy.copy(self)
+        moved.pairs, moved.first, moved.last = (constant(mask, device) for mask in (self.pairs, self.first, self.last))
+        return moved
 
     def restrict(self, potentials: Potentials) -> Potentials:
         """Chain potentials that are ``-inf`` where a state or a pair is forbidden.

@@ -88,6 +88,7 @@ def _decode(
         tl.store(pointers + t * states + state, tl.minimum(before, states - 1).to(tl.int16), inside)
         prefix = tl.where(inside, best + tl.load(emission + t * states + state, inside), -float("inf"))
     best, last = tl.max(prefix, 0, return_indices=True, return_indices_tie_break_left=True)
+    # Never read here.
     tl.store(value + b, best)
     _follow(pointers, labels + b * longest, tl.minimum(last, states - 1), length, longest, states)
 
@@ -106,6 +107,7 @@ def _decode_by_tiles(
     prefix += b * 2 * states
     for left in range(0, states, tile):
         column = left + tl.arange(0, tile)
+        # Read behind the barrier below.
         tl.store(prefix + column, tl.load(emission + column, column < states), column < states)
     tl.debug_barrier()
     for t in range(1, length):
@@ -160,6 +162,7 @@ def _advance(
     tl.store(pointers + at, before.to(tl.int16), both)
     running = t < tl.load(lengths + chain, real, 0)
     kept = tl.load(old + place, both, 0.0)
+    # Read by the next launch, as the pointers are.
     tl.store(new + place, tl.where(running[:, None], best + tl.load(emission + at, both, 0.0), kept), both)
 
 
@@ -184,6 +187,7 @@ def _end(ending, pointers, labels, value, length, longest, states, tile: tl.cons
         if highest > best:
             best = highest
             last = left + index
+    # Never read here.
     tl.store(value, best)
     _follow(pointers, labels, tl.minimum(last, states - 1), length, longest, states)
 
@@ -193,6 +197,7 @@ def _follow(pointers, labels, state, length, longest, states):
     """Write the states from the last position backwards, and -1 beyond the length."""
     tl.debug_barrier()
     for t in range(length, longest):
+        # Labels are never read here.
         tl.store(labels + t, -1)
     tl.store(labels + length - 1, state)
     for back in range(1, length):

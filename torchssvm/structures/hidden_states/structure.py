@@ -50,9 +50,10 @@ class HiddenStates(Around):
     each position. The loss is that of the structure, where a state that shows a right or allowed label costs nothing.
 
     :func:`torchssvm.latent` trains it: it chooses the states of the targets, by :meth:`complete`, and trains the
-    weights, in turns. :class:`torchssvm.SoftmaxMargin` sums over all states that show the labels. Without them, the
-    states of targets are the first ones that show their labels, or where the structure has forbidden transitions some
-    that it allows.
+    weights, in turns. :class:`torchssvm.SoftmaxMargin` sums over all states that show the labels, and
+    :class:`torchssvm.StructuredHinge` takes the best ones. All else refuses to train for labels that several states
+    show. The states that ``check_target`` notes are the first ones, or where the structure has forbidden transitions
+    some that it allows.
 
     Args:
         structure: A structure whose outputs are int64 states, and whose loss is a sum of costs of states.
@@ -97,6 +98,21 @@ class HiddenStates(Around):
     def observe(self, states: Tensor) -> Tensor:
         """The labels that states show; -1 stays -1."""
         return torch.where(states < 0, states, self.shows.to(states.device)[states.clamp(min=0)])
+
+    def check_chosen(self, target: Tensor | Completed) -> None:
+        """Check that the states of a target are known, as BCFW trains for one output of each example.
+
+        Raises:
+            ValueError: ``target`` are labels, or sets, that several states show.
+        """
+        if isinstance(target, Completed):
+            return
+        hidden = self._allowed(target).sum(-1) > 1
+        reject_rows(
+            hidden.flatten(1).any(1) if hidden.ndim > 1 else hidden,
+            "several states show a label of {rows}, or it is unknown, and training is for one of them: call "
+            "torchssvm.latent(head, dataset, lam), which chooses, or take SoftmaxMargin, which sums over them",
+        )
 
     def complete(self, potentials: Potentials, target: Completed) -> Completed:
         """The target with the states that score highest among those that show its labels.

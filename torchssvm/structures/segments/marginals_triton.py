@@ -90,6 +90,7 @@ def _sum_product(
         frame = tl.load(emission + t * wide + label, inside, 0.0)
         prefix = tl.where(frame == never, prefix, prefix + frame)
         forbidden = tl.where(frame == never, tl.cast(t, tl.float64), forbidden)
+        # These and the ends are read behind the barrier of the second pass.
         tl.store(sums + t * states + label, prefix, inside)
         tl.store(missing + t * states + label, forbidden, inside)
         end = tl.full([width], never, tl.float64)
@@ -132,6 +133,7 @@ def _sum_product(
             # A thread adds to the same cells at every frame: no other one writes them.
             tl.store(pairs + cell, tl.load(pairs + cell, usable, 0.0) + mass, usable)
         begun = tl.where(inside, tl.exp(begin + after - sequence), 0.0)
+        # Never read here.
         tl.store(parts + s * wide + label, tl.maximum(covered, 0.0), inside)
         if boundary:
             tl.store(parts + s * wide + states + label, begun, inside)
@@ -145,4 +147,5 @@ def _sum_product(
             before = tl.load(ends + (s - 1) * states + label, inside, never) - sequence
             follow = _log_sum(pair, 1)
             joined += tl.exp(before[:, None] + pair)
+    # Other cells than those of durations.
     tl.store(pairs + square, joined, both)

@@ -111,6 +111,7 @@ def _decode(
         tl.store(durations + t * states + label, chosen + 1, inside)
         best = tl.where(inside, best + prefix, -float("inf"))
     highest, last = tl.max(best, 0, return_indices=True, return_indices_tie_break_left=True)
+    # Neither this nor the codes are read here.
     tl.store(value + b, (highest + missed).to(value.dtype.element_ty))
     tl.debug_barrier()
     for t in range(length, longest):

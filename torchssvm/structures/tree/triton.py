@@ -66,6 +66,7 @@ def _decode(
         if above < 0:
             best, state = _largest(belief + v * states, states, tile)
             total += best
+            # Read behind the barriers below.
             tl.store(labels + v, state.to(tl.int64))
         else:
             matrix = edge + v * by_node
