@@ -30,6 +30,7 @@ from torchssvm.estimators.examples import (
     batches_of,
     check_list,
     check_matrix,
+    check_no_missing,
     kind_of,
     labelled,
     listed,
@@ -123,10 +124,10 @@ class CertifiedEstimator(BaseEstimator):
             trainer = last = held = None
         self._trained = None
         structure: Any = head.structure
-        if last is not None and not structure.extends(last.structure):
+        if last is not None and not (structure.extends(last.structure) and _form(head) == _form(last)):
             raise ValueError(
-                "warm_start=True and partial_fit go on with the outputs and losses of the last fit, and the labels or "
-                "a parameter other than C, lam, tol, max_passes and verbose has changed: name all classes in the first "
+                "warm_start=True and partial_fit go on with the outputs and losses of the last fit, and the labels, the "
+                "dtype of X, or a parameter other than C, lam, tol, max_passes and verbose has changed: name all classes in the first "
                 "partial_fit, classes=[...]; or fit with warm_start=False, or a clone of the estimator"
             )
         if held is not None and torch.equal(held, digests):
@@ -268,6 +269,12 @@ class MatrixClassifier(ClassifierMixin, StructuredEstimator):
         check_matrix(X)
         return validate_data(self, X, reset=False, **MATRIX)
 
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The share of the rows of ``X`` with the right class, or with the right set; each row counts its weight."""
+        if (classes := np.asarray(y)).ndim == 1:
+            check_no_missing(classes)
+        return super().score(X, y, sample_weight)
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
@@ -289,6 +296,11 @@ def _or_as_before(method: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return call
+
+
+def _form(head: Any) -> dict[str, torch.dtype]:
+    """The names and dtypes of a head's weights."""
+    return {name: weight.dtype for name, weight in head.named_parameters()}
 
 
 def _copied(given: Any) -> Any:
