@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import sparse
+from sklearn.base import clone
 from sklearn.preprocessing import MultiLabelBinarizer
 from tables import each_row
 
@@ -208,3 +210,70 @@ def test_pairs_of_many_labels_are_left_out_unless_asked_for():
     with pytest.warns(UserWarning, match="leaves out the 1830 pairs of 61 labels.*GDMM"):
         assert MultilabelSVC(**QUICK).fit(ROWS, sets).interactions_ is None
     assert MultilabelSVC(**QUICK).fit(ROWS, sets[:, :4]).interactions_ is not None
+
+
+class Series:
+    """What estimators see of a Series of pandas, which finds its values by label."""
+
+    ndim = 1
+
+    def __init__(self, values):
+        self.values, self.shape = list(values), (len(values),)
+        self.iloc = self.values
+
+    def __len__(self):
+        return len(self.values)
+
+    def __iter__(self):
+        return iter(self.values)
+
+    def __getitem__(self, label):
+        return self.values[::-1][label]
+
+
+SEQUENCES = [
+    (ChainSVC(**QUICK), WORDS, [tags.tolist() for tags in TAGS]),
+    (SegmentSVC(**QUICK), WORDS, [tags.tolist() for tags in TAGS]),
+    (GraphSVC(**QUICK), [(rows, [[0, 1]]) for rows in WORDS], [tags.tolist() for tags in TAGS]),
+]
+
+
+@pytest.mark.parametrize(("model", "X", "y"), SEQUENCES, ids=lambda own: type(own).__name__)
+def test_series_are_read_by_place(model, X, y):
+    weights = [1.0, 0.0, 1.0, 2.0]
+    same = clone(model).fit(X, y, weights)
+    found = clone(model).fit(Series(X), Series(y), weights)
+    assert np.array_equal(found.coef_, same.coef_)
+    assert list(map(list, found.predict(Series(X)))) == list(map(list, same.predict(X)))
+    assert found.score(Series(X), Series(y)) == same.score(X, y)
+
+
+@pytest.mark.parametrize(("model", "X", "y"), SEQUENCES, ids=lambda own: type(own).__name__)
+def test_labels_of_the_other_kind_are_refused_by_score(model, X, y):
+    fitted = clone(model).fit(X, y)
+    with pytest.raises(ValueError, match="y has labels such as '[01]', and had 0 before: give one kind"):
+        fitted.score(X, [[str(label) for label in own] for own in y])
+
+
+def test_classes_of_the_other_kind_and_missing_ones_are_refused():
+    y = np.arange(12) % 2
+    model = MultinomialSVC(**QUICK).partial_fit(ROWS, y)
+    with pytest.raises(ValueError, match="y has labels such as '0', and had 0 before: give one kind"):
+        model.partial_fit(ROWS, y.astype(str))
+    with pytest.raises(ValueError, match="y has labels such as 0, and had '0' before: give one kind"):
+        MultinomialSVC(**QUICK).partial_fit(ROWS, y, classes=["0", "1"])
+    for kind in (MultinomialSVC, MultilabelSVC):
+        with pytest.raises(ValueError, match=r"y\[0\]=-100 marks an example without a class"):
+            kind(**QUICK).fit(ROWS, y).score(ROWS, np.where(y == 0, -100, y))
+
+
+@pytest.mark.parametrize("kind", [MultinomialSVC, MultilabelSVC])
+def test_a_model_without_intercepts_does_not_go_on_from_one_with_them(kind):
+    X, y = sparse.csr_matrix(ROWS), np.arange(12) % 3
+    model = kind(**QUICK, warm_start=True).fit(X, y)
+    with pytest.raises(ValueError, match="warm_start=True.*has changed"):
+        model.set_params(fit_intercept=False).fit(X, y)
+    assert not model.set_params(warm_start=False).fit(X, y).intercept_.any()
+    model = kind(**QUICK, warm_start=True).fit(ROWS.astype(np.float32), y)
+    with pytest.raises(ValueError, match="warm_start=True.*dtype of X.*has changed"):
+        model.fit(ROWS.astype(np.float32).astype(np.float64), y)

@@ -124,10 +124,10 @@ class CertifiedEstimator(BaseEstimator):
             trainer = last = held = None
         self._trained = None
         structure: Any = head.structure
-        if last is not None and not structure.extends(last.structure):
+        if last is not None and not (structure.extends(last.structure) and _form(head) == _form(last)):
             raise ValueError(
-                "warm_start=True and partial_fit go on with the outputs and losses of the last fit, and the labels or "
-                "a parameter other than C, lam, tol, max_passes and verbose has changed: name all classes in the first "
+                "warm_start=True and partial_fit go on with the outputs and losses of the last fit, and the labels, the "
+                "dtype of X, or a parameter other than C, lam, tol, max_passes and verbose has changed: name all classes in the first "
                 "partial_fit, classes=[...]; or fit with warm_start=False, or a clone of the estimator"
             )
         if held is not None and torch.equal(held, digests):
@@ -295,6 +295,11 @@ def _or_as_before(method: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return call
+
+
+def _form(head: Any) -> dict[str, torch.dtype]:
+    """The names and dtypes of a head's weights."""
+    return {name: weight.dtype for name, weight in head.named_parameters()}
 
 
 def _copied(given: Any) -> Any:

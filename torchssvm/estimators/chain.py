@@ -160,7 +160,7 @@ class ChainSVC(SequenceEstimator):
         """The share of tokens with the right label."""
         X, y = listed(X), listed(y)
         check_list(X)
-        return accuracy(check_lists(y, [size_of(sequence) for sequence in X], "token"), self.predict(X))
+        return accuracy(check_lists(y, [size_of(sequence) for sequence in X], "token"), self.predict(X), self.classes_)
 
     def _states(self, y: Any, lengths: list[int]) -> list[np.ndarray]:
         classes, states = states_of(check_lists(y, lengths, "token"), self.classes_)

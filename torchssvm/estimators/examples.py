@@ -179,8 +179,7 @@ def states_of(y: Sequence[Sequence[Any]], known: np.ndarray | None = None) -> tu
     if len(classes) < 2 and known is None:
         raise ValueError(f"y has one label only, {classes.tolist()}: at least two classes are needed")
     if known is not None:
-        if (known.dtype.kind == "U") != (classes.dtype.kind == "U"):
-            raise ValueError(f"y has labels such as {classes[0]!r}, and had {known[0]!r} before: give one kind")
+        check_kind([classes], known)
         both = np.concatenate([known, classes[~np.isin(classes, known)]])
         order = both.argsort()
         states, classes = order[both[order].searchsorted(classes)][states], both
@@ -279,8 +278,20 @@ def labelled(
     return Examples(fetch, sizes)
 
 
-def accuracy(y: Sequence[Sequence[Any]], found: Sequence[Sequence[Any]]) -> float:
-    """The share of right labels among all."""
+def check_kind(y: Sequence[Sequence[Any]], classes: np.ndarray) -> None:
+    """Raise ValueError for texts where the classes are numbers, or numbers where they are texts: none would be right.
+
+    All labels are of one kind, so that the first one tells.
+    """
+    first = next(itertools.chain.from_iterable(y), None)
+    if first is not None and isinstance(first, str) != isinstance(classes[0], str):
+        new, known = (np.asarray(label).item() for label in (first, classes[0]))
+        raise ValueError(f"y has labels such as {new!r}, and had {known!r} before: give one kind")
+
+
+def accuracy(y: Sequence[Sequence[Any]], found: Sequence[Sequence[Any]], classes: np.ndarray) -> float:
+    """The share of right labels among all; ``classes`` are those of training."""
+    check_kind(y, classes)
     pairs = [(a, b) for true, own in zip(y, found, strict=True) for a, b in zip(true, own, strict=True)]
     return sum(a == b for a, b in pairs) / max(len(pairs), 1)
 
@@ -294,9 +305,14 @@ def check_list(X: Any, what: str = "sequences") -> None:
         raise ValueError(f"X must be a list of {what}, not {_short(X)}: list(X) makes one of what can be iterated")
 
 
+def by_place(X: Any) -> Any:
+    """X; a Series of pandas, whose ``X[0]`` is what has the label 0, as a list."""
+    return list(X) if hasattr(X, "iloc") and X.ndim == 1 else X
+
+
 def listed(X: Any) -> Any:
-    """What can be read once only, X itself or the sequences in it, as lists."""
-    X = list(X) if isinstance(X, Iterator) else X
+    """What can be read once only, X itself or the sequences in it, as lists; others as :func:`by_place`."""
+    X = list(X) if isinstance(X, Iterator) else by_place(X)
     if isinstance(X, list | tuple) and any(isinstance(own, Iterator) for own in X):
         return [list(own) if isinstance(own, Iterator) else own for own in X]
     return X

@@ -16,6 +16,7 @@ from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import (
     Examples,
     accuracy,
+    by_place,
     check_list,
     check_lists,
     check_matrix,
@@ -99,6 +100,7 @@ class GraphSVC(StructuredEstimator):
                 have more than two labels.
         """
         self._check_parameters()
+        X, y = by_place(X), by_place(y)
         check_list(X, "graphs")
         X, y, times, total = counted(X, y, sample_weight)
         graphs = _graphs(X)
@@ -142,6 +144,7 @@ class GraphSVC(StructuredEstimator):
                 cuts do not decode, and none of the training set had.
         """
         check_is_fitted(self)
+        X = by_place(X)
         check_list(X, "graphs")
         graphs = _graphs(X, (self.n_features_in_, self.n_edge_features_in_)) if len(X) else []
         forests = isinstance(self.head_, LinearForest)
@@ -167,7 +170,7 @@ class GraphSVC(StructuredEstimator):
     def score(self, X: Any, y: Any) -> float:
         """The share of nodes with the right label."""
         found: list[Any] = self.predict(X)
-        return accuracy(check_lists(y, [len(labels) for labels in found], "node"), found)
+        return accuracy(check_lists(y, [len(labels) for labels in found], "node"), found, self.classes_)
 
 
 def _graphs(X: Any, sizes: tuple[int, int] | None = None) -> list[Graph]:

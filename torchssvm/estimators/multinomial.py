@@ -15,7 +15,15 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import as_potentials
 from torchssvm.estimators.base import MATRIX, CalibratedEstimator, MatrixClassifier, once_calibrated
-from torchssvm.estimators.examples import Examples, check_classes, check_matrix, reader, times_of, weights_of
+from torchssvm.estimators.examples import (
+    Examples,
+    check_classes,
+    check_kind,
+    check_matrix,
+    reader,
+    times_of,
+    weights_of,
+)
 from torchssvm.structures.chain.head import LinearChain, SparseLinearChain
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.common import WeightedLabels
@@ -97,6 +105,7 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         """
         if hasattr(self, "n_features_in_"):
             self._matrix(X)  # as many features as before
+            check_kind([np.ravel(y)], self.classes_)
         if self._seen is None and (classes is not None or self._last is None):
             self._named = None if classes is None else np.unique(classes)
         elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
@@ -116,6 +125,7 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
             X, y, times = X[times > 0.0], y[times > 0.0], times[times > 0.0]
         classes, codes = np.unique(y, return_inverse=True)
         if named is not None:
+            check_kind([classes], named)
             classes, present = np.union1d(named, classes), classes
             codes = classes.searchsorted(present)[codes]
         check_classes(y, classes)

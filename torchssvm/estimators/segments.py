@@ -14,11 +14,13 @@ from torchssvm.estimators.base import SequenceEstimator
 from torchssvm.estimators.examples import (
     ARRAYS,
     batches_of,
+    check_kind,
     check_list,
     check_lists,
     counted,
     kind_of,
     labelled,
+    listed,
     rows_of,
     size_of,
     state_weights,
@@ -86,6 +88,7 @@ class SegmentSVC(SequenceEstimator):
                 one another, one is longer than ``max_duration``, or X and y do not fit.
         """
         self._check_parameters()
+        X, y = listed(X), listed(y)
         check_list(X)
         X, y, times, total = counted(X, y, sample_weight)
         if kind_of(X) != ARRAYS:
@@ -112,6 +115,7 @@ class SegmentSVC(SequenceEstimator):
     def predict(self, X: Any) -> list[list[Span]]:
         """The best segmentation of every sequence, spans ``(start, end, label)``; [] for an empty one."""
         check_is_fitted(self)
+        X = listed(X)
         check_list(X)
         found: list[list[Span]] = [[] for _ in X]
         for index, _, potentials in self._scored(X):
@@ -128,8 +132,11 @@ class SegmentSVC(SequenceEstimator):
 
     def score(self, X: Any, y: Any) -> float:
         """The F1 score of spans: one is right where start, end and label are."""
+        X, y = listed(X), listed(y)
         check_list(X)
-        return span_f1(self.predict(X), _spans_of(y, [size_of(sequence) for sequence in X]))
+        spans = _spans_of(y, [size_of(sequence) for sequence in X])
+        check_kind(_labels_of(spans), self.classes_)
+        return span_f1(self.predict(X), spans)
 
 
 def _spans_of(y: Any, lengths: list[int]) -> list[list[Span]]:
