@@ -181,6 +181,22 @@ class StructureTestCase(LabelingsTestCase):
         assert found.exact
 
     @pytest.mark.every_variant
+    @examples(300)
+    @given(seed=SEEDS, batch=BATCHES, mask=st.sampled_from([-1e12, -1e30, -3e38]))
+    def test_scores_that_mask_leave_the_others_as_they_are(self, seed, batch, mask):
+        structure, potentials, _ = self.setting(seed, batch)
+        random = rng(seed)
+        masked = {
+            name: torch.where(torch.rand(scores.shape, generator=random) < 0.15, mask, scores)
+            for name, scores in potentials.tensors.items()
+        }
+        potentials = potentials.replace(masked)
+        best = self.best(structure, potentials, None)
+        found = self.score(structure, potentials, as_decoding(structure.argmax(potentials)).labeling)
+        possible = best > -1e6
+        torch.testing.assert_close(found[possible], best[possible])
+
+    @pytest.mark.every_variant
     @examples(10)
     @given(seed=SEEDS, batch=BATCHES, integers=st.booleans())
     def test_augmented_argmax_is_the_best_of_all_outputs(self, seed, batch, integers):
