@@ -33,6 +33,9 @@ class StructureTestCase(LabelingsTestCase):
     exact in every dtype.
     """
 
+    mask = -1e30  # a score that no best output has
+    positive: tuple[str, ...] = ()  # potentials that must not be negative
+
     @abstractmethod
     def make_structure(self) -> Structure: ...
 
@@ -181,13 +184,15 @@ class StructureTestCase(LabelingsTestCase):
         assert found.exact
 
     @pytest.mark.every_variant
-    @examples(300)
-    @given(seed=SEEDS, batch=BATCHES, mask=st.sampled_from([-1e12, -1e30, -3e38]))
-    def test_scores_that_mask_leave_the_others_as_they_are(self, seed, batch, mask):
+    @examples(50)
+    @given(seed=SEEDS, batch=BATCHES)
+    def test_scores_that_mask_leave_the_others_as_they_are(self, seed, batch):
         structure, potentials, _ = self.setting(seed, batch)
-        random = rng(seed)
+        random, mask = rng(seed), self.mask
         masked = {
             name: torch.where(torch.rand(scores.shape, generator=random) < 0.15, mask, scores)
+            if name not in self.positive
+            else scores
             for name, scores in potentials.tensors.items()
         }
         potentials = potentials.replace(masked)

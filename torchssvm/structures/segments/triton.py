@@ -37,7 +37,8 @@ def semi_markov_triton(
         _decode[(batch,)](
             emission.detach().contiguous(), table, least, lengths.contiguous(), known, starts, back, codes, value,
             longest, states, rows - states, table.stride(0), boundary=wide > states, spans=target is not None,
-            large=LARGE, width=width, tile=tile, num_warps=max(1, width * max(width, tile) // 512), enable_fp_fusion=False,
+            large=LARGE, width=width, tile=tile,
+            num_warps=max(1, width * max(width, tile) // 512), enable_fp_fusion=False,
         )  # fmt: skip
     return codes, value
 
