@@ -21,7 +21,6 @@ WEIGHTS = torch.tensor([1.0, 0.5, 0.0, 3.0])
 
 
 class MultilabelCase(StructureTestCase):
-    mask = -1e6  # messages are precise to 1e-12 of all scores
     options: dict = {}  # noqa: RUF012
     shared = True
     attractive = False
