@@ -33,6 +33,9 @@ class StructureTestCase(LabelingsTestCase):
     exact in every dtype.
     """
 
+    mask = -1e30  # a score that no best output has
+    positive: tuple[str, ...] = ()  # potentials that must not be negative
+
     @abstractmethod
     def make_structure(self) -> Structure: ...
 
@@ -179,6 +182,24 @@ class StructureTestCase(LabelingsTestCase):
         if found.value is not None:
             torch.testing.assert_close(found.value.double(), best)
         assert found.exact
+
+    @pytest.mark.every_variant
+    @examples(50)
+    @given(seed=SEEDS, batch=BATCHES)
+    def test_scores_that_mask_leave_the_others_as_they_are(self, seed, batch):
+        structure, potentials, _ = self.setting(seed, batch)
+        random, mask = rng(seed), self.mask
+        masked = {
+            name: torch.where(torch.rand(scores.shape, generator=random) < 0.15, mask, scores)
+            if name not in self.positive
+            else scores
+            for name, scores in potentials.tensors.items()
+        }
+        potentials = potentials.replace(masked)
+        best = self.best(structure, potentials, None)
+        found = self.score(structure, potentials, as_decoding(structure.argmax(potentials)).labeling)
+        possible = best > -1e6
+        torch.testing.assert_close(found[possible], best[possible])
 
     @pytest.mark.every_variant
     @examples(10)

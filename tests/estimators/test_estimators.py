@@ -229,6 +229,24 @@ def test_a_warm_start_takes_other_examples(case, chosen):
     _same_optimum(estimator, clone(estimator).fit(X[chosen], y[chosen]))
 
 
+def test_a_warm_start_with_balanced_classes_takes_other_examples(case):
+    estimator, X, y = case
+    if "class_weight" not in estimator.get_params():
+        return
+    estimator.set_params(warm_start=True, tol=0.05, class_weight="balanced").fit(X[4:], y[4:]).fit(X, y)
+    _same_optimum(estimator, clone(estimator).fit(X, y))
+    run = estimator._run
+    estimator.set_params(tol=0.04).fit(X, y)
+    assert estimator._run[0] is run[0]  # the same examples: it goes on
+
+
+def test_a_warm_start_takes_weights_and_none(case):
+    estimator, X, y = case
+    weight = np.arange(1.0, 1.0 + len(y))
+    estimator.set_params(warm_start=True, tol=0.05).fit(X, y, sample_weight=weight).fit(X, y)
+    _same_optimum(estimator, clone(estimator).fit(X, y))
+
+
 def _same_optimum(one, other):
     assert one.certificate_.dual <= other.certificate_.primal
     assert other.certificate_.dual <= one.certificate_.primal

@@ -131,3 +131,23 @@ def test_class_weights_multiply_the_costs_of_frames():
         SegmentSVC(class_weight={"a": 2.0, "z": 1.0}).fit(X, SPANS)
     with pytest.raises(ValueError, match="class_weight="):
         SegmentSVC(class_weight={"a": 2.0}, span_loss=True).fit(X, SPANS)
+
+
+@pytest.mark.parametrize("options", [{}, {"boundary": True}, {"class_weight": "balanced"}])
+def test_a_warm_start_takes_longer_segments_and_keeps_them(options):
+    chance = np.random.default_rng(0)
+    lengths = [[2, 1], [1, 2], [4, 1], [2, 3]]
+    y = [[("ab"[i % 2], size) for i, size in enumerate(own)] for own in lengths]
+    y = [[label for label, size in own for _ in range(size)] for own in y]
+    X = [np.array([[label == "a", label == "b"] for label in own]) for own in y]
+    X = [rows + 0.5 * chance.normal(size=rows.shape) for rows in X]
+    estimator = SegmentSVC(tol=0.01, warm_start=True, random_state=0, **options).fit(X[:2], y[:2])
+    assert estimator.structure_.max_duration == 2
+    estimator.fit(X, y)
+    fresh = SegmentSVC(tol=0.01, random_state=0, **options).fit(X, y)
+    assert estimator.durations_.shape == fresh.durations_.shape == (4, 2)
+    assert estimator.certificate_.dual <= fresh.certificate_.primal
+    assert fresh.certificate_.dual <= estimator.certificate_.primal
+    assert estimator.fit(X[:2], y[:2]).structure_.max_duration == 4
+    with pytest.raises(ValueError, match="a parameter other than C"):
+        estimator.set_params(boundary=not estimator.boundary).fit(X[:2], y[:2])

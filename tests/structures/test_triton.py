@@ -120,12 +120,15 @@ def test_decoders_on_cuda_have_the_labels_of_the_cpu(integers, cuda):
     edges, images = draw(random, (3, 9, 7), integers, torch.float64), draw(random, (2, 5, 8), integers, torch.float64)
     unary, pairwise = draw(random, (3, 6), integers, torch.float64), draw(random, (15,), integers, torch.float64)
     costs = draw(random, (2, 1, 8, 8), integers, torch.float64)
+    masked = segments(1, 3, 9, boundary=True, spans=True, integers=integers)
+    masked[0][torch.rand(masked[0].shape, generator=random) < 0.2] = -1e30
     for decode, arguments in [
         (eisner, (arcs, sizes, True)),
         (max_arborescence, (arcs, sizes, True)),
         (best_matching, (edges, sizes, sizes)),
         (best_along_last, (images, costs)),
         (semi_markov, segments(1, 3, 9, boundary=True, spans=True, integers=integers)),
+        (semi_markov, masked),
         (lambda *scores: best_label_sets(*scores, effort=10**4)[:2], (unary, pairwise)),
     ]:
         expected, found = decode(*arguments), decode(*(a.cuda() if torch.is_tensor(a) else a for a in arguments))

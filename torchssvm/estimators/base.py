@@ -47,6 +47,7 @@ from torchssvm.structures.weighted import WeightedExamples, WeightedHead
 
 MATRIX: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
 _OF_RUN = ("_run", "_trained", "_encoded", "_seen", "_last")
+_MAY_CHANGE = ("C", "lam", "tol", "max_passes", "random_state", "verbose")
 _FLAGS = ("fit_intercept", "interactions", "normalize", "warm_start")
 
 
@@ -64,6 +65,7 @@ class CertifiedEstimator(BaseEstimator):
     _encoded: Any = None  # what was read of them
     _seen: Any = None  # X and y of all calls of partial_fit
     _named: Any = None  # classes of its first call
+    _settings: Any = None  # the parameters of that run, but for _MAY_CHANGE
     _last: Any = None  # X and y of the last fit, to which partial_fit adds
 
     tol: float
@@ -120,15 +122,21 @@ class CertifiedEstimator(BaseEstimator):
             digests[:stay] = self._run[2][:stay]  # those that are packed, whatever their arrays hold by now
         run: tuple[Any, Any, Any] = self._run if self._goes_on and self._run else (None, None, None)
         trainer, last, held = run
-        if isinstance(last, WeightedHead) != isinstance(head, WeightedHead):
-            trainer = last = held = None
-        self._trained = None
         structure: Any = head.structure
+        given = self.get_params(deep=False)
+        settings = repr({name: value for name, value in given.items() if name not in _MAY_CHANGE})
+        if last is not None and not structure.extends(last.structure):
+            # Examples that are weighted now, or classes that others balance, have other losses.
+            balanced = given.get("class_weight") == "balanced" and settings == self._settings
+            if type(structure) is not type(last.structure) or balanced:
+                trainer = last = held = None
+        self._trained, self._settings = None, settings
         if last is not None and not (structure.extends(last.structure) and _form(head) == _form(last)):
             raise ValueError(
-                "warm_start=True and partial_fit go on with the outputs and losses of the last fit, and the labels, the "
-                "dtype of X, or a parameter other than C, lam, tol, max_passes and verbose has changed: name all classes in the first "
-                "partial_fit, classes=[...]; or fit with warm_start=False, or a clone of the estimator"
+                "warm_start=True and partial_fit go on with the outputs and losses of the last fit, and the labels, "
+                "the dtype of X, or a parameter other than C, lam, tol, max_passes and verbose has changed: name all "
+                "classes in the first partial_fit, classes=[...]; or fit with warm_start=False, or a clone of the "
+                "estimator"
             )
         if held is not None and torch.equal(held, digests):
             head = last

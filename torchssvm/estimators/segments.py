@@ -46,7 +46,8 @@ class SegmentSVC(SequenceEstimator):
 
     Args:
         C, lam, tol, max_passes, random_state, verbose, warm_start: As in :class:`MultinomialSVC`.
-        max_duration: The largest duration in frames; None is that of the training set.
+        max_duration: The largest duration in frames; None is that of the training set, or of all so far with
+            ``warm_start``.
         boundary: Whether features also score that a segment begins at a frame.
         span_loss: Whether the loss counts missed and wrong spans, or wrong frames.
         class_weight: None, "balanced", or a dictionary by label: the cost of a wrong frame, by its true label.
@@ -97,7 +98,10 @@ class SegmentSVC(SequenceEstimator):
         spans = _spans_of(y, lengths)
         classes, states = states_of(check_lists(_labels_of(spans), [len(own) for own in spans], "span"))
         longest = max(end - start for own in spans for start, end, _ in own)
-        most = longest if self.max_duration is None else check_whole(self.max_duration, "max_duration")
+        if self.max_duration is not None:
+            most = check_whole(self.max_duration, "max_duration")
+        else:
+            most = max(longest, self._run[1].structure.max_duration if self._goes_on and self._run else 1)
         if longest > most:
             raise ValueError(f"max_duration={most}, and a segment of y has {longest} frames: give more, or None")
         frames = _frames(states, spans)

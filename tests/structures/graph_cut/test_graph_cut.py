@@ -22,6 +22,7 @@ pytest.importorskip("maxflow")
 
 
 class GraphCutCase(StructureTestCase):
+    positive = ("edge",)
     options: dict = {"balanced": True}  # noqa: RUF012
     weighted = True
     padded = True

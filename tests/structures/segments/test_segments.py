@@ -181,18 +181,19 @@ class TestLinearSegmentsWithBoundaries(TestLinearSegments):
     boundary=st.booleans(),
     integers=st.booleans(),
     forbidden=st.sampled_from([0.0, 0.3]),
+    mask=st.sampled_from([-torch.inf, -1e30]),
     dtype=st.sampled_from([torch.float32, torch.float64]),
     spans=st.booleans(),
 )
 def test_the_kernel_has_the_bits_of_torch(
-    seed, batch, longest, labels, most, boundary, integers, forbidden, dtype, spans
+    seed, batch, longest, labels, most, boundary, integers, forbidden, mask, dtype, spans
 ):
     random = rng(seed)
 
     def draw(*shape):
         found = torch.randn(shape, generator=random).to(dtype)
         found = found.round() if integers else found
-        return found.masked_fill(torch.rand(shape, generator=random) < forbidden, -torch.inf)
+        return found.masked_fill(torch.rand(shape, generator=random) < forbidden, mask)
 
     emission = draw(batch, longest, labels * (2 if boundary else 1))
     segment = draw(batch, labels + most, labels)

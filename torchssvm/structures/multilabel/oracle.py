@@ -18,6 +18,8 @@ from torchssvm.structures.multilabel.message_passing import TINY, Workspace, bra
 
 _EACH = 8_000.0  # cost of decoding an example, in comparisons of pairs of states
 
+_MASK = 2.0**20  # how many times larger than all other scores one is that forbids
+
 _local = threading.local()
 
 
@@ -65,7 +67,7 @@ def best_label_sets(
     if max_rounds < 1 or effort < 0:
         raise ValueError(f"max_rounds={max_rounds} must be at least 1, and effort={effort} at least 0")
     unary = unary.detach().to(torch.float64)
-    weights = symmetric(shared(pairwise.detach()).to(torch.float64), size)
+    weights = without_masks(unary, symmetric(shared(pairwise.detach()).to(torch.float64), size))
     if unary.is_cuda and triton_available():
         from torchssvm.structures.multilabel.triton import LARGEST, label_sets_triton
 
@@ -124,6 +126,21 @@ def symmetric(pairwise: Tensor, num_labels: int) -> Tensor:
     matrix[..., i, j] = pairwise
     matrix[..., j, i] = pairwise
     return matrix
+
+
+def without_masks(unary: Tensor, weights: Tensor) -> Tensor:
+    """``weights`` ``[K, K]`` or ``[B, K, K]`` where those that forbid a pair are no larger than they need to be.
+
+    Twice what the presence of either label can gain will do. Beside a score such as -1e30 messages would round away all
+    others, and claim that what they find is optimal.
+    """
+    alone = unary.abs()
+    if weights.ndim == 2:
+        alone = torch.nn.functional.pad(alone, (0, 0, 0, 1)).amax(0)  # of no examples, 0
+    gain = alone + weights.clamp(min=0.0).sum(-1)
+    enough = -2.0 * torch.minimum(gain.unsqueeze(-1), gain.unsqueeze(-2))
+    masks = (weights < _MASK * enough) & (enough < 0.0) & (weights > -torch.inf)
+    return torch.where(masks, enough, weights)
 
 
 @njit

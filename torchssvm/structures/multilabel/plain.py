@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.potentials import Parts
 from torchssvm.core.traced_loops import repeat
-from torchssvm.structures.multilabel.oracle import symmetric
+from torchssvm.structures.multilabel.oracle import symmetric, without_masks
 
 _TINY = 1e-12  # relative to the sum of all absolute scores: smaller gaps are rounding
 
@@ -37,7 +37,8 @@ class LabelSetDecoder(nn.Module):
         if not self.pairwise:
             return (unary > 0.0).long()
         pairs = potentials["pairwise"].to(torch.float64)
-        weights = symmetric(pairs[:1] if pairs.stride(0) == 0 else pairs, self.size)  # [1 or B, K, K]
+        weights = symmetric(pairs[0] if pairs.stride(0) == 0 else pairs, self.size)
+        weights = without_masks(unary, weights).view(-1, self.size, self.size)  # [1 or B, K, K]
         labels = self._send(unary, weights)
         return self._climb(unary, weights, labels)
 

@@ -11,7 +11,7 @@ from torchssvm.core.jit import njit, triton_available
 from torchssvm.core.operators import apart, define, upload
 from torchssvm.core.threads import compiles, launch, once
 from torchssvm.structures.common import own_lengths
-from torchssvm.structures.segments.plain import best_segments_torch
+from torchssvm.structures.segments.plain import LARGE, best_segments_torch
 
 _MOST_LABELS = 64  # of the kernel for CUDA, whose scores of neighbours stay in registers
 
@@ -174,7 +174,8 @@ def best_segments(emission, table, least, target, length, memory, back, codes):
     """Write the best segments into ``codes``, ``[T]``; returns their score, float64.
 
     A start s is worth the best score before s less the sums of frames before s, so that every duration takes one
-    addition. Only the last D starts are kept.
+    addition. Only the last D starts are kept. Scores that mask, or force, are added to the starts that they concern:
+    small ones would be lost in a sum with them.
 
     Args:
         emission: ``[T, K]`` scores of frames, or ``[T, 2 K]``, those of a label that begins behind them.
@@ -215,9 +216,9 @@ def best_segments(emission, table, least, target, length, memory, back, codes):
             if boundary:
                 held[k] += emission[t, states + k]
         for k in range(states):
-            if emission[t, k] == -np.inf:  # nothing that covers this frame
-                for d in range(most):
-                    starts[d, k] = -np.inf
+            if abs(emission[t, k]) > LARGE:
+                for d in range(most):  # of what covers this frame
+                    starts[d, k] += emission[t, k]
             else:
                 prefix[k] += emission[t, k]
             best[k] = -np.inf

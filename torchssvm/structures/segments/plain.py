@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from torchssvm.core.potentials import Parts
 from torchssvm.core.traced_loops import scan
 
+LARGE = 2.0**20
+"""Scores of frames with a larger absolute value are not added up over frames, as the sums would round others away."""
+
 
 def best_segments_torch(
     emission: Tensor, table: Tensor, least: Tensor, lengths: Tensor, target: Tensor | None = None
@@ -44,9 +47,10 @@ def best_segments_torch(
         into = best.unsqueeze(2) + neighbours
         before = into.argmax(1)
         reached = torch.where(is_first, 0.0, into.amax(1)) - prefix + begin
-        forbidden = frame == -torch.inf
-        starts = torch.cat([reached.unsqueeze(1), starts[:, :-1]], 1).masked_fill(forbidden.unsqueeze(1), -torch.inf)
-        prefix = prefix + frame.masked_fill(forbidden, 0.0)
+        alone = frame.abs() > LARGE
+        starts = torch.cat([reached.unsqueeze(1), starts[:, :-1]], 1)
+        starts = torch.where(alone.unsqueeze(1), starts + frame.unsqueeze(1), starts)
+        prefix = prefix + frame.masked_fill(alone, 0.0)
         rows = durations
         if span:
             found = (span[0].view(-1, 1, 1) == every.view(1, -1, 1)) & (span[1].view(-1, 1, 1) == labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from torchssvm.core.arguments import check_flags, check_int64, check_tensor, che
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.operators import constant, plain, transformed
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.structure import Decoding, as_decoding, digest
+from torchssvm.core.structure import Decoding, Structure, as_decoding, digest
 from torchssvm.structures.chain.nbest import NBest, nbest
 from torchssvm.structures.common import check_lengths
 from torchssvm.structures.labelled import Indexed, Places, real_rows
@@ -92,6 +93,14 @@ class Segments(Indexed):
                 )
         self.boundary, self.span_loss, self.class_weight = boundary, span_loss, class_weight
         self._least = torch.tensor(self.min_duration)
+
+    def extends(self, other: Structure) -> bool:
+        """Also segments of longer durations."""
+        if type(self) is not Segments or type(other) is not Segments or other.max_duration > self.max_duration:
+            return self.same_as(other)
+        less = copy.copy(self)
+        less.max_duration = other.max_duration
+        return less.same_as(other)
 
     @property
     def num_scores(self) -> int:

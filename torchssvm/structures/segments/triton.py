@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchssvm.core.jit import on_device
+from torchssvm.structures.segments.plain import LARGE
 
 _TILE = 1024  # scores of durations by label that are looked at together
 
@@ -36,7 +37,8 @@ def semi_markov_triton(
         _decode[(batch,)](
             emission.detach().contiguous(), table, least, lengths.contiguous(), known, starts, back, codes, value,
             longest, states, rows - states, table.stride(0), boundary=wide > states, spans=target is not None,
-            width=width, tile=tile, num_warps=max(1, width * max(width, tile) // 512), enable_fp_fusion=False,
+            large=LARGE, width=width, tile=tile,
+            num_warps=max(1, width * max(width, tile) // 512), enable_fp_fusion=False,
         )  # fmt: skip
     return codes, value
 
@@ -44,7 +46,7 @@ def semi_markov_triton(
 @triton.jit(do_not_specialize=["longest", "states", "most", "by_example"])
 def _decode(
     emission, table, least, lengths, target, starts, back, codes, value, longest, states, most, by_example,
-    boundary: tl.constexpr, spans: tl.constexpr, width: tl.constexpr, tile: tl.constexpr,
+    boundary: tl.constexpr, spans: tl.constexpr, large: tl.constexpr, width: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """``starts`` ``[B, N, K]``: the best score before a start, less the sums of frames before it.
 
@@ -68,7 +70,6 @@ def _decode(
     shortest = tl.load(least + label, inside, 1)
     prefix = tl.zeros([width], tl.float64)
     best = tl.where(inside, 0.0, -float("inf")).to(tl.float64)
-    forbidden = tl.full([width], -1, tl.int64)  # the last frame that a label may not have
     missed = tl.zeros([], tl.float64)
     begun = tl.zeros([], tl.int64)
     for t in range(0, length):
@@ -81,8 +82,15 @@ def _decode(
         tl.store(before + t * states + label, tl.minimum(own, states - 1), inside)
         tl.store(starts + t * states + label, held, inside)
         tl.debug_barrier()  # threads read the starts that other threads wrote
-        prefix = tl.where(frame == -float("inf"), prefix, prefix + frame)
-        forbidden = tl.where(frame == -float("inf"), t, forbidden)
+        alone = tl.abs(frame) > large
+        prefix = tl.where(alone, prefix, prefix + frame)
+        if tl.max(alone.to(tl.int32), 0) > 0:  # it is added to the starts of all that covers this frame
+            for first in range(0, tl.minimum(most, t + 1), tile):
+                start = t - first - tl.arange(0, tile)
+                covers = ((start > t - most) & (start >= 0))[:, None] & (alone & inside)[None, :]
+                place = starts + start[:, None] * states + label[None, :]
+                tl.store(place, tl.load(place, covers, 0.0) + frame[None, :], covers)
+            tl.debug_barrier()
         true_duration, true_label = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
         if spans:
             begun = tl.where(tl.load(target + t) >= states, t, begun)
@@ -103,7 +111,6 @@ def _decode(
             if spans:  # found: neither missing nor wrong
                 found = (duration == true_duration)[:, None] & (label == true_label)[None, :]
                 row = tl.where(found, row - 2.0, row)
-            usable &= start[:, None] > forbidden[None, :]
             score = tl.load(starts + start[:, None] * states + label[None, :], usable, -float("inf"))
             highest, index = tl.max(score + row, 0, return_indices=True, return_indices_tie_break_left=True)
             better = highest > best  # ties go to the shorter duration
