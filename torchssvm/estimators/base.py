@@ -126,9 +126,10 @@ class CertifiedEstimator(BaseEstimator):
         structure: Any = head.structure
         if last is not None and not (structure.extends(last.structure) and _form(head) == _form(last)):
             raise ValueError(
-                "warm_start=True and partial_fit go on with the outputs and losses of the last fit, and the labels, the "
-                "dtype of X, or a parameter other than C, lam, tol, max_passes and verbose has changed: name all classes in the first "
-                "partial_fit, classes=[...]; or fit with warm_start=False, or a clone of the estimator"
+                "warm_start=True and partial_fit go on with the outputs and losses of the last fit, and the labels, "
+                "the dtype of X, or a parameter other than C, lam, tol, max_passes and verbose has changed: name all "
+                "classes in the first partial_fit, classes=[...]; or fit with warm_start=False, or a clone of the "
+                "estimator"
             )
         if held is not None and torch.equal(held, digests):
             head = last

@@ -15,7 +15,15 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import as_potentials
 from torchssvm.estimators.base import MATRIX, CalibratedEstimator, MatrixClassifier, once_calibrated
-from torchssvm.estimators.examples import Examples, check_classes, check_kind, check_matrix, reader, times_of, weights_of
+from torchssvm.estimators.examples import (
+    Examples,
+    check_classes,
+    check_kind,
+    check_matrix,
+    reader,
+    times_of,
+    weights_of,
+)
 from torchssvm.structures.chain.head import LinearChain, SparseLinearChain
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.common import WeightedLabels
