@@ -147,12 +147,12 @@ def _once(value: Tensor, potentials: Potentials) -> Tensor:
     refuse = torch._C._functions.DelayedError(  # as torch.autograd.function.once_differentiable does
         "SoftmaxMargin has no second derivatives: use its gradient, create_graph=False", 1
     )
-    tensors = potentials.tensors.values()
+    tensors = list(potentials.tensors.values())
 
     def hook(upstream: Tensor) -> Tensor | None:
         if not torch.is_grad_enabled():  # it is under create_graph=True
             return None
-        return refuse(upstream + 0.0 * sum(tensor.sum() for tensor in tensors).to(upstream.dtype))
+        return refuse(upstream + 0.0 * torch.stack([tensor.sum() for tensor in tensors]).sum().to(upstream.dtype))
 
     value.register_hook(hook)
     return value
