@@ -96,6 +96,8 @@ class RankedLists(PaddedDataset):
             raise ValueError(
                 f"qid is {numbers.dtype} {list(numbers.shape)}, and must be a whole number for each of the documents"
             )
+        if len(x) != len(y):
+            raise ValueError(f"x has {len(x)} documents, and y {len(y)}: each needs its grade")
         order = numbers.argsort(stable=True)
         return cls(x[order], y[order], numbers[order].unique_consecutive(return_counts=True)[1], relevant)
 
@@ -120,7 +122,7 @@ class RankedLists(PaddedDataset):
             x, y, qid = load_svmlight_file(
                 path, n_features=in_features, dtype="float32", zero_based=False, query_id=True
             )
-        except (ValueError, OverflowError) as error:
+        except (ValueError, OverflowError, EOFError) as error:  # EOFError: cut off, as a gzip file
             raise ValueError(f"{path} has no lines as 'grade qid:3 1:0.5 7:1', with features from 1: {error}") from None
         if not len(y):
             raise ValueError(f"{path} has no document")

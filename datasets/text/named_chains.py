@@ -34,7 +34,7 @@ class NamedChains(SparseChains):
 
     Raises:
         ValueError: ``x`` and ``y`` differ in length, there is no token in a sequence or no feature, or a label is not
-            one of ``labels``.
+            one of ``labels``, which has one twice; or a column is negative.
         TypeError: A token or a label is of another kind.
 
     Example:
@@ -64,6 +64,10 @@ class NamedChains(SparseChains):
         if wrong := [label for label in known if not isinstance(label, str)]:
             raise TypeError(f"the label {wrong[0]!r} must be a text")
         state = {label: number for number, label in enumerate(known)}
+        if len(state) < len(known):
+            raise ValueError(f"labels={known} has a label twice: each is one state")
+        for name, column in (vocabulary or {}).items():
+            check_whole(column, f"vocabulary[{name!r}]", 0)
         if wrong := [label for sequence in y for label in sequence if label not in state]:
             raise ValueError(f"y holds {wrong[0]!r}, which is not one of labels={known}")
         named = NamedLists(x) if vocabulary is None else None

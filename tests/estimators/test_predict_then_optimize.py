@@ -96,6 +96,10 @@ def test_known_costs_are_added_and_features_are_made_and_frozen():
     assert model.coef_.shape == (4, 3)
     without = model.predict(torch.from_numpy(x).float())
     assert np.allclose(model.predict(whole), without + 2.0)
+    for call in (model.decide, lambda X: model.regret(X, costs)):
+        with pytest.raises(ValueError, match=r"fit had known costs, and X has none: give Situations\(X, fixed"):
+            call(torch.from_numpy(x).float())
+    assert model.decide(whole).shape == (12, 4)
 
 
 @pytest.mark.parametrize("anchor", ["zero", "least-squares"])

@@ -251,7 +251,7 @@ def test_series_are_read_by_place(model, X, y):
 @pytest.mark.parametrize(("model", "X", "y"), SEQUENCES, ids=lambda own: type(own).__name__)
 def test_labels_of_the_other_kind_are_refused_by_score(model, X, y):
     fitted = clone(model).fit(X, y)
-    with pytest.raises(ValueError, match="y has labels such as '[01]', and had 0 before: give one kind"):
+    with pytest.raises(ValueError, match=r"y has labels such as '[01]', and had 0 before: give one kind"):
         fitted.score(X, [[str(label) for label in own] for own in y])
 
 
@@ -271,9 +271,9 @@ def test_classes_of_the_other_kind_and_missing_ones_are_refused():
 def test_a_model_without_intercepts_does_not_go_on_from_one_with_them(kind):
     X, y = sparse.csr_matrix(ROWS), np.arange(12) % 3
     model = kind(**QUICK, warm_start=True).fit(X, y)
-    with pytest.raises(ValueError, match="warm_start=True.*has changed"):
+    with pytest.raises(ValueError, match=r"warm_start=True.*has changed"):
         model.set_params(fit_intercept=False).fit(X, y)
     assert not model.set_params(warm_start=False).fit(X, y).intercept_.any()
     model = kind(**QUICK, warm_start=True).fit(ROWS.astype(np.float32), y)
-    with pytest.raises(ValueError, match="warm_start=True.*dtype of X.*has changed"):
+    with pytest.raises(ValueError, match=r"warm_start=True.*dtype of X.*has changed"):
         model.fit(ROWS.astype(np.float32).astype(np.float64), y)

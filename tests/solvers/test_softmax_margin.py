@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -64,6 +66,22 @@ def test_its_gradient_in_features_and_weights(seed, kind, temperature):
 
     x = batch.x.clone().requires_grad_()
     assert torch.autograd.gradcheck(value, (x, *[w.detach().clone().requires_grad_() for w in weights]))
+
+
+def test_it_is_not_differentiated_twice():
+    problem = with_weights("chain", 3)
+    batch, loss = problem.batch([0, 2, 3]), SoftmaxMargin(problem.structure)
+    x = batch.x.clone().requires_grad_()
+
+    def value(given):
+        return loss(apply_head(problem.head, replace(batch, x=given)), batch.y)
+
+    (once,) = torch.autograd.grad(value(x), x)
+    (found,) = torch.autograd.grad(value(x), x, create_graph=True)
+    assert torch.equal(found, once)
+    for call in (found.sum().backward, lambda: torch.autograd.functional.hessian(value, x)):
+        with pytest.raises(RuntimeError, match="SoftmaxMargin has no second derivatives"):
+            call()
 
 
 def test_it_tends_to_the_hinge_from_above():

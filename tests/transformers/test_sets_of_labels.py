@@ -86,6 +86,8 @@ def test_sets_of_tags_are_tokenised(tokenizer, tagger):
         tokenized(tokenizer, sentences, [["O", set()], ["O"]], LABELS)
     with pytest.raises(ValueError, match="sentence 0 has the tag 'B-Z'"):
         tokenized(tokenizer, sentences, [["O", {"O", "B-Z"}], ["O"]], LABELS)
+    with pytest.raises(ValueError, match=r"labels=.* has a label twice"):
+        tokenized(tokenizer, sentences, [["B-X", "I-X"], ["O"]], [*LABELS, "O"])
     for wrong in (batch["labels"].long(), batch["labels"][..., :4], batch["labels"].any(2)):
         with pytest.raises(ValueError, match=r"int64 \[B, N\], or bool \[B, N, 5\] for sets"):
             tagger(**{**batch, "labels": wrong})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -278,7 +278,7 @@ def labelled(
     return Examples(fetch, sizes)
 
 
-def check_kind(y: Sequence[Sequence[Any]], classes: np.ndarray) -> None:
+def check_kind(y: Iterable[Iterable[Any]], classes: np.ndarray) -> None:
     """Raise ValueError for texts where the classes are numbers, or numbers where they are texts: none would be right.
 
     All labels are of one kind, so that the first one tells.

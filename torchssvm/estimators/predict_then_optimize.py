@@ -138,7 +138,7 @@ class PredictThenOptimize(CertifiedEstimator):
         coef, intercept = coef + base[0], intercept + base[1]
         self.coef_: Array = coef[0] if self.shared else coef
         self.intercept_: Any = float(intercept[0]) if self.shared else intercept
-        self.n_features_in_ = coef.shape[1]
+        self.n_features_in_, self._known = coef.shape[1], x.fixed is not None
         return self
 
     def predict(self, X: Any) -> Array:
@@ -263,6 +263,8 @@ class PredictThenOptimize(CertifiedEstimator):
         return costs + x.fixed.numpy()
 
     def _solve(self, costs: Array, x: Situations) -> Array:
+        if self._known and x.fixed is None:
+            raise ValueError("fit had known costs, and X has none: give Situations(X, fixed=...), or give zeros")
         given = None if x.given is None else x.given.numpy()
         return np.asarray(self.structure_.oracle.solve(np.ascontiguousarray(costs), given)[0])
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_number
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.operators import full_precision
+from torchssvm.core.operators import full_precision, transformed
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner
 from torchssvm.core.problem import as_structure
 from torchssvm.core.structure import Labeling, Structure, augmented, loss_by_name, per_example, reject_rows
@@ -107,7 +107,7 @@ class SoftmaxMargin(nn.Module):
         potentials = as_potentials(potentials)
         target = self.structure.check_target(target, potentials)
         rest, parts = self._at(potentials.examining(), target)
-        return _linear(rest.mean(), parts, potentials)
+        return _once(_linear(rest.mean(), parts, potentials), potentials)
 
     @torch.no_grad()
     def _at(self, potentials: Potentials, target: Labeling) -> tuple[Tensor, Parts]:
@@ -143,6 +143,24 @@ def _linear(value: Tensor, parts: Parts, potentials: Potentials) -> Tensor:
     for name, tensor in potentials.tensors.items():
         value = value + (parts[name] * tensor).sum() / potentials.batch_size
     return value.to(potentials.dtype)
+
+
+def _once(value: Tensor, potentials: Potentials) -> Tensor:
+    """``value``, whose gradients are not differentiated again: the marginals in them would pass for constants."""
+    if not value.requires_grad or transformed() or torch.compiler.is_compiling():
+        return value
+    refuse = torch._C._functions.DelayedError(  # as torch.autograd.function.once_differentiable does
+        "SoftmaxMargin has no second derivatives: use its gradient, create_graph=False", 1
+    )
+    tensors = list(potentials.tensors.values())
+
+    def hook(upstream: Tensor) -> Tensor | None:
+        if not torch.is_grad_enabled():  # it is under create_graph=True
+            return None
+        return refuse(upstream + 0.0 * torch.stack([tensor.sum() for tensor in tensors]).sum().to(upstream.dtype))
+
+    value.register_hook(hook)
+    return value
 
 
 def has_marginals(structure: Structure) -> bool:

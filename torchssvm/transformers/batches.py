@@ -54,6 +54,8 @@ def tokenized(
         [[True, False, False], [False, True, True]]
     """
     states = {name: state for state, name in enumerate(labels)}
+    if len(states) < len(labels):
+        raise ValueError(f"labels={list(labels)} has a label twice: each is one state")
     several = any(isinstance(tag, _SEVERAL) for own in tags for tag in own)
     found = []
     for place, (words, own) in enumerate(zip(sentences, tags, strict=True)):

@@ -1,3 +1,5 @@
+import gzip
+
 import numpy as np
 import pytest
 import torch
@@ -97,6 +99,8 @@ def test_queries_in_any_order_make_the_same_lists():
     for wrong in (qid[:5], qid.double(), qid.view(2, 3)):
         with pytest.raises(ValueError, match=r"qid is .* whole number for each of the documents"):
             RankedLists.of_queries(x, y, wrong)
+    with pytest.raises(ValueError, match="x has 6 documents, and y 5"):
+        RankedLists.of_queries(x, y[:5], qid[:5])
     with pytest.raises(ValueError, match="qid, x and y must be numbers"):
         RankedLists.of_queries(x, y, ["a"] * 6)
     with pytest.raises(ValueError, match="holds no document"):
@@ -127,4 +131,12 @@ def test_files_of_another_form_are_refused(tmp_path, text, kind, words):
     path = tmp_path / "rank.txt"
     path.write_text(text)
     with pytest.raises(kind, match=words):
+        RankedLists.svmlight(path)
+
+
+def test_a_gzip_file_that_is_cut_off_is_refused(tmp_path):
+    pytest.importorskip("sklearn")
+    path = tmp_path / "rank.gz"
+    path.write_bytes(gzip.compress(b"2 qid:7 1:0.5\n0 qid:7 2:1\n")[:-12])
+    with pytest.raises(ValueError, match=r"rank.gz has no lines as .*ended before"):
         RankedLists.svmlight(path)

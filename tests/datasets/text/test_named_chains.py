@@ -48,6 +48,8 @@ def test_dictionaries_lists_and_sets_of_names_are_read_as_crfsuite_reads_them():
         (X, ["DN", "D"], {}, TypeError, r"y\[0\]='DN' must be a list"),
         (X, [[0, 1], [0]], {}, TypeError, "the label 0 must be a text"),
         (X, Y, {"labels": ["DET"]}, ValueError, r"y holds 'NOUN', which is not one of labels=\['DET'\]"),
+        (X, Y, {"labels": ["DET", "NOUN", "DET"]}, ValueError, "labels=.* has a label twice: each is one state"),
+        (X, Y, {"vocabulary": {"first": -1}}, ValueError, r"vocabulary\['first'\]=-1 must be .* at least 0"),
         (X, Y, {"min_count": 3}, ValueError, "no feature that occurs min_count=3 times"),
         ([[1.5, 2.5]], [["A", "B"]], {}, TypeError, "token 0 of sequence 0 is a float"),
     ],
