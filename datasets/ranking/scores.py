@@ -49,7 +49,7 @@ def ranking_scores(
         relevant: The smallest grade of a relevant document, for average precision.
 
     Raises:
-        ValueError: Shapes differ, or a list has no relevant document.
+        ValueError: Shapes differ, two documents have one place, or a list has no relevant document.
 
     Example:
         >>> ranking_scores(torch.tensor([[2, 0, 1]]), torch.tensor([[0, 2, 1]])).ndcg[3]
@@ -59,6 +59,14 @@ def ranking_scores(
     check_int64(places, "places", grades.shape, ", a place for each document")
     if bool(((places < 0) != (grades < 0)).any()):
         raise ValueError("places and grades are padded in different ways: both must be -1 beyond the same documents")
+    size = grades.shape[1]
+    each = torch.arange(size, device=grades.device)
+    each = each.where(each < (grades >= 0).sum(1, keepdim=True), size)
+    if bool((wrong := (places.where(places >= 0, size).sort(1).values != each).any(1)).any()):
+        raise ValueError(
+            f"places of list {int(wrong.nonzero()[0])} must be 0, 1, 2 and so on, each once: those of scores [n, N] "
+            "are scores.argsort(1, descending=True).argsort(1)"
+        )
     ndcg = {k: NDCG(k) for k in ks}
     for measure in ndcg.values():
         measure.check(grades)

@@ -315,7 +315,7 @@ def attachment(found: Iterable[Sequence[int] | Tensor], sentences: Iterable[Sent
         sentences: The sentences, in the same order.
 
     Raises:
-        ValueError: The numbers of sentences differ, or a sentence has too few heads.
+        ValueError: The numbers of sentences differ, or a sentence has too few heads, or was read without its tree.
 
     Example:
         >>> sentences = read_conllu("treebank.conllu")
@@ -328,6 +328,8 @@ def attachment(found: Iterable[Sequence[int] | Tensor], sentences: Iterable[Sent
     right = right_words = tokens = punctuation = 0
     for number, (heads, sentence) in enumerate(zip(found, sentences, strict=True)):
         length = len(sentence.heads)
+        if min(sentence.heads, default=0) < 0:
+            raise ValueError(f"sentence {number} was read without its tree, trees=False: there is nothing to compare")
         own = [int(head) for head in heads[:length]]
         if len(own) < length:
             raise ValueError(f"found has {len(own)} heads for sentence {number}, which has {length} words")

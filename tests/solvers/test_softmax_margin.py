@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import PROBLEMS, Problem, chain, examples, flat, reference, with_weights
 
-from torchssvm import Chain, SoftmaxMargin, StructuredHinge, Tree
+from torchssvm import Chain, Multiclass, SoftmaxMargin, StructuredHinge, Tree
 from torchssvm.core.batch import apply_head
 from torchssvm.structures import SlackRescaling
 
@@ -66,6 +66,12 @@ def test_its_gradient_in_features_and_weights(seed, kind, temperature):
 
     x = batch.x.clone().requires_grad_()
     assert torch.autograd.gradcheck(value, (x, *[w.detach().clone().requires_grad_() for w in weights]))
+
+
+@pytest.mark.parametrize("kind", [SoftmaxMargin, StructuredHinge])
+def test_an_empty_batch_has_no_mean(kind):
+    with pytest.raises(ValueError, match="the batch is empty"):
+        kind(Multiclass(3))(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
 
 
 def test_it_is_not_differentiated_twice():

@@ -49,9 +49,9 @@ class StructuredHinge(nn.Module):
         """The mean over the batch, a scalar of the potentials' dtype.
 
         Raises:
-            ValueError: Target or potentials are not valid, or the oracle returned invalid outputs.
+            ValueError: Target or potentials are not valid, the batch is empty, or the oracle returned invalid outputs.
         """
-        potentials = as_potentials(potentials)
+        potentials = _filled(potentials)
         given, target = target, self.structure.check_target(target, potentials)
         if isinstance(self.structure, HiddenStates) and not isinstance(given, Completed):
             target = self.structure.complete(potentials, target)
@@ -102,9 +102,10 @@ class SoftmaxMargin(nn.Module):
         """The mean over the batch, a scalar of the potentials' dtype.
 
         Raises:
-            ValueError: Target or potentials are not valid, or the structure has no ``loss_potentials``.
+            ValueError: Target or potentials are not valid, the batch is empty, or the structure has no
+                ``loss_potentials``.
         """
-        potentials = as_potentials(potentials)
+        potentials = _filled(potentials)
         target = self.structure.check_target(target, potentials)
         rest, parts = self._at(potentials.examining(), target)
         return _once(_linear(rest.mean(), parts, potentials), potentials)
@@ -136,6 +137,14 @@ class SoftmaxMargin(nn.Module):
                 true = conform(structure.parts(target), potentials, "parts(target)")
         reject_rows(~torch.isfinite(rest), "the potentials of {rows} are not finite: check features and weights")
         return rest, {name: tensor - true[name] for name, tensor in mean.items()}
+
+
+def _filled(given: Potentials | Tensor | Mapping[str, Tensor]) -> Potentials:
+    """The potentials, of one example at least."""
+    potentials = as_potentials(given)
+    if not potentials.batch_size:
+        raise ValueError("the batch is empty: there is no mean of its examples")
+    return potentials
 
 
 def _linear(value: Tensor, parts: Parts, potentials: Potentials) -> Tensor:

@@ -76,6 +76,9 @@ def test_scores_do_not_count_the_padding():
     assert ranking_scores(*padded) == ranking_scores(grades, places)
     with pytest.raises(ValueError, match="padded in different ways"):
         ranking_scores(padded[0], torch.tensor([[2, 0, 1, 3]]))
+    for wrong in ([[0, 0, 1]], [[3, 1, 2]]):
+        with pytest.raises(ValueError, match=r"places of list 0 must be 0, 1, 2 .*argsort\(1\)"):
+            ranking_scores(grades, torch.tensor(wrong))
     with pytest.raises(ValueError, match="places must be int64"):
         ranking_scores(grades, places[:, :2])
     with pytest.raises(ValueError, match=r"no document of grade 3 or more in rows \[0\]"):

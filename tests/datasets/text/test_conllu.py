@@ -330,6 +330,8 @@ def test_attachment_scores(write):
     dots = Sentence((".",), ("PUNCT",), (0,), 1)
     assert attachment([[0]], [dots]) == (1.0, None, 1, 1)
     assert attachment([], []) == (None, None, 0, 0)
+    with pytest.raises(ValueError, match="sentence 1 was read without its tree"):
+        attachment([[0], [-1]], [dots, dots._replace(heads=(-1,))])
     with pytest.raises(ValueError, match="found has 1 heads for sentence 0, which has 7 words"):
         attachment([[0], [0, 1]], sentences)
     with pytest.raises(ValueError, match="found has the heads of 1 sentences, and there are 2"):
