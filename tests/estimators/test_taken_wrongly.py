@@ -246,6 +246,7 @@ def test_series_are_read_by_place(model, X, y):
     assert np.array_equal(found.coef_, same.coef_)
     assert list(map(list, found.predict(Series(X)))) == list(map(list, same.predict(X)))
     assert found.score(Series(X), Series(y)) == same.score(X, y)
+    assert found.score(X, [Series(own) for own in y]) == same.score(X, y)
 
 
 @pytest.mark.parametrize(("model", "X", "y"), SEQUENCES, ids=lambda own: type(own).__name__)
@@ -265,6 +266,8 @@ def test_classes_of_the_other_kind_and_missing_ones_are_refused():
     for kind in (MultinomialSVC, MultilabelSVC):
         with pytest.raises(ValueError, match=r"y\[0\]=-100 marks an example without a class"):
             kind(**QUICK).fit(ROWS, y).score(ROWS, np.where(y == 0, -100, y))
+    with pytest.raises(ValueError, match=r"y\[0\]=-100 marks an example without a class"):
+        model.score(ROWS, np.where(y == 0, -100, y).reshape(-1, 1))
 
 
 @pytest.mark.parametrize("kind", [MultinomialSVC, MultilabelSVC])

@@ -73,6 +73,8 @@ def test_words_without_a_label_stay_words_in_batches_and_are_completed(tagger, i
     some[0]["labels"] = [NO if i == place else label for i, label in enumerate(some[0]["labels"])]
     batch = tagger.collate(some)
     assert batch["word_mask"].sum() == (batch_of(items)["labels"] != NO).sum()
+    with pytest.raises(ValueError, match="some sentences of a batch have word_mask, and others have not"):
+        tagger.collate([some[0], items[1]])
     words = features_of(tagger, some, 4)
     assert torch.equal(words.lengths, features_of(tagger, items, 4).lengths)
     assert words.first_unknown == [0, 0]

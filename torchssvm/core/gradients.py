@@ -25,7 +25,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from torchssvm.core.arguments import warn
 from torchssvm.core.batch import device_of, tree_replace, tree_tensors
-from torchssvm.core.operators import full_precision, is_lowered, lowered_advice, transformed
+from torchssvm.core.operators import full_precision, is_lowered, lowered_advice, on_host, transformed
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, scale
 from torchssvm.core.row_sparse import combine_rows, dense
 from torchssvm.core.threads import undisturbed
@@ -75,16 +75,30 @@ def check_padding(features: nn.Module, x: Any, lengths: Tensor | None) -> bool:
         lengths: ``[B]`` int64, where examples differ in length.
 
     Returns:
-        Whether no other batch needs to be looked at: this one had padding, or ``features`` knows it.
+        Whether no other batch needs to be looked at: this one had padding, or ``features`` knows it, or does not give
+        features to each id.
     """
     if not isinstance(x, Tensor) or x.is_floating_point() or knows_padding(features) is not None:
         return True
-    if lengths is None or int(lengths.min()) == x.shape[1]:
+    sizes = None if lengths is None else on_host(lengths)
+    if sizes is None or int(sizes.min()) >= x.shape[1]:
         return False
-    row, length = int(lengths.argmin()), int(lengths.min())
-    row_x = x[row : row + 1].to(device_of(features))
-    with evaluating(features):
-        alone, padded = (apply_features(features, own)[0, :length] for own in (row_x[:, :length], row_x))
+    row, length, device = int(sizes.argmin()), int(sizes.min()), device_of(features)
+    row_x = x[row : row + 1].to(device)
+    kind, devices = generators_of([device])
+    buffers = [(own, own.clone()) for own in features.buffers()]
+    with evaluating(features), state_kept(features), torch.random.fork_rng(devices, device_type=kind):
+        padded = apply_features(features, row_x)
+        each = isinstance(padded, Tensor) and padded.shape[:2] == row_x.shape[:2]
+        padded = padded[0, :length].clone() if each else None
+        try:
+            alone = apply_features(features, row_x[:, :length])[0] if each else None
+        except RuntimeError:  # it takes one length only
+            alone = None
+        for there, before in buffers:
+            there.copy_(before)
+    if alone is None or padded is None:
+        return True
     if float((alone - padded).abs().amax()) > 1e-3 * float(alone.abs().amax()):
         raise ValueError(
             f"{type(features).__name__} gives ids other features where they are padded: its forward must take lengths, "

@@ -278,7 +278,7 @@ class MatrixClassifier(ClassifierMixin, StructuredEstimator):
         return validate_data(self, X, reset=False, **MATRIX)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """The share of rows whose whole output is right."""
+        """The share of rows whose whole output is right; ValueError for a class of -100."""
         check_missing(y)
         return float(super().score(X, y, sample_weight))
 

@@ -157,8 +157,8 @@ def check_lists(y: Any, sizes: Sequence[int], what: str) -> list[Sequence[Any]]:
 
 def check_missing(y: Any) -> None:
     """Raise ValueError for a class -100, which torch leaves out; -1 is one of two classes in scikit-learn."""
-    if (y := np.asarray(y)).ndim == 1 and y.dtype.kind in "if" and (missing := y == -100).any():
-        place = number_of(int(missing.argmax()))
+    if (y := np.asarray(y)).ndim and y.dtype.kind in "if" and (missing := y == -100).any():
+        place = number_of(int(missing.nonzero()[0][0]))
         raise ValueError(
             f"y[{place}]=-100 marks an example without a class: leave such examples out of X and y; "
             "where it is a class of its own, give texts, as y.astype(str)"
@@ -313,8 +313,8 @@ def by_place(X: Any) -> Any:
 def listed(X: Any) -> Any:
     """What can be read once only, X itself or the sequences in it, as lists; others as :func:`by_place`."""
     X = list(X) if isinstance(X, Iterator) else by_place(X)
-    if isinstance(X, list | tuple) and any(isinstance(own, Iterator) for own in X):
-        return [list(own) if isinstance(own, Iterator) else own for own in X]
+    if isinstance(X, list | tuple) and any(isinstance(own, Iterator) or by_place(own) is not own for own in X):
+        return [list(own) if isinstance(own, Iterator) else by_place(own) for own in X]
     return X
 
 

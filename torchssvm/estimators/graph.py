@@ -170,7 +170,7 @@ class GraphSVC(StructuredEstimator):
     def score(self, X: Any, y: Any) -> float:
         """The share of nodes with the right label."""
         found: list[Any] = self.predict(X)
-        return accuracy(check_lists(y, [len(labels) for labels in found], "node"), found, self.classes_)
+        return accuracy(check_lists(by_place(y), [len(labels) for labels in found], "node"), found, self.classes_)
 
 
 def _graphs(X: Any, sizes: tuple[int, int] | None = None) -> list[Graph]:

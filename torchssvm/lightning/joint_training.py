@@ -208,8 +208,6 @@ class JointRun:
         """One step on network and head, and their learning rate."""
         joint, optimizer, batches = self.joint, module.optimizer_of(bcfw=False), module.trainer.num_training_batches
         assert self._loss is not None
-        if isinstance(module.structure, HiddenStates):
-            module.structure.check_chosen(batch.y)  # which the second stage needs
         place = batch_idx % joint.accumulate
         together = min(joint.accumulate, int(batches) - batch_idx + place)  # the last step of an epoch has what is left
         if not place:
@@ -220,7 +218,10 @@ class JointRun:
             optimizer.zero_grad()
         module.look_at_padding(batch)
         extracted = apply_features(cast(nn.Module, module.features), batch.x, batch.lengths)
-        loss = self._loss(module.potentials_of(extracted, batch.lengths), batch.y)
+        potentials = module.potentials_of(extracted, batch.lengths)
+        loss = self._loss(potentials, batch.y)
+        if isinstance(module.structure, HiddenStates) and not module.trainer.current_epoch:
+            module.structure.check_chosen(batch.y, potentials)  # which the second stage needs
         squares = [parameter.square().sum() for parameter in module.head.parameters()]
         value = share_of(len(batch.index)) * loss + module.lam / 2 * sum(squares)
         module.manual_backward(value / together)

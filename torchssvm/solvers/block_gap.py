@@ -94,7 +94,8 @@ class BlockGap(nn.Module):
             index: ``[B]`` int64, positions of the examples in the dataset. A repeated example counts once.
 
         Raises:
-            ValueError: Index, target or potentials are not valid, or the oracle returned invalid outputs.
+            ValueError: Index, target or potentials are not valid, several states of HiddenStates show a label of the
+                target, or the oracle returned invalid outputs.
             TypeError: The potentials have another dtype than the weights.
             RuntimeError: An example's target has changed since its first visit; or its features have, and the storage
                 cannot follow them. Of several processes, the others raise RankError in their next ``BCFW.step``.
@@ -119,7 +120,7 @@ class BlockGap(nn.Module):
         training = torch.is_grad_enabled() and potentials.requires_grad
         given, target = target, dual.structure.check_target(target, potentials)
         if training and isinstance(dual.structure, HiddenStates):
-            dual.structure.check_chosen(given)
+            dual.structure.check_chosen(given, potentials)
         detached = potentials.detach()
         digests = digest_examples(target, potentials)
         if len(rows) < len(index):

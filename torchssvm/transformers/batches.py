@@ -171,8 +171,11 @@ def collate(items: Sequence[Mapping[str, Any]], pad: int) -> dict[str, Tensor]:
         pad: The id of padding.
     """
     batch = {}
-    for name in items[0]:
-        if name in (*INPUTS, "labels", "word_mask"):
+    for name in (*INPUTS, "labels", "word_mask"):
+        having = [item for item in items if name in item]
+        if having and len(having) < len(items):
+            raise ValueError(f"some sentences of a batch have {name}, and others have not: give it for all or for none")
+        if having:
             rows = [torch.as_tensor(item[name]) for item in items]
             if len({row.ndim for row in rows}) > 1:
                 raise ValueError(

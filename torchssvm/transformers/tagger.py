@@ -405,6 +405,7 @@ class StructuredTagger(PreTrainedModel):
         Raises:
             ValueError: Neither ``held_out`` nor ``lam`` is given; labels do not fit; ``held_out`` has sets of them, or
                 words without a label; or ``dataset`` has, and the head is zero.
+            TypeError: The head is within an adapter.
         """
         options: Any = {"tolerance": tolerance, "solver": solver, "progress": progress}
         return solve_head(self, dataset, held_out, lam, batch_size, **options)

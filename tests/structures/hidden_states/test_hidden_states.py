@@ -21,6 +21,7 @@ from torchssvm import (
     Multiclass,
     PairwiseGraph,
     Potentials,
+    SlackRescaling,
     SoftmaxMargin,
     Solver,
     StructuredHinge,
@@ -305,10 +306,18 @@ def test_bcfw_refuses_labels_that_several_states_show_and_the_hinge_takes_the_be
     hinge = StructuredHinge(structure)
     for target in (y, allowed):
         data = PaddedDataset(x, target)
-        with pytest.raises(ValueError, match=r"rows \[1\], or it is unknown, and training is for one of them"):
+        with pytest.raises(
+            ValueError, match=r"a label of examples \[1\], or it is unknown, and training is for one of them"
+        ):
             solve(LinearChain(4, 3), data, 0.1, structure=structure, solver=Solver(batch_size=2), progress=False)
         assert torch.equal(hinge(head(x), target), hinge(head(x), completed))
     first = structure.check_target(y, head(x))
     assert float(hinge(head(x), y)) < float(hinge(head(x), first))
     dual = DualState.for_head(LinearChain(4, 3), 2, 0.1, structure=structure)
     assert float(BlockGap(dual)(LinearChain(4, 3)(x), completed, torch.arange(2)).detach()) > 0.0
+    short = torch.tensor([[0, 1, 2], [1, 0, -100]])  # -100 beyond a length is padding
+    potentials = LinearChain(4, 3)(x, torch.tensor([3, 2]))
+    for target in (short, short.masked_fill(short < 0, 0)):
+        assert float(BlockGap(dual)(potentials, target, torch.arange(2)).detach()) > 0.0
+    with pytest.raises(TypeError, match="structure is HiddenStates"):
+        SlackRescaling(structure)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_int64
+from torchssvm.core.arguments import check_int64, naming
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
 from torchssvm.core.structure import (
@@ -99,7 +99,7 @@ class HiddenStates(Around):
         """The labels that states show; -1 stays -1."""
         return torch.where(states < 0, states, self.shows.to(states.device)[states.clamp(min=0)])
 
-    def check_chosen(self, target: Tensor | Completed) -> None:
+    def check_chosen(self, target: Tensor | Completed, potentials: Potentials) -> None:
         """Check that the states of a target are known, as BCFW trains for one output of each example.
 
         Raises:
@@ -107,12 +107,13 @@ class HiddenStates(Around):
         """
         if isinstance(target, Completed):
             return
-        hidden = self._allowed(target).sum(-1) > 1
-        reject_rows(
-            hidden.flatten(1).any(1) if hidden.ndim > 1 else hidden,
-            "several states show a label of {rows}, or it is unknown, and training is for one of them: call "
-            "torchssvm.latent(head, dataset, lam), which chooses, or take SoftmaxMargin, which sums over them",
-        )
+        hidden = self._allowed(self.check_target(target, potentials).observed).sum(-1) > 1
+        with naming(potentials.index):
+            reject_rows(
+                hidden.flatten(1).any(1) if hidden.ndim > 1 else hidden,
+                "several states show a label of {rows}, or it is unknown, and training is for one of them: call "
+                "torchssvm.latent(head, dataset, lam), which chooses, or take SoftmaxMargin, which sums over them",
+            )
 
     def complete(self, potentials: Potentials, target: Completed) -> Completed:
         """The target with the states that score highest among those that show its labels.

@@ -16,6 +16,7 @@ from torchssvm.core.structure import Decoding, Labeling, Structure, each_labelin
 from torchssvm.structures.chain.oracle import viterbi_by_level
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.common import Around, check_lengths
+from torchssvm.structures.hidden_states.structure import HiddenStates
 from torchssvm.structures.multiclass.structure import Multiclass
 
 ORACLES = """\
@@ -243,7 +244,8 @@ class SlackRescaling(Around):
             ``Chain``, ``BruteForceSearch()`` for others that enumerate their outputs.
 
     Raises:
-        TypeError: ``structure`` is not a structure, or ``oracle`` (with None: every exact oracle) does not suit it.
+        TypeError: ``structure`` is not a structure, or is HiddenStates; or ``oracle`` (with None: every exact oracle)
+            does not suit it.
 
     Example:
         >>> cost = torch.tensor([[0.0, 0.1, 1.0], [0.1, 0.0, 1.0], [1.0, 1.0, 0.0]])
@@ -257,6 +259,8 @@ class SlackRescaling(Around):
             raise TypeError(
                 f"structure must be a torchssvm.Structure that is not rescaled itself, got {type(structure).__name__}"
             )
+        if isinstance(structure, HiddenStates):
+            raise TypeError("structure is HiddenStates, which leaves states of targets open: slack rescaling needs all")
         if oracle is not None and not isinstance(oracle, SlackOracle):
             raise TypeError(f"oracle must be one of these, not a {type(oracle).__name__}:\n{ORACLES}")
         self.structure = structure
