@@ -282,7 +282,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         check_is_fitted(self)
         check_matrix(X)
         check_matrix(y, "y")
-        X, y = validate_data(self, X, y, reset=False, multi_output=True, **MATRIX)
+        _, y = validate_data(self, X, y, reset=False, multi_output=True, **MATRIX)  # X keeps the names of its columns
         y, scores = _dense(y), self._two_or_more(X)
         if not self._sets:
             self._check_known(y)

@@ -224,7 +224,7 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         """
         check_is_fitted(self)
         check_matrix(X)
-        X, y = validate_data(self, X, y, reset=False, **MATRIX)
+        _, y = validate_data(self, X, y, reset=False, **MATRIX)  # X stays what it is, with the names of its columns
         self._check_known(y)
         states = torch.from_numpy(self.classes_.searchsorted(y))
         return self._fit_temperature(Multiclass(len(self.classes_)), [(as_potentials(self._scores(X)), states)])

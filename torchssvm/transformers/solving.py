@@ -154,6 +154,7 @@ def solve_head(tagger: Any, dataset: Any, held_out: Any, lam: float | None, batc
     kept = before is None or after is None or after >= before
     if kept:
         write(head.parameters(), tagger.head.parameters())
+        tagger.config.probability_temperature = 1.0  # that of the other head is none of this one
     return Solved(certificate, choice, before, after, kept)
 
 

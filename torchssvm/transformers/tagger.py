@@ -388,6 +388,8 @@ class StructuredTagger(PreTrainedModel):
     ) -> Solved:
         """Train the head on the encoder's features, computed once, to a certified gap; the encoder is not trained.
 
+        A new head has the temperature 1 until :meth:`calibrate` fits another.
+
         Args:
             dataset: Map-style; an item maps ``input_ids``, ``attention_mask`` and ``labels`` to lists of numbers, as
                 those of :func:`tokenized`, and ``word_mask`` where words have no label. For these and among sets of
