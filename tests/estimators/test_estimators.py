@@ -300,7 +300,7 @@ def test_rows_are_added_with_the_classes_of_the_first_call():
     X, y = X[rows], y[rows]
     model = MultinomialSVC(tol=0.02).partial_fit(X[:30], y[:30], classes=["a", "b", "c"]).partial_fit(X[30:], y[30:])
     _same_optimum(model, MultinomialSVC(tol=0.02).fit(X, y))
-    with pytest.raises(ValueError, match="labels or a parameter"):
+    with pytest.raises(ValueError, match="the labels, the dtype of X, or a parameter"):
         model.partial_fit(X[:1], ["d"])
     _same_optimum(model.partial_fit(X[:5], y[:5]), MultinomialSVC(tol=0.02).fit([*X, *X[:5]], [*y, *y[:5]]))
     with pytest.raises(ValueError, match="X has 2 features"):
