@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from torchssvm.core.arguments import check_length_form, check_whole
 from torchssvm.core.batch import OUTPUT_SIZES, to_device
-from torchssvm.core.gradients import apply_features, check_padding, evaluating
+from torchssvm.core.gradients import apply_features, check_padded_ids, evaluating
 
 from .padded import PADDING, PaddedDataset, padded
 
@@ -80,7 +80,7 @@ class PrecomputedFeatures(PaddedDataset):
                 if batch.lengths is not None:
                     beyond = torch.arange(leading[1]) >= batch.lengths.cpu()[:, None]
                     out = out.masked_fill(beyond.view(*leading, *[1] * (out.dim() - 2)).to(out.device), 0)
-                    looked = looked or check_padding(features, inputs[0], batch.lengths)
+                    looked = looked or check_padded_ids(features, inputs[0], batch.lengths)
                     lengths.append(batch.lengths.cpu())
                 xs.append(out.to(held))
                 ys.append(batch.y.cpu())

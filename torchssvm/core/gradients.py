@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import combinations, islice
 from textwrap import shorten
 from typing import Any
@@ -66,7 +66,7 @@ def apply_features(features: nn.Module, x: Any, lengths: Tensor | None = None) -
 
 
 @torch.no_grad()
-def check_padding(features: nn.Module, x: Any, lengths: Tensor | None) -> bool:
+def check_padded_ids(features: nn.Module, x: Any, lengths: Tensor | None) -> bool:
     """Raise ValueError if the shortest example of a batch of ids has other features without its padding.
 
     Args:
@@ -88,16 +88,14 @@ def check_padding(features: nn.Module, x: Any, lengths: Tensor | None) -> bool:
     kind, devices = generators_of([device])
     buffers = [(own, own.clone()) for own in features.buffers()]
     with evaluating(features), state_kept(features), torch.random.fork_rng(devices, device_type=kind):
-        padded = apply_features(features, row_x)
-        each = isinstance(padded, Tensor) and padded.shape[:2] == row_x.shape[:2]
-        padded = padded[0, :length].clone() if each else None
-        try:
-            alone = apply_features(features, row_x[:, :length])[0] if each else None
-        except RuntimeError:  # it takes one length only
-            alone = None
+        padded, alone = apply_features(features, row_x), None
+        if isinstance(padded, Tensor) and padded.shape[:2] == row_x.shape[:2]:
+            padded = padded[:, :length].clone()
+            with suppress(RuntimeError):  # it takes one length only
+                alone = apply_features(features, row_x[:, :length])
         for there, before in buffers:
             there.copy_(before)
-    if alone is None or padded is None:
+    if alone is None:
         return True
     if float((alone - padded).abs().amax()) > 1e-3 * float(alone.abs().amax()):
         raise ValueError(

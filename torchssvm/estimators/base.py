@@ -125,13 +125,13 @@ class CertifiedEstimator(BaseEstimator):
         structure: Any = head.structure
         given = self.get_params(deep=False)
         settings = repr({name: value for name, value in given.items() if name not in _MAY_CHANGE})
-        if last is not None and not structure.extends(last.structure):
-            # Examples that are weighted now, or classes that others balance, have other losses.
+        extends = last is None or structure.extends(last.structure)
+        if not extends:  # examples that are weighted now, or classes that others balance, have other losses
             balanced = given.get("class_weight") == "balanced" and settings == self._settings
             if type(structure) is not type(last.structure) or balanced:
                 trainer = last = held = None
         self._trained, self._settings = None, settings
-        if last is not None and not (structure.extends(last.structure) and _form(head) == _form(last)):
+        if last is not None and not (extends and _form(head) == _form(last)):
             raise ValueError(
                 "warm_start=True and partial_fit go on with the outputs and losses of the last fit, and the labels, "
                 "the dtype of X, or a parameter other than C, lam, tol, max_passes and verbose has changed: name all "

@@ -333,11 +333,8 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
             weight, bias = torch.cat([torch.zeros_like(weight), weight]), torch.cat([torch.zeros_like(bias), bias])
         head = LinearMulticlass(weight.shape[1], len(weight)).to(weight.dtype)
         head.load_state_dict({"weight": weight, "bias": bias})
-        own: Any = {
-            "labels": [str(label) for label in self.classes_],
-            "temperature": getattr(self, "temperature_", None),
-        }
-        save_model(path, head, features=self._features(), **own)
+        labels, temperature = [str(label) for label in self.classes_], getattr(self, "temperature_", None)
+        save_model(path, head, labels=labels, temperature=temperature, features=self._features())
 
     def _decode(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The best sets ``[n, K]`` and their scores ``[n]``."""

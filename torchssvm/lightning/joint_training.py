@@ -221,7 +221,8 @@ class JointRun:
         potentials = module.potentials_of(extracted, batch.lengths)
         loss = self._loss(potentials, batch.y)
         if isinstance(module.structure, HiddenStates) and not module.trainer.current_epoch:
-            module.structure.check_chosen(batch.y, potentials)  # which the second stage needs
+            target = module.structure.check_target(batch.y, potentials)
+            module.structure.check_chosen(batch.y, target, potentials.index)  # which the second stage needs
         squares = [parameter.square().sum() for parameter in module.head.parameters()]
         value = share_of(len(batch.index)) * loss + module.lam / 2 * sum(squares)
         module.manual_backward(value / together)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import warn
 from torchssvm.core.batch import Batch, as_batch, device_of, to_device
-from torchssvm.core.gradients import apply_features, check_padding
+from torchssvm.core.gradients import apply_features, check_padded_ids
 from torchssvm.core.operators import full_precision
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.structure import Labeling, Structure
@@ -247,7 +247,7 @@ class Predicting(Loading, Resumable):
     def look_at_padding(self, batch: Batch) -> None:
         """Raise ValueError once a fit if ids have other features where they are padded."""
         if self.features is not None and not self._run.looked:
-            self._run.looked = check_padding(self.features, batch.x, batch.lengths)
+            self._run.looked = check_padded_ids(self.features, batch.x, batch.lengths)
 
     def potentials_of(self, extracted: Any, lengths: Tensor | None) -> Potentials:
         """The head's potentials, in full precision."""

@@ -120,7 +120,7 @@ class BlockGap(nn.Module):
         training = torch.is_grad_enabled() and potentials.requires_grad
         given, target = target, dual.structure.check_target(target, potentials)
         if training and isinstance(dual.structure, HiddenStates):
-            dual.structure.check_chosen(given, potentials)
+            dual.structure.check_chosen(given, target, potentials.index)
         detached = potentials.detach()
         digests = digest_examples(target, potentials)
         if len(rows) < len(index):

@@ -228,13 +228,14 @@ def tag_texts(tagger: Any, texts: Any, tokenizer: Any, batch_size: int) -> list[
     limit = getattr(tagger.config.encoder, "max_position_embeddings", None) or 1 << 40
     limit = min(limit, tokenizer.model_max_length)
     read = [_read(text, place, tokenizer, limit) for place, text in enumerate(texts)]
-    order, found = by_length([text.pieces for text in read]), dict[int, list[Span]]()
+    order, found = by_length([text.pieces for text in read]), [list[Span]() for _ in read]
     with evaluating(tagger):
         for begin in range(0, len(read), batch_size):
             places = order[begin : begin + batch_size]
             spans = _tag(tagger, [read[place] for place in places], [texts[place] for place in places], tokenizer)
-            found.update(zip(places, spans, strict=True))
-    return [found[place] for place in range(len(read))]
+            for place, own in zip(places, spans, strict=True):
+                found[place] = own
+    return found
 
 
 def _read(text: Any, place: int, tokenizer: Any, limit: int) -> _Text:

@@ -99,16 +99,21 @@ class HiddenStates(Around):
         """The labels that states show; -1 stays -1."""
         return torch.where(states < 0, states, self.shows.to(states.device)[states.clamp(min=0)])
 
-    def check_chosen(self, target: Tensor | Completed, potentials: Potentials) -> None:
+    def check_chosen(self, given: Tensor | Completed, target: Completed, index: Tensor | None) -> None:
         """Check that the states of a target are known, as BCFW trains for one output of each example.
 
+        Args:
+            given: The target as it was given.
+            target: What :meth:`check_target` made of it.
+            index: The places of the examples, for errors.
+
         Raises:
-            ValueError: ``target`` are labels, or sets, that several states show.
+            ValueError: ``given`` are labels, or sets, that several states show.
         """
-        if isinstance(target, Completed):
+        if isinstance(given, Completed):
             return
-        hidden = self._allowed(self.check_target(target, potentials).observed).sum(-1) > 1
-        with naming(potentials.index):
+        hidden = self._allowed(target.observed).sum(-1) > 1
+        with naming(index):
             reject_rows(
                 hidden.flatten(1).any(1) if hidden.ndim > 1 else hidden,
                 "several states show a label of {rows}, or it is unknown, and training is for one of them: call "

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchssvm.core.gradients import check_padding
+from torchssvm.core.gradients import check_padded_ids
 
 IDS, LENGTHS = torch.arange(12).reshape(2, 6), torch.tensor([6, 4])
 
@@ -33,13 +33,13 @@ class Network(nn.Module):
 )
 def test_networks_that_padding_does_not_change_are_left_as_they_are(make):
     network, state = Network(make).train(), torch.get_rng_state()
-    assert check_padding(network, IDS, LENGTHS)
+    assert check_padded_ids(network, IDS, LENGTHS)
     assert float(network.calls) == 0.0
     assert network.training
     assert torch.equal(torch.get_rng_state(), state)
-    assert not check_padding(network, IDS, torch.tensor([6, 6]))  # there is no padding to look at
+    assert not check_padded_ids(network, IDS, torch.tensor([6, 6]))  # there is no padding to look at
 
 
 def test_a_mean_over_padding_is_refused():
     with pytest.raises(ValueError, match="Network gives ids other features where they are padded"):
-        check_padding(Network(lambda found: found + found.mean(1, keepdim=True)), IDS, LENGTHS)
+        check_padded_ids(Network(lambda found: found + found.mean(1, keepdim=True)), IDS, LENGTHS)
