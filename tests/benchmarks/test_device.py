@@ -34,7 +34,6 @@ def test_every_part_runs_at_tiny_sizes(run_script, tmp_path):
         assert row["found"].get("largest difference", 0.0) <= rounding, row["what"]
     assert found["each kernel again in other orders"]["exit status"] == 0
     assert (tmp_path / "race.png").exists()
-    assert all(row["seconds"] < 240 for row in rows)
     assert found["pytest"]["exit status"] == 0
     table = (tmp_path / "device.md").read_text().splitlines()
     assert table[0].startswith("On a pretended device, at tiny sizes")

@@ -62,7 +62,7 @@ def test_joint_training_and_a_second_run(run_script, people, tmp_path):
 
 
 def test_the_benchmark(people, tmp_path):
-    options = {"data": str(people), "max_seconds": 2.0, "solvers": ["gap FW", "gap corrective + cache"]}
+    options = {"data": str(people), "max_seconds": 120.0, "solvers": ["gap FW", "gap corrective + cache"]}
     part, found = measured("pose", options, quick=True)
     assert found["images"] == 10
     assert list(found["oracle"]) == ["1", "2"]
