@@ -161,7 +161,7 @@ class StructureTestCase(LabelingsTestCase):
         best = structure.decode(potentials)
         own = conform(structure.parts(best), potentials, "parts")[name] > 0
         assert not bool((found[own] < 0).any()), "an output's own states are as good as others"
-        together = Potentials({**potentials.tensors, name: found}, potentials.lengths, ragged=potentials.ragged)
+        together = potentials.replace({**potentials.tensors, name: found})
         for row in range(batch):
             alone, margins = self.cropped(potentials, row), self.cropped(together, row)[name]
             outputs = list(structure.enumerate(alone))

@@ -376,10 +376,10 @@ class Structure(ABC):
     def max_marginals(self, potentials: Potentials) -> Tensor:
         """Margins as confidences: the best score of an output with a part, less the best of one without it.
 
-        Parts are the states of single positions, frames, nodes or labels. Those of the best output have no margin below
-        0, and the others none above: 0 says that another output scores as well. A state that no output can have has
-        ``-inf``, and one that all have ``inf``. Exact for chains, segments, trees, forests, classes, and label sets
-        without pairs; other structures have none.
+        Parts are the states of single positions, frames, nodes or labels, or edges. Those of the best output have no
+        margin below 0, and the others none above: 0 says that another output scores as well. A part that no output can
+        have has ``-inf``, and one that all have ``inf``. Exact for chains, segments, trees, forests, classes, label
+        sets without pairs and, by one decoding for each edge, matchings and arborescences; other structures have none.
 
         Args:
             potentials: The batch.
@@ -391,7 +391,8 @@ class Structure(ABC):
             TypeError: The structure has no exact ones.
         """
         raise TypeError(
-            f"{type(self).__name__} has no exact max-marginals: chains, segments, trees, forests and classes have them"
+            f"{type(self).__name__} has no exact max-marginals: chains, segments, trees, forests, classes, matchings "
+            "and arborescences have them"
         )
 
     def difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +18,7 @@ from torchssvm.core.structure import Decoding
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.common import check_lengths
 from torchssvm.structures.labelled import Labelled
+from torchssvm.structures.max_marginals import margins_of
 
 
 class Arborescences(Protocol):
@@ -161,6 +163,21 @@ class Arborescence(Labelled):
         mass = torch.cat([mass, -mass.sum(1, keepdim=True)], 1).to(scores.dtype)
         arcs = scores.new_zeros(scores.shape)
         return {name: add_at(arcs, heads.clamp(min=0), mass.unsqueeze(1) * (heads >= 0), any_order=any_order)}
+
+    def max_marginals(self, potentials: Potentials) -> Tensor:
+        """Of each arc, ``[B, N, N+1]``, by one more decoding for each; ``-inf`` forbids an arc, and those to itself."""
+        ((name, tensor),) = potentials.tensors.items()
+        scores, best = tensor.detach().to(torch.float64), self.argmax(potentials)
+        head, others = torch.arange(scores.shape[2], device=scores.device), torch.zeros_like(scores)
+        chosen = best.labeling.unsqueeze(2) == head
+        for t, h in itertools.product(*map(range, scores.shape[1:])):
+            masked, kept = scores.clone(), chosen[:, t, h].unsqueeze(1) ^ (head == h)
+            masked[:, t] = masked[:, t].masked_fill(~kept, -math.inf)
+            others[:, t, h] = self.argmax(potentials.replace({name: masked})).value
+        value = best.value.view(-1, 1, 1)
+        margins = margins_of(torch.where(chosen, value, others), torch.where(chosen, others, value), chosen)
+        real = (best.labeling >= 0).unsqueeze(2) & (head <= (best.labeling >= 0).sum(1).view(-1, 1, 1))
+        return margins.masked_fill(~self.places(potentials)[name], -math.inf).masked_fill(~real, 0.0)
 
     def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """The cost of each arc, ``[B, N, N+1]`` float64, 0 at the target's and in the padding; the constant is zero."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +15,7 @@ from torchssvm.core.potentials import Parts, Potentials, as_parts
 from torchssvm.core.structure import Decoding, Structure
 from torchssvm.structures.common import check_lengths
 from torchssvm.structures.matching.oracle import best_matching
+from torchssvm.structures.max_marginals import margins_of
 
 POSSIBLE = 2
 """Marks an edge of a target that is not in the matching but costs nothing to predict."""
@@ -139,6 +142,19 @@ class Matching(Structure):
         # Subtracted before they are summed, as what is left may be small.
         differences = (labelings == 1).to(tensor.dtype) - (target == 1).to(tensor.dtype).unsqueeze(1)
         return {name: (mass.to(tensor.dtype).unsqueeze(1) @ differences.flatten(2)).view(tensor.shape)}
+
+    def max_marginals(self, potentials: Potentials) -> Tensor:
+        """Of each edge, ``[B, S, T]``, by one more decoding for each; ``-inf`` forbids an edge."""
+        ((name, tensor),) = potentials.tensors.items()
+        scores, best = tensor.detach().to(torch.float64), self.argmax(potentials)
+        chosen, others = best.labeling == 1, torch.zeros_like(scores)
+        for s, t in itertools.product(*map(range, scores.shape[1:])):
+            masked, rest = scores.clone(), ~chosen[:, s, t]
+            masked[:, s, t] = masked[rest, s] = masked[rest, :, t] = -math.inf
+            others[:, s, t] = self.argmax(potentials.replace({name: masked})).value
+        value = best.value.view(-1, 1, 1)
+        margins = margins_of(torch.where(chosen, value, scores + others), torch.where(chosen, others, value), chosen)
+        return margins.masked_fill(~_real(potentials), 0.0)
 
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
         """Asymmetric Hamming loss, ``[B]`` float64."""
