@@ -45,7 +45,6 @@ class TestPairwiseGraph(StructureTestCase):
     """Graphs that differ in nodes and edges; nodes that differ in weight."""
 
     states = 3
-    mask = -1e6  # messages are precise to 1e-12 of all scores
     weighted = True
     padded = True
     options: dict = {}  # noqa: RUF012

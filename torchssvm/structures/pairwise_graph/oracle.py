@@ -108,6 +108,9 @@ class TreeReweighted:
 
 _TINY = 1e-12  # relative to the sum of the largest absolute scores: smaller gaps are rounding
 
+_MASK, _RAISED = 2.0**20, 8.0
+"""How many times lower than the usual scores together one is that forbids, and to what it is raised."""
+
 
 class Graph(NamedTuple):
     """One graph of N nodes, E edges and C cycles with its scores, all float64 and int64."""
@@ -128,6 +131,7 @@ class Graph(NamedTuple):
     moved: np.ndarray  # ``[C, 4, K, K]``, the scores that each cycle has taken from its edges
     below: np.ndarray  # ``[N, K]``, by how much labels are worse than the node's best
     level: np.ndarray  # ``[N, K]``, the depth at which a label was closed; -1 where it is open
+    kept: np.ndarray  # ``[N, K]``, room for the scores of nodes
     trial: np.ndarray  # ``[N]``, labels
     best: np.ndarray  # ``[N]``, the best labels found
     decided: np.ndarray  # ``[N + 1, 2]``, the node and the label of each branch
@@ -158,6 +162,7 @@ def make_room(nodes: int, states: int, edges: int, cycles: int) -> Graph:
         moved=np.zeros((cycles, 4, states, states)),
         below=node.copy(),
         level=node.astype(np.int64),
+        kept=node.copy(),
         trial=np.zeros(nodes, np.int64),
         best=np.zeros(nodes, np.int64),
         decided=np.zeros((nodes + 1, 2), np.int64),
@@ -270,6 +275,12 @@ def climb(g):
             y[p] = best
         if not changed:
             break
+    return score_of(g, y)
+
+
+@njit
+def score_of(g, y):
+    """The score of the labels ``y``."""
     value = 0.0
     for p in range(len(y)):
         value += g.node_scores[p, y[p]]
@@ -468,6 +479,7 @@ def solve(plan, room, edge, rounds, cycle_rounds, branches, labels):
         room.moved[:count],
         room.below[:size],
         room.level[:size],
+        room.kept[:size],
         room.trial[:size],
         room.best[:size],
         room.decided[: size + 1],
@@ -481,15 +493,46 @@ def solve(plan, room, edge, rounds, cycle_rounds, branches, labels):
     if not np.isfinite(small):
         labels[:size] = 0
         return np.nan, np.nan
-    value, bound = search(g, plan.tree, rounds, cycle_rounds, branches, small)
+    (usual, low), (others, lowest) = usual_scores(g.node_scores), usual_scores(g.edge_scores)
+    usual += others
+    if usual > 0.0 and min(low, lowest) < -_MASK * usual:
+        value, bound, small = search_without_masks(g, plan, edge, rounds, cycle_rounds, branches, usual)
+    else:
+        value, bound = search(g, plan.tree, rounds, cycle_rounds, branches, small)
     for p in range(size):
         labels[plan.order[p]] = g.best[p]
     return value, value if plan.tree or bound - value <= small else bound
 
 
 @njit
+def search_without_masks(g, plan, edge, rounds, cycle_rounds, branches, usual):
+    """:func:`search` where scores such as -1e30 forbid: beside them messages would round away all others.
+
+    They are raised. Labels that use none of them score as before and no others less, so that the bound holds. If the
+    best labels use one, the scores are taken as they are.
+
+    Returns:
+        As :func:`search`, and the gap that counts as none.
+    """
+    set_row(g.kept, g.node_scores, None, None)
+    for scores in (g.node_scores.reshape(-1), g.edge_scores.reshape(-1)):
+        for place in range(len(scores)):
+            if scores[place] < -_MASK * usual:
+                scores[place] = -_RAISED * usual
+    start(g)
+    small = _TINY * (sum_of_largest(g.node_scores) + sum_of_largest(g.edge_scores))
+    value, bound = search(g, plan.tree, rounds, cycle_rounds, branches, small)
+    set_row(g.node_scores, g.kept, None, None)
+    fill(g, plan, edge)
+    if score_of(g, g.best) != value:
+        small = _TINY * (sum_of_largest(g.node_scores) + sum_of_largest(g.edge_scores))
+        value, bound = search(g, plan.tree, rounds, cycle_rounds, branches, small)
+    return value, bound, small
+
+
+@njit
 def fill(g, plan, edge):
-    """Scores of pairs, of which edges between the same two nodes have one sum; no messages, and all labels open."""
+    """Scores of pairs, of which edges between the same two nodes have one sum."""
     states = edge.shape[2]
     set_row(g.edge_scores, None, None, 0.0)
     for turned in range(2):
@@ -502,14 +545,32 @@ def fill(g, plan, edge):
                             table[k, j] += edge[e, j, k]
                         else:
                             table[j, k] += edge[e, j, k]
+    start(g)
+
+
+@njit
+def start(g):
+    """No messages, and all labels open."""
     set_row(g.node, g.node_scores, None, None)
     set_row(g.table, g.edge_scores, None, None)
     for messages in (g.ahead, g.back):
         set_row(messages, None, None, 0.0)
     set_row(g.moved, None, None, 0.0)
     for p in range(len(g.level)):
-        for k in range(states):
+        for k in range(g.level.shape[1]):
             g.level[p, k] = -1
+
+
+@njit
+def usual_scores(scores):
+    """The sum of the absolute values of the highest score of each entry of the first axis; the lowest score of all."""
+    total, low = 0.0, 0.0
+    for place in range(len(scores)):
+        high = -np.inf
+        for score in scores[place].reshape(-1):
+            high, low = max(high, score), min(low, score)
+        total += abs(high)
+    return total, low
 
 
 @njit
