@@ -159,7 +159,7 @@ def _compiled_error(head: nn.Module, structure: Structure, batch: Batch) -> str 
     """How certificates of the two loops differ, after some visits of a compiled loop of its own."""
     own = copy.deepcopy(head).cpu()
     try:
-        adapter = find_adapter(own)
+        find_adapter(own)
     except TypeError as error:
         raise Skipped(str(error)) from None
     if not structure.same_as(head.structure):  # type: ignore[arg-type]

@@ -26,9 +26,9 @@ class Weighted(NamedTuple):
     weight: Tensor
 
 
-def apart(batch: Batch) -> tuple[Batch, Tensor | None]:
-    """A batch without the weights of its examples, and these, ``[B]``; None where it has none."""
-    if not isinstance(batch.y, Weighted):
+def apart(batch: Batch, structure: Structure) -> tuple[Batch, Tensor | None]:
+    """A batch without the weights of its examples, and these, ``[B]``; None of a structure that has none."""
+    if not isinstance(structure, WeightedStructure):
         return batch, None
     return batch.replace(x=batch.x.value, y=batch.y.value), batch.y.weight
 

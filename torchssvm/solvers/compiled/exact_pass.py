@@ -270,7 +270,8 @@ def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, 
         losses[0, i], losses[1, i] = weight * told, weight * size
         inner += exact_dots(psi_pairs, transition, rows, len(rows))
         add_to_weights(kind, examples, part, i, length, psi, psi_pairs, rows, scratch, weight)
-    scalars.gaps[i] = (hinge + weight * inner) / n - scalars.loss[i]  # of the labeling: a step cannot close what a bound leaves
+    gap = (hinge + weight * inner) / n  # of the labeling: a step cannot close what a bound leaves
+    scalars.gaps[i] = gap - scalars.loss[i]
     return some or slots
 
 

@@ -55,7 +55,7 @@ def pack(
         if held is not None:
             yield held
         for batch in restrict(batches, dual.own) if dual.ranks else batches:
-            own, weight = apart(as_batch(batch))
+            own, weight = apart(as_batch(batch), dual.structure)
             _check_kind(adapter.inputs(own.x))
             yield _piece(adapter, dual, to_device(own, "cpu"), weight, dtype)
 
@@ -188,9 +188,7 @@ def _check_kind(x: object) -> None:
         )
 
 
-def _piece(
-    adapter: HeadAdapter, dual: DualState, batch: Batch, weight: Tensor | None, dtype: torch.dtype
-) -> Piece:
+def _piece(adapter: HeadAdapter, dual: DualState, batch: Batch, weight: Tensor | None, dtype: torch.dtype) -> Piece:
     with torch.no_grad():
         potentials = as_potentials(adapter.apply(batch))
     index = check_batch(dual, batch.index, potentials)

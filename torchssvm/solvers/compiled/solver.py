@@ -308,7 +308,7 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def _digests(self, batch: Batch, adapter: HeadAdapter) -> Tensor:
         """Digests of the targets of a batch, ``[B]`` int64; the head is applied where they need what features carry."""
-        (batch, weight), lengths = apart(batch), batch.lengths
+        (batch, weight), lengths = apart(batch, self.dual.structure), batch.lengths
         if self._adapter.carries:
             potentials = as_potentials(adapter.apply(batch))
             target = adapter.structure.check_target(batch.y, potentials)
