@@ -10,6 +10,7 @@ from compiled_kinds import ARCS, KINDS, Weighing
 from problems import Training, assert_same, flat, through_a_file
 
 from torchssvm import (
+    BlockGap,
     CacheOracle,
     CompiledBCFW,
     Corrective,
@@ -18,6 +19,7 @@ from torchssvm import (
     Labelings,
     MeanParts,
     Pairwise,
+    Sequential,
     certify,
 )
 from torchssvm.kinds.adapter import find_adapter
@@ -117,6 +119,8 @@ def test_weights_without_their_head_are_refused():
     problem = Weighing(KINDS["chain"]())
     with pytest.raises(TypeError, match="x must be a dense tensor"):
         loop_of(problem.inner.head, problem.everything(), problem.n, problem.lam, *RULES[0])
-    dual = DualState.for_head(problem.head, problem.n, problem.lam)
-    with pytest.raises(TypeError, match="WeightedHead"):
-        GDMM(problem.head, dual, problem.everything())
+    with pytest.raises(TypeError, match="head=WeightedHead"):
+        GDMM(problem.head, problem.everything(), num_examples=problem.n, lam=problem.lam)
+    dual, batch = DualState.for_head(problem.head, problem.n, problem.lam), problem.batch([0, 1])
+    with pytest.raises((TypeError, ValueError), match=r"Sequential\(\)"):
+        BlockGap(dual, block_steps=Sequential())(problem.head(batch.x, batch.lengths), batch.y, batch.index)
