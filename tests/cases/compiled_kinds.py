@@ -38,6 +38,7 @@ from torchssvm.structures.matching import Edges
 from torchssvm.structures.pairwise_graph import TreeReweighted
 from torchssvm.structures.ranking import NDCG, PairSwaps, PrecisionAt, RankingMeasure
 from torchssvm.structures.tree import ForestFeatures, LinearForest
+from torchssvm.structures.weighted import Weighted, WeightedHead
 
 
 def sparse(problem: Problem) -> Problem:
@@ -272,6 +273,24 @@ OTHERS = {
     "label sets, no pairs, no bias": lambda **o: label_sets(pairwise=False, bias=False, **o),
 }
 KINDS = SEQUENCES | OTHERS
+
+
+class Weighing(Problem):
+    """A problem whose examples count once to three times."""
+
+    def __init__(self, inner: Problem) -> None:
+        super().__init__(WeightedHead(inner.head), inner.x, inner.y, inner.lengths, inner.lam)
+        self.inner, self.times = inner, torch.arange(inner.n) * 5 % 3 + 1
+
+    def batch(self, rows):
+        batch = self.inner.batch(rows)
+        own = self.times[batch.index].to(torch.float64)
+        return batch.replace(x=Weighted(batch.x, own), y=Weighted(batch.y, own))
+
+    def repeated(self) -> Batch:
+        """Every example so many times, and without a weight."""
+        batch = self.inner.batch(torch.arange(self.n).repeat_interleave(self.times).tolist())
+        return batch.replace(index=torch.arange(len(batch.index)))
 
 
 class Arcs(Problem):

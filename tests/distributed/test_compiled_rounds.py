@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from compiled_kinds import ARCS, KINDS, lists
+from compiled_kinds import ARCS, KINDS, Weighing, lists
 from problems import PROBLEMS, assert_same, flat
 from processes import in_processes
 from tables import each_row
@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 
 KINDS = {
     "chain": lambda: PROBLEMS["chain"](5, n=14, states=3, features=5, longest=4, lam=0.02),
+    "chain, weights": lambda: Weighing(PROBLEMS["chain"](5, n=14, states=3, features=5, longest=4, lam=0.02)),
     "chain, lists": KINDS["chain, sparse, nine states"],
     "multiclass": lambda: PROBLEMS["multiclass"](4, n=14, classes=5, lam=0.02),
     "arcs": ARCS["arcs, projective"],

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 
-from torchssvm import Batch, LinearChain, check
+from torchssvm import Batch, CompiledBCFW, LinearChain, check
 from torchssvm.estimators import ChainSVC, GraphSVC, MultilabelSVC, MultinomialSVC, PredictThenOptimize, SegmentSVC
 from torchssvm.structures.decisions import ShortestPath
 from torchssvm.structures.weighted import Weighted, WeightedHead
@@ -60,6 +61,21 @@ def test_a_weight_of_2_is_the_example_twice_and_0_is_none(case):
     if case not in ("classes", "sets", "rare sets", "one of a set"):  # there the head that is kept is made anew
         distance = sum((2.0 * max(run.gap, 0.0) / run.lam) ** 0.5 for run in (one, two))
         assert float((first - second).norm()) <= distance + 1e-4
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", ["sets", "arrays", "names", "segments", "forests"])
+def test_weights_train_in_the_compiled_loop_which_goes_on_with_others(case):
+    estimator, X, y = CASES[case]
+    going_on, anew, without = (clone(estimator).set_params(tol=0.02, random_state=0) for _ in range(3))
+    going_on.set_params(warm_start=True).fit(X, y, [2, 1, 0, 1, 3, 1, 1, 1])
+    assert isinstance(going_on._run[0], CompiledBCFW)
+    one, two = (fitted.fit(X, y, [1, 4, 0, 1, 3, 1, 2, 1]).certificate_ for fitted in (going_on, anew))
+    assert max(one.dual, two.dual) <= min(one.primal, two.primal) + 1e-9
+    assert isinstance(going_on._run[0], CompiledBCFW)
+    ones, none = (fitted.fit(X, y, *times) for fitted, times in ((anew, [np.ones(8)]), (without, [])))
+    for alike, own in zip(ones.head_.parameters(), none.head_.parameters(), strict=True):
+        assert torch.equal(alike, own)
 
 
 def test_weights_are_checked():

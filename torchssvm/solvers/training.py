@@ -212,7 +212,7 @@ def make_trainer(
         )
         held = None
         if begun is not None:
-            if loop is not None and choice.adapter is not None and loop.packs_for(head):
+            if loop is not None and choice.adapter is not None and loop.packs_for(choice.adapter.head):
                 held = loop, begun.kept
                 if not getattr(dataset, "compared", False):
                     loop.check_staying(dataset, begun.kept, choice.adapter)
@@ -474,8 +474,8 @@ def compiled_form(head: nn.Module, structure: Structure, solver: Solver) -> tupl
         adapter = find_adapter(head, anywhere=True)
     except (ImportError, TypeError) as error:
         return None, str(error).removesuffix("; use BlockGap and BCFW")
-    if not structure.same_as(adapter.structure):
-        return None, f"structure={structure} is not that of the head, {adapter.structure}"
+    if not structure.same_as(own := head.structure):  # type: ignore[arg-type]
+        return None, f"structure={structure} is not that of the head, {own}"
     return adapter, None
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchssvm.core.batch import Batch, fetcher, lengths_of
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
 from torchssvm.core.structure import Decoding, OracleResult, Structure, as_decoding
+from torchssvm.kinds.adapter import HeadAdapter, find_adapter
 from torchssvm.structures.common import Around
 
 
@@ -23,6 +24,18 @@ class Weighted(NamedTuple):
 
     value: Any
     weight: Tensor
+
+
+def apart(batch: Batch, structure: Structure) -> tuple[Batch, Tensor | None]:
+    """A batch without the weights of its examples, and these, ``[B]``; None of a structure that has none."""
+    if not isinstance(structure, WeightedStructure):
+        return batch, None
+    return batch.replace(x=batch.x.value, y=batch.y.value), batch.y.weight
+
+
+def joined(target: Any, weight: Tensor | None) -> Any:
+    """The target of which :func:`apart` took the weights."""
+    return target if weight is None else Weighted(target, weight)
 
 
 class WeightedExamples:
@@ -54,6 +67,10 @@ class WeightedHead(nn.Module):
         super().__init__()
         self.head = head
         self.structure = WeightedStructure(head.structure)
+
+    def compiled_form(self) -> HeadAdapter:
+        """That of the head, as the compiled loop takes the weight of an example as a factor of its own."""
+        return find_adapter(self.head, anywhere=True)
 
     def forward(self, x: Weighted, lengths: Tensor | None = None) -> Potentials:
         """The potentials of the head, multiplied."""

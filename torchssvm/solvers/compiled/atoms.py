@@ -42,7 +42,7 @@ def has_room(i, count, blocks, options):
 @njit
 def fill_atoms(i, n, count, length, base, examples, blocks, scalars, emission, transition, scratch):
     """Mass, loss and hinge of the rest and of the slots; returns the mean hinge and the best slot, or -1."""
-    mass, hinge, parts = scratch.mass, scratch.hinge, scratch.score_loss
+    mass, hinge, parts, weight = scratch.mass, scratch.hinge, scratch.score_loss, examples.weight[i]
     mass[0], hinge[0], parts[0] = blocks.rest_mass[i], 0.0, 0.0
     if blocks.mixed[i] and mass[0] > 0.0:
         psi, psi_pairs, used = rest_views(examples, blocks, i, length)
@@ -51,14 +51,14 @@ def fill_atoms(i, n, count, length, base, examples, blocks, scalars, emission, t
         inner += exact_dots(psi_pairs, transition, rows, len(rows))
         held = blocks.rest_loss[i] if blocks.mass.shape[1] else scalars.loss[i]
         parts[0] = held * n / mass[0]
-        hinge[0] = -inner / mass[0] + parts[0]
+        hinge[0] = -weight * inner / mass[0] + parts[0]
     elif mass[0] == 0.0:
         hinge[0] = -np.inf
     mean, best = mass[0] * hinge[0] if mass[0] > 0.0 else 0.0, -1
     for c in range(count):
         mass[c + 1], parts[c + 1] = blocks.mass[i, c], blocks.loss[i, c]
         held_score = score(examples.kind, examples, i, blocks.labelings[i, c], length, emission, transition)
-        hinge[c + 1] = held_score - base + parts[c + 1]
+        hinge[c + 1] = weight * (held_score - base) + parts[c + 1]
         mean += mass[c + 1] * hinge[c + 1]
         if best < 0 or hinge[c + 1] > hinge[best + 1]:
             best = c
@@ -159,7 +159,7 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
     """Inner products of the atoms, without the factor 1/(lam n^2); those of slots are kept."""
     gram, response, pairs, labels = scratch.gram, scratch.response, scratch.pairs, scratch.labels
     kind, size, read = examples.kind, size_of(examples, i), (scratch, blocks.labelings[i], count, found, is_new)
-    start = examples.start[i]
+    start, factor = examples.start[i], examples.weight[i] * examples.weight[i]
     target = examples.y[start : start + size]
     for a in range(atoms):
         gram[0, a] = 0.0
@@ -180,7 +180,7 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
         respond(kind, examples, model, i, length, labels, *read)
         own = score(kind, examples, i, target, length, response, pairs)
         for e in range(count):
-            value = score(kind, examples, i, blocks.labelings[i, e], length, response, pairs) - own
+            value = factor * (score(kind, examples, i, blocks.labelings[i, e], length, response, pairs) - own)
             gram[c + 1, e + 1] = value
             gram[e + 1, c + 1] = value
             if c < count:
@@ -189,7 +189,7 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
         if c < count:
             blocks.known[i, c] = True
         if is_new:
-            value = score(kind, examples, i, found, length, response, pairs) - own
+            value = factor * (score(kind, examples, i, found, length, response, pairs) - own)
             gram[c + 1, count + 1] = value
             gram[count + 1, c + 1] = value
         forget_pairs(kind, examples, i, length, labels, pairs)
@@ -202,7 +202,7 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
     moved = respond_pairs(kind, examples, i, psi_pairs, rows, pairs, scratch)
     total += exact_dots(psi_pairs, moved, rows, len(rows))
     own = score(kind, examples, i, target, length, response, moved)
-    gram[0, 0] = share * share * total
+    gram[0, 0] = factor * share * share * total
     for c in range(count + 1):
         if c == count and not is_new:
             continue
@@ -210,7 +210,7 @@ def fill_gram(i, count, atoms, length, examples, model, blocks, found, is_new, s
             read_slot(i, c, examples, blocks, labels)
         for t in range(size if c == count else 0):
             labels[t] = found[t]
-        value = -share * (score(kind, examples, i, labels, length, response, moved) - own)
+        value = -factor * share * (score(kind, examples, i, labels, length, response, moved) - own)
         gram[0, c + 1] = value
         gram[c + 1, 0] = value
     forget_pairs(kind, examples, i, length, labels, pairs)

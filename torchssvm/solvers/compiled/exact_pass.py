@@ -43,11 +43,11 @@ class HingeRounding:
     """The typical rounding of a hinge, from a sample of tokens that is chosen once: the largest, and some others."""
 
     def __init__(self, examples: Examples) -> None:
-        kind, lengths = examples.kind, np.diff(examples.start)
+        kind, lengths, weight = examples.kind, np.diff(examples.start), examples.weight
         links = getattr(kind, "links", None)  # edges with features
         self._edges = 1.0 if links is None else float(np.abs(links.z).sum(1).max(initial=0.0))
         # A labeling differs from the target's at some tokens; of long sequences, more and more of them are doubtful.
-        self._differing = float((np.sqrt(2.0 * lengths) + 0.05 * lengths).mean())
+        self._differing = float((weight * (np.sqrt(2.0 * lengths) + 0.05 * lengths)).mean())
         many = len(examples.x) if examples.dense else len(examples.row) - 1
         sizes = squares_of_rows(examples)
         largest = np.argpartition(sizes, max(many - _SAMPLE // 2, 0))[-(_SAMPLE // 2) :]
@@ -240,15 +240,16 @@ def exact_ranges(
 def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, corners):
     """Decode one example and add its weights to ``part``; returns whether it has any."""
     n, squares, sums = len(blocks.count), scratch.squares, scratch.sums
-    kind, start, found = examples.kind, examples.start[i], scratch.corner
+    kind, start, found, weight = examples.kind, examples.start[i], scratch.corner, examples.weight[i]
     length = potentials(kind, examples, model, i, scratch)
     emission, transition = scratch.emission, pairs_of(kind, model.transition, scratch.transition)
     scratch.slack[0] = 0.0
     loss = decode(kind, examples, i, length, scratch, transition, found)
     base = score(kind, examples, i, examples.y[start : start + size_of(examples, i)], length, emission, transition)
-    hinge = score(kind, examples, i, found, length, emission, transition) - base + loss
+    hinge = weight * (score(kind, examples, i, found, length, emission, transition) - base + loss)
     hinge = 0.0 if hinge < 0.0 else hinge  # the target's is 0; NaN stays
-    hinges[0, i], hinges[1, i] = hinge + scratch.slack[0], scratch.slack[0]
+    slack = weight * scratch.slack[0]
+    hinges[0, i], hinges[1, i] = hinge + slack, slack
     for t in range(size_of(examples, i) if len(corners) else 0):
         corners[start + t] = found[t]
     inner = 0.0
@@ -266,10 +267,11 @@ def examine(i, examples, model, blocks, scalars, scratch, part, hinges, losses, 
             squares[t] = sums[t, 2]
             mean, terms = mean_loss(kind, examples, i, t, psi[t], sums[t, 1], sums[t, 2])
             inner, told, size = inner + sums[t, 0], told + mean, size + terms
-        losses[0, i], losses[1, i] = told, size
+        losses[0, i], losses[1, i] = weight * told, weight * size
         inner += exact_dots(psi_pairs, transition, rows, len(rows))
-        add_to_weights(kind, examples, part, i, length, psi, psi_pairs, rows, scratch, 1.0)
-    scalars.gaps[i] = (hinge + inner) / n - scalars.loss[i]  # of the labeling: a step cannot close what a bound leaves
+        add_to_weights(kind, examples, part, i, length, psi, psi_pairs, rows, scratch, weight)
+    gap = (hinge + weight * inner) / n  # of the labeling: a step cannot close what a bound leaves
+    scalars.gaps[i] = gap - scalars.loss[i]
     return some or slots
 
 
@@ -289,7 +291,7 @@ def remember_range(begin, end, examples, blocks, options, scratch, counters, cor
             found[t] = corners[start + t]
         if find_slot(i, blocks.count[i], size, blocks.labelings, found) < 0:
             counters[2] = clock
-            loss = loss_of(examples.kind, examples, i, found)
+            loss = examples.weight[i] * loss_of(examples.kind, examples, i, found)
             insert(i, 0.0, loss, np.int64(0), length, examples, blocks, options, scratch, counters)
             kept += counters[2] > clock
     counters[2] = clock

@@ -126,7 +126,7 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
     n, count = options.num_examples, blocks.count[i]
     if not has_room(i, count, blocks, options):
         return False
-    kind, start, size = examples.kind, examples.start[i], size_of(examples, i)
+    kind, start, size, weight = examples.kind, examples.start[i], size_of(examples, i), examples.weight[i]
     length = potentials(kind, examples, model, i, scratch)
     emission, transition = scratch.emission, pairs_of(kind, model.transition, scratch.transition)
     base = score(kind, examples, i, examples.y[start : start + size], length, emission, transition)
@@ -141,12 +141,12 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
         counters[1] += 1
     else:
         counters[0] += 1
-        loss = decode(kind, examples, i, length, scratch, transition, found)
+        loss = weight * decode(kind, examples, i, length, scratch, transition, found)
         corner = find_slot(i, count, size, blocks.labelings, found) + 1
         if corner == 0:
             corner = atoms
             mass[corner], parts[corner] = 0.0, loss
-            hinge[corner] = score(kind, examples, i, found, length, emission, transition) - base + loss
+            hinge[corner] = weight * (score(kind, examples, i, found, length, emission, transition) - base) + loss
             atoms += 1
         gap = max((hinge[corner] - mean) / n, 0.0)
         scalars.oracle_gaps[i] = gap
@@ -168,7 +168,7 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
         if change[c] != 0.0:
             value += change[c] * hinge[c]
             loss_change += change[c] * parts[c]
-    curvature = squared_length(kind, examples, model, i, length, delta, pairs, rows, scratch)
+    curvature = weight * weight * squared_length(kind, examples, model, i, length, delta, pairs, rows, scratch)
     step = exact_step(value * scale, curvature)
     if options.relaxation != 1.0:
         step = relaxed_step(step, options.relaxation, atoms, mass, change)
@@ -178,7 +178,7 @@ def visit(i, examples, model, blocks, scalars, options, scratch, counters):
     if step > 0.0:
         rate = step / scale  # w -= rate Phi^T Delta, and <w, Phi^T Delta> is the change of the score
         scratch.step[1] += rate * (rate * curvature - 2.0 * (value - loss_change))
-        add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch, -rate)
+        add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch, -rate * weight)
         scalars.loss[i] += step * loss_change / n
         move_masses(i, count, length, step, rows, examples, blocks, scratch)
     if not is_new:

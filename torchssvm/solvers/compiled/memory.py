@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchssvm.core.batch import tree_tensors
 from torchssvm.core.row_sparse import squared_norm
+from torchssvm.core.structure import Structure
 from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_targets
 from torchssvm.dual.labelings import Labelings
@@ -250,17 +251,17 @@ def _as_rows(buffer: RowBuffer, width: int) -> tuple[Tensor, Tensor]:
     return values, buffer.start * (len(values) // len(buffer.values))
 
 
-def validate_problem(adapter: HeadAdapter, dual: DualState) -> None:
+def validate_problem(structure: Structure, dual: DualState) -> None:
     """Raise TypeError for a storage without a compiled form, and ValueError for a dual of another structure."""
     if type(dual.storage) not in (Labelings, MeanParts):
         raise TypeError(
             f"the dual's storage is {type(dual.storage).__name__}(): make it with storage=MeanParts() or "
             "storage=Labelings()"
         )
-    if not dual.structure.same_as(adapter.structure):
+    if not dual.structure.same_as(structure):
         raise ValueError(
             f"the dual's structure is {dual.structure}, and the compiled loop decodes by head.structure, "
-            f"{adapter.structure}: give the structure to the head, or use BlockGap and BCFW"
+            f"{structure}: give the structure to the head, or use BlockGap and BCFW"
         )
 
 

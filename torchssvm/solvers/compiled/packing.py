@@ -17,6 +17,7 @@ from torchssvm.core.sparse_features import STORED, Lists, SparseFeatures, check_
 from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import Examples, HeadAdapter, Ragged, with_types
+from torchssvm.structures.weighted import apart, joined
 
 _DENSE = 0.6  # a list leaves out zeros, and takes slightly more time for each number
 
@@ -31,6 +32,7 @@ class Piece(NamedTuple):
     labels: Tensor  # [labels] int64
     cost: Tensor  # [labels] float64
     targets: Tensor  # [B] int64, their digests
+    weight: Tensor  # [B] float64
     own: dict[str, Ragged]  # what the kind needs beside them
     inner: Tensor | None = None  # products of their rows, where they are known
 
@@ -45,6 +47,7 @@ def pack(
     """
     n, dtype = len(dual.own), dual.parameters[0].dtype
     sizes, lengths, lines, targets = torch.zeros(4, n, dtype=torch.int64)
+    weight = torch.ones(n, dtype=torch.float64)
     pieces: list[Piece] = []
     nonzeros = 0
 
@@ -52,8 +55,9 @@ def pack(
         if held is not None:
             yield held
         for batch in restrict(batches, dual.own) if dual.ranks else batches:
-            _check_kind(adapter.inputs(as_batch(batch).x))
-            yield _piece(adapter, dual, to_device(batch, "cpu"), dtype)
+            own, weight = apart(as_batch(batch), dual.structure)
+            _check_kind(adapter.inputs(own.x))
+            yield _piece(adapter, dual, to_device(own, "cpu"), weight, dtype)
 
     for piece in read():
         twice = piece.index[sizes[piece.index] > 0]
@@ -62,7 +66,7 @@ def pack(
             example += dual.own.start
             raise ValueError(f"batches gave example {example} twice: every training example is needed exactly once")
         sizes[piece.index], lengths[piece.index], targets[piece.index] = piece.sizes, piece.lengths, piece.targets
-        lines[piece.index] = adapter.lists(piece.sizes, piece.own)
+        lines[piece.index], weight[piece.index] = adapter.lists(piece.sizes, piece.own), piece.weight
         if isinstance(piece.x, Tensor):
             nonzeros += piece.x.numel() if piece is held else int(piece.x.count_nonzero())  # what was dense stays so
         else:
@@ -108,12 +112,12 @@ def pack(
     inner = torch.full((int(inner_start[-1]),), -1.0, dtype=dtype)
     if held is not None and held.inner is not None:
         inner[_places(inner_start[held.index], products[held.index])] = held.inner
-    arrays = (x, value, column, row, y, cost, cost.to(dtype), start, line_start, inner, inner_start[:-1])
+    arrays = (x, value, column, row, y, cost, cost.to(dtype), weight, start, line_start, inner, inner_start[:-1])
     limits: Any = (STORED if adapter.products else 0, adapter.pair_rows)
     examples = with_types(Examples(dense, *(t.numpy() for t in arrays), *limits))  # type: ignore[arg-type]
     ragged = {name: (starts.diff(), values) for name, (starts, values) in own.items()}
     all_x = x if dense else Lists(counts, column, value)
-    whole = Piece(torch.arange(n), sizes, lengths, all_x, y, cost, targets, ragged, inner)
+    whole = Piece(torch.arange(n), sizes, lengths, all_x, y, cost, targets, weight, ragged, inner)
     return adapter.complete(examples, own), whole
 
 
@@ -136,7 +140,8 @@ def staying(adapter: HeadAdapter, piece: Piece, kept: Tensor) -> Piece:
     own = {name: (sizes[at], taken(values, sizes)) for name, (sizes, values) in piece.own.items()}
     labels, cost = (taken(values, piece.sizes) for values in (piece.labels, piece.cost))
     inner = taken(piece.inner, num_products(lines)) if piece.inner is not None and adapter.products else None
-    return Piece(index, piece.sizes[at], piece.lengths[at], x, labels, cost, piece.targets[at], own, inner)
+    same = piece.sizes[at], piece.lengths[at], x, labels, cost, piece.targets[at], piece.weight[at]
+    return Piece(index, *same, own, inner)
 
 
 def _join(name: str, pieces: list[Piece], num_examples: int) -> tuple[Tensor, Tensor]:
@@ -183,7 +188,7 @@ def _check_kind(x: object) -> None:
         )
 
 
-def _piece(adapter: HeadAdapter, dual: DualState, batch: Batch, dtype: torch.dtype) -> Piece:
+def _piece(adapter: HeadAdapter, dual: DualState, batch: Batch, weight: Tensor | None, dtype: torch.dtype) -> Piece:
     with torch.no_grad():
         potentials = as_potentials(adapter.apply(batch))
     index = check_batch(dual, batch.index, potentials)
@@ -200,7 +205,8 @@ def _piece(adapter: HeadAdapter, dual: DualState, batch: Batch, dtype: torch.dty
         x if isinstance(x, Lists) else x.detach().to(dtype),
         labels,
         cost,
-        digest_examples(target, potentials),
+        digest_examples(joined(target, weight), potentials),
+        torch.ones(len(index), dtype=torch.float64) if weight is None else weight.cpu(),
         own,
     )
 

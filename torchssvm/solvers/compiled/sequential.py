@@ -172,6 +172,7 @@ def _examples(
         y=y.numpy(),
         cost=cost.numpy(),
         added=cost.to(value.dtype).numpy(),
+        weight=np.ones(len(lengths)),
         start=start,
         line=start,
         inner=torch.full((int(inner_start[-1]),), -1.0, dtype=value.dtype).numpy(),

@@ -51,6 +51,7 @@ from torchssvm.steps.directions import (
     check_rules,
     solves_whole,
 )
+from torchssvm.structures.weighted import apart, joined
 
 
 class CompiledBCFW(DualTrainer, Stateful):
@@ -114,7 +115,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         if adapter is None:
             check_compiled(self.direction, self.oracle)
             adapter = find_adapter(head)
-        validate_problem(adapter, dual)
+        validate_problem(head.structure, dual)  # type: ignore[arg-type]
         for each in (dual, dual.storage):  # which may have been made before the head was moved
             each.to(dual.parameters[0].device)
         check_rules(self.direction, self.oracle, dual.storage, whole=adapter.whole() is not None)
@@ -167,7 +168,7 @@ class CompiledBCFW(DualTrainer, Stateful):
         """Whether a loop of this head can take over packed examples from here; not from a copy, which has none."""
         pairs = zip(head.parameters(), self.dual.parameters, strict=True)
         wide = all(now >= then for mine, held in pairs for now, then in zip(mine.shape, held.shape, strict=True))
-        return wide and type(head) is type(self.head) and not self._adapter.notes and hasattr(self, "piece")
+        return wide and type(head) is type(self._adapter.head) and not self._adapter.notes and hasattr(self, "piece")
 
     def check_staying(self, dataset: Any, kept: Tensor, adapter: HeadAdapter) -> None:
         """Raise RuntimeError if an example has another target or length than that at its place ``kept`` ``[n]`` here.
@@ -307,10 +308,11 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def _digests(self, batch: Batch, adapter: HeadAdapter) -> Tensor:
         """Digests of the targets of a batch, ``[B]`` int64; the head is applied where they need what features carry."""
-        lengths = batch.lengths
+        (batch, weight), lengths = apart(batch, self.dual.structure), batch.lengths
         if self._adapter.carries:
             potentials = as_potentials(adapter.apply(batch))
-            return digest_examples(adapter.structure.check_target(batch.y, potentials), potentials)
+            target = adapter.structure.check_target(batch.y, potentials)
+            return digest_examples(joined(target, weight), potentials)
         if lengths is None and self._adapter.ragged:  # a chain's potentials have lengths all the same
             lengths = torch.full((len(batch.y),), batch.y.shape[1])
 
@@ -320,7 +322,7 @@ class CompiledBCFW(DualTrainer, Stateful):
             beyond = torch.arange(leaf.shape[1]) >= lengths.unsqueeze(1)
             return leaf.masked_fill(beyond.view(*beyond.shape, *[1] * (leaf.ndim - 2)), 0)
 
-        return digest_targets(tree_map(without_padding, batch.y), lengths)
+        return digest_targets(joined(tree_map(without_padding, batch.y), weight), lengths)
 
     @torch.no_grad()
     def certify(self, *, refresh: bool = True) -> Certificate:

@@ -42,18 +42,19 @@ def solve_blocks(order, points, tree, examples, model, blocks, scalars, options,
             length = potentials(kind, examples, model, i, scratch)
             start = blocks.rest_emission_start[i]
             psi = blocks.rest_emission[start : start + length]
-            curvature = rate * examples.inner[examples.inner_start[i]]
+            weight = examples.weight[i]  # hinges and losses are multiplied by it, and the curvature by its square
+            curvature = rate * weight * examples.inner[examples.inner_start[i]]
             found = solve_block(kind, examples, i, length, psi, curvature / relaxation, scratch)
             own, value, square, loss = found
             counters[0] += 1
-            scalars.gaps[i] = max(own, 0.0) / options.num_examples
+            scalars.gaps[i] = weight * max(own, 0.0) / options.num_examples
             scalars.oracle_gaps[i] = scalars.gaps[i]
             if value - 0.5 * curvature * square > 0.0:  # else rounding would lower the dual
                 set_row(psi, scratch.into, None, None)
                 scratch.step[0] += relaxation
-                scratch.step[1] += rate * (curvature * square - 2.0 * (value - loss))
-                scalars.loss[i] += loss / options.num_examples
-                add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch, -rate)
+                scratch.step[1] += rate * weight * (curvature * square - 2.0 * (value - loss))
+                scalars.loss[i] += weight * loss / options.num_examples
+                add_to_weights(kind, examples, model, i, length, delta, pairs, rows, scratch, -rate * weight)
         total = scalars.gaps.sum()
         gap = max(gap, total) if gap < np.inf else total
         if total <= FALL * gap:
@@ -88,11 +89,12 @@ def exact_ranges(
             start = blocks.rest_emission_start[i]
             psi = blocks.rest_emission[start : start + length]
             hinge, inner, told, size, absolute = examine_block(kind, examples, i, length, psi, scratch)
-            hinges[0, i], losses[0, i], losses[1, i] = hinge, told, size
-            scalars.gaps[i] = (hinge + inner) / n - scalars.loss[i]
+            weight = examples.weight[i]
+            hinges[0, i], losses[0, i], losses[1, i] = weight * hinge, weight * told, weight * size
+            scalars.gaps[i] = weight * (hinge + inner) / n - scalars.loss[i]
             if absolute > 0.0:
                 rows = scratch.rows
-                add_to_weights(kind, examples, part, i, length, psi, scratch.delta_pairs, rows, scratch, 1.0)
+                add_to_weights(kind, examples, part, i, length, psi, scratch.delta_pairs, rows, scratch, weight)
                 waiting += 1
             if waiting == every or i + 1 == ranges[place + 1]:
                 flush(part, totals, place)
