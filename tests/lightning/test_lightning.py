@@ -270,10 +270,6 @@ def test_processes_that_share_the_weights_out_are_refused(words, monkeypatch):
 
 def test_arguments_that_contradict_each_other():
     make = LinearChain(12, 26)
-    with pytest.raises(ImportError, match=r"Alternate has gone: give joint=JointTraining"):
-        from torchssvm.lightning import Alternate  # noqa: F401
-    with pytest.raises(TypeError, match=r"features_optimizer has gone: give joint=JointTraining"):
-        StructuredSVM(make, 0.1, features=Features(), features_optimizer=torch.optim.Adam)
     with pytest.raises(TypeError, match=r"joint=5 must be JointTraining"):
         StructuredSVM(make, 0.1, features=Features(), joint=5)
     with pytest.raises(ValueError, match="no attribute `structure`"):

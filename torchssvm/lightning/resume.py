@@ -57,14 +57,7 @@ class ResumePoint:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> ResumePoint:
-        """The point from its ``state_dict``; ValueError if the state is damaged, or of a run that alternated."""
-        if isinstance(state, dict) and isinstance(moved := state.get("features_moved"), bool):
-            if moved:
-                raise ValueError(
-                    "the checkpoint is of a run whose features and head took turns (features_optimizer=...), which has "
-                    "gone: go on with the release that wrote it, or fit anew with joint=JointTraining()"
-                )
-            state = {name: entry for name, entry in state.items() if name != "features_moved"}
+        """The point from its ``state_dict``; ValueError if the state is damaged."""
         schema = {
             "num_examples": int,
             "random": dict,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import as_number, check_number, check_object, moved, or_default
+from torchssvm.core.arguments import as_number, check_number, check_object, or_default
 from torchssvm.core.batch import Batch, apply_head, device_of, fetcher, in_order, restrict, to_device
 from torchssvm.core.jit import clock
 from torchssvm.core.operators import full_precision
@@ -333,7 +333,6 @@ class PathRun(Stateful):
     state_name = "run"
     progress: ProgressLine | None = None
 
-    @moved("recipe", "options")
     def __init__(
         self,
         head: nn.Module,
@@ -479,7 +478,6 @@ class PathRun(Stateful):
         self._stopped = self.dual.passes >= self.max_passes
 
 
-@moved("recipe", "options")
 def regularization_path(
     head: nn.Module,
     dataset: Any,

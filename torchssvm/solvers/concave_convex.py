@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_dataset, check_number, check_object, check_whole, moved, or_default
+from torchssvm.core.arguments import check_dataset, check_number, check_object, check_whole, or_default
 from torchssvm.core.batch import Batch, apply_head, fetcher, lengths_of, pass_over, tree_replace, tree_tensors
 from torchssvm.core.potentials import Potentials, inner
 from torchssvm.core.problem import UNKNOWN, find_structure
@@ -57,7 +57,6 @@ class LatentReport:
         )
 
 
-@moved("options", seed="solver=Solver(seed=...)")
 def latent(
     head: nn.Module,
     dataset: Any,
@@ -135,7 +134,6 @@ class LatentTrainer(Stateful):
 
     state_name = "latent run"
 
-    @moved("options", seed="solver=Solver(seed=...)")
     def __init__(
         self,
         head: nn.Module,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_dataset, moved, or_default, warn
+from torchssvm.core.arguments import check_dataset, or_default, warn
 from torchssvm.core.batch import (
     Batch,
     Part,
@@ -59,7 +59,6 @@ FAR = 0.1
 _told: set[str] = set()
 
 
-@moved("options", "bounds", "memory_limit")
 def solve(
     head: nn.Module,
     dataset: Any,
@@ -146,7 +145,6 @@ def solve(
     return certificate
 
 
-@moved("options", "bounds", "memory_limit")
 def make_trainer(
     head: nn.Module,
     dataset: Any,
