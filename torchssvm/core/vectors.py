@@ -27,13 +27,9 @@ _RUN = 12  # numbers that are sorted by insertion
 
 @njit
 def sort_falling(keys, order, count, room):
-    """Sort ``order[:count]`` by falling ``keys[order]``; of equal keys the first stays first. NaN may stand anywhere.
+    """Sort ``order[:count]``, places in ``keys``, by falling ``keys[order]``; of equal keys the first stays first.
 
-    Args:
-        keys: Numbers.
-        order: ``[at least count]`` integers, places in ``keys``.
-        count: Integer.
-        room: ``[at least count]`` integers.
+    NaN may stand anywhere. ``order`` and ``room`` are ``[at least count]`` integers.
     """
     for begin in range(0, count, _RUN):
         for p in range(begin + 1, min(begin + _RUN, count)):

@@ -282,14 +282,9 @@ def anchor(
 ) -> tuple[list[DecisionProblems], tuple[Array, Array]]:
     """Problems with the anchor's costs among the known ones, and with the feature of the intercepts.
 
-    Args:
-        problems: The anchor is fitted on the first of them.
-        kind: One of ``ANCHORS``.
-        intercept_scaling: The size of that feature; 0 adds none.
-        weight: ``[n]``, how often each example of the first counts.
-
-    Returns:
-        The problems, and the anchor's weights and intercepts as :func:`least_squares` returns them.
+    The anchor is fitted on the first of them, whose examples count ``weight`` ``[n]`` times. ``kind`` is one of
+    ``ANCHORS``; ``intercept_scaling`` is the size of the feature, 0 adds none. Also returns the anchor's weights and
+    intercepts, as :func:`least_squares` does.
     """
     base = (np.zeros(1), np.zeros(1))
     if kind == "least-squares":
@@ -374,16 +369,9 @@ def choose_by_regret(
 ) -> LamChoice:
     """Follow lambda from large to small, to a loose gap, until smaller ones cost more than they may.
 
-    Args:
-        head: A new head.
-        train: What is trained on.
-        held_out: What decides.
-        anchored: Whether to begin at a lambda so large that the weights stay at the anchor.
-        tol: The relative gap of the run that follows; a path is not trained to a smaller one.
-        max_passes: The most passes of a lambda.
-        solver: As in :func:`torchssvm.solve`; None takes Frank-Wolfe steps where decoding is quick.
-        seed: Of the order of the examples.
-        progress: Whether a line follows the run.
+    Where ``anchored``, the first lambda is so large that the weights stay at the anchor. ``tol`` is the relative gap of
+    the run that follows; a path is not trained to a smaller one. Without a ``solver``, steps are Frank-Wolfe where
+    decoding is quick.
     """
 
     def score(trained: nn.Module) -> float:

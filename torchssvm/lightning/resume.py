@@ -41,12 +41,9 @@ Draws = GapBatchSampler | EpochParts | None
 class ResumePoint:
     """The point of a run at which a checkpoint was taken; kept until the resumed run trains its first batch.
 
-    Attributes:
-        num_examples: n.
-        random: The random state, of several processes as a list ``ranks``.
-        sampler: State of the ``GapBatchSampler`` or of the ``EpochParts``, of all processes; None if there were none.
-        in_epoch: Whether the epoch under way has batches left.
-        rules: What the model says of its steps, by argument.
+    ``random`` is the random state, of several processes as a list ``ranks``; ``sampler`` that of the
+    ``GapBatchSampler`` or of the ``EpochParts``, of all processes, None if there were none; ``in_epoch`` says whether
+    the epoch under way has batches left, and ``rules`` what the model says of its steps, by argument.
     """
 
     num_examples: int

@@ -63,13 +63,9 @@ def walk(
 ) -> Iterator[list[Solved]]:
     """Train at every lambda, from the dual of the one before; yields what each trainer has reached at each lambda.
 
-    Args:
-        trainers: Those that go the same way, such as one of every fold, each with what lambda is multiplied by for it.
-        lams: Lambdas, each with the most passes of a trainer; read one at a time, so that they may depend on what was
-            yielded. The first is usually that of the trainers' duals.
-        tolerance: The gap to reach at each.
-        line: Follows the run, and is clear at every yield.
-        train: Trains at one lambda.
+    ``trainers`` go the same way, such as one of every fold, each with what lambda is multiplied by for it. ``lams`` are
+    lambdas, each with the most passes of a trainer; they are read one at a time, so that they may depend on what was
+    yielded. The first is usually that of the trainers' duals. ``line`` is clear at every yield.
     """
     for lam, most in lams:
         if line is not None:

@@ -171,11 +171,8 @@ _STEPS = 40  # of the search: they halve the interval
 def fit_temperature(structure: Structure, examples: Iterable[tuple[Potentials, Any]]) -> float:
     """The T that makes the targets most probable, ``P(y) = exp(score(y) / T) / Z``, from 0.001 to 1000.
 
-    See Guo et al., *On Calibration of Modern Neural Networks*, ICML 2017.
-
-    Args:
-        structure: One with ``marginals``.
-        examples: Potentials and targets of every batch.
+    See Guo et al., *On Calibration of Modern Neural Networks*, ICML 2017. ``examples`` are potentials and targets of
+    every batch, of a structure with ``marginals``.
     """
     scored = []
     for potentials, target in examples:

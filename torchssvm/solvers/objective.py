@@ -173,12 +173,10 @@ def every_example(
 ) -> Iterator[tuple[Batch, Potentials, Tensor]]:
     """Yield each batch with its potentials and checked index; raise ValueError unless every example comes once.
 
-    Args:
-        head: ``(x)`` or ``(x, lengths)`` -> potentials, differentiable with ``grad``.
-        batches: Every example exactly once; moved to ``device``.
-        check: ``(index, potentials)`` -> the numbers of the examples among those of this pass, or an error.
-        num_examples: Examples of this pass; None is the largest number plus 1.
-        first: The index of the example with the number 0.
+    ``head`` is ``(x)`` or ``(x, lengths)`` -> potentials, differentiable with ``grad``; batches are moved to
+    ``device``. ``check`` makes of ``(index, potentials)`` the numbers of the examples among those of this pass, or
+    raises. There are ``num_examples``, None is the largest number plus 1; ``first`` is the index of the example with
+    the number 0.
     """
     seen = torch.zeros(num_examples or 0, dtype=torch.bool)
     for batch in check_batches(batches):

@@ -323,14 +323,13 @@ def run_until(
     idle_epochs: float = IDLE_EPOCHS,
     early: bool = False,
 ) -> Proof:
-    """Take steps until an exact pass proves that the gap is within ``tolerance``.
+    """Take steps until an exact pass, ``certify()``, proves that the gap is within ``tolerance``.
 
     Limits, ``schedule`` and ``idle_epochs`` are those of :class:`Pacing`, which refuses others.
 
     Args:
         steps: Endless iterator that takes the steps; yields the number of examples that each visited.
         counters: The progress of the steps.
-        certify: Makes an exact pass.
         on_check: Called with every certificate.
         reached: Whether a certificate ends the run; None: the gap is within the tolerance, or no example has a gap.
         progress: Whether a line on stderr follows the run, or the line of a caller's own run.

@@ -182,9 +182,7 @@ class DirectionRule(Protocol):
 class Direction:
     """A direction of the library; a direction of the caller's own is any :class:`DirectionRule`.
 
-    Attributes:
-        steps: The most inner steps for a block, 0 where the direction has none.
-        tolerance: Where inner steps end.
+    A block takes at most ``steps`` inner steps, 0 where the direction has none, which end at ``tolerance``.
     """
 
     rule: ClassVar[int]
