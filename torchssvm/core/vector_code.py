@@ -44,7 +44,6 @@ def max_rows(typing, maxima, scores, rows, count, fresh, sums, finish):
         maxima: ``[at least K]``.
         scores: ``[at least count]``.
         rows: ``[at least count, K]``.
-        count: Integer.
         fresh: Whether the old ``maxima`` are ignored.
         sums: ``[at least K]``.
         finish: Whether ``sums += maxima`` at the end.
@@ -114,9 +113,6 @@ def first_equal(typing, scores, rows, column, count, value):
     Args:
         scores: ``[at least count]``.
         rows: ``[at least count, more than column]``; None is 0.
-        column: Integer.
-        count: Integer.
-        value: A number.
     """
     check(scores, *(() if rows == types.none else (rows,)))
 
@@ -179,7 +175,6 @@ def add_rows(typing, total, rows, chosen, weights, begin, end):
         rows: ``[*, at least K]``.
         chosen: Integers; None is p itself.
         weights: Numbers; None is 1.
-        begin, end: Integers.
     """
     check(total, rows, *(() if weights == types.none else (weights,)))
 
@@ -219,7 +214,6 @@ def set_rows(typing, out, rows, chosen, count, factor, shifts):
         out: ``[*, *]``.
         rows: ``[*, *]``, and may be ``out``; None is 0.
         chosen: Integers, of which the first ``count`` are the t; None takes 0 to ``count - 1``.
-        count: Integer.
         factor: A number; None is 1.
         shifts: ``[*]``; None is 0.
     """
@@ -280,7 +274,6 @@ def sum_listed(typing, out, initial, rows, chosen, weights, starts, count):
         chosen: Integers.
         weights: Numbers; None is 1.
         starts: ``[at least count + 1]`` integers, where each list begins.
-        count: Integer.
     """
     check(out, initial, rows, *(() if weights == types.none else (weights,)))
 
@@ -421,7 +414,6 @@ def exact_sums(typing, a, b, count, sums):
 
     Args:
         a, b: Matrices; the shorter of the two widths counts.
-        count: Integer.
         sums: ``[at least count, 3]`` float64, to be filled.
     """
     check(a)
@@ -479,7 +471,6 @@ def quadratic(typing, rows, count, products, squares):
 
     Args:
         rows: ``[at least count, K]``.
-        count: Integer.
         products: The lower triangle of a symmetric matrix, row after row.
         squares: ``[at least count]`` float64, gets ``|rows[t]|^2``.
     """

@@ -82,7 +82,6 @@ class Exchange:
 
         Args:
             make: Checks and returns this rank's d_p for each parameter, sparse ones coalesced, with its figures.
-            lam: Regularisation.
             farthest: Whether ``largest`` is all that is feasible, because a smaller beta allows a larger step: under
                 bounds, where the box QP is only a lower bound of the dual.
 

@@ -50,7 +50,6 @@ class PredictThenOptimize(CertifiedEstimator):
             those before it; and then trains on all. With an anchor, the first lambda hardly leaves it.
         anchor: What weights are regularised towards, W0: "zero", or "least-squares", the predictor of least squares.
         features: A module that makes features of ``X``, frozen and in evaluation mode; None: ``X`` are features.
-        shared: Whether the costs share one weight vector.
         intercept_scaling: The size of the feature that intercepts are weights of; the larger, the less intercepts are
             regularised. 0 is without intercepts.
         solver: Rules of training, as in :func:`torchssvm.solve`. None takes a cache and corrective steps, and the
@@ -95,8 +94,6 @@ class PredictThenOptimize(CertifiedEstimator):
         """Train on features ``X`` and the true costs ``[n, D]``.
 
         Args:
-            X: Features.
-            costs: The true costs.
             sample_weight: ``[n]``, how often each example counts, as in :class:`MultinomialSVC`; needs ``lam``.
 
         Raises:
@@ -158,7 +155,6 @@ class PredictThenOptimize(CertifiedEstimator):
         The sum of all regrets divided by the sum of the absolute costs of the best decisions, as PyEPO reports it.
 
         Args:
-            X: Features.
             costs: ``[n, D]``, the true costs.
 
         Raises:

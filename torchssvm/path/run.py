@@ -31,14 +31,6 @@ from torchssvm.solvers.training import make_trainer, on_device
 from torchssvm.steps.box_qp import CommonStep
 
 
-def go_to(dual: DualState, lam: float) -> None:
-    """Change a solved dual to another lambda: at a smaller one the weights stay ([G16] Prop. 1), else the dual."""
-    if lam < dual.lam:
-        dual.rescale(lam / dual.lam)
-    else:
-        dual.change_lam(lam)
-
-
 class Solved(NamedTuple):
     """What a trainer has reached at one lambda: what ``train`` returned, and the passes and seconds that it took."""
 
@@ -72,9 +64,12 @@ def walk(
             line.prefix = f"lam {lam:.3g}"
         found = []
         for trainer, scale in trainers:
-            dual, start, before = trainer.dual, clock(), trainer.dual.passes
-            if not math.isclose(scale * lam, dual.lam, rel_tol=1e-12):  # an interrupted walk may have changed it
-                go_to(dual, scale * lam)
+            dual, start, before, own = trainer.dual, clock(), trainer.dual.passes, scale * lam
+            if not math.isclose(own, dual.lam, rel_tol=1e-12):  # an interrupted walk may have changed it
+                if own < dual.lam:  # the weights stay ([G16] Prop. 1)
+                    dual.rescale(own / dual.lam)
+                else:
+                    dual.change_lam(own)
             result = train(trainer, tolerance, before + most, line or False)
             found.append(Solved(lam, result, dual.passes - before, clock() - start))
         if line is not None:
@@ -94,8 +89,18 @@ class Accuracy(NamedTuple):
     primal: float
 
 
+class _Rule:
+    """A rule of the path, with its ``kappa``."""
+
+    kappa: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 < as_number(self.kappa, "kappa") < 1.0:
+            raise ValueError(f"kappa={self.kappa} must lie between 0 and 1, both excluded")
+
+
 @dataclass(frozen=True)
-class Certified:
+class Certified(_Rule):
     """The epsilon-approximate path of [G16] Algorithm 7: every breakpoint ends with an exact pass.
 
     Args:
@@ -109,9 +114,6 @@ class Certified:
 
     kappa: float = 0.9
     certified = True
-
-    def __post_init__(self) -> None:
-        _check_kappa(self.kappa)
 
     def first(self, trainer: Any, bound: float) -> Accuracy:
         """Accuracy by one exact pass; the gap is usually much smaller than ``bound``."""
@@ -130,7 +132,7 @@ class Certified:
 
 
 @dataclass(frozen=True)
-class Heuristic:
+class Heuristic(_Rule):
     """The heuristic path of [G16] appendix K: a breakpoint is done once the sum of stale gaps is within kappa epsilon.
 
     Faster where breakpoints are close together. Proves nothing: it makes no exact pass.
@@ -143,9 +145,6 @@ class Heuristic:
 
     kappa: float = 0.7
     certified = False
-
-    def __post_init__(self) -> None:
-        _check_kappa(self.kappa)
 
     def first(self, trainer: Any, bound: float) -> Accuracy:
         """The bound of Algorithm 6."""
@@ -171,11 +170,6 @@ class Heuristic:
         return Accuracy(gap, slope, dual.value() + gap)
 
 
-def _check_kappa(kappa: float) -> None:
-    if not 0.0 < as_number(kappa, "kappa") < 1.0:
-        raise ValueError(f"kappa={kappa} must lie between 0 and 1, both excluded")
-
-
 _BATCH = 256  # examples of a step, at most
 _MARGIN = 1e9  # lam exceeds what a full step needs by this factor while the blocks move to their corners
 
@@ -197,9 +191,7 @@ def start_at_largest_lam(
     ``lam`` grows the dual grows and the gap does not, so the share holds at every larger ``lam`` too.
 
     Args:
-        head: The head of the dual.
         dual: A dual without steps; its ``lam`` is replaced.
-        dataset: The training set.
         tolerance: kappa epsilon; positive, or ``Relative(share)``.
         optimizer: That of the dual, with bounds; None is one without.
 

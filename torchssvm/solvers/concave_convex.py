@@ -80,12 +80,9 @@ def latent(
     Args:
         head: Features -> potentials, linear in all its weights; afterwards it holds the trained weights.
         dataset: Map-style, n examples with ``collate``.
-        lam: Regularisation.
         structure: A structure with ``complete``, such as ``HiddenStates``; None is ``head.structure``. One of states,
             such as ``Chain``, is taken as ``HiddenStates(structure)``, for labels of -100 or sets of labels.
-        rounds: The most rounds.
         tolerance: The certified gap of each round; None is ``Relative(0.01)``.
-        max_passes: The most effective passes of a round.
         solver: As in :func:`torchssvm.solve`, for mean parts in the torch loop; its seed is also that of hidden parts
             that are drawn at random.
 

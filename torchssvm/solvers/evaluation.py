@@ -90,7 +90,6 @@ def evaluate(
     Args:
         forward: Head or model, ``(x)`` or ``(x, lengths)`` -> potentials. A module runs in evaluation mode; afterwards
             every submodule is back in its own mode.
-        structure: What an output is.
         batches: The examples: a map-style dataset with ``collate``, or an iterable of :class:`torchssvm.Batch` such as
             a ``DataLoader``.
         device: The device to move batches to; None is that of the weights of ``forward``, if it has any.

@@ -104,9 +104,7 @@ def primal(
     Args:
         head: The head, or any callable ``(x)`` or ``(x, lengths)`` -> potentials, such as a model of frozen features
             and the head; ``parameters`` then lists the regularised weights.
-        structure: What an output is.
         batches: Every training example exactly once, in any order, as :class:`torchssvm.Batch`.
-        lam: Regularisation; positive.
         parameters: The regularised weights; None is ``head.parameters()``.
         num_examples: n, to detect missing examples at the end; None is the largest index plus 1.
 

@@ -32,7 +32,6 @@ class TorchLoop(DualTrainer, Stateful):
         dataset: Map-style, n examples; an item's index is its place.
         batch_size: Blocks in a step, of each process.
         order: In which order blocks are visited; None is ``Proportional()``.
-        seed: Seed of the order.
         optimizer: The ``BCFW`` of the dual; None is ``BCFW(loss.dual.parameters, loss.dual)``.
 
     Raises:

@@ -417,11 +417,7 @@ def choose(
     given, the others are the quickest that work with them: a cache wherever labelings are kept, for one.
 
     Args:
-        solver: What is given.
-        head: The head.
-        structure: What an output is.
         num_examples: n, the number of examples.
-        sample: The first examples.
         obstacle: Why the compiled loop cannot be used, where the caller knows of a reason; None if it does not.
 
     Raises:

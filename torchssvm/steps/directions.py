@@ -32,7 +32,6 @@ class OracleRule(Protocol):
         Args:
             gaps: ``[B]`` float64, block gaps towards the best cached labeling; -inf if none is cached.
             index: ``[B]`` int64, the examples.
-            dual: The dual state.
         """
         ...
 
@@ -344,9 +343,7 @@ class Order(Protocol):
 
         Args:
             gaps: ``[n]`` float64, finite and non-negative.
-            batches: How many batches to draw.
             batch_size: Examples in a batch, at most n.
-            generator: The only source of randomness.
         """
         ...
 

@@ -32,10 +32,8 @@ def tokenized(
 
     Args:
         tokenizer: A fast one.
-        sentences: Words.
         tags: The tag of every word; or, as a set, tuple or list, those that it may have, which are all ``labels`` where
             it is unknown.
-        labels: The name of every state.
 
     Returns:
         For each sentence ``input_ids``, ``attention_mask`` and ``labels``: the state of the tag at the first piece of a

@@ -38,7 +38,6 @@ class LinearChain(LinearHead):
     Args:
         in_features: F, numbers per token.
         num_states: K, the number of states.
-        bias: Whether every state has a bias.
         boundary: Whether every state has an extra bias at the first and at the last token.
         positions: None for one transition matrix ``[K, K]`` at all positions; otherwise the largest sequence length N
             for which position-dependent transitions ``[N-1, K, K]`` are learned.

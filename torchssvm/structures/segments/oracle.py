@@ -182,11 +182,9 @@ def best_segments(emission, table, least, target, length, memory, back, codes):
         table: ``[K + D, K]``: neighbours, then durations.
         least: ``[K]`` int64, the smallest duration of each label.
         target: ``[T]`` codes, whose span loss is added; or empty.
-        length: T.
         memory: Room for ``(2 D + 2) K`` float64 numbers, of any content.
         back: ``[2, at least T, K]`` int32, of any content: the duration of the best segment that ends at each frame,
             and the best label before one that begins there.
-        codes: To be filled.
     """
     states = table.shape[1]
     most = table.shape[0] - states

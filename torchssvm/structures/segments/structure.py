@@ -155,7 +155,6 @@ class Segments(Indexed):
         It takes O(N D^2 K^2) time, D K times that of :meth:`argmax`.
 
         Args:
-            potentials: Of a batch.
             n: How many, at least 1.
 
         Raises:
