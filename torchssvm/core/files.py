@@ -39,9 +39,9 @@ def whole_file(path: str | os.PathLike[str], *, keep_previous: bool = False) -> 
         if taken.exists() and not taken.is_file():
             raise IsADirectoryError(f"{taken} is not a file, and cannot be replaced by one: give another path")
     path.parent.mkdir(parents=True, exist_ok=True)
-    leftover = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.partial")  # of killed processes
+    left = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.partial")  # of killed processes
     for found in path.parent.iterdir():
-        if leftover.fullmatch(found.name):
+        if left.fullmatch(found.name):
             found.unlink(missing_ok=True)
     partial, second = _beside(path), _beside(path)
     try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
@@ -446,23 +446,7 @@ def exact_dots(typing, a, b, chosen, count):
     """The sum of ``<a[t], b[t]>`` in float64 for some t, over the shorter of the two widths; see :func:`set_rows`."""
     check(a)
     check(b)
-    number = ir.DoubleType()
-
-    def write(builder, a, b, chosen, count):
-        total = cgutils.alloca_once_value(builder, number(0.0))
-
-        def emit(lanes, panels):
-            nothing = ir.Constant(ir.VectorType(number, lanes), None)
-            sums = [cgutils.alloca_once_value(builder, nothing) for _ in range(2)]
-            for panel in panels:
-                with each_place(builder, chosen, count) as place:
-                    _add_products(builder, panel, a, b, place, sums)
-            builder.store(sum_of(builder, builder.fadd(*map(builder.load, sums))), total)
-
-        by_length(builder, shorter(builder, a, b), emit)
-        return builder.load(total)
-
-    return signed(types.float64(a, b, chosen, types.intp), "exact_dots", write, number)
+    return _product("exact_dots", (a, b, chosen, types.intp), types.float64)
 
 
 @intrinsic
@@ -517,23 +501,24 @@ def _exact(builder, number):
 
 
 def _product(name, kinds, result):
-    """The inner product of two rows, in the dtype of ``result``."""
+    """The inner product of two rows, in the dtype of ``result``; or of all rows of a list with a count."""
     number = LLVM[result]
 
-    def write(builder, a, b):
+    def write(builder, a, b, *listed):
         total = cgutils.alloca_once_value(builder, number(0.0))
 
         def emit(lanes, panels):
             nothing = ir.Constant(ir.VectorType(number, lanes), None)
             sums = [cgutils.alloca_once_value(builder, nothing) for _ in range(2)]
             for panel in panels:
-                _add_products(builder, panel, a, b, None, sums)
+                with each_place(builder, *listed) if listed else nullcontext() as place:
+                    _add_products(builder, panel, a, b, place, sums)
             builder.store(sum_of(builder, builder.fadd(*map(builder.load, sums))), total)
 
-        by_length(builder, a.length, emit)
+        by_length(builder, shorter(builder, a, b) if listed else a.length, emit)
         return builder.load(total)
 
-    return signed(result(*kinds), name, write, number, flat=True)
+    return signed(result(*kinds), name, write, number, flat=len(kinds) == 2)
 
 
 def _add_products(builder, panel, a, b, row, sums):

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torchssvm.core.jit import Vectorised, njit
 
-add_each = Vectorised("add_each")
-add_row = Vectorised("add_row")
-add_rows = Vectorised("add_rows")
-add_to_listed = Vectorised("add_to_listed")
-add_to_rows = Vectorised("add_to_rows")
-dot = Vectorised("dot")
-exact_dot = Vectorised("exact_dot")
-exact_dots = Vectorised("exact_dots")
-exact_sums = Vectorised("exact_sums")
-first_equal = Vectorised("first_equal")
-largest_sum = Vectorised("largest_sum")
-max_rows = Vectorised("max_rows")
-max_rows_of_two = Vectorised("max_rows_of_two")
-quadratic = Vectorised("quadratic")
-set_row = Vectorised("set_row")
-set_rows = Vectorised("set_rows")
-sum_listed = Vectorised("sum_listed")
+add_each: Any = Vectorised("add_each")
+add_row: Any = Vectorised("add_row")
+add_rows: Any = Vectorised("add_rows")
+add_to_listed: Any = Vectorised("add_to_listed")
+add_to_rows: Any = Vectorised("add_to_rows")
+dot: Any = Vectorised("dot")
+exact_dot: Any = Vectorised("exact_dot")
+exact_dots: Any = Vectorised("exact_dots")
+exact_sums: Any = Vectorised("exact_sums")
+first_equal: Any = Vectorised("first_equal")
+largest_sum: Any = Vectorised("largest_sum")
+max_rows: Any = Vectorised("max_rows")
+max_rows_of_two: Any = Vectorised("max_rows_of_two")
+quadratic: Any = Vectorised("quadratic")
+set_row: Any = Vectorised("set_row")
+set_rows: Any = Vectorised("set_rows")
+sum_listed: Any = Vectorised("sum_listed")
 
 _RUN = 12  # numbers that are sorted by insertion
 
