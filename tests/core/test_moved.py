@@ -5,7 +5,7 @@ import pytest
 import torchssvm
 
 
-@pytest.mark.parametrize("name", ["Away", "ShortestPath", "SuffixAverage", "KernelSSVM"])
+@pytest.mark.parametrize("name", ["Away", "ShortestPath", "SuffixAverage", "Penalty"])
 def test_names_of_a_room_are_named_with_it(name):
     with pytest.raises(ImportError, match=rf"torchssvm\.{name} is torchssvm\.[a-z_.]+\.{name}"):
         getattr(torchssvm, name)
