@@ -25,9 +25,9 @@ further rules in ``torchssvm.steps``; results of paths in ``torchssvm.path``. ``
 ``.models``, ``.datasets`` and ``.deployment`` are packages of their own.
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
 
-from torchssvm.core import moved
 from torchssvm.core.batch import Batch, in_order, select_tokens
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.sparse_features import SparseFeatures
@@ -175,4 +175,7 @@ __all__ = [
 if not TYPE_CHECKING:  # a checker would take every name for one that is there
 
     def __getattr__(name: str) -> Any:
-        return moved.find(name)
+        for place, room in list(sys.modules.items()):
+            if place.startswith("torchssvm.") and name in getattr(room, "__all__", ()):
+                raise ImportError(f"torchssvm.{name} is {place}.{name}")  # an AttributeError would lose its words
+        raise AttributeError(f"module 'torchssvm' has no attribute {name!r}")

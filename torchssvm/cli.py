@@ -8,16 +8,11 @@ from torchssvm.core.arguments import needs
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line, ``torchssvm fit --config examples/ocr.yaml`` for instance.
+    """Run the command line, ``torchssvm fit --config examples/ocr.yaml`` for instance; ``args`` replace the process's.
 
     The model is :class:`torchssvm.lightning.StructuredSVM`; the data are ``OCRData`` unless ``--data`` names another
-    ``LightningDataModule``; all options of the ``Trainer`` are options here.
-
-    Args:
-        args: Arguments in place of those of the process.
-
-    Raises:
-        ImportError: Lightning or jsonargparse is missing.
+    ``LightningDataModule``; all options of the ``Trainer`` are options here. ImportError: Lightning or jsonargparse is
+    missing.
     """
     with needs("the command line needs Lightning: pip install 'torchssvm[lightning]'", "lightning", "jsonargparse"):
         import jsonargparse  # noqa: F401

@@ -556,11 +556,10 @@ class FactorGraphTestCase(ABC):
 
     def test_solve_stops_and_reports(self):
         gdmm = self.trained(2, passes=0)
-        passes, checks = [], []
-        found = gdmm.solve(0.0, max_passes=7, schedule=EveryPasses(3), on_pass=passes.append, on_check=checks.append)
-        assert [report.passes for report in passes] == list(range(1, 8))
+        checks = []
+        found = gdmm.solve(0.0, max_passes=7, schedule=EveryPasses(3), on_check=checks.append)
         assert [check.passes for check in checks] == [3, 6, 7]
         assert found is checks[-1]
         assert found.passes == 7.0
         assert str(found).startswith("primal")
-        assert str(passes[0]).startswith("pass 1")
+        assert str(gdmm.step()).startswith("pass 8")

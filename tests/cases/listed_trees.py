@@ -9,7 +9,8 @@ import torch
 from arborescences import outputs
 from listed_problems import Features, Listed, Maker, draw
 
-from torchssvm import Arborescence, Batch, LinearArcs, LinearTree, NonProjective, Projective, SparseFeatures, Tree
+from torchssvm import Arborescence, Batch, LinearArcs, LinearTree, SparseFeatures, Tree
+from torchssvm.structures.arborescence import NonProjective, Projective
 
 
 def trees(random: np.random.Generator, lam: float, dtype: torch.dtype) -> Listed:

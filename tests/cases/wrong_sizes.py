@@ -18,12 +18,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import vector_twins
 from compiled_kinds import ARCS, OTHERS
 from torch import Tensor
 
 import torchssvm
 from torchssvm import GDMM, Batch, BlockGap, CompiledBCFW, DualState, Potentials, Sequential, SparseFeatures
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
+from torchssvm.core.jit import Vectorised
 from torchssvm.core.sparse_features import padded_lists
 from torchssvm.core.structure import as_decoding
 from torchssvm.deployment import Decoder
@@ -468,6 +470,7 @@ def _in_kernel(error: Exception) -> bool:
 
 def main(names: list[str]) -> int:
     warnings.simplefilter("ignore")
+    Vectorised.__call__ = lambda operation, *rows: getattr(vector_twins, operation.name)(*rows)
     failed = 0
     for group in names or GROUPS:
         for name, call, tensors in GROUPS[group]():

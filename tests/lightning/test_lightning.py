@@ -270,10 +270,6 @@ def test_processes_that_share_the_weights_out_are_refused(words, monkeypatch):
 
 def test_arguments_that_contradict_each_other():
     make = LinearChain(12, 26)
-    with pytest.raises(ImportError, match=r"Alternate has gone: give joint=JointTraining"):
-        from torchssvm.lightning import Alternate  # noqa: F401
-    with pytest.raises(TypeError, match=r"features_optimizer has gone: give joint=JointTraining"):
-        StructuredSVM(make, 0.1, features=Features(), features_optimizer=torch.optim.Adam)
     with pytest.raises(TypeError, match=r"joint=5 must be JointTraining"):
         StructuredSVM(make, 0.1, features=Features(), joint=5)
     with pytest.raises(ValueError, match="no attribute `structure`"):
@@ -403,14 +399,7 @@ def test_averaged_weights_have_a_valid_certificate_and_change_nothing(words):
     assert certificate.primal == pytest.approx(value + 0.1 / 2 * norm, rel=1e-5)
 
 
-def test_averaged_weights_are_swapped_only_if_asked(words):
-    average, gap = AveragedWeights(swap_at_end=True), DualityGap(1e-9)
-    model = chain()
-    trainer(average, gap, max_epochs=2).fit(model, loader(words))
-    for parameter, mean in zip(model.head.parameters(), average.weights, strict=True):
-        assert torch.equal(parameter, mean.float())
-    assert gap.certificate.drift < 1e-5  # of the trained weights, made before the swap
-
+def test_averaged_weights_are_validated_only_if_asked(words):
     class Watch(Callback):
         def on_validation_batch_start(self, trainer, pl_module, *args):
             self.validated = pl_module.head.emission.detach().clone()

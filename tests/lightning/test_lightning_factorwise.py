@@ -291,7 +291,7 @@ def test_a_sampler_of_gaps_is_refused() -> None:
 
 
 def test_numbers_of_numpy_travel_in_checkpoints(tmp_path: Path) -> None:
-    penalty = ResidualBalancing(np.float32(2.0), factor=np.float64(1.3), passes=np.int64(50))  # type: ignore[arg-type]
+    penalty = ResidualBalancing(np.float32(2.0), factor=np.float64(1.3))  # type: ignore[arg-type]
     modules = [FactorwiseSVM(LinearChain(3, 3), lam=np.float32(0.1), penalty=penalty) for _ in range(2)]  # type: ignore[arg-type]
     first = trainer(3)
     first.fit(modules[0], loader(Words()))

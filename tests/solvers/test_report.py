@@ -123,7 +123,7 @@ def test_what_a_report_refuses(report):
 def test_a_missing_matplotlib_names_the_extra_and_leaves_the_numbers(tmp_path):
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
-        "from torchssvm import Certificate\n"
+        "from torchssvm.solvers import Certificate\n"
         "from torchssvm.solvers.report import RunReport\n"
         "c = Certificate(1.0, 0.5, 0.5, True, 0.0, 10, 1.0, 0.1, 10, 0.1)\n"
         "try:\n"

@@ -15,8 +15,6 @@ from trainer_cases import TrainerTestCase
 
 import torchssvm
 from torchssvm import GDMM, Batch, BlockGap, CompiledBCFW, DualState, Solver, TorchLoop, in_order
-from torchssvm.core.arguments import TO_SOLVER
-from torchssvm.lightning import StructuredSVM
 from torchssvm.solvers.kernel import RBF
 
 
@@ -93,28 +91,6 @@ def test_a_schedule_counts_even_if_it_is_empty():
         problem.head, Items(problem), problem.lam, solver=Solver(schedule=Listed()), progress=False
     )
     assert isinstance(trainer.schedule, Listed)
-
-
-@pytest.mark.parametrize("name", TO_SOLVER)
-def test_arguments_that_have_gone_say_where_to(name):
-    """By every function that had them; nothing has begun."""
-    head, data = multiclass(1).head, Items(multiclass(1))
-    calls = [
-        (torchssvm.solve, (head, data, 0.1), {"options", "bounds", "memory_limit"}),
-        (torchssvm.make_trainer, (head, data, 0.1), {"options", "bounds", "memory_limit"}),
-        (torchssvm.choose_lam, (head, data, data), {"options", "bounds", "memory_limit"}),
-        (torchssvm.regularization_path, (head, data), {"options", "recipe"}),
-        (torchssvm.path.PathRun, (head, data), {"options", "recipe"}),
-        (torchssvm.latent, (head, data, 0.1), {"options"}),
-        (torchssvm.guess_lam, (head, data), {"collate_fn"}),
-        (StructuredSVM, (head, 0.1), TO_SOLVER.keys()),
-    ]
-    for function, arguments, gone in calls:
-        if name in gone:
-            with pytest.raises(TypeError, match=re.escape(f"the argument {name} has gone: give {TO_SOLVER[name]}")):
-                function(*arguments, **{name: None})
-    with pytest.raises(TypeError, match="the argument options has gone: give batch_size="):
-        torchssvm.TorchLoop(head, None, data, options=None)
 
 
 def test_the_batches_of_a_pass_can_be_read_again():

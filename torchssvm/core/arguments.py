@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
 import numbers
 import operator
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 
 
 Kind = TypeVar("Kind")
-Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def check_whole(value: Any, name: str, least: int = 1, *, most: int | None = None, advice: str = "") -> int:
@@ -323,35 +320,3 @@ def new_figure(figsize: tuple[float, float]) -> Figure:
     with needs("the picture needs matplotlib: pip install 'torchssvm[plot]'", "matplotlib"):
         from matplotlib.figure import Figure
     return Figure(figsize=figsize, layout="constrained")
-
-
-TO_SOLVER = {
-    "options": "solver=Solver(seed=..., order=..., schedule=..., batch_size=..., round_visits=...)",
-    "recipe": "solver=Solver(direction=..., oracle=..., storage=..., bounds=...)",
-    "collate_fn": "an attribute of the dataset: dataset.collate = ...",
-    **{
-        name: f"solver=Solver({name}=...)"
-        for name in (
-            *("storage", "block_steps", "direction", "oracle", "line_search", "compiled"),
-            *("bounds", "memory_limit", "round_visits"),
-        )
-    },
-}
-"""By the old name, what to give in its place."""
-
-
-def moved(*names: str, **own: str) -> Callable[[Function], Function]:
-    """Decorates a function whose arguments ``names``, and others, have gone: TypeError says what to give."""
-    gone = {name: TO_SOLVER[name] for name in names} | own
-
-    def decorate(function: Function) -> Function:
-        @functools.wraps(function)
-        def call(*args: object, **kwargs: object) -> object:
-            for name in gone.keys() & kwargs.keys():
-                raise TypeError(f"the argument {name} has gone: give {gone[name]} in its place")
-            return function(*args, **kwargs)
-
-        call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # getfullargspec reads it
-        return call  # type: ignore[return-value]
-
-    return decorate

@@ -162,8 +162,6 @@ def in_order(
     """The batches of one pass over the data: each example once, in order. They can be iterated any number of times.
 
     Args:
-        dataset: A map-style dataset.
-        batch_size: Examples in a batch.
         collate_fn: Makes a ``Batch`` from a list of items; None means ``dataset.collate``.
         lengths: ``[n]`` int64, the length of each example. If given, examples come in ascending order of length, so
             that little is padded; a batch of typical lengths comes first, as memory is estimated from it. Batches of
@@ -389,7 +387,6 @@ class Part:
     columns and states, such as ``in_features``, ``vocabulary`` and, with it, ``labels``, is that of ``dataset``.
 
     Args:
-        dataset: Map-style.
         rows: Which examples, by their places in ``dataset``; int64 ``[m]`` as an attribute.
         collate_fn: Makes a ``Batch`` of items of ``dataset``; None is ``dataset.collate``. ValueError if there is
             neither.

@@ -39,7 +39,10 @@ def whole_file(path: str | os.PathLike[str], *, keep_previous: bool = False) -> 
         if taken.exists() and not taken.is_file():
             raise IsADirectoryError(f"{taken} is not a file, and cannot be replaced by one: give another path")
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(path)
+    left = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.partial")  # of killed processes
+    for found in path.parent.iterdir():
+        if left.fullmatch(found.name):
+            found.unlink(missing_ok=True)
     partial, second = _beside(path), _beside(path)
     try:
         with open(partial, "xb") as file:
@@ -112,14 +115,6 @@ def whole_or_previous(path: Path) -> Path:
 
 def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Remove partial files that killed processes left beside ``path``."""
-    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.partial")
-    for found in path.parent.iterdir():
-        if name.fullmatch(found.name):
-            found.unlink(missing_ok=True)
 
 
 def _name_again(path: Path, second: Path) -> None:

@@ -48,12 +48,8 @@ def knows_padding(features: nn.Module) -> str | None:
 def apply_features(features: nn.Module, x: Any, lengths: Tensor | None = None) -> Any:
     """``features(x)``, and ``lengths=`` or ``attention_mask=`` where there are lengths and ``forward`` takes it.
 
-    Of an output with ``last_hidden_state``, as encoders of ``transformers`` return it, that is taken.
-
-    Args:
-        features: The module below the head.
-        x: Its input.
-        lengths: ``[B]`` int64, where examples differ in length.
+    Of an output with ``last_hidden_state``, as encoders of ``transformers`` return it, that is taken. ``lengths`` are
+    ``[B]`` int64.
     """
     how = None if lengths is None else knows_padding(features)
     if how == "lengths":
@@ -69,14 +65,8 @@ def apply_features(features: nn.Module, x: Any, lengths: Tensor | None = None) -
 def check_padded_ids(features: nn.Module, x: Any, lengths: Tensor | None) -> bool:
     """Raise ValueError if the shortest example of a batch of ids has other features without its padding.
 
-    Args:
-        features: The module below the head; it is called in evaluation mode, on its device.
-        x: Its input.
-        lengths: ``[B]`` int64, where examples differ in length.
-
-    Returns:
-        Whether no other batch needs to be looked at: this one had padding, or ``features`` knows it, or does not give
-        features to each id.
+    ``features`` are called in evaluation mode, on their device. Returns whether no other batch needs to be looked at:
+    this one had padding, or ``features`` knows it, or does not give features to each id.
     """
     if not isinstance(x, Tensor) or x.is_floating_point() or knows_padding(features) is not None:
         return True

@@ -177,14 +177,13 @@ class ByKind:
 
 
 class Vectorised:
-    """A Python function in place of which kernels get the vector operation of its name in :mod:`.vector_code`.
+    """A name in kernels, which get the vector operation of that name in :mod:`.vector_code`.
 
     That module is imported when the first kernel that uses one is compiled, as it imports Numba.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, function)
-        self._function = function
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     @functools.cached_property
     def _numba_type_(self) -> Any:
@@ -193,11 +192,7 @@ class Vectorised:
         from torchssvm.core import vector_code
 
         cpu_target.typing_context.refresh()
-        return cpu_target.typing_context.resolve_value_type(getattr(vector_code, self._function.__name__))
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Run the Python function."""
-        return self._function(*arguments)
+        return cpu_target.typing_context.resolve_value_type(getattr(vector_code, self.name))
 
 
 def njit(function: Callable[..., Any]) -> Any:

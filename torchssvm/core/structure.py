@@ -261,8 +261,6 @@ class Structure(ABC):
 
         Args:
             psi: ``sum_y alpha_i(y) (-difference(y))`` of every example.
-            target: From ``check_target``.
-            potentials: The batch.
 
         Returns:
             ``[B]`` float64 each: the mean losses, and the sum of the absolute values that they were summed from. None
@@ -285,9 +283,6 @@ class Structure(ABC):
         The potentials themselves stay linear in the weights, so ``check_target`` keeps such scores with the target, and
         ``loss`` and ``loss_potentials`` of checked targets hold them: a loss may then be negative. The maximum of loss
         and score is not, as the target has 0. The default knows of none.
-
-        Args:
-            potentials: The batch.
 
         Returns:
             Scores shaped like the potentials, or None.
@@ -327,9 +322,6 @@ class Structure(ABC):
         """Where the potentials can matter, for tensors that are padded in other ways than ``ragged`` says: masks.
 
         ``Weights()`` looks at the features there, to see whether they have moved. The default knows of no such tensor.
-
-        Args:
-            potentials: The batch.
 
         Returns:
             Bool by name, which broadcasts to the tensor; names left out matter wherever ``ragged`` says.
@@ -381,9 +373,6 @@ class Structure(ABC):
         have has ``-inf``, and one that all have ``inf``. Exact for chains, segments, trees, forests, classes, label
         sets without pairs and, by one decoding for each edge, matchings and arborescences; other structures have none.
 
-        Args:
-            potentials: The batch.
-
         Returns:
             Float64, shaped like the potentials of single states, 0 where an example is padded.
 
@@ -408,8 +397,6 @@ class Structure(ABC):
 
         Args:
             labeling: As ``argmax`` returns it.
-            target: From ``check_target``.
-            potentials: The batch.
         """
         parts = self.difference(labeling, target, potentials)
         return OracleResult(labeling, inner(parts, potentials.tensors), self.loss(labeling, target), parts)
@@ -432,8 +419,6 @@ class Structure(ABC):
 
         Args:
             labelings: As ``argmax`` returns them, with an axis of C labelings after the batch: ``[B, C, ...]``.
-            target: From ``check_target``.
-            potentials: The batch.
 
         Returns:
             ``[B, C]`` float64.
@@ -450,8 +435,6 @@ class Structure(ABC):
         Args:
             labelings: ``[B, C, ...]``, as in :meth:`relative_scores`.
             mass: ``[B, C]`` float64, of any sign.
-            target: From ``check_target``.
-            potentials: The batch.
         """
         total = {name: torch.zeros_like(tensor) for name, tensor in potentials.tensors.items()}
         for column, labeling in enumerate(each_labeling(labelings)):

@@ -1,4 +1,7 @@
-"""The operations of :mod:`.vectors` for Numba, on one row, and products: LLVM is told the vectors.
+"""The operations of :mod:`.vectors`, on rows of numbers: LLVM is told the vectors.
+
+All arrays are contiguous, and those of numbers have one dtype, float32 or float64, where nothing else is said; sums
+may be taken in another order.
 
 Left to itself, LLVM runs a loop over 26 states mostly one number at a time. See :mod:`.vector_panels`.
 
@@ -9,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
@@ -35,7 +38,16 @@ from torchssvm.core.vector_panels import (
 
 @intrinsic
 def max_rows(typing, maxima, scores, rows, count, fresh, sums, finish):
-    """See :func:`torchssvm.core.vectors.max_rows`."""
+    """``maxima[k] = max(maxima[k], scores[j] + rows[j, k])`` over the first ``count`` rows, exactly.
+
+    Args:
+        maxima: ``[at least K]``.
+        scores: ``[at least count]``.
+        rows: ``[at least count, K]``.
+        fresh: Whether the old ``maxima`` are ignored.
+        sums: ``[at least K]``.
+        finish: Whether ``sums += maxima`` at the end.
+    """
     check(maxima, scores, rows, sums)
 
     def write(builder, out, scores, table, count, fresh, sums, finish):
@@ -47,7 +59,7 @@ def max_rows(typing, maxima, scores, rows, count, fresh, sums, finish):
 
 @intrinsic
 def max_rows_of_two(typing, maxima, scores, sums, others, other_scores, other_sums, rows, count, fresh, finish):
-    """See :func:`torchssvm.core.vectors.max_rows_of_two`."""
+    """:func:`max_rows` for two rows of scores with the same ``rows``, which are read once for both."""
     kinds = (maxima, scores, sums, others, other_scores, other_sums, rows)
     check(*kinds)
 
@@ -96,7 +108,12 @@ def _max_rows(builder, sides, table, count, fresh, finish):
 
 @intrinsic
 def first_equal(typing, scores, rows, column, count, value):
-    """See :func:`torchssvm.core.vectors.first_equal`."""
+    """The smallest j below ``count`` with ``scores[j] + rows[j, column] == value``; 0 if there is none.
+
+    Args:
+        scores: ``[at least count]``.
+        rows: ``[at least count, more than column]``; None is 0.
+    """
     check(scores, *(() if rows == types.none else (rows,)))
 
     def write(builder, scores, table, column, count, value):
@@ -119,7 +136,10 @@ def first_equal(typing, scores, rows, column, count, value):
 
 @intrinsic
 def largest_sum(typing, a, b):
-    """See :func:`torchssvm.core.vectors.largest_sum`."""
+    """The largest ``a[k] + b[k]``, exactly; each array is taken as one row, and ``b`` is at least as long as ``a``.
+
+    No numbers have -inf.
+    """
     check(a, b)
     number = LLVM[a.dtype]
 
@@ -148,7 +168,14 @@ def _larger(builder, value, held):
 
 @intrinsic
 def add_rows(typing, total, rows, chosen, weights, begin, end):
-    """See :func:`torchssvm.core.vectors.add_rows`."""
+    """``total += sum_p weights[p] rows[chosen[p]]`` over p in ``begin`` to ``end - 1``.
+
+    Args:
+        total: ``[K]``.
+        rows: ``[*, at least K]``.
+        chosen: Integers; None is p itself.
+        weights: Numbers; None is 1.
+    """
     check(total, rows, *(() if weights == types.none else (weights,)))
 
     def write(builder, out, table, chosen, weights, begin, end):
@@ -165,7 +192,7 @@ def add_rows(typing, total, rows, chosen, weights, begin, end):
 
 @intrinsic
 def add_to_rows(typing, rows, chosen, weights, begin, end, row, factor):
-    """See :func:`torchssvm.core.vectors.add_to_rows`."""
+    """``rows[chosen[p]] += weights[p] factor row`` for p in ``begin`` to ``end - 1``; see :func:`add_rows`."""
     check(row, rows, *(() if weights == types.none else (weights,)))
 
     def write(builder, table, chosen, weights, begin, end, own, factor):
@@ -181,7 +208,15 @@ def add_to_rows(typing, rows, chosen, weights, begin, end, row, factor):
 
 @intrinsic
 def set_rows(typing, out, rows, chosen, count, factor, shifts):
-    """See :func:`torchssvm.core.vectors.set_rows`."""
+    """``out[t] = factor rows[t] + shifts[t]`` for some t, over the shorter of the two widths.
+
+    Args:
+        out: ``[*, *]``.
+        rows: ``[*, *]``, and may be ``out``; None is 0.
+        chosen: Integers, of which the first ``count`` are the t; None takes 0 to ``count - 1``.
+        factor: A number; None is 1.
+        shifts: ``[*]``; None is 0.
+    """
     check(out, *(kind for kind in (rows, shifts) if kind != types.none))
 
     def write(builder, out, rows, chosen, count, factor, shifts):
@@ -203,7 +238,7 @@ def set_rows(typing, out, rows, chosen, count, factor, shifts):
 
 @intrinsic
 def add_each(typing, out, rows, chosen, count, factor):
-    """See :func:`torchssvm.core.vectors.add_each`."""
+    """``out[t] += factor rows[t]`` for some t; see :func:`set_rows`."""
     check(out, rows)
 
     def write(builder, out, rows, chosen, count, factor):
@@ -230,7 +265,16 @@ def each_place(builder, chosen, count):
 
 @intrinsic
 def sum_listed(typing, out, initial, rows, chosen, weights, starts, count):
-    """See :func:`torchssvm.core.vectors.sum_listed`."""
+    """``out[t] = initial + sum_p weights[p] rows[chosen[p]]`` over the places p of list t, for the first lists.
+
+    Args:
+        out: ``[at least count, K]``.
+        initial: ``[at least K]``.
+        rows: ``[*, at least K]``.
+        chosen: Integers.
+        weights: Numbers; None is 1.
+        starts: ``[at least count + 1]`` integers, where each list begins.
+    """
     check(out, initial, rows, *(() if weights == types.none else (weights,)))
 
     def write(builder, out, initial, table, chosen, weights, starts, count):
@@ -262,7 +306,14 @@ def sum_rows(builder, panel, first, table, chosen, weights, begin, end):
 
 @intrinsic
 def add_to_listed(typing, rows, chosen, weights, starts, added, used, count, factor):
-    """See :func:`torchssvm.core.vectors.add_to_listed`."""
+    """``rows[chosen[p]] += weights[p] factor added[t]`` for the places p of list t, for the first lists.
+
+    Args:
+        rows, chosen, weights, starts, count: See :func:`sum_listed`.
+        added: ``[at least count, K]``.
+        used: ``[at least count]``; lists for which it is 0 are left out.
+        factor: A number.
+    """
     check(rows, added, *(() if weights == types.none else (weights,)))
 
     def write(builder, table, chosen, weights, starts, added, used, count, factor):
@@ -297,7 +348,13 @@ def _add_to(builder, panel, own, factor, table, chosen, weights, begin, end):
 
 @intrinsic
 def set_row(typing, out, row, factor, shift):
-    """See :func:`torchssvm.core.vectors.set_row`."""
+    """``out = factor row + shift``, over the shorter of the two; each array is taken as one row.
+
+    Args:
+        out: Any shape.
+        row: Any shape, and may be ``out``; None is 0.
+        factor, shift: Numbers; None is 1, and nothing.
+    """
     check(out, *(() if row == types.none else (row,)))
 
     def write(builder, out, row, factor, shift):
@@ -317,7 +374,7 @@ def set_row(typing, out, row, factor, shift):
 
 @intrinsic
 def add_row(typing, out, row, factor):
-    """See :func:`torchssvm.core.vectors.add_row`."""
+    """``out += factor row``, over the shorter of the two; see :func:`set_row`. ``out`` may have a wider dtype."""
     check(out)
     check(row)
 
@@ -338,14 +395,14 @@ def add_row(typing, out, row, factor):
 
 @intrinsic
 def dot(typing, a, b):
-    """See :func:`torchssvm.core.vectors.dot`."""
+    """``<a, b>`` in their dtype; each array is taken as one row, and ``b`` is at least as long as ``a``."""
     check(a, b)
     return _product("dot", (a, b), a.dtype)
 
 
 @intrinsic
 def exact_dot(typing, a, b):
-    """See :func:`torchssvm.core.vectors.exact_dot`."""
+    """:func:`dot` in float64; each array may have its own dtype."""
     check(a)
     check(b)
     return _product("exact_dot", (a, b), types.float64)
@@ -353,7 +410,12 @@ def exact_dot(typing, a, b):
 
 @intrinsic
 def exact_sums(typing, a, b, count, sums):
-    """See :func:`torchssvm.core.vectors.exact_sums`."""
+    """:func:`exact_dot`, the sum of ``a`` and the sum of its absolute values, for the first ``count`` rows.
+
+    Args:
+        a, b: Matrices; the shorter of the two widths counts.
+        sums: ``[at least count, 3]`` float64, to be filled.
+    """
     check(a)
     check(b)
     number = ir.DoubleType()
@@ -381,31 +443,21 @@ def exact_sums(typing, a, b, count, sums):
 
 @intrinsic
 def exact_dots(typing, a, b, chosen, count):
-    """See :func:`torchssvm.core.vectors.exact_dots`."""
+    """The sum of ``<a[t], b[t]>`` in float64 for some t, over the shorter of the two widths; see :func:`set_rows`."""
     check(a)
     check(b)
-    number = ir.DoubleType()
-
-    def write(builder, a, b, chosen, count):
-        total = cgutils.alloca_once_value(builder, number(0.0))
-
-        def emit(lanes, panels):
-            nothing = ir.Constant(ir.VectorType(number, lanes), None)
-            sums = [cgutils.alloca_once_value(builder, nothing) for _ in range(2)]
-            for panel in panels:
-                with each_place(builder, chosen, count) as place:
-                    _add_products(builder, panel, a, b, place, sums)
-            builder.store(sum_of(builder, builder.fadd(*map(builder.load, sums))), total)
-
-        by_length(builder, shorter(builder, a, b), emit)
-        return builder.load(total)
-
-    return signed(types.float64(a, b, chosen, types.intp), "exact_dots", write, number)
+    return _product("exact_dots", (a, b, chosen, types.intp), types.float64)
 
 
 @intrinsic
 def quadratic(typing, rows, count, products, squares):
-    """See :func:`torchssvm.core.vectors.quadratic`."""
+    """``sum_tu products[t, u] <rows[t], rows[u]>`` over the first ``count`` rows.
+
+    Args:
+        rows: ``[at least count, K]``.
+        products: The lower triangle of a symmetric matrix, row after row.
+        squares: ``[at least count]`` float64, gets ``|rows[t]|^2``.
+    """
     check(rows, products)
     number = ir.DoubleType()
 
@@ -449,23 +501,24 @@ def _exact(builder, number):
 
 
 def _product(name, kinds, result):
-    """The inner product of two rows, in the dtype of ``result``."""
+    """The inner product of two rows, in the dtype of ``result``; or of all rows of a list with a count."""
     number = LLVM[result]
 
-    def write(builder, a, b):
+    def write(builder, a, b, *listed):
         total = cgutils.alloca_once_value(builder, number(0.0))
 
         def emit(lanes, panels):
             nothing = ir.Constant(ir.VectorType(number, lanes), None)
             sums = [cgutils.alloca_once_value(builder, nothing) for _ in range(2)]
             for panel in panels:
-                _add_products(builder, panel, a, b, None, sums)
+                with each_place(builder, *listed) if listed else nullcontext() as place:
+                    _add_products(builder, panel, a, b, place, sums)
             builder.store(sum_of(builder, builder.fadd(*map(builder.load, sums))), total)
 
-        by_length(builder, a.length, emit)
+        by_length(builder, shorter(builder, a, b) if listed else a.length, emit)
         return builder.load(total)
 
-    return signed(result(*kinds), name, write, number, flat=True)
+    return signed(result(*kinds), name, write, number, flat=len(kinds) == 2)
 
 
 def _add_products(builder, panel, a, b, row, sums):

@@ -38,7 +38,6 @@ def call_once(intrinsic: Any, name: str, write: Callable[..., Any], result: Any 
 
     Args:
         intrinsic: What Numba hands to the code of an intrinsic: context, builder, signature and arguments.
-        name: Of the operation.
         write: ``write(builder, *operands)`` writes the code and returns the result's value; an operand is an
             ``Array``, a value, or None for None.
         result: Its type; None returns nothing.

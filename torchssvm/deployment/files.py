@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -111,6 +112,8 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, list | tuple):
         return type(value)(_plain(part) for part in value)
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
     if hasattr(value, "item"):  # a number of numpy, which only unsafe loading would read
         return _plain(value.item())
     return _describe(value)
@@ -253,9 +256,6 @@ def load_head(path: str | os.PathLike[str]) -> SavedModel:
 
     For structures that :class:`Decoder` does not take: ``structure.decode(head(x, lengths))`` predicts. Nothing in the
     file is run; only heads and structures of this package are made.
-
-    Args:
-        path: The file.
 
     Raises:
         FileNotFoundError: There is no such file.

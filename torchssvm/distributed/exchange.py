@@ -44,16 +44,12 @@ class Figures(NamedTuple):
 
 
 class Round(NamedTuple):
-    """The directions of all ranks, combined.
+    """The directions of all ranks, combined to ``gradients``: ``d = sum_p beta_p d_p``, sparse where all ranks have few
+    rows.
 
-    Attributes:
-        gradients: ``d = sum_p beta_p d_p``, for each parameter; sparse where all ranks have few rows.
-        beta: The share of this rank's direction, 0 to 1.
-        figures: Those of d: ``value`` and ``loss_change`` are weighted by beta, ``largest`` is feasible for all ranks,
-            the others are sums.
-        squared_norm: ``|d|^2``.
-        rho: ``|sum_p d_p|^2 / sum_p |d_p|^2``: 1 where the ranks do not disturb each other, P where all have the same
-            direction.
+    ``beta`` is the share of this rank, 0 to 1. Of d's ``figures``, ``value`` and ``loss_change`` are weighted by beta,
+    ``largest`` is feasible for all ranks, the others are sums. ``squared_norm`` is ``|d|^2``, and ``rho`` ``|sum_p
+    d_p|^2 / sum_p |d_p|^2``: 1 where the ranks do not disturb each other, P where all have the same direction.
     """
 
     gradients: list[Tensor]
@@ -86,7 +82,6 @@ class Exchange:
 
         Args:
             make: Checks and returns this rank's d_p for each parameter, sparse ones coalesced, with its figures.
-            lam: Regularisation.
             farthest: Whether ``largest`` is all that is feasible, because a smaller beta allows a larger step: under
                 bounds, where the box QP is only a lower bound of the dual.
 

@@ -102,7 +102,6 @@ class DualState(ByRank):
     Args:
         num_examples: n, the size of the training set.
         lam: Regularisation, the lambda of ``lam/2 |w|^2``; positive.
-        structure: What an output is.
         parameters: The head's parameters, in the order of ``head.parameters()``; float32 or float64.
         storage: How blocks are kept; None is ``MeanParts()``.
         memory_limit: Bytes that the blocks may take; None is what the device has left when they are first needed.
@@ -224,7 +223,6 @@ class DualState(ByRank):
         Args:
             head: An ``nn.Module`` linear in all its weights.
             num_examples: n, the size of the training set.
-            lam: Regularisation; positive.
             structure: What an output is; None is ``head.structure``.
             storage: How blocks are kept; None is ``MeanParts()``.
             memory_limit: Bytes that the blocks may take; None is what the device has left.
@@ -292,7 +290,6 @@ class DualState(ByRank):
         """The dual objective for any losses and weights.
 
         Args:
-            loss: ``sum_i l_i``.
             unclipped: v, for each parameter; without bounds ``v = w``, and the objective is ``loss - lam/2 |w|^2``.
         """
         if not self.box.has_bounds:
@@ -338,9 +335,6 @@ class DualState(ByRank):
         """Change ``lam`` and keep the dual variables: the weights are multiplied by the old ``lam`` over the new one.
 
         Gap estimates become unknown (infinite).
-
-        Args:
-            lam: The new regularisation; positive.
 
         Raises:
             ValueError: ``lam`` is not positive and finite, or out of the range of the weights' dtype.
@@ -443,7 +437,6 @@ class DualState(ByRank):
 
         Args:
             directions: d, for each parameter; sparse ones coalesced.
-            rate: The factor of d.
             known: ``|w|^2``, ``<w, d>`` and ``|d|^2``, if already computed.
         """
         if self.recomputed is not None:

@@ -75,7 +75,6 @@ class Stored(ABC):
         Args:
             change: ``[B, A + 1]`` float64; the last column is that of the corner. None moves all mass to the corner, if
                 the storage keeps no labelings.
-            found: The corner.
 
         Returns:
             Parts, still to go through the head's adjoint, and gradients to add (``[B, *parameter.shape]`` for each

@@ -75,8 +75,6 @@ class ChainSVC(SequenceEstimator):
         """Train on the sequences ``X`` and their labels ``y``.
 
         Args:
-            X: Sequences.
-            y: Their labels.
             sample_weight: ``[n]``, how often each sequence counts, as in :class:`MultinomialSVC`.
 
         Raises:

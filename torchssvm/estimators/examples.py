@@ -61,12 +61,7 @@ def padded(arrays: Sequence[np.ndarray], fill: float) -> torch.Tensor:
 
 
 def check_matrix(X: Any, name: str = "X") -> None:
-    """Check that numbers are real, and the arrays of a sparse matrix, which SciPy trusts and would read beyond.
-
-    Args:
-        X: An array, a sparse matrix, a table of pandas, or lists.
-        name: Its name in the error.
-    """
+    """Check that numbers are real, and the arrays of a sparse matrix, which SciPy trusts and would read beyond."""
     _check_real(X, name)
     if not sparse.issparse(X):
         return
@@ -117,12 +112,10 @@ NO_LABELS = (-1, -100)
 
 
 def check_lists(y: Any, sizes: Sequence[int], what: str) -> list[Sequence[Any]]:
-    """The labels of every example, if there is one, a text or a number, for each of its tokens or nodes.
+    """The labels of every example, if there is one, a text or a number, for each of its tokens or nodes, ``sizes`` of
+    them.
 
-    Args:
-        y: The user's argument.
-        sizes: The number of tokens or nodes of each example.
-        what: "token" or "node", for error messages.
+    ``what`` is "token" or "node", for error messages.
     """
     if not hasattr(y, "__len__") or len(sizes) != len(y):
         count = len(y) if hasattr(y, "__len__") else f"={y!r}"
@@ -221,11 +214,8 @@ def weights_of(
 ) -> np.ndarray:
     """The weight of the loss of each true class, ``[K]`` float64.
 
-    Args:
-        class_weight: None, "balanced", or a dictionary by class.
-        classes: ``[K]``.
-        codes: The class of every label, 0 to K - 1.
-        sample_weight: How often each label counts in "balanced"; None is once.
+    ``classes`` are ``[K]``, ``codes`` the class of every label, 0 to K - 1, and ``sample_weight`` says how often each
+    label counts in "balanced"; None is once.
     """
     if isinstance(class_weight, str) and class_weight == "balanced":
         counts = np.bincount(codes, sample_weight, len(classes)).astype(np.float64)
@@ -258,13 +248,11 @@ def labelled(
     features: Callable[[np.ndarray], Any],
     costs: torch.Tensor | None = None,
 ) -> Examples:
-    """A training set of examples with a state for each token or node.
+    """A training set of examples with a state for each of the ``lengths`` tokens or nodes; without ``states``, all are
+    0.
 
-    Args:
-        lengths: The number of tokens or nodes of each example.
-        states: The states of each example; None, to predict, is 0 throughout.
-        features: Places ``[B]`` -> the features of these examples.
-        costs: ``[K]``, of a wrong label, by the true one: targets are then :class:`WeightedLabels`.
+    ``features`` takes places ``[B]`` to the features of these examples. ``costs`` ``[K]`` are those of a wrong label,
+    by the true one: targets are then :class:`WeightedLabels`.
     """
     sizes = np.asarray(lengths, np.int64)
     y = [np.zeros(size, np.int64) for size in sizes] if states is None else states
@@ -352,11 +340,9 @@ def _short(value: Any) -> str:
 
 
 def rows_of(X: Any, size: int | None = None) -> list[Any]:
-    """Arrays or matrices as floating ones of one dtype, ``[N_i, F]``; matrices are in CSR form.
+    """Sequences of ``ARRAYS`` or ``MATRICES`` as floating ones of one dtype, ``[N_i, F]``; matrices are in CSR form.
 
-    Args:
-        X: Sequences of the kind ``ARRAYS`` or ``MATRICES``.
-        size: F; None is that of the first sequence.
+    ``size`` is F; None is that of the first sequence.
     """
     found = []
     for place, sequence in enumerate(X):

@@ -91,8 +91,6 @@ class GraphSVC(StructuredEstimator):
         """Train on the graphs ``X`` and the labels ``y`` of their nodes.
 
         Args:
-            X: Graphs.
-            y: Labels of their nodes.
             sample_weight: ``[n]``, how often each graph counts, as in :class:`MultinomialSVC`.
 
         Raises:

@@ -126,8 +126,6 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         """Train on ``X`` ``[n, F]``, dense or a scipy sparse matrix, and the label sets ``y``.
 
         Args:
-            X: Features.
-            y: Label sets.
             sample_weight: ``[n]``, how often each example counts, as in :class:`MultinomialSVC`.
 
         Raises:

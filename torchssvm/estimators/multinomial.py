@@ -75,8 +75,6 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         """Train on ``X`` ``[n, F]``, dense or a scipy sparse matrix, and the classes ``y`` ``[n]``.
 
         Args:
-            X: Features.
-            y: Classes.
             sample_weight: ``[n]``, how often each example counts: 2 is the example twice, 0 is without it, and n in
                 ``lam = 1 / (C n)`` is the sum; None is once each.
 
@@ -94,8 +92,6 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         """Add the rows ``X`` to those of ``fit`` or the calls before, and go on to the optimum for all.
 
         Args:
-            X: Features.
-            y: Classes.
             classes: ``[K]``, all classes, where the ``y`` of the first call lacks some of them; None is those of ``y``.
                 Later calls may repeat them.
 

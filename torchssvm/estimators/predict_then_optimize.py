@@ -50,7 +50,6 @@ class PredictThenOptimize(CertifiedEstimator):
             those before it; and then trains on all. With an anchor, the first lambda hardly leaves it.
         anchor: What weights are regularised towards, W0: "zero", or "least-squares", the predictor of least squares.
         features: A module that makes features of ``X``, frozen and in evaluation mode; None: ``X`` are features.
-        shared: Whether the costs share one weight vector.
         intercept_scaling: The size of the feature that intercepts are weights of; the larger, the less intercepts are
             regularised. 0 is without intercepts.
         solver: Rules of training, as in :func:`torchssvm.solve`. None takes a cache and corrective steps, and the
@@ -95,8 +94,6 @@ class PredictThenOptimize(CertifiedEstimator):
         """Train on features ``X`` and the true costs ``[n, D]``.
 
         Args:
-            X: Features.
-            costs: The true costs.
             sample_weight: ``[n]``, how often each example counts, as in :class:`MultinomialSVC`; needs ``lam``.
 
         Raises:
@@ -158,7 +155,6 @@ class PredictThenOptimize(CertifiedEstimator):
         The sum of all regrets divided by the sum of the absolute costs of the best decisions, as PyEPO reports it.
 
         Args:
-            X: Features.
             costs: ``[n, D]``, the true costs.
 
         Raises:
@@ -282,14 +278,9 @@ def anchor(
 ) -> tuple[list[DecisionProblems], tuple[Array, Array]]:
     """Problems with the anchor's costs among the known ones, and with the feature of the intercepts.
 
-    Args:
-        problems: The anchor is fitted on the first of them.
-        kind: One of ``ANCHORS``.
-        intercept_scaling: The size of that feature; 0 adds none.
-        weight: ``[n]``, how often each example of the first counts.
-
-    Returns:
-        The problems, and the anchor's weights and intercepts as :func:`least_squares` returns them.
+    The anchor is fitted on the first of them, whose examples count ``weight`` ``[n]`` times. ``kind`` is one of
+    ``ANCHORS``; ``intercept_scaling`` is the size of the feature, 0 adds none. Also returns the anchor's weights and
+    intercepts, as :func:`least_squares` does.
     """
     base = (np.zeros(1), np.zeros(1))
     if kind == "least-squares":
@@ -374,16 +365,9 @@ def choose_by_regret(
 ) -> LamChoice:
     """Follow lambda from large to small, to a loose gap, until smaller ones cost more than they may.
 
-    Args:
-        head: A new head.
-        train: What is trained on.
-        held_out: What decides.
-        anchored: Whether to begin at a lambda so large that the weights stay at the anchor.
-        tol: The relative gap of the run that follows; a path is not trained to a smaller one.
-        max_passes: The most passes of a lambda.
-        solver: As in :func:`torchssvm.solve`; None takes Frank-Wolfe steps where decoding is quick.
-        seed: Of the order of the examples.
-        progress: Whether a line follows the run.
+    Where ``anchored``, the first lambda is so large that the weights stay at the anchor. ``tol`` is the relative gap of
+    the run that follows; a path is not trained to a smaller one. Without a ``solver``, steps are Frank-Wolfe where
+    decoding is quick.
     """
 
     def score(trained: nn.Module) -> float:

@@ -80,8 +80,6 @@ class SegmentSVC(SequenceEstimator):
         """Train on the sequences ``X`` and their segments ``y``.
 
         Args:
-            X: Sequences.
-            y: Their segments.
             sample_weight: ``[n]``, how often each sequence counts, as in :class:`MultinomialSVC`.
 
         Raises:

@@ -1,7 +1,5 @@
 """Training under a Lightning ``Trainer``. Needs the extra ``torchssvm[lightning]``."""
 
-from typing import Any
-
 from torchssvm.core.arguments import needs
 
 with needs("torchssvm.lightning needs Lightning: pip install 'torchssvm[lightning]'", "lightning"):
@@ -31,9 +29,3 @@ __all__ = [
     "StructuredSVM",
     "WritePredictions",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Alternate":
-        raise ImportError("torchssvm.lightning.Alternate has gone: give joint=JointTraining()")
-    raise AttributeError(f"module 'torchssvm.lightning' has no attribute {name!r}")

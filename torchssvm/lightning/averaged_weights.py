@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor
 
 from torchssvm.core.gradients import evaluating
-from torchssvm.lightning.duality_gap import DualityGap
 from torchssvm.lightning.loaders import exact_pass_loader, find_dual, fit_of, in_precision, visible
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.running_average import Average, WeightedAverage
@@ -24,11 +23,10 @@ class AveragedWeights(WeightAveraging):
     valid. The average restarts whenever the features are trained.
 
     Unlike with Lightning's own averages, checkpoints, exports and validation use the trained weights by default, and
-    these stay in the head when training ends. The head holds the average inside ``with callback.applied(module):``.
+    these stay in the head when training ends. The head holds the average inside ``with callback.applied(module):``, and
+    for good after ``callback.average.copy_to_parameters()``.
 
     Args:
-        swap_at_end: Put the average into the head when training ends; do not train that head further.
-        validate: Validate with the average.
         average: The class of the average: ``WeightedAverage``, ``SuffixAverage`` or ``UniformAverage``.
 
     Attributes:
@@ -48,11 +46,8 @@ class AveragedWeights(WeightAveraging):
     needs_batches = True
     """A compiled loop takes its batches from the training loader beside this callback."""
 
-    def __init__(
-        self, swap_at_end: bool = False, validate: bool = False, average: type[Average] = WeightedAverage
-    ) -> None:
+    def __init__(self, *, validate: bool = False, average: type[Average] = WeightedAverage) -> None:
         super().__init__(use_buffers=False)
-        self.swap_at_end = swap_at_end
         self.validate = validate
         self.average: Average | None = None
         self._make = average
@@ -122,12 +117,7 @@ class AveragedWeights(WeightAveraging):
             self._existing().update()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Certify the trained weights and put the average into the head, if ``swap_at_end``."""
-        if self.swap_at_end and self.count:
-            for callback in trainer.callbacks:  # type: ignore[attr-defined]
-                if isinstance(callback, DualityGap):
-                    callback.finish(trainer, pl_module)
-            self._existing().copy_to_parameters()
+        """Leave the trained weights in the head."""
 
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Put the average into the head for validation, if ``validate``."""
@@ -145,9 +135,6 @@ class AveragedWeights(WeightAveraging):
     @contextmanager
     def applied(self, pl_module: L.LightningModule) -> Iterator[None]:
         """The head holds the average inside the ``with`` block, and its own weights again afterwards.
-
-        Args:
-            pl_module: The module of the fit.
 
         Raises:
             RuntimeError: Nothing has been averaged.

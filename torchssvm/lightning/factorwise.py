@@ -38,8 +38,6 @@ class FactorwiseSVM(Predicting):
         lam: Regularisation of the head, the lambda of ``lam/2 |w|^2``.
         features: The module below the head, ``x`` -> features; None gives ``x`` to the head.
         rule: How blocks move; see :class:`torchssvm.GDMM` for this and the next two.
-        penalty: rho and eta.
-        oracle: The factorwise oracle.
         seed: Seed of the order in which the examples that were in no batch are visited.
 
     Raises:

@@ -47,7 +47,6 @@ class JointTraining:
 
     Args:
         epochs: Epochs of the first stage; the trainer's ``max_epochs`` must be larger.
-        lr: Learning rate of its first step.
         head_lr: That of the head; None is ``lr``. A head that begins at zero needs a larger one than a pretrained
             network: ten times ``lr`` is a good start.
         loss: Makes the loss of the first stage from the structure: ``SoftmaxMargin``, ``StructuredHinge``, or a
@@ -106,7 +105,6 @@ class JointTraining:
 
         Args:
             done: The share of the first stage that is behind.
-            step: The share that the step is.
         """
         falling = (1.0 - done) / (1.0 - self.warmup)
         return falling if done >= self.warmup else min((done + step) / self.warmup, falling)

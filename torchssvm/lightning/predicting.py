@@ -72,7 +72,6 @@ class Loading(L.LightningModule):
         Subclasses with their own ``__init__`` are made as Lightning makes them, from ``hparams``.
 
         Args:
-            checkpoint_path: The file.
             map_location: As in Lightning; so are the next two.
             hparams_file: Hyperparameters that replace those of the checkpoint.
             strict: Whether the names of the weights must match.

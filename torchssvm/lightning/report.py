@@ -33,7 +33,6 @@ class Report(Callback):
     ``compiling_seconds``, which the process has spent on compiling kernels: 0 from the second run on.
 
     Args:
-        folder: Folder of the files.
         task: Title of the report; None is a description of the training dataset.
         draw_examples: ``(figure, batch, labelings) -> None`` draws a few test examples with their predictions below the
             curves, such as ``torchssvm.datasets.ocr.drawing.draw_words``.

@@ -41,12 +41,9 @@ Draws = GapBatchSampler | EpochParts | None
 class ResumePoint:
     """The point of a run at which a checkpoint was taken; kept until the resumed run trains its first batch.
 
-    Attributes:
-        num_examples: n.
-        random: The random state, of several processes as a list ``ranks``.
-        sampler: State of the ``GapBatchSampler`` or of the ``EpochParts``, of all processes; None if there were none.
-        in_epoch: Whether the epoch under way has batches left.
-        rules: What the model says of its steps, by argument.
+    ``random`` is the random state, of several processes as a list ``ranks``; ``sampler`` that of the
+    ``GapBatchSampler`` or of the ``EpochParts``, of all processes, None if there were none; ``in_epoch`` says whether
+    the epoch under way has batches left, and ``rules`` what the model says of its steps, by argument.
     """
 
     num_examples: int
@@ -57,14 +54,7 @@ class ResumePoint:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> ResumePoint:
-        """The point from its ``state_dict``; ValueError if the state is damaged, or of a run that alternated."""
-        if isinstance(state, dict) and isinstance(moved := state.get("features_moved"), bool):
-            if moved:
-                raise ValueError(
-                    "the checkpoint is of a run whose features and head took turns (features_optimizer=...), which has "
-                    "gone: go on with the release that wrote it, or fit anew with joint=JointTraining()"
-                )
-            state = {name: entry for name, entry in state.items() if name != "features_moved"}
+        """The point from its ``state_dict``; ValueError if the state is damaged."""
         schema = {
             "num_examples": int,
             "random": dict,

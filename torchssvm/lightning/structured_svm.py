@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from torchssvm.core.arguments import TO_SOLVER, moved, or_default
+from torchssvm.core.arguments import or_default
 from torchssvm.core.batch import Batch, as_batch
 from torchssvm.core.operators import full_precision
 from torchssvm.core.problem import check_bounds, check_lam, find_structure, groups
@@ -135,7 +135,6 @@ class StructuredSVM(Predicting):
 
     several_epochs = True  # nothing here follows single epochs; subclasses may
 
-    @moved(*TO_SOLVER, features_optimizer="joint=JointTraining(optimizer=...)")
     def __init__(
         self,
         head: nn.Module,

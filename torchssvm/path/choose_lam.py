@@ -19,7 +19,6 @@ from torchssvm.core.arguments import (
     check_dataset,
     check_number,
     check_whole,
-    moved,
     new_figure,
     or_default,
     warn,
@@ -295,7 +294,6 @@ def check_lams(lams: Any) -> list[float]:
     return ordered
 
 
-@moved("options", "bounds", "memory_limit")
 def choose_lam(
     head: nn.Module,
     dataset: Any,

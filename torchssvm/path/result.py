@@ -283,9 +283,7 @@ def plot(
     """Gap, norm of the weights and, if given, scores against lambda, with the breakpoints marked.
 
     Args:
-        path: The path.
         scores: A score for some lambdas, such as the result of ``path.scores(head, score)``.
-        score_name: Label of the scores' axis.
 
     Returns:
         A ``matplotlib.figure.Figure``; opens no window and leaves matplotlib's global state alone.

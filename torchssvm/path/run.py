@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import as_number, check_number, check_object, moved, or_default
+from torchssvm.core.arguments import as_number, check_number, check_object, or_default
 from torchssvm.core.batch import Batch, apply_head, device_of, fetcher, in_order, restrict, to_device
 from torchssvm.core.jit import clock
 from torchssvm.core.operators import full_precision
@@ -29,14 +29,6 @@ from torchssvm.solvers.solver import Relative, Solver, Tolerance, check_toleranc
 from torchssvm.solvers.trainer import ProgressLine, shown
 from torchssvm.solvers.training import make_trainer, on_device
 from torchssvm.steps.box_qp import CommonStep
-
-
-def go_to(dual: DualState, lam: float) -> None:
-    """Change a solved dual to another lambda: at a smaller one the weights stay ([G16] Prop. 1), else the dual."""
-    if lam < dual.lam:
-        dual.rescale(lam / dual.lam)
-    else:
-        dual.change_lam(lam)
 
 
 class Solved(NamedTuple):
@@ -63,22 +55,21 @@ def walk(
 ) -> Iterator[list[Solved]]:
     """Train at every lambda, from the dual of the one before; yields what each trainer has reached at each lambda.
 
-    Args:
-        trainers: Those that go the same way, such as one of every fold, each with what lambda is multiplied by for it.
-        lams: Lambdas, each with the most passes of a trainer; read one at a time, so that they may depend on what was
-            yielded. The first is usually that of the trainers' duals.
-        tolerance: The gap to reach at each.
-        line: Follows the run, and is clear at every yield.
-        train: Trains at one lambda.
+    ``trainers`` go the same way, such as one of every fold, each with what lambda is multiplied by for it. ``lams`` are
+    lambdas, each with the most passes of a trainer; they are read one at a time, so that they may depend on what was
+    yielded. The first is usually that of the trainers' duals. ``line`` is clear at every yield.
     """
     for lam, most in lams:
         if line is not None:
             line.prefix = f"lam {lam:.3g}"
         found = []
         for trainer, scale in trainers:
-            dual, start, before = trainer.dual, clock(), trainer.dual.passes
-            if not math.isclose(scale * lam, dual.lam, rel_tol=1e-12):  # an interrupted walk may have changed it
-                go_to(dual, scale * lam)
+            dual, start, before, own = trainer.dual, clock(), trainer.dual.passes, scale * lam
+            if not math.isclose(own, dual.lam, rel_tol=1e-12):  # an interrupted walk may have changed it
+                if own < dual.lam:  # the weights stay ([G16] Prop. 1)
+                    dual.rescale(own / dual.lam)
+                else:
+                    dual.change_lam(own)
             result = train(trainer, tolerance, before + most, line or False)
             found.append(Solved(lam, result, dual.passes - before, clock() - start))
         if line is not None:
@@ -98,8 +89,18 @@ class Accuracy(NamedTuple):
     primal: float
 
 
+class _Rule:
+    """A rule of the path, with its ``kappa``."""
+
+    kappa: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 < as_number(self.kappa, "kappa") < 1.0:
+            raise ValueError(f"kappa={self.kappa} must lie between 0 and 1, both excluded")
+
+
 @dataclass(frozen=True)
-class Certified:
+class Certified(_Rule):
     """The epsilon-approximate path of [G16] Algorithm 7: every breakpoint ends with an exact pass.
 
     Args:
@@ -113,9 +114,6 @@ class Certified:
 
     kappa: float = 0.9
     certified = True
-
-    def __post_init__(self) -> None:
-        _check_kappa(self.kappa)
 
     def first(self, trainer: Any, bound: float) -> Accuracy:
         """Accuracy by one exact pass; the gap is usually much smaller than ``bound``."""
@@ -134,7 +132,7 @@ class Certified:
 
 
 @dataclass(frozen=True)
-class Heuristic:
+class Heuristic(_Rule):
     """The heuristic path of [G16] appendix K: a breakpoint is done once the sum of stale gaps is within kappa epsilon.
 
     Faster where breakpoints are close together. Proves nothing: it makes no exact pass.
@@ -147,9 +145,6 @@ class Heuristic:
 
     kappa: float = 0.7
     certified = False
-
-    def __post_init__(self) -> None:
-        _check_kappa(self.kappa)
 
     def first(self, trainer: Any, bound: float) -> Accuracy:
         """The bound of Algorithm 6."""
@@ -175,11 +170,6 @@ class Heuristic:
         return Accuracy(gap, slope, dual.value() + gap)
 
 
-def _check_kappa(kappa: float) -> None:
-    if not 0.0 < as_number(kappa, "kappa") < 1.0:
-        raise ValueError(f"kappa={kappa} must lie between 0 and 1, both excluded")
-
-
 _BATCH = 256  # examples of a step, at most
 _MARGIN = 1e9  # lam exceeds what a full step needs by this factor while the blocks move to their corners
 
@@ -201,9 +191,7 @@ def start_at_largest_lam(
     ``lam`` grows the dual grows and the gap does not, so the share holds at every larger ``lam`` too.
 
     Args:
-        head: The head of the dual.
         dual: A dual without steps; its ``lam`` is replaced.
-        dataset: The training set.
         tolerance: kappa epsilon; positive, or ``Relative(share)``.
         optimizer: That of the dual, with bounds; None is one without.
 
@@ -333,7 +321,6 @@ class PathRun(Stateful):
     state_name = "run"
     progress: ProgressLine | None = None
 
-    @moved("recipe", "options")
     def __init__(
         self,
         head: nn.Module,
@@ -479,7 +466,6 @@ class PathRun(Stateful):
         self._stopped = self.dual.passes >= self.max_passes
 
 
-@moved("recipe", "options")
 def regularization_path(
     head: nn.Module,
     dataset: Any,

@@ -42,7 +42,6 @@ class BCFW(StatefulOptimizer):
 
     Args:
         params: Exactly the parameters of the head, or groups of them.
-        dual: The head's dual state.
         line_search: Chooses gamma; None is :class:`ExactSearch`, which maximises the dual.
 
     Raises:

@@ -50,7 +50,6 @@ class BlockGap(nn.Module):
     ([B13] appendix C). ``certify`` uses the oracle's upper bounds instead, and says ``exact=False``.
 
     Args:
-        dual: The dual state.
         direction: The direction of each block; None is ``FrankWolfe()``.
         oracle: Whether to decode or to take a cached labeling; None is ``MaxOracle()``, which always decodes.
         block_steps: The step of each block: ``BoxQP(sweeps=5)`` (None), ``CommonStep()`` or ``Sequential()``.

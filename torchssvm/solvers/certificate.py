@@ -113,7 +113,6 @@ def certify(
     Args:
         head: The head, or any callable ``(x)`` or ``(x, lengths)`` -> potentials that contains the dual's parameters,
             such as a model of frozen features and the head. A copy with equal weights is accepted.
-        dual: The dual state.
         batches: Every training example exactly once, in any order, as :class:`torchssvm.Batch`.
         refresh: Whether the next step starts from the recomputed weights.
 

@@ -106,7 +106,6 @@ def check(
 
     Args:
         head: An ``nn.Module`` linear in its weights.
-        structure: The structure.
         batch: A few examples from the data loader.
         bounds: ``(lower, upper)`` by parameter name, None for no bound, such as ``{"pairwise": (0.0, None)}``. Give
             them if the oracle needs them: only weights within the bounds are tried.

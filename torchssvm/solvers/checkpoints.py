@@ -113,7 +113,6 @@ def load_checkpoint(path: str | os.PathLike[str], /, *, random_state: bool = Tru
     the file.
 
     Args:
-        path: The file.
         random_state: Whether torch's random state is restored, if the file holds it.
         **objects: The objects that were saved, under the same names; None leaves one out.
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_dataset, check_number, check_object, check_whole, moved, or_default
+from torchssvm.core.arguments import check_dataset, check_number, check_object, check_whole, or_default
 from torchssvm.core.batch import Batch, apply_head, fetcher, lengths_of, pass_over, tree_replace, tree_tensors
 from torchssvm.core.potentials import Potentials, inner
 from torchssvm.core.problem import UNKNOWN, find_structure
@@ -57,7 +57,6 @@ class LatentReport:
         )
 
 
-@moved("options", seed="solver=Solver(seed=...)")
 def latent(
     head: nn.Module,
     dataset: Any,
@@ -81,12 +80,9 @@ def latent(
     Args:
         head: Features -> potentials, linear in all its weights; afterwards it holds the trained weights.
         dataset: Map-style, n examples with ``collate``.
-        lam: Regularisation.
         structure: A structure with ``complete``, such as ``HiddenStates``; None is ``head.structure``. One of states,
             such as ``Chain``, is taken as ``HiddenStates(structure)``, for labels of -100 or sets of labels.
-        rounds: The most rounds.
         tolerance: The certified gap of each round; None is ``Relative(0.01)``.
-        max_passes: The most effective passes of a round.
         solver: As in :func:`torchssvm.solve`, for mean parts in the torch loop; its seed is also that of hidden parts
             that are drawn at random.
 
@@ -135,7 +131,6 @@ class LatentTrainer(Stateful):
 
     state_name = "latent run"
 
-    @moved("options", seed="solver=Solver(seed=...)")
     def __init__(
         self,
         head: nn.Module,

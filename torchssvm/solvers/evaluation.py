@@ -90,7 +90,6 @@ def evaluate(
     Args:
         forward: Head or model, ``(x)`` or ``(x, lengths)`` -> potentials. A module runs in evaluation mode; afterwards
             every submodule is back in its own mode.
-        structure: What an output is.
         batches: The examples: a map-style dataset with ``collate``, or an iterable of :class:`torchssvm.Batch` such as
             a ``DataLoader``.
         device: The device to move batches to; None is that of the weights of ``forward``, if it has any.
@@ -171,11 +170,8 @@ _STEPS = 40  # of the search: they halve the interval
 def fit_temperature(structure: Structure, examples: Iterable[tuple[Potentials, Any]]) -> float:
     """The T that makes the targets most probable, ``P(y) = exp(score(y) / T) / Z``, from 0.001 to 1000.
 
-    See Guo et al., *On Calibration of Modern Neural Networks*, ICML 2017.
-
-    Args:
-        structure: One with ``marginals``.
-        examples: Potentials and targets of every batch.
+    See Guo et al., *On Calibration of Modern Neural Networks*, ICML 2017. ``examples`` are potentials and targets of
+    every batch, of a structure with ``marginals``.
     """
     scored = []
     for potentials, target in examples:

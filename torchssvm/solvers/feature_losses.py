@@ -30,9 +30,6 @@ class StructuredHinge(nn.Module):
     For labels of :class:`HiddenStates`, the last term is the largest score of the outputs that show them, so that the
     objective is no longer convex.
 
-    Args:
-        structure: What an output is.
-
     Example:
         >>> hinge = StructuredHinge(Multiclass(2))
         >>> scores = torch.tensor([[0.0, 0.25]])

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from torchssvm.core.arguments import check_dataset, moved, warn
+from torchssvm.core.arguments import check_dataset, warn
 from torchssvm.core.batch import Part, apply_head, check_fits, fetcher, pass_over, to_device
 from torchssvm.core.operators import full_precision
 from torchssvm.core.problem import find_structure
@@ -27,7 +27,6 @@ SHARE = 1 / 30
 """Of the lambda at which an example moves the weights as far as it needs; see docs/choosing.md for what it is worth."""
 
 
-@moved("collate_fn")
 def guess_lam(head: nn.Module, dataset: Any, *, structure: Structure | None = None) -> float:
     """A lambda to begin with: a thirtieth of that at which one example alone is fitted by weights of its own.
 

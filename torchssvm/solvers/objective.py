@@ -104,9 +104,7 @@ def primal(
     Args:
         head: The head, or any callable ``(x)`` or ``(x, lengths)`` -> potentials, such as a model of frozen features
             and the head; ``parameters`` then lists the regularised weights.
-        structure: What an output is.
         batches: Every training example exactly once, in any order, as :class:`torchssvm.Batch`.
-        lam: Regularisation; positive.
         parameters: The regularised weights; None is ``head.parameters()``.
         num_examples: n, to detect missing examples at the end; None is the largest index plus 1.
 
@@ -173,12 +171,10 @@ def every_example(
 ) -> Iterator[tuple[Batch, Potentials, Tensor]]:
     """Yield each batch with its potentials and checked index; raise ValueError unless every example comes once.
 
-    Args:
-        head: ``(x)`` or ``(x, lengths)`` -> potentials, differentiable with ``grad``.
-        batches: Every example exactly once; moved to ``device``.
-        check: ``(index, potentials)`` -> the numbers of the examples among those of this pass, or an error.
-        num_examples: Examples of this pass; None is the largest number plus 1.
-        first: The index of the example with the number 0.
+    ``head`` is ``(x)`` or ``(x, lengths)`` -> potentials, differentiable with ``grad``; batches are moved to
+    ``device``. ``check`` makes of ``(index, potentials)`` the numbers of the examples among those of this pass, or
+    raises. There are ``num_examples``, None is the largest number plus 1; ``first`` is the index of the example with
+    the number 0.
     """
     seen = torch.zeros(num_examples or 0, dtype=torch.bool)
     for batch in check_batches(batches):

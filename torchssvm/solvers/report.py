@@ -49,12 +49,6 @@ def versions() -> dict[str, str]:
     return found
 
 
-def describe_device(device: torch.device | str) -> str:
-    """``cpu``, or the name of the accelerator."""
-    device = torch.device(device)
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-
-
 @dataclass(frozen=True)
 class RunReport:
     """The results of a finished run; unknown numbers are None.
@@ -130,14 +124,10 @@ class RunReport:
         Args:
             task: What was trained, in a few words.
             history: At least one certificate; the last one gives the results.
-            num_weights: Number of weights of the head.
             stopped_because: Why the run stopped, as a sentence.
             train: Plain decoding of the training examples.
             test: Plain decoding of the test examples; errors by token and by example of both go to ``extra``.
-            seed: Seed of the run.
-            device: The device of the run.
             seconds: Wall-clock time; None is that of the last certificate.
-            extra: More entries.
 
         Raises:
             ValueError: ``history`` is empty.
@@ -167,7 +157,7 @@ class RunReport:
             test_loss=None if test is None else test.loss,
             stopped_because=stopped_because,
             seed=seed,
-            device=describe_device(device),
+            device=torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else str(device),
             exact=last.exact,
             history=list(history),
             extra=more,

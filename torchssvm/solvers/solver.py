@@ -118,7 +118,6 @@ class Schedule(Protocol):
 
         Args:
             progress: The state after the step: the dual, where the trainer has one, with its ``oracle_calls``.
-            tolerance: The gap that the run should reach.
         """
 
     def after(self, certificate: Certificate) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchssvm.core.arguments import check_dataset, moved
+from torchssvm.core.arguments import check_dataset
 from torchssvm.core.batch import apply_head, check_fits, fetcher, pass_over, to_device
 from torchssvm.core.schema import Schema, Stateful
 from torchssvm.distributed.exchange import refusing_on_all
@@ -32,7 +32,6 @@ class TorchLoop(DualTrainer, Stateful):
         dataset: Map-style, n examples; an item's index is its place.
         batch_size: Blocks in a step, of each process.
         order: In which order blocks are visited; None is ``Proportional()``.
-        seed: Seed of the order.
         optimizer: The ``BCFW`` of the dual; None is ``BCFW(loss.dual.parameters, loss.dual)``.
 
     Raises:
@@ -49,7 +48,6 @@ class TorchLoop(DualTrainer, Stateful):
 
     state_name = "loop"
 
-    @moved(options="batch_size=..., order=..., seed=..., and schedule=... to solve")
     def __init__(
         self,
         head: nn.Module,

@@ -225,7 +225,6 @@ class Trainer(Protocol):
         Args:
             tolerance: The gap to reach: a number of at least 0, or ``Relative(0.01)``, a share of the primal.
             max_passes: Stop at this many effective passes, those before this call included.
-            on_check: Called with every certificate.
             progress: Whether one line on stderr shows gap, dual, passes and seconds; it changes no bit of the run.
 
         Returns:
@@ -323,15 +322,12 @@ def run_until(
     idle_epochs: float = IDLE_EPOCHS,
     early: bool = False,
 ) -> Proof:
-    """Take steps until an exact pass proves that the gap is within ``tolerance``.
+    """Take steps until an exact pass, ``certify()``, proves that the gap is within ``tolerance``.
 
     Limits, ``schedule`` and ``idle_epochs`` are those of :class:`Pacing`, which refuses others.
 
     Args:
         steps: Endless iterator that takes the steps; yields the number of examples that each visited.
-        counters: The progress of the steps.
-        certify: Makes an exact pass.
-        on_check: Called with every certificate.
         reached: Whether a certificate ends the run; None: the gap is within the tolerance, or no example has a gap.
         progress: Whether a line on stderr follows the run, or the line of a caller's own run.
         value: The dual objective now, for that line, and so that a share of the primal may be reached without a step.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_dataset, moved, or_default, warn
+from torchssvm.core.arguments import check_dataset, or_default, warn
 from torchssvm.core.batch import (
     Batch,
     Part,
@@ -59,7 +59,6 @@ FAR = 0.1
 _told: set[str] = set()
 
 
-@moved("options", "bounds", "memory_limit")
 def solve(
     head: nn.Module,
     dataset: Any,
@@ -146,7 +145,6 @@ def solve(
     return certificate
 
 
-@moved("options", "bounds", "memory_limit")
 def make_trainer(
     head: nn.Module,
     dataset: Any,
@@ -419,11 +417,7 @@ def choose(
     given, the others are the quickest that work with them: a cache wherever labelings are kept, for one.
 
     Args:
-        solver: What is given.
-        head: The head.
-        structure: What an output is.
         num_examples: n, the number of examples.
-        sample: The first examples.
         obstacle: Why the compiled loop cannot be used, where the caller knows of a reason; None if it does not.
 
     Raises:

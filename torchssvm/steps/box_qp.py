@@ -86,13 +86,7 @@ class BlockSteps(ABC):
         """Exact steps on the blocks one after another, from the held weights; changes nothing, needs ``visits``.
 
         Args:
-            potentials: The head's output.
-            structure: The dual's.
-            target: From ``check_target``.
-            stored: The blocks.
             losses: ``[B]`` float64, l_i.
-            lam: Regularisation.
-            n: Size of the training set.
         """
         raise NotImplementedError(f"{self} does not visit blocks")
 
@@ -135,9 +129,6 @@ class BoxQP(BlockSteps):
 
     It maximises ``sum_i gamma_i v_i - |sum_i gamma_i g_i|^2 / (2 lam n^2)`` over ``[0, 1]^B`` by coordinate ascent.
     Without per-example gradients all gammas are 1.
-
-    Args:
-        sweeps: Most sweeps of coordinate ascent.
 
     Raises:
         ValueError: ``sweeps`` is less than 1.
@@ -249,7 +240,6 @@ def solve_box_qp(gram: Tensor, values: Tensor, sweeps: int) -> Tensor:
     Args:
         gram: G, ``[R, R]``, positive semidefinite.
         values: v, ``[R]``.
-        sweeps: Most sweeps.
 
     Returns:
         gamma, ``[R]`` float64, on the device of ``values``.

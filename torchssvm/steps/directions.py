@@ -32,7 +32,6 @@ class OracleRule(Protocol):
         Args:
             gaps: ``[B]`` float64, block gaps towards the best cached labeling; -inf if none is cached.
             index: ``[B]`` int64, the examples.
-            dual: The dual state.
         """
         ...
 
@@ -182,9 +181,7 @@ class DirectionRule(Protocol):
 class Direction:
     """A direction of the library; a direction of the caller's own is any :class:`DirectionRule`.
 
-    Attributes:
-        steps: The most inner steps for a block, 0 where the direction has none.
-        tolerance: Where inner steps end.
+    A block takes at most ``steps`` inner steps, 0 where the direction has none, which end at ``tolerance``.
     """
 
     rule: ClassVar[int]
@@ -346,9 +343,7 @@ class Order(Protocol):
 
         Args:
             gaps: ``[n]`` float64, finite and non-negative.
-            batches: How many batches to draw.
             batch_size: Examples in a batch, at most n.
-            generator: The only source of randomness.
         """
         ...
 

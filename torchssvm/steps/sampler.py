@@ -39,7 +39,6 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
         num_examples: n, the size of the dataset; None is the dual's.
         order: ``Proportional(power=1.0)`` (the default), ``LargestGap()``, ``Uniform()``, ``Permutation()``; or
             ``ByLength(lengths)``, batches of similar length.
-        seed: Seed of this sampler's own generator.
         chunk: Batches in a chunk; None is a twentieth of an epoch, at least 8.
 
     Raises:
@@ -101,7 +100,6 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
         """Use the gaps of ``dual``.
 
         Args:
-            dual: The dual of the dataset.
             by_permutation: Returns whether the current epoch visits every example once, in place of ``order``: for
                 epochs that train the features, not the blocks.
 
@@ -443,8 +441,6 @@ class ByLength:
 
         Args:
             chosen: ``[M]`` int64.
-            batch_size: Examples in a batch.
-            generator: The only source of randomness.
         """
         bucket = torch.zeros_like(self.lengths)
         for number, own in enumerate(self.buckets(batch_size)):

@@ -18,12 +18,9 @@ Kind = TypeVar("Kind", bound=Structure)
 
 
 def check_structure(structure: Kind | None, such: str, *settings: str) -> Kind | None:
-    """The ``structure`` argument of a head, if it suits the head.
+    """The ``structure`` argument of a head, if it has the attributes ``settings`` that the head reads; None stays None.
 
-    Args:
-        structure: A structure, or None.
-        such: A suitable structure, for the error message.
-        settings: Names of the attributes that the head reads.
+    ``such`` is a suitable structure, for the error message.
     """
     if structure is not None:
         missing = [name for name in settings if not hasattr(structure, name)]
@@ -129,11 +126,8 @@ def check_range(lengths: Tensor, batch: int, longest: int) -> tuple[int, int]:
 def check_edges(edges: Tensor, links: int, nodes: Sequence[int], lengths: Tensor | None) -> Tensor:
     """The ends of the edges, in memory of their own.
 
-    Args:
-        edges: ``[B, E, 2]`` int64, two nodes of the example, or (-1, -1).
-        links: E, the number of edges.
-        nodes: B, the number of examples, and N, the number of nodes.
-        lengths: ``[B]`` int64, 1 to N; None means N for all.
+    ``edges`` are ``[B, E, 2]`` int64, two nodes of the example, or (-1, -1); ``links`` is E, ``nodes`` B and N, and
+    ``lengths`` ``[B]`` int64, 1 to N; None means N for all.
     """
     batch, longest = nodes[:2]
     edges = apart(check_int64(edges, "edges", (batch, links, 2), ", the two ends of every edge"))
@@ -154,10 +148,7 @@ def check_edges(edges: Tensor, links: int, nodes: Sequence[int], lengths: Tensor
 def check_labels(target: Tensor, num_states: int, where: Tensor | None = None) -> None:
     """Raise ValueError if a label (among those that the mask ``where`` selects) is not in 0 .. num_states - 1.
 
-    Args:
-        target: ``[B]`` or ``[B, N]`` int64.
-        num_states: Their number.
-        where: Shaped like ``target``.
+    ``target`` and ``where`` are ``[B]`` or ``[B, N]``, int64 and bool.
     """
     wrong = (target < 0) | (target >= num_states)
     if where is not None:

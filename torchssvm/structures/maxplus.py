@@ -14,17 +14,12 @@ def maxplus_matvec(maxima, scores, matrix):
 
 @njit
 def maxplus_rows(maxima, scores, places, matrix, height, upwards, onwards):
-    """:func:`maxplus_matvec` of some rows of ``scores`` with one matrix, read once for all of them.
+    """:func:`maxplus_matvec` of the rows ``places`` of ``scores`` with one matrix, read once for all of them.
 
-    Args:
-        maxima: ``[M, K]``, to be filled at ``places``.
-        scores: ``[M, K]``.
-        places: Of these rows.
-        matrix: ``[K, K]``.
-        height: How many rows of the matrix stay in the cache while they are used.
-        upwards: Whether these blocks are taken from the last to the first: the products that follow one another take
-            turns, so that each finds in the cache what the one before it read last.
-        onwards: Whether each row of maxima is added to the row of ``scores`` after its place.
+    It fills these rows of ``maxima``; both are ``[M, K]``. ``height`` rows of the matrix stay in the cache while they
+    are used. These blocks are taken ``upwards`` from the last to the first: the products that follow one another take
+    turns, so that each finds in the cache what the one before it read last. With ``onwards`` each row of maxima is
+    added to the row of ``scores`` after its place.
     """
     count, after, done = matrix.shape[0], 1 if onwards else 0, 0
     while done < count:

@@ -32,10 +32,8 @@ def tokenized(
 
     Args:
         tokenizer: A fast one.
-        sentences: Words.
         tags: The tag of every word; or, as a set, tuple or list, those that it may have, which are all ``labels`` where
             it is unknown.
-        labels: The name of every state.
 
     Returns:
         For each sentence ``input_ids``, ``attention_mask`` and ``labels``: the state of the tag at the first piece of a
@@ -140,14 +138,9 @@ def by_length(items: Sequence[Any]) -> list[int]:
 def batches_of(
     dataset: Any, size: int, pad: int, device: torch.device, order: Sequence[int] | None = None
 ) -> Iterator[dict[str, Tensor]]:
-    """Padded batches of a dataset of tokenised sentences.
+    """Padded batches of ``size`` tokenised sentences, items of :func:`collate`, on ``device``.
 
-    Args:
-        dataset: Map-style; its items are those of :func:`collate`.
-        size: Sentences in a batch.
-        pad: The id of padding.
-        device: Where the tensors are needed.
-        order: The places of the sentences; None is that of the dataset.
+    ``pad`` is the id of padding, and ``order`` the places of the sentences; None is that of the dataset.
     """
     order = range(len(dataset)) if order is None else order
     for begin in range(0, len(order), size):
@@ -163,12 +156,10 @@ def batches_of(
 
 
 def collate(items: Sequence[Mapping[str, Any]], pad: int) -> dict[str, Tensor]:
-    """A batch of tokenised sentences, padded on the right.
+    """A batch of tokenised sentences, padded on the right by the id ``pad``.
 
-    Args:
-        items: Each maps ``input_ids``, ``attention_mask``, ``labels`` and ``word_mask``, or some of them, to lists of
-            one length.
-        pad: The id of padding.
+    Each of ``items`` maps ``input_ids``, ``attention_mask``, ``labels`` and ``word_mask``, or some of them, to lists of
+    one length.
     """
     batch = {}
     for name in (*INPUTS, "labels", "word_mask"):

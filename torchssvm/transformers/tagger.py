@@ -399,10 +399,7 @@ class StructuredTagger(PreTrainedModel):
                 from before or the new one: by the F1 of spans, or without a scheme by right words. None needs ``lam``
                 and keeps the new one.
             lam: Regularisation; None chooses it by :func:`torchssvm.choose_lam`.
-            batch_size: Sentences that the encoder reads at once.
-            tolerance: The gap to reach.
             solver: As in :func:`torchssvm.solve`.
-            progress: Whether a line on stderr follows the run.
 
         Raises:
             ValueError: Neither ``held_out`` nor ``lam`` is given; labels do not fit; ``held_out`` has sets of them, or
@@ -432,7 +429,6 @@ class StructuredTagger(PreTrainedModel):
         Args:
             texts: Sentences. The words of a string are those of the tokeniser's own splitting, ``word_ids``.
             tokenizer: The encoder's, a fast one.
-            batch_size: Sentences that the encoder reads at once.
 
         Returns:
             For every text its spans; with ``scheme=None`` one for each word.
@@ -449,9 +445,6 @@ class TaggerDecoder(nn.Module):
 
     It gives the predictions of the tagger, with any batch size and length. The tagger is held, not copied, and put into
     evaluation mode.
-
-    Args:
-        tagger: A trained one.
 
     Example:
         >>> decoder = TaggerDecoder(StructuredTagger(StructuredTaggerConfig(encoder, labels, "BIO")))

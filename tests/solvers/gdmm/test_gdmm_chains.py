@@ -285,16 +285,14 @@ def test_objects_of_rules():
         (lambda: Penalty(math.nan), "rho"),
         (lambda: Penalty(step=2.0), "step"),
         (lambda: Penalty(step=0.0), "step"),
-        (lambda: ResidualBalancing(low=2.0, high=1.0), "low"),
         (lambda: ResidualBalancing(factor=1.0), "factor"),
-        (lambda: ResidualBalancing(passes=-1), "passes"),
     ):
         with pytest.raises(ValueError, match=words):
             make()
     for make, words in (
         (lambda: Penalty("a"), "rho='a' must be a number"),
         (lambda: Penalty(step=None), "step=None must be a number"),
-        (lambda: ResidualBalancing(high="b"), "high='b'"),
+        (lambda: ResidualBalancing(factor="b"), "factor='b'"),
     ):
         with pytest.raises(TypeError, match=words):
             make()

@@ -48,13 +48,10 @@ def project(point, size, order, out):
 
 @njit
 def away_direction(mass, gradient, size, out):
-    """Away-step Frank-Wolfe ([Y16] Algorithm 2) in one block, whose active set has ``mass`` and ``gradient``,
-    ``[size]``.
+    """Away-step Frank-Wolfe ([Y16] Algorithm 2) in a block, whose active set has ``mass`` and ``gradient``, ``[size]``.
 
-    ``out`` gets the direction ``v - pi``, or ``pi - v'`` for the corner v' that should lose mass.
-
-    Returns:
-        ``-<gradient, out>`` and the largest step that stays in the simplex.
+    ``out`` gets the direction ``v - pi``, or ``pi - v'`` for the corner v' that should lose mass. Returns ``-<gradient,
+    out>`` and the largest step that stays in the simplex.
     """
     towards, away, mean = -1, -1, 0.0
     for i in range(size):
@@ -195,10 +192,8 @@ def make_scratch(duals: Duals, num_states: int) -> Scratch:
 def visit_chains(order, begin, tokens, weights, pairs, duals, options, scratch):
     """Visit the chains ``order[begin:]``, one after another, until one might need more room among the pairs.
 
-    Changes ``weights`` ``[F, K]``, ``pairs`` and ``duals``; increases ``scratch.totals``.
-
-    Returns:
-        Number of chains of ``order`` visited so far.
+    Changes ``weights`` ``[F, K]``, ``pairs`` and ``duals``; increases ``scratch.totals``; returns how many were
+    visited.
     """
     for v in range(begin, len(order)):
         i = order[v]

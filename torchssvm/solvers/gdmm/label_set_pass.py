@@ -113,15 +113,10 @@ _TINY = 1e-12
 def visit_label_sets(order, begin, sets, weights, pairs, entries, q, factors, options, ordered, explore, scratch):
     """Visit the examples ``order[begin:]``, one after another, until one might need more room among the entries.
 
-    Args:
-        order: ``[V]`` int64, examples, of which ``begin`` were visited before.
-        begin, sets, weights, pairs, entries, q, factors, options: See ``label_sets``; ``q`` is the mass of being on.
-        ordered: Whether the factorwise oracle walks ``entries``, the weights of pairs in sorted order.
-        explore: Whether to add a factor even if none scores by itself, as three labels together may.
-        scratch: Its ``totals`` are increased.
-
-    Returns:
-        Number of examples of ``order`` visited so far.
+    ``q`` is the mass of being on. Where ``ordered``, the factorwise oracle walks ``entries``, the weights of pairs in
+    sorted order; to ``explore`` adds a factor even if none scores by itself, as three labels together may.
+    ``scratch.totals`` are increased. Returns how many of ``order`` were visited so far; for the rest see
+    ``label_sets``.
     """
     for v in range(begin, len(order)):
         i = order[v]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from torchssvm.core.arguments import as_number, check_number, check_whole
+from torchssvm.core.arguments import as_number, check_number
 
 
 class BlockRule:
@@ -105,11 +104,7 @@ class Penalty:
             )
 
     def first(self, usual: float) -> float:
-        """The penalty of the first pass.
-
-        Args:
-            usual: The default of the problem.
-        """
+        """The penalty of the first pass."""
         if self.rho is not None:
             return self.rho
         return usual if usual > 0.0 else 1.0
@@ -117,6 +112,10 @@ class Penalty:
     def next(self, rho: float, residuals: Residuals) -> float:
         """The penalty of the next pass; here unchanged."""
         return rho
+
+
+_BALANCED = 100  # passes
+_MOST = 1000.0  # the largest total change of rho, as a factor up or down
 
 
 class ResidualBalancing(Penalty):
@@ -128,15 +127,11 @@ class ResidualBalancing(Penalty):
     Args:
         rho: Penalty of the first pass; None as in :class:`Penalty`.
         step: eta / rho.
-        low: Lower rho if the ratio of the primal to the dual residual is below this; positive.
-        high: Raise rho if that ratio is above this; more than ``low``.
-        factor: rho is multiplied or divided by this; more than 1.
-        most: Largest total change of rho, as a factor up or down; at least 1.
-        passes: rho is fixed after this many passes, so that the method of multipliers can converge.
+        factor: rho is multiplied by this where the ratio of the residuals is above 2, and divided where it is below
+            1/2; more than 1. After 100 passes it is fixed, so that the method of multipliers can converge.
 
     Raises:
-        TypeError: An argument is not a number.
-        ValueError: An argument is out of range.
+        TypeError, ValueError: As :class:`Penalty`.
 
     Example:
         >>> balanced = ResidualBalancing(factor=1.5)
@@ -145,33 +140,19 @@ class ResidualBalancing(Penalty):
         True
     """
 
-    def __init__(
-        self,
-        rho: float | None = None,
-        *,
-        step: float = 1.0,
-        low: float = 0.5,
-        high: float = 2.0,
-        factor: float = 1.3,
-        most: float = 1000.0,
-        passes: int = 100,
-    ) -> None:
+    def __init__(self, rho: float | None = None, *, step: float = 1.0, factor: float = 1.3) -> None:
         super().__init__(rho, step=step)
-        self.low, self.high = as_number(low, "low"), as_number(high, "high")
-        if not 0.0 < low < high < math.inf:
-            raise ValueError(f"low={low} and high={high} must be positive and finite, and low the smaller one")
-        self.factor, self.most = check_number(factor, "factor", above=1.0), check_number(most, "most", 1.0)
-        self.passes = check_whole(passes, "passes", 0)
+        self.factor = check_number(factor, "factor", above=1.0)
 
     def next(self, rho: float, residuals: Residuals) -> float:
         """The raised, lowered or unchanged penalty."""
-        if residuals.passes > self.passes:
+        if residuals.passes > _BALANCED:
             return rho
         primal, dual = residuals.apart * residuals.force, rho * residuals.moved * residuals.size
-        if primal > self.high * dual:
-            return min(rho * self.factor, residuals.first * self.most)
-        if primal < self.low * dual:
-            return max(rho / self.factor, residuals.first / self.most)
+        if primal > 2.0 * dual:
+            return min(rho * self.factor, residuals.first * _MOST)
+        if primal < 0.5 * dual:
+            return max(rho / self.factor, residuals.first / _MOST)
         return rho
 
 

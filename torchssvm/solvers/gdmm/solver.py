@@ -61,13 +61,11 @@ class GDMM(StatefulOptimizer):
             :class:`LinearMultilabel` or :class:`SparseLinearMultilabel`, for label sets with interactions.
         batches: Every training example exactly once, as :class:`torchssvm.Batch`; read once.
         num_examples: n, the number of examples.
-        lam: Regularisation; positive.
         rule: How blocks move: None is :class:`FullyCorrective`.
         penalty: rho and eta; None is :class:`Penalty` on chains, with a constant rho of the size of the losses, and
             :class:`ResidualBalancing` on label sets, which chooses rho.
         oracle: :class:`SortedOracle` or :class:`BruteForce`; None is ``BruteForce()`` up to 4096 configurations of a
             factor.
-        seed: Seed of the order of the visits.
 
     Attributes:
         passes: Passes made.
@@ -141,9 +139,6 @@ class GDMM(StatefulOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> PassReport:  # type: ignore[override]
         """One pass: visit the remaining examples of the pass in random order, then move the multipliers.
 
-        Args:
-            closure: Called first, if given; its result is ignored.
-
         Raises:
             RuntimeError: The weights were changed by others, or have overflowed.
         """
@@ -176,9 +171,6 @@ class GDMM(StatefulOptimizer):
     @torch.no_grad()
     def end_pass(self, *, seconds: float = math.nan) -> PassReport:
         """Move the multipliers and the penalty after any visits, and write the weights to the head.
-
-        Args:
-            seconds: Duration of the visits, for the report.
 
         Raises:
             RuntimeError: The weights have overflowed, or were changed by others.
@@ -263,7 +255,6 @@ class GDMM(StatefulOptimizer):
         max_passes: float = math.inf,
         schedule: Schedule | None = None,
         violation: float = 0.01,
-        on_pass: Callable[[PassReport], None] | None = None,
         on_check: Callable[[FactorwiseCertificate], None] | None = None,
         progress: bool | ProgressLine = True,
     ) -> FactorwiseCertificate:
@@ -275,8 +266,6 @@ class GDMM(StatefulOptimizer):
             max_passes: Stop at this many passes of this optimizer, those before this call included.
             schedule: When certificates are made, each of which decodes all examples; None is ``EveryPasses(10)``.
             violation: The mean total variation to reach; at least 0.
-            on_pass: Called with the report of every pass.
-            on_check: Called with every certificate.
             progress: Whether one line on stderr shows gap, dual, passes and seconds; it changes no bit of the run.
 
         Returns:
@@ -289,9 +278,7 @@ class GDMM(StatefulOptimizer):
 
         def passes() -> Iterator[int]:
             while True:
-                report = self.step()
-                if on_pass is not None:
-                    on_pass(report)
+                self.step()
                 yield self.num_examples
 
         return run_until(

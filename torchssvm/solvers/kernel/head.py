@@ -305,7 +305,6 @@ class KernelChain(KernelHead):
     """A chain whose emissions are kernel expansions; transitions, biases and boundary weights stay explicit.
 
     Args:
-        kernel: Kernel function on token features.
         in_features: F, numbers per token.
         num_states, bias, boundary, structure: As in :class:`~torchssvm.LinearChain`.
 
@@ -338,7 +337,6 @@ class KernelMulticlass(KernelHead):
     """Class scores that are kernel expansions, plus an explicit bias.
 
     Args:
-        kernel: Kernel function on features.
         in_features: F, the number of features.
         num_classes: K, the number of classes.
         bias: Whether every class has a bias; it is regularised.

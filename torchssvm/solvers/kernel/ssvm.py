@@ -255,10 +255,7 @@ class KernelSSVM(DualTrainer, Stateful):
         x: Features of all examples, ``[n, N, F]`` or ``[n, F]``; cast to the head's dtype.
         y: Targets of all examples, as the head's structure takes them.
         lengths: ``[n]`` int64, or None where nothing is padded.
-        lam: Regularisation, positive.
-        batch_size: Examples of a step.
         order: In which order examples are visited; None is ``Proportional()``, gap sampling.
-        seed: Seed of the draws.
         sweeps: Sweeps of coordinate ascent over a batch's box QP; 0 takes one common step for all blocks.
         memory_limit: Bytes for kernel rows, cached ones included; the same again for the dual blocks. None is half of
             the available memory for the rows, all of it for the blocks.

@@ -282,13 +282,11 @@ def best_nonprojective(scores, length, single_root, memory, places, heads):
 
 @njit
 def _contract_cycles(scores, length, single_root, best, roots, origin, notes, heads):
-    """The algorithm of Chu, Liu and Edmonds on one sentence; ``heads`` are filled up to T.
+    """The algorithm of Chu, Liu and Edmonds on one sentence, of which it returns the score; ``heads`` are filled up to
+    T.
 
     ``best``, ``roots`` ``[N+1, N+1]``, ``origin`` ``[2, N+1, N+1]`` and ``notes`` ``[7, 2 * (N+1)]`` are of any
     content.
-
-    Returns:
-        The score.
     """
     # A slot is a token or a contracted cycle. best[h, t] and roots[h, t] are the score and the number of root arcs that
     # the best arc from slot h into slot t adds, less those of the cycle arcs that it replaces; origin[:, h, t] are its

@@ -111,7 +111,6 @@ class Arborescence(Labelled):
 
     Args:
         among: The set of outputs: ``Projective()`` or ``NonProjective()``; None means ``NonProjective()``.
-        normalize: Divide the loss by the number of tokens.
 
     Example:
         >>> scores = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]]])  # token 1 below the root, token 2 below token 1

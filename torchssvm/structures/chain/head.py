@@ -38,7 +38,6 @@ class LinearChain(LinearHead):
     Args:
         in_features: F, numbers per token.
         num_states: K, the number of states.
-        bias: Whether every state has a bias.
         boundary: Whether every state has an extra bias at the first and at the last token.
         positions: None for one transition matrix ``[K, K]`` at all positions; otherwise the largest sequence length N
             for which position-dependent transitions ``[N-1, K, K]`` are learned.
@@ -153,15 +152,10 @@ class LinearChain(LinearHead):
         respond: Callable[[Tensor], Tensor],
         x: Any,
     ) -> Potentials:
-        """The potentials with their adjoint and Gram product; features enter the emissions only.
+        """The potentials with their adjoint and Gram product; features enter the emissions ``[B, N, K]`` only.
 
-        Args:
-            emission: ``[B, N, K]``.
-            lengths: ``[B]`` int64.
-            span: The smallest and the largest length.
-            per_example: ``v [B, N, K] -> sum_t v_t x_t^T``, ``[B, *emission.shape]``.
-            respond: ``v [B, N, K] -> x x^T v`` of each example, ``[B, N, K]``.
-            x: The features, or None if they need a gradient themselves.
+        ``span`` is the smallest and the largest length; ``per_example`` is ``v [B, N, K] -> sum_t v_t x_t^T``, ``[B,
+        *emission.shape]``, and ``respond`` ``v -> x x^T v`` of each example. ``x`` is None if it needs a gradient.
         """
         batch, longest, _ = emission.shape
         transition = self.transition if self.positions is None else self.transition[: longest - 1]

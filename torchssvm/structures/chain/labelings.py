@@ -12,15 +12,11 @@ from torchssvm.core.potentials import Parts
 
 
 def chain_scores(labels: Tensor, emission: Tensor, transition: Tensor) -> Tensor | None:
-    """``sum_t emission[t, y_t] + sum_t transition[t, y_t, y_{t+1}]`` of C sequences for every example.
+    """``sum_t emission[t, y_t] + sum_t transition[t, y_t, y_{t+1}]`` of C sequences for every example, ``[B, C]``
+    float64.
 
-    Args:
-        labels: ``[B, C, N]`` int64, -1 beyond the length.
-        emission: ``[B, N, K]``.
-        transition: ``[B, K, K]`` for each chain (or one matrix expanded to B), or ``[B, N-1, K, K]``.
-
-    Returns:
-        ``[B, C]`` float64; None where the tensors do not fit Numba.
+    ``labels`` are ``[B, C, N]`` int64, -1 beyond the length, ``emission`` ``[B, N, K]``, and ``transition`` ``[B, K,
+    K]`` or ``[B, N-1, K, K]``. None where the tensors do not fit Numba.
     """
     labels = labels.contiguous()
     _check_shapes(labels, emission, transition)
@@ -33,12 +29,9 @@ def chain_scores(labels: Tensor, emission: Tensor, transition: Tensor) -> Tensor
 
 
 def chain_parts(labels: Tensor, mass: Tensor, emission: Tensor, transition: Tensor) -> Parts | None:
-    """The parts of C sequences for every example, weighted by their mass ``[B, C]`` and summed.
+    """The parts of C sequences for every example, weighted by their mass ``[B, C]`` and summed; None as there.
 
     Labels and tensors are those of :func:`chain_scores`, of which only shapes and dtype count here.
-
-    Returns:
-        Parts in the shapes and the dtype of ``emission`` and ``transition``; None where they do not fit Numba.
     """
     labels = labels.contiguous()
     _check_shapes(labels, emission, transition)

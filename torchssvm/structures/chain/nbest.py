@@ -54,17 +54,11 @@ def nbest(emission: Tensor, transition: Tensor, lengths: Tensor, n: int) -> NBes
 def search(
     emission: Any, pairs: Any, lengths: Any, memory: Any, totals: Any, branches: Any, labels: Any, values: Any
 ) -> None:
-    """Fill ``labels`` and ``values``.
+    """Fill ``labels`` ``[B, n, N]``, -1 before, and ``values`` ``[B, n]``, -inf before, for potentials as in
+    ``decode``.
 
-    Args:
-        emission: ``[B, N, K]``.
-        pairs: ``[B or 1, N-1 or 1, K, K]``.
-        lengths: ``[B]``.
-        memory: Room for scores and messages, ``[2, N, K]``.
-        totals: Room for the scores of n sequences that wait, in descending order.
-        branches: Room for where they leave another one: its number, the position, and the state there.
-        labels: ``[B, n, N]``, -1.
-        values: ``[B, n]``, -inf.
+    ``memory`` is room for scores and messages, ``[2, N, K]``; ``totals`` for the scores of n sequences that wait, in
+    descending order, and ``branches`` for where they leave another one: its number, the position, and the state there.
     """
     states = emission.shape[2]
     scores, messages = memory[0], memory[1]

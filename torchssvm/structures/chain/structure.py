@@ -128,7 +128,6 @@ class Chain(Labelled, Indexed):
         """The n best outputs of every example, the first one that of :meth:`argmax`; equals in no certain order.
 
         Args:
-            potentials: Of a batch.
             n: How many, at least 1.
 
         Raises:

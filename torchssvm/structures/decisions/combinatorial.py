@@ -82,7 +82,6 @@ class Knapsack(DecisionOracle):
 
     Args:
         weights: ``[D]`` whole numbers, at least 0.
-        capacity: The highest total weight.
 
     Raises:
         ValueError: A weight is negative or not whole, or ``capacity`` is negative.
@@ -104,10 +103,6 @@ class Knapsack(DecisionOracle):
             )
         self.num_costs = len(self.weights)
         self.capacity = check_whole(capacity, "capacity", 0)
-
-    def constructor_arguments(self) -> dict[str, Any]:
-        """Constructor arguments that are not attributes of the same name, to rebuild an equal oracle."""
-        return {"weights": torch.from_numpy(self.weights)}
 
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """Dynamic programming; an item that adds nothing is left out."""
@@ -207,10 +202,6 @@ class SpanningTree(DecisionOracle):
         self.maximize = maximize
         if (found := int(self.solve(np.zeros((1, self.num_costs)))[0].sum())) < self.num_nodes - 1:
             raise ValueError(f"edges join {self.num_nodes} nodes in {self.num_nodes - found} pieces: a tree needs one")
-
-    def constructor_arguments(self) -> dict[str, Any]:
-        """Constructor arguments that are not attributes of the same name, to rebuild an equal oracle."""
-        return {"edges": torch.from_numpy(self.edges)}
 
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """Kruskal's algorithm; of equal edges, the first ones."""
@@ -335,8 +326,6 @@ class ShortestPath(DecisionOracle):
 
     Args:
         arcs: ``[D, 2]``, the tail and the head of every arc; nodes are whole numbers from 0.
-        source: The first node.
-        sink: The last node.
 
     Raises:
         ValueError: The arcs form a cycle, or no path leads from source to sink.
@@ -364,10 +353,6 @@ class ShortestPath(DecisionOracle):
         """From the first to the last cell of a grid, steps to the right and down.
 
         Arcs are in PyEPO's order: those within row 0, those from row 0 to row 1, those within row 1, and so on.
-
-        Args:
-            rows: Rows of cells.
-            columns: Columns of cells.
         """
         rows, columns = check_whole(rows, "rows"), check_whole(columns, "columns")
         arcs = []
@@ -376,10 +361,6 @@ class ShortestPath(DecisionOracle):
             arcs += [(cell, cell + 1) for cell in range(first, first + columns - 1)]
             arcs += [(cell, cell + columns) for cell in range(first, first + columns) if row < rows - 1]
         return cls(arcs, 0, rows * columns - 1)
-
-    def constructor_arguments(self) -> dict[str, Any]:
-        """Constructor arguments that are not attributes of the same name, to rebuild an equal oracle."""
-        return {"arcs": torch.from_numpy(self.arcs)}
 
     def solve(self, costs: Array, given: Array | None = None, start: Array | None = None) -> Solved:
         """Dynamic programming; of equally cheap ways to a node, the first one in topological order."""

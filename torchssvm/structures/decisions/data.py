@@ -88,7 +88,6 @@ class DecisionProblems(Dataset[int]):
     Args:
         x: Features, ``[n, F]``, or ``[n, D, F]`` for heads with shared weights; or :class:`Situations`.
         costs: The true costs, ``[n, D]``, of which known ones (``Situations.fixed``) are a part.
-        structure: The decisions.
 
     Attributes:
         x: As given.

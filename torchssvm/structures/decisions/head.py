@@ -25,7 +25,6 @@ class LinearDecisions(LinearHead):
     Args:
         in_features: F, the number of features.
         structure: The decisions, which know D.
-        shared: Whether variables share one weight vector.
         bias: Whether there is a ``b``; it is regularised like the other weights.
 
     Raises:
@@ -67,7 +66,6 @@ class LinearDecisions(LinearHead):
 
         Args:
             x: ``[B, F]``, or ``[B, D, F]`` with shared weights; or :class:`Situations`.
-            lengths: None.
 
         Raises:
             ValueError: ``x`` has the wrong shape, or the batch has lengths.

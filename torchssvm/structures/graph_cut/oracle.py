@@ -142,11 +142,10 @@ def per_graph(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def relax(graphs: Graphs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The relaxation of :func:`roof_dual`.
+    """The relaxation of :func:`roof_dual`: labels ``[M]`` bool, a mask ``[M]`` of those that are known; the bound
+    ``[B]``.
 
-    Returns:
-        Labels ``[M]`` bool, False where unknown; a mask ``[M]`` of the known labels, which all best labelings share (up
-        to rounding); the bound ``[B]``.
+    All best labelings share the known labels, up to rounding; unknown ones are False.
     """
     theta, first, second, c, nodes, edges = graphs
     size, apart = len(theta), c < 0

@@ -105,7 +105,6 @@ class HiddenStates(Around):
         Args:
             given: The target as it was given.
             target: What :meth:`check_target` made of it.
-            index: The places of the examples, for errors.
 
         Raises:
             ValueError: ``given`` are labels, or sets, that several states show.

@@ -83,11 +83,8 @@ def best_matchings(scores, heights, widths, numbers, places, partner, chosen):
 def match(scores, height, width, numbers, places, partner):
     """The best matching of one graph; an edge with a score of 0 or less, or NaN, is never used.
 
-    Args:
-        scores: ``[S, T]``.
-        height, width: The numbers of rows and of columns.
-        numbers, places: From :func:`make_room`.
-        partner: ``[at least height]``, gets the column of each row, or -1.
+    ``scores`` are ``[S, T]``, of ``height`` rows and ``width`` columns; ``numbers`` and ``places`` are from
+    :func:`make_room`; ``partner`` ``[at least height]`` gets the column of each row, or -1.
     """
     flipped = width < height
     rows, columns = (width, height) if flipped else (height, width)

@@ -60,7 +60,6 @@ class LinearMulticlass(LinearHead):
 
         Args:
             x: Features; or :class:`SparseFeatures`, columns and values ``[B, P]``, which the compiled loop is made for.
-            lengths: None.
 
         Raises:
             ValueError: ``x`` has the wrong shape or a wrong column, or the batch has lengths.

@@ -31,7 +31,6 @@ class LinearMultilabel(LinearHead):
         in_features: F, the number of features.
         num_labels: K, the number of labels.
         bias: Whether every label has a bias; it is regularised like the other weights.
-        pairwise: Whether pairs of labels are scored.
         structure: How outputs are decoded and what they cost; None is ``Multilabel(num_labels, pairwise=pairwise)``.
 
     Raises:
@@ -196,7 +195,6 @@ class SparseLinearMultilabel(LinearMultilabel):
 
         Args:
             x: The features of all examples, ``columns`` and ``values`` ``[B, L]``; -1 in ``columns`` is padding.
-            lengths: None.
 
         Raises:
             TypeError: ``x`` is not :class:`~torchssvm.SparseFeatures`.

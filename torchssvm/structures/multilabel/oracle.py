@@ -205,14 +205,12 @@ def decode_row(unary, weights, positive, negative, max_rounds, effort, memory, l
 
 @njit
 def screen(unary, weights, positive, negative, memory, labels):
-    """Decide labels that are the same in all best sets and in all maximisers of the linear program.
+    """Decide labels that are the same in all best sets and in all maximisers of the linear program; returns how many
+    are not.
 
     A label is off if it lowers the score even with all labels that attract it on, and on if it raises the score even
     with all labels that repel it on. Decided labels tighten the test for the others. ``labels`` ``[K]`` get 0, 1, or -1
     for an undecided label, and ``memory.free`` and ``memory.sizes[0]`` these in ascending order, and their number.
-
-    Returns:
-        The number of undecided labels.
     """
     free, on = memory.free, memory.place
     count, chosen = 0, 0

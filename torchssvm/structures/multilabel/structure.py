@@ -35,9 +35,6 @@ class MessagePassing:
     Exact if all pair weights are at least 0, and often otherwise; see
     :func:`torchssvm.structures.multilabel.oracle.best_label_sets`.
 
-    Args:
-        max_rounds: Most rounds over all pairs of an example.
-
     Raises:
         ValueError: ``max_rounds`` is less than 1.
 
@@ -104,7 +101,6 @@ class Multilabel(Structure):
     Args:
         num_labels: K, the number of labels.
         pairwise: Whether pairs are scored; otherwise the only potentials are ``unary``.
-        normalize: Divide the loss by the sum of the weights.
         weights: ``[K]``, non-negative and not all 0, the cost of each wrong label; None means 1 for all.
         decoder: ``BranchAndBound()`` or ``MessagePassing()``; None means ``BranchAndBound()``. Both return a bound for
             examples that they do not decode exactly.

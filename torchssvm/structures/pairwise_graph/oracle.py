@@ -397,21 +397,12 @@ def choose(g):
 
 @njit
 def search(g, tree, rounds, cycle_rounds, branches, small):
-    """Messages; then branch and bound, depth first, as long as a gap remains.
+    """Messages; then branch and bound, depth first, as long as a gap remains that is not ``small``.
 
     A branch gives a node a label. When it is done, the label is closed at the node, and the search goes on above it.
-    Messages of one branch are good for every other, since they change the score of no labels.
-
-    Args:
-        g: Its ``best`` is filled.
-        tree: Whether the graph has no cycle, so that one round is exact.
-        rounds: Most rounds of messages along edges.
-        cycle_rounds: Most further rounds, with cycles.
-        branches: Most branches.
-        small: The gap that counts as none.
-
-    Returns:
-        The score of the labels, and an upper bound of all scores.
+    Messages of one branch are good for every other, since they change the score of no labels. ``g.best`` is filled. A
+    ``tree`` needs one round; else there are up to ``rounds`` along edges, ``cycle_rounds`` more with cycles, and
+    ``branches``. Returns the score of the labels, and an upper bound of all scores.
     """
     best, g.bounds[0] = settle(g, tree, rounds, cycle_rounds, small, -np.inf, 0)
     depth, states = 0, g.node.shape[1]

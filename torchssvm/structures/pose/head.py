@@ -41,9 +41,6 @@ class LinearPose(Head):
     The weights are ``unary`` ``[P]``, ``types`` ``[E, 2]`` and ``deformation`` ``[E, 2, T, 4]``, for x, x^2, y and y^2
     of each arc and type: 26 + 50 + 50 * 13 * 4 = 2676 for 26 nodes and 13 types. There is no bias.
 
-    Args:
-        structure: The tree, its mean displacements and its grid.
-
     Example:
         >>> structure = Pose([-1, 0], torch.zeros(1, 2, 1, 2), grid=(4, 5), size=1.0)
         >>> head = LinearPose(structure)

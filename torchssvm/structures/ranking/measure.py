@@ -233,7 +233,6 @@ class PrecisionAt(ByPlace):
     """One minus the share of relevant documents among the first k, of as many as can be there.
 
     Args:
-        k: How many documents count.
         relevant: The smallest grade of a relevant document.
 
     Example:

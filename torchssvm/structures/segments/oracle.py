@@ -182,11 +182,9 @@ def best_segments(emission, table, least, target, length, memory, back, codes):
         table: ``[K + D, K]``: neighbours, then durations.
         least: ``[K]`` int64, the smallest duration of each label.
         target: ``[T]`` codes, whose span loss is added; or empty.
-        length: T.
         memory: Room for ``(2 D + 2) K`` float64 numbers, of any content.
         back: ``[2, at least T, K]`` int32, of any content: the duration of the best segment that ends at each frame,
             and the best label before one that begins there.
-        codes: To be filled.
     """
     states = table.shape[1]
     most = table.shape[0] - states
@@ -287,12 +285,9 @@ def log_sum(total, highest, value):
 def sum_product(emission, table, least, length, rows, parts, pairs):
     """Add the means of the parts of one example to ``parts`` and ``pairs``, zero before; returns ``log Z``.
 
-    Args:
-        emission, table, least, length: As in :func:`best_segments`.
-        rows: ``[4, at least T, K]``: logarithms of the mass of what ends at a frame, and begins there; of what follows
-            an end there; and the mass of ends.
-        parts: Shaped like ``emission``.
-        pairs: Shaped like ``table``.
+    They are shaped like ``emission`` and ``table``, which are as in :func:`best_segments`. ``rows`` ``[4, at least T,
+    K]`` get logarithms of the mass of what ends at a frame, and begins there; of what follows an end there; and the
+    mass of ends.
     """
     states = table.shape[1]
     most, boundary = table.shape[0] - states, emission.shape[1] > states

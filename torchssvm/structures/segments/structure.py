@@ -155,7 +155,6 @@ class Segments(Indexed):
         It takes O(N D^2 K^2) time, D K times that of :meth:`argmax`.
 
         Args:
-            potentials: Of a batch.
             n: How many, at least 1.
 
         Raises:
@@ -363,14 +362,9 @@ def best_segmentations(emission: Tensor, segment: Tensor, least: Tensor, lengths
     """The n best codes of every sequence, in O(T D^2 K^2) time and O(T D K + D^2 K^2) memory for each.
 
     State ``(d - 1) K + k`` is frame d of a segment of label k. Every segmentation is one path of these states: it goes
-    on to the next frame of the segment, or pays for the duration and begins another one.
-
-    Args:
-        emission: ``[B, N, K]``, or ``[B, N, 2 K]`` with scores of frames where a segment begins.
-        segment: ``[B, K + D, K]``.
-        least: ``[K]`` int64, the smallest duration of each label.
-        lengths: ``[B]`` int64, on the CPU.
-        n: How many.
+    on to the next frame of the segment, or pays for the duration and begins another one. ``emission`` is ``[B, N, K]``,
+    or ``[B, N, 2 K]`` with scores of frames where a segment begins; ``segment`` ``[B, K + D, K]``; ``least`` ``[K]``
+    int64; ``lengths`` ``[B]`` int64, on the CPU.
     """
     emission, segment = emission.detach().double().cpu(), segment.detach().double().cpu()
     batch, longest, width = emission.shape

@@ -45,11 +45,6 @@ class SlackOracle(ABC):
     def __call__(self, structure: Structure, potentials: Potentials, target: Labeling) -> Decoding:
         """Maximise ``product(y) = loss(y, target) (1 + <parts(y) - parts(target), potentials>)`` for every example.
 
-        Args:
-            structure: The structure that is rescaled.
-            potentials: The batch.
-            target: As ``structure.check_target`` returned it.
-
         Returns:
             A decoding whose value and bound (``[B]`` float64) are products, at least 0 (the target's product).
         """
@@ -149,9 +144,6 @@ class BruteForceSearch(SlackOracle):
 
     The loss may be any function of output and target.
 
-    Args:
-        most: The largest accepted number of outputs.
-
     Example:
         >>> structure = SlackRescaling(Chain(2), oracle=BruteForceSearch(most=32))
         >>> hinge = StructuredHinge(structure)
@@ -238,7 +230,6 @@ class SlackRescaling(Around):
     ``DualState.for_head(head, n, lam, structure=SlackRescaling(head.structure))``.
 
     Args:
-        structure: The structure to wrap.
         oracle: How the product is maximised, by a :class:`~torchssvm.structures.slack_rescaling.SlackOracle`. None
             means the exact one for ``structure``: ``EveryClass()`` for ``Multiclass``, ``EveryLossLevel()`` for
             ``Chain``, ``BruteForceSearch()`` for others that enumerate their outputs.

@@ -25,7 +25,6 @@ class LinearTree(LinearHead):
         in_features: F, numbers per node.
         num_states: K, the number of states.
         parent: The parent of each node, -1 for a root, as in :class:`~torchssvm.Tree`.
-        bias: Whether every state has a bias.
         shared: Whether one matrix ``[K, K]`` (state of the parent, state of the child) serves all edges; otherwise
             each node has its own matrix with its parent, ``[N, K, K]``, which stays zero at roots.
         structure: How outputs are decoded and what they cost; None is ``Tree(num_states, parent, shared=shared)``,
