@@ -25,9 +25,10 @@ further rules in ``torchssvm.steps``; results of paths in ``torchssvm.path``. ``
 ``.models``, ``.datasets`` and ``.deployment`` are packages of their own.
 """
 
-import sys
+import importlib
 from typing import TYPE_CHECKING, Any
 
+from torchssvm.core.arguments import warn
 from torchssvm.core.batch import Batch, in_order, select_tokens
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.sparse_features import SparseFeatures
@@ -173,9 +174,21 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # a checker would take every name for one that is there
+    _ROOMS = (
+        *("core.structure", "core.marginals", "core.ranks", "steps", "path"),
+        *("solvers", "solvers.check", "solvers.gdmm", "solvers.kernel"),
+        *("structures.arborescence", "structures.chain", "structures.decisions", "structures.graph_cut"),
+        *("structures.matching", "structures.multilabel", "structures.pairwise_graph", "structures.pose"),
+        *("structures.ranking", "structures.slack_rescaling"),
+    )
 
     def __getattr__(name: str) -> Any:
-        for place, room in list(sys.modules.items()):
-            if place.startswith("torchssvm.") and name in getattr(room, "__all__", ()):
-                raise ImportError(f"torchssvm.{name} is {place}.{name}")  # an AttributeError would lose its words
-        raise AttributeError(f"module 'torchssvm' has no attribute {name!r}")
+        """What stood at the top level in 0.1, for this version: it lies in a room now."""
+        for room in map("torchssvm.{}".format, _ROOMS if not name.startswith("_") else ()):
+            found = vars(importlib.import_module(room)).get(name)
+            if getattr(found, "__module__", "").startswith("torchssvm."):
+                warn(f"torchssvm.{name} is {room}.{name} now", DeprecationWarning)
+                return found
+        raise AttributeError(
+            f"module 'torchssvm' has no attribute {name!r}: CHANGELOG.md says what became of old names"
+        )

@@ -62,6 +62,8 @@ class ResumePoint:
             "in_epoch": bool,
             "rules": Each(dict, str),
         }
+        if isinstance(state, dict) and state.get("features_moved") is False:  # of before 0.2; True named another run
+            state = {name: entry for name, entry in state.items() if name != "features_moved"}
         check(state, schema, "torchssvm")
         point = cls(**state)
         point.own_random()
