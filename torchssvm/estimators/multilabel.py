@@ -213,8 +213,8 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         self.interactions_ = head.interactions().detach().numpy() if pairs else None
         if self._sets and bool(target.any()) and not self._decides(X if self.unit_rows_ else given):
             warn(
-                "fit predicts no label for any example that it was trained on: large columns may hide the others, as rows "
-                "that are sparse or mostly zero are only divided by their length. Scale the columns first "
+                "fit predicts no label for any example that it was trained on: large columns may hide the others, as "
+                "rows that are sparse or mostly zero are only divided by their length. Scale the columns first "
                 "(sklearn.preprocessing.MaxAbsScaler keeps zeros), or give a larger C"
             )
         return self
