@@ -1,11 +1,13 @@
 """MultilabelSVC: scikit-learn's checks, and decisions by enumeration."""
 
 import itertools
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from scipy import sparse
+from sklearn.preprocessing import MaxAbsScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from torchssvm import SparseFeatures
@@ -134,3 +136,19 @@ def test_probabilities_of_labels_once_they_are_calibrated(kind, tmp_path):
     wrong = np.where(y[30:] == 1, 3, y[30:]) if y.ndim == 2 else y[30:] + 9
     with pytest.raises(ValueError, match="y must hold 0 and 1" if y.ndim == 2 else "not there in training"):
         fitted.calibrate(X[30:], wrong)
+
+
+def test_a_fit_that_decides_on_no_label_says_so():
+    """A column that is far larger than the others hides them where rows are only divided by their length."""
+    chance = np.random.default_rng(0)
+    X = chance.normal(size=(40, 4))
+    y = (X[:, :3] > 0.4).astype(int)
+    hidden = sparse.csr_matrix(np.hstack([X, np.full((40, 1), 1e4)]))
+    with pytest.warns(UserWarning, match="no label for any example.*MaxAbsScaler"):
+        silent = MultilabelSVC(tol=0.1, random_state=0).fit(hidden, y)
+    assert not silent.predict(hidden).any()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scaled = MaxAbsScaler().fit_transform(hidden)
+        assert MultilabelSVC(tol=0.1, random_state=0).fit(scaled, y).predict(scaled).any()
+        assert not MultilabelSVC(tol=0.1, random_state=0).fit(X, np.zeros_like(y)).predict(X).any()  # as it was taught

@@ -7,7 +7,7 @@ from custom import LabelSets
 from labelings_cases import LabelingsTestCase
 from problems import rng
 
-from torchssvm import structures
+from torchssvm import Arborescence, Chain, Multiclass, Segments, Tree, structures
 from torchssvm.core.potentials import Potentials
 
 
@@ -48,3 +48,22 @@ def test_no_foreign_names_are_exported():
         assert public[name].__module__.startswith(("torchssvm.structures.", "torchssvm.core.structure")), name
     modules = {value.__name__ for value in public.values() if isinstance(value, ModuleType)}
     assert all(name.startswith("torchssvm.structures.") for name in modules)
+
+
+def _forbidden(**shapes: tuple[int, ...]) -> Potentials:
+    return Potentials({name: torch.full((1, *shape), -torch.inf) for name, shape in shapes.items()})
+
+
+FORBIDDEN = {
+    "classes": (Multiclass(3), Potentials(torch.full((1, 3), -torch.inf))),
+    "chain": (Chain(3), _forbidden(emission=(2, 3), transition=(3, 3))),
+    "tree": (Tree(3, [-1, 0]), _forbidden(node=(2, 3), edge=(3, 3))),
+    "segments": (Segments(2, 2), _forbidden(emission=(3, 2), segment=(4, 2))),
+    "arcs": (Arborescence(), Potentials(torch.full((1, 2, 3), -torch.inf))),
+}
+
+
+@pytest.mark.parametrize("kind", FORBIDDEN)
+def test_where_every_output_is_forbidden_the_value_says_so(kind):
+    structure, potentials = FORBIDDEN[kind]
+    assert structure.argmax(potentials).value.tolist() == [-torch.inf]

@@ -93,6 +93,7 @@ class Decoding(NamedTuple):
     Attributes:
         labeling: The outputs found, one for each example.
         value: ``[B]``, their scores under the potentials that were decoded; None lets them be computed from the parts.
+            -inf says that no output is possible, as potentials of -inf forbid each: the labeling then means nothing.
         bound: ``[B]``, no output scores higher than this; None means that ``value`` is the maximum.
         exact: Whether the labeling is a maximiser. An approximate oracle says False and gives its bound.
         relaxed: Whether labelings may lie outside of the hull of outputs, such as a fractional vertex of a linear

@@ -165,7 +165,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         head = head.double() if X.dtype == np.float64 else head
         self.unit_rows_ = sparse.issparse(X) or np.count_nonzero(X) <= _DENSE * X.size
         mean, factor = (0.0, 1.0) if self.unit_rows_ else _standardised(X, self.fit_intercept, times)
-        X = normalize(X) if self.unit_rows_ else ((X - mean) * factor).astype(X.dtype)
+        given, X = X, normalize(X) if self.unit_rows_ else ((X - mean) * factor).astype(X.dtype)
         read = reader(X)
 
         def fetch(rows: np.ndarray) -> Batch:
@@ -209,7 +209,18 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         self.head_, self.classes_, self.coef_ = head, classes, weight
         self.intercept_ = np.zeros(labels) if head.bias is None else head.bias.detach().numpy().copy()
         self.interactions_ = head.interactions().detach().numpy() if pairs else None
+        if self._sets and bool(target.any()) and not self._decides(X if self.unit_rows_ else given):
+            warn(
+                "fit predicts no label for any example that it was trained on: large columns may hide the others, as "
+                "rows that are sparse or mostly zero are only divided by their length. Scale the columns first "
+                "(sklearn.preprocessing.MaxAbsScaler keeps zeros), or give a larger C"
+            )
         return self
+
+    def _decides(self, X: Any) -> bool:
+        """Whether a row has a label; as :meth:`_sums` takes them."""
+        parts = (X[start : start + 64] for start in range(0, X.shape[0], 64))
+        return any(bool(self._decode(self._sums(part))[0].any()) for part in parts)
 
     def _check_parameters(self) -> None:
         if self.lam is None and isinstance(C := self._own_C, str):
@@ -347,7 +358,10 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
 
     def _scores(self, X: Any) -> torch.Tensor:
         X = self._matrix(X)
-        X = normalize(X) if self.unit_rows_ else X
+        return self._sums(normalize(X) if self.unit_rows_ else X)
+
+    def _sums(self, X: Any) -> torch.Tensor:
+        """Scores of labels alone; rows are of unit length where they are scaled so."""
         return torch.from_numpy(np.asarray(X @ self.coef_.T + self.intercept_, np.float64))
 
     def __sklearn_tags__(self) -> Any:
