@@ -1,16 +1,20 @@
-"""What structures on graphs share: targets, padding, what stands where no edge is."""
+"""What structures and heads on graphs share: targets, padding, what stands where no edge is."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 
+import pytest
 import torch
+from head_cases import HeadTestCase
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples
 from structure_cases import SEEDS, StructureTestCase
+from torch import nn
 
-from torchssvm import Potentials, WeightedLabels
+from torchssvm import Graphs, Potentials, WeightedLabels
 
 
 class GraphStructureCase(StructureTestCase):
@@ -18,6 +22,7 @@ class GraphStructureCase(StructureTestCase):
 
     labels = 2
     weighted = padded = True
+    rechecked = False
     options: dict = {}  # noqa: RUF012
 
     def random_target(self, structure, potentials, random):
@@ -98,3 +103,77 @@ class GraphStructureCase(StructureTestCase):
         again = structure.argmax(potentials.replace({**potentials.tensors, "edge": edge}))
         assert self.same(mine.labeling, again.labeling)
         assert torch.equal(mine.value, again.value)
+
+
+class Complete(nn.Module):
+    """A head on complete graphs, all of whose features stand in one tensor ``[B, N, 3 + 3 G]``."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.head = head
+
+    def forward(self, x, lengths=None):
+        pairs = [(p, q) for q in range(x.shape[1]) for p in range(q)]
+        edges = torch.tensor(pairs, dtype=torch.int64, device=x.device).view(-1, 2).expand(len(x), -1, 2)
+        if lengths is not None:
+            edges = edges.masked_fill((edges >= lengths.view(-1, 1, 1)).any(2, keepdim=True), -1)
+        size = self.head.edge_features
+        links = [x[:, q, 3 + size * p : 3 + size * (p + 1)] for p, q in pairs]
+        links = torch.stack(links, 1) if links else x.new_zeros(len(x), 0, size)
+        return self.head(Graphs(x[..., :3], links, edges), lengths)
+
+
+class GraphHeadCase(HeadTestCase):
+    """Heads with three features of nodes, on graphs of up to four."""
+
+    links = 2
+    lengths = True
+
+    @abstractmethod
+    def make_graph_head(self): ...
+
+    def make_head(self):
+        return Complete(self.make_graph_head())
+
+    def make_input(self, random, batch):
+        x = torch.randn(batch, 4, 9, generator=random, dtype=torch.float64)
+        return (x, torch.randint(1, 5, (batch,), generator=random)) if self.lengths else (x,)
+
+    def edges(self, potentials, row):
+        size = potentials["node"].shape[1] if potentials.lengths is None else int(potentials.lengths[row])
+        return size * (size - 1) // 2
+
+    def own(self, potentials, row):
+        found = super().own(potentials, row)
+        return {"node": found["node"], "edge": found["edge"][: self.edges(potentials, row)]}
+
+    def random_parts(self, potentials, random):
+        parts = super().random_parts(potentials, random)
+        for row in range(potentials.batch_size):
+            parts["edge"][row, self.edges(potentials, row) :] = 0.0
+        return parts
+
+    def bad_inputs(self, inputs):
+        x = inputs[0]
+        for wrong in (0, -1, 5):
+            yield (x, torch.tensor([1, wrong, 1])), "lengths must lie between 1 and"
+        yield (x, torch.tensor([1.0, 2.0, 3.0])), "lengths must be int64"
+
+    def test_graphs_that_do_not_fit_are_refused(self):
+        head = self.make_graph_head()
+        for wrong in (torch.zeros(2, 4, 3), [1, 2, 3]):
+            with pytest.raises(TypeError, match=r"must be Graphs\(nodes, edge_features, edges\)"):
+                head(wrong)
+        good = Graphs(torch.zeros(2, 4, 3), torch.zeros(2, 5, self.links), torch.full((2, 5, 2), -1))
+        head(good)
+        for wrong, words in [
+            (good._replace(nodes=torch.zeros(2, 4, 2)), r"x.nodes must be \[B, N, 3\]"),
+            (good._replace(nodes=torch.zeros(2, 3)), "x.nodes must be"),
+            (good._replace(edge_features=torch.zeros(2, 5, 3)), rf"x.edge_features must be \[B, E, {self.links}\]"),
+            (good._replace(edge_features=torch.zeros(1, 5, self.links)), "x.edge_features must be"),
+            (good._replace(edges=torch.zeros(2, 5, 2)), "edges must be int64"),
+            (good._replace(edges=torch.full((2, 4, 2), -1)), "edges must be int64"),
+            (good._replace(edges=torch.zeros(2, 5, 2, dtype=torch.int64)), r"edges has \[0, 0\]"),
+        ]:
+            with pytest.raises(ValueError, match=words):
+                head(wrong)

@@ -88,6 +88,8 @@ class TestPaths(DecisionsCase):
 class TestKnapsacks(DecisionsCase):
     """Every example has a capacity of its own."""
 
+    rechecked = False
+
     def make_structure(self):
         return Decisions(Knapsack([3, 1, 2, 2], capacity=4))
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from bounded import Bounded
-from graph_cases import GraphStructureCase
-from head_cases import HeadTestCase
+from graph_cases import GraphHeadCase, GraphStructureCase
 from hypothesis import given
 from hypothesis import strategies as st
 from pairwise_graphs import PairwiseProblem, best_scores, random_potentials
@@ -194,34 +193,11 @@ def test_arguments_out_of_range_are_refused():
 # -- The head ----------------------------------------------------------------------------------------------
 
 
-class Complete(nn.Module):
-    """``LinearPairwiseGraph`` on complete graphs, all of whose features stand in one tensor ``[B, N, F + 3 G]``."""
-
-    def __init__(self, links=2, directed=True):
-        super().__init__()
-        self.links = links
-        self.head = LinearPairwiseGraph(3, links, 2, directed=directed)
-
-    def forward(self, x, lengths=None):
-        pairs = [(p, q) for q in range(x.shape[1]) for p in range(q)]
-        edges = torch.tensor(pairs, dtype=torch.int64, device=x.device).view(-1, 2).expand(len(x), -1, 2)
-        if lengths is not None:
-            edges = edges.masked_fill((edges >= lengths.view(-1, 1, 1)).any(2, keepdim=True), -1)
-        links = [x[:, q, 3 + self.links * p : 3 + self.links * (p + 1)] for p, q in pairs]
-        links = torch.stack(links, 1) if links else x.new_zeros(len(x), 0, self.links)
-        return self.head(Graphs(x[..., :3], links, edges), lengths)
-
-
-class TestLinearPairwiseGraph(HeadTestCase):
-    links = 2
+class TestLinearPairwiseGraph(GraphHeadCase):
     directed = True
 
-    def make_head(self):
-        return Complete(self.links, self.directed)
-
-    def make_input(self, random, batch):
-        x = torch.randn(batch, 4, 9, generator=random, dtype=torch.float64)
-        return x, torch.randint(1, 5, (batch,), generator=random)
+    def make_graph_head(self):
+        return LinearPairwiseGraph(3, self.links, 2, directed=self.directed)
 
     def reference(self, head, x):
         tables, pairs = head.head.edge, [(p, q) for q in range(len(x)) for p in range(q)]
@@ -232,34 +208,6 @@ class TestLinearPairwiseGraph(HeadTestCase):
             for p, q in pairs
         ]
         return {"node": x[:, :3] @ head.head.node.T, "edge": torch.stack(edge) if edge else x.new_zeros(0, 2, 2)}
-
-    def own(self, potentials, row):
-        found = super().own(potentials, row)
-        size = int(potentials.lengths[row])
-        return {"node": found["node"], "edge": found["edge"][: size * (size - 1) // 2]}
-
-    def random_parts(self, potentials, random):
-        parts = super().random_parts(potentials, random)
-        return {"node": parts["node"], "edge": parts["edge"] * (potentials.edges[..., :1, None] >= 0)}
-
-    def bad_inputs(self, inputs):
-        x = inputs[0]
-        for wrong in (0, -1, 5):
-            yield (x, torch.tensor([1, wrong, 1])), "lengths must lie between 1 and"
-
-    def test_graphs_that_do_not_fit_are_refused(self):
-        good = Graphs(torch.zeros(2, 4, 3), torch.zeros(2, 5, 2), torch.full((2, 5, 2), -1))
-        head = LinearPairwiseGraph(3, 2, 2)
-        with pytest.raises(TypeError, match=r"must be Graphs\(nodes, edge_features, edges\)"):
-            head(torch.zeros(2, 4, 3))
-        head(good)
-        for wrong, words in [
-            (good._replace(nodes=torch.zeros(2, 4, 2)), r"x.nodes must be \[B, N, 3\]"),
-            (good._replace(edge_features=torch.zeros(2, 5, 3)), r"x.edge_features must be \[B, E, 2\]"),
-            (good._replace(edges=torch.zeros(2, 5, 2)), "edges must be int64"),
-        ]:
-            with pytest.raises(ValueError, match=words):
-                head(wrong)
 
 
 @pytest.mark.variant
