@@ -6,13 +6,11 @@ import pytest
 import torch
 from graph_cases import GraphStructureCase
 from graphs import random_potentials
-from hypothesis import strategies as st
 from problems import rng
 
 from torchssvm import GraphCut
 from torchssvm.structures.graph_cut import GraphPotentials, RoofDual
 
-SEEDS = st.integers(0, 2**31 - 1)
 pytest.importorskip("maxflow")
 
 
