@@ -63,18 +63,25 @@ class GraphProblem:
     """Random graphs of different sizes, with features of edges that are not negative; the loss is balanced."""
 
     def __init__(self, seed, n=5, features=2, links=2, lam=0.1, structure=None, dtype=torch.float64, most=3):
-        random = rng(seed)
-        self.n, self.lam = n, lam
-        self.lengths = torch.randint(1, most + 1, (n,), generator=random)
-        self.edges = [random_edges(size, random, share=0.8) for size in self.lengths.tolist()]
-        self.nodes = torch.randn(n, most, features, generator=random, dtype=torch.float64).to(dtype)
+        random = self.drawn(seed, n, features, lam, most, 2)
+        self.nodes = self.nodes.to(dtype)
         self.links = [
             torch.rand(len(own), links, generator=random, dtype=torch.float64).to(dtype) for own in self.edges
         ]
-        self.y = torch.randint(0, 2, (n, most), generator=random)
-        self.weights = 0.5 + torch.rand(n, most, generator=random, dtype=torch.float64)
         self.head = LinearGraph(features, links, structure=structure or GraphCut(balanced=True)).to(dtype)
         self.structure = self.head.structure
+
+    def drawn(self, seed, n, features, lam, most, states):
+        """Draws all but the features of edges; the generator."""
+        random = rng(seed)
+        self.n, self.lam, self.states = n, lam, states
+        self.lengths = torch.randint(1, most + 1, (n,), generator=random)
+        self.lengths[0] = most
+        self.edges = [random_edges(size, random, share=0.8) for size in self.lengths.tolist()]
+        self.nodes = torch.randn(n, most, features, generator=random, dtype=torch.float64)
+        self.y = torch.randint(0, states, (n, most), generator=random)
+        self.weights = 0.5 + torch.rand(n, most, generator=random, dtype=torch.float64)
+        return random
 
     def batch(self, rows):
         """Cropped to the largest graph."""

@@ -6,10 +6,10 @@ import itertools
 
 import numpy as np
 import torch
-from graphs import pad_edges, random_edges
-from problems import Reference, rng
+from graphs import GraphProblem, pad_edges, random_edges
+from problems import Reference
 
-from torchssvm import Batch, Graphs, LinearPairwiseGraph, WeightedLabels
+from torchssvm import LinearPairwiseGraph
 from torchssvm.structures.pairwise_graph import PairwisePotentials
 
 
@@ -39,35 +39,14 @@ def best_scores(potentials):
     return torch.tensor(found, dtype=torch.float64)
 
 
-class PairwiseProblem:
+class PairwiseProblem(GraphProblem):
     """Random graphs of different sizes; some have cycles."""
 
     def __init__(self, seed, n=5, features=2, links=2, states=3, lam=0.1, structure=None, most=4):
-        random = rng(seed)
-        self.n, self.lam, self.states = n, lam, states
-        self.lengths = torch.randint(1, most + 1, (n,), generator=random)
-        self.lengths[0] = most
-        self.edges = [random_edges(size, random, share=0.8) for size in self.lengths.tolist()]
-        self.nodes = torch.randn(n, most, features, generator=random, dtype=torch.float64)
+        random = self.drawn(seed, n, features, lam, most, states)
         self.links = [torch.randn(len(own), links, generator=random, dtype=torch.float64) for own in self.edges]
-        self.y = torch.randint(0, states, (n, most), generator=random)
-        self.weights = 0.5 + torch.rand(n, most, generator=random, dtype=torch.float64)
         self.head = LinearPairwiseGraph(features, links, states, structure=structure).double()
         self.structure = self.head.structure
-
-    def batch(self, rows):
-        """Cropped to the largest graph."""
-        index = torch.as_tensor(rows)
-        size = int(self.lengths[index].max())
-        edges = pad_edges([self.edges[i] for i in index.tolist()])
-        links = torch.full((*edges.shape[:2], self.links[0].shape[1]), 9.0, dtype=torch.float64)
-        for row, i in enumerate(index.tolist()):
-            links[row, : len(self.links[i])] = self.links[i]
-        y = WeightedLabels(self.y[index, :size], self.weights[index, :size])
-        return Batch(Graphs(self.nodes[index, :size], links, edges), y, index, self.lengths[index])
-
-    def everything(self, batch_size=2):
-        return [self.batch(rows) for rows in torch.arange(self.n).split(batch_size)]
 
     def reference(self):
         """All labelings of all examples, from the definitions of score and loss."""

@@ -95,53 +95,48 @@ class MulticlassCostCase(MulticlassCase):
         assert structure.loss(torch.tensor([0]), torch.tensor([2])).tolist() == [0.0]
 
 
-class ChainCase(StructureTestCase):
+class LabelledTokensCase(StructureTestCase):
+    """A label for every token, scored by its own potentials and those of pairs of tokens."""
+
     states = 3
     longest = 3
     shared = True
     padded = True
     options: dict = {}  # noqa: RUF012
-
-    def make_structure(self):
-        return Chain(self.states, shared=self.shared, **self.options)
+    tokens, pairs = "emission", "transition"
+    first_pair = -1  # how many more pairs than tokens there are
 
     def make_potentials(self, random, batch, integers, dtype):
         lengths = torch.randint(1, self.longest + 1, (batch,), generator=random)
         longest = int(lengths.max()) if self.padded else self.longest
-        pairs = (batch, self.states, self.states) if self.shared else (batch, longest - 1, self.states, self.states)
+        places = () if self.shared else (longest + self.first_pair,)
 
         def draw(*shape):
             if integers:
                 return torch.randint(-1, 2, shape, generator=random).to(dtype)
             return torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
 
-        tensors = {"emission": draw(batch, longest, self.states), "transition": draw(*pairs)}
+        pairs = batch, *places, self.states, self.states
+        tensors = {self.tokens: draw(batch, longest, self.states), self.pairs: draw(*pairs)}
         if not self.padded:
             return Potentials(tensors)
-        return Potentials(tensors, lengths, ragged={"emission": 0} | ({} if self.shared else {"transition": -1}))
+        ragged = {self.tokens: 0} | ({} if self.shared else {self.pairs: self.first_pair})
+        return Potentials(tensors, lengths, ragged=ragged)
 
     def random_target(self, structure, potentials, random):
-        shape = potentials["emission"].shape[:2]
+        shape = potentials[self.tokens].shape[:2]
         labels = torch.randint(0, self.states, shape, generator=random)
         if potentials.lengths is None:
             return labels
         garbage = torch.randint(-2, self.states + 5, shape, generator=random)
         return torch.where(torch.arange(shape[1]) < potentials.lengths.unsqueeze(1), labels, garbage)
 
-    def reference_score(self, potentials, labeling):
-        states = labeling.tolist()
-        total = sum(float(potentials["emission"][t, state]) for t, state in enumerate(states))
-        for t in range(len(states) - 1):
-            pairs = potentials["transition"] if self.shared else potentials["transition"][t]
-            total += float(pairs[states[t], states[t + 1]])
-        return total
-
     def reference_loss(self, structure, labeling, target):
         wrong = sum(a != b for a, b in zip(labeling.tolist(), target.tolist(), strict=True))
         return wrong / len(target)
 
     def count(self, structure, potentials, row):
-        length = potentials["emission"].shape[1] if potentials.lengths is None else int(potentials.lengths[row])
+        length = potentials[self.tokens].shape[1] if potentials.lengths is None else int(potentials.lengths[row])
         return self.states**length
 
     def labels_of(self, target):
@@ -163,13 +158,26 @@ class ChainCase(StructureTestCase):
         yield self.with_labels(target, labels.to(torch.int32)), "int32"
 
     def bad_potentials(self, potentials):
-        emission, transition = potentials["emission"], potentials["transition"]
-        yield Potentials(emission)
-        yield Potentials({"emission": emission, "transitions": transition})
-        yield Potentials({"emission": emission[:, :, 1:], "transition": transition})
-        yield Potentials({"emission": emission, "transition": transition[..., 1:]})
-        yield Potentials({"emission": emission.unsqueeze(3), "transition": transition})
-        yield Potentials({"emission": emission, "transition": transition.unsqueeze(1)})
+        tokens, pairs = potentials.tensors.values()
+        yield Potentials(tokens)
+        yield Potentials({self.tokens: tokens, f"{self.pairs}s": pairs})
+        yield Potentials({self.tokens: tokens[:, :, 1:], self.pairs: pairs})
+        yield Potentials({self.tokens: tokens, self.pairs: pairs[..., 1:]})
+        yield Potentials({self.tokens: tokens.unsqueeze(3), self.pairs: pairs})
+        yield Potentials({self.tokens: tokens, self.pairs: pairs.unsqueeze(1)})
+
+
+class ChainCase(LabelledTokensCase):
+    def make_structure(self):
+        return Chain(self.states, shared=self.shared, **self.options)
+
+    def reference_score(self, potentials, labeling):
+        states = labeling.tolist()
+        total = sum(float(potentials["emission"][t, state]) for t, state in enumerate(states))
+        for t in range(len(states) - 1):
+            pairs = potentials["transition"] if self.shared else potentials["transition"][t]
+            total += float(pairs[states[t], states[t + 1]])
+        return total
 
     def test_labelings_are_minus_one_in_the_padding(self):
         if not self.padded:

@@ -174,36 +174,6 @@ class StorageTestCase(ABC):
                 moved = (c[b] * change[b]).tolist()
                 explicit.move(rows[b], moved, corner[b])
 
-    @examples(8)
-    @given(seed=SEEDS, kind=KINDS, factor=st.floats(0.01, 1.0))
-    def test_rescaled_blocks_stand_for_the_same_weights(self, seed, kind, factor):
-        """psi_i and lam are multiplied by the factor: w = (1/(lam n)) sum_i Phi_i^T psi_i stays."""
-        problem = PROBLEMS[kind](seed)
-        training = self.train(problem).run(self.schedule(problem, seed, 6))
-        weights, held = training.weights().clone(), self.inner(training)
-        training.dual.rescale(factor)
-        assert torch.equal(training.weights(), weights)
-        torch.testing.assert_close(self.inner(training), factor * held)
-        assert certify(training.head, training.dual, problem.everything(2)).drift < 1e-11
-
-    @examples(8)
-    @given(seed=SEEDS, kind=KINDS, lam=st.floats(0.01, 100.0))
-    def test_another_lam_for_the_same_blocks(self, seed, kind, lam):
-        problem = PROBLEMS[kind](seed)
-        training = self.train(problem).run(self.schedule(problem, seed, 6))
-        weights, held, factor = training.weights().clone(), self.inner(training), training.dual.lam / lam
-        training.dual.change_lam(lam)
-        torch.testing.assert_close(training.weights(), factor * weights)
-        torch.testing.assert_close(self.inner(training), factor * held)  # the potentials are those of the new weights
-        assert certify(training.head, training.dual, problem.everything(2)).drift < 1e-11
-
-    def inner(self, training: Training) -> torch.Tensor:
-        """``<psi_i, theta_i> / n`` of every block at the present weights."""
-        batch = training.problem.batch(range(training.problem.n))
-        potentials = apply_head(training.head, batch)
-        target = training.problem.structure.check_target(batch.y, potentials)
-        return training.dual.storage.gather(batch.index, potentials, target).inner(potentials)
-
     @pytest.mark.every_variant
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("kind", sorted(PROBLEMS))

@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 import torch
+from arborescences import crosses, reaches_root
 from torch import Tensor
 
 from torchssvm.core.potentials import Potentials
@@ -49,9 +50,7 @@ def projective_trees(length: int, multiroot: bool, labels: int = 0) -> Tensor:
         arcs = list(enumerate(heads, start=1))
         if not multiroot and heads.count(0) != 1:
             continue
-        if not all(_reaches_root(heads, child) for child, _ in arcs) or any(
-            _cross(a, b) for a, b in itertools.combinations(arcs, 2)
-        ):
+        if crosses(heads) or not all(reaches_root(heads, child) for child, _ in arcs):
             continue
         for kinds in itertools.product(range(max(labels, 1)), repeat=length):
             event = torch.zeros(length, length, max(labels, 1))
@@ -59,17 +58,6 @@ def projective_trees(length: int, multiroot: bool, labels: int = 0) -> Tensor:
                 event[head - 1 if head else child - 1, child - 1, kind] = 1
             events.append(event if labels else event[:, :, 0])
     return torch.stack(events)
-
-
-def _reaches_root(heads: tuple[int, ...], word: int) -> bool:
-    for _ in heads:
-        word = heads[word - 1] if word else 0
-    return word == 0
-
-
-def _cross(a: tuple[int, int], b: tuple[int, int]) -> bool:
-    (i, j), (k, m) = sorted(a), sorted(b)
-    return i < k < j < m or k < i < m < j
 
 
 @functools.cache

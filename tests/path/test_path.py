@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import math
 from typing import Any
@@ -14,7 +15,7 @@ from items import Items, plainly
 from problems import PROBLEMS, Problem, assert_same, chain, examples, multiclass, reference, rng
 from tables import each_row
 
-from torchssvm import DualState, MeanParts, Multiclass, Solver, Weights, certify
+from torchssvm import DualState, Labelings, MeanParts, Multiclass, Solver, Weights, certify
 from torchssvm.core.structure import Decoding
 from torchssvm.path import (
     Certified,
@@ -31,6 +32,7 @@ from torchssvm.steps import CommonStep
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(sorted(PROBLEMS))
 STORAGES = st.sampled_from([MeanParts, Weights])
+EVERY_STORAGE = [MeanParts, Weights, Labelings, functools.partial(Labelings, 2)]
 
 
 def vector(weights: dict[str, torch.Tensor]) -> np.ndarray:
@@ -52,7 +54,7 @@ def two_of_a_kind(classes: int = 4) -> Problem:
 
 class TestRescale:
     @examples(10)
-    @given(seed=SEEDS, kind=KINDS, storage=STORAGES, rho=st.floats(0.01, 1.0))
+    @given(seed=SEEDS, kind=KINDS, storage=st.sampled_from(EVERY_STORAGE), rho=st.floats(0.01, 1.0))
     def test_gaps_follow_in_closed_form(self, seed, kind, storage, rho):
         """[G16] Proposition 1, against an exact pass and against the definition of the primal."""
         problem = PROBLEMS[kind](seed)
@@ -92,7 +94,7 @@ class TestRescale:
         assert found.gap < 0.05
         assert found.dual - 1e-7 <= truth.optimum() <= found.primal + 1e-7
 
-    @pytest.mark.parametrize("storage", [MeanParts, Weights])
+    @pytest.mark.parametrize("storage", EVERY_STORAGE)
     @pytest.mark.parametrize("lam", [0.01, 7.0])
     def test_another_lam_for_the_same_dual(self, storage, lam):
         problem = chain(4)

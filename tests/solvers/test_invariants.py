@@ -136,25 +136,6 @@ def test_accumulated_batches_equal_one_batch(seed, kind, storage, scale, overlap
     assert together.weights().abs().max() > 0
 
 
-@examples(20)
-@given(seed=SEEDS, kind=KINDS, storage=STORAGES, adjoint=st.booleans(), sweeps=st.sampled_from([0, 10]))
-def test_an_example_in_both_accumulated_batches_stays_feasible(seed, kind, storage, adjoint, sweeps):
-    problem = make(kind, seed, adjoint=adjoint)
-    training = problem.train(storage=storage(), sweeps=sweeps)
-    held = 0.0
-    for k in range(6):
-        training.optim.zero_grad()
-        training.backward([k % problem.n, 0])
-        training.backward([0])
-        training.optim.step()
-        assert training.dual.value() >= held - 1e-12
-        held = training.dual.value()
-        most = [losses.max() / problem.n for losses in reference(problem).losses]
-        assert all(-1e-12 <= own <= top + 1e-12 for own, top in zip(training.dual.loss.tolist(), most, strict=True))
-    w, _ = recomputed(training)
-    torch.testing.assert_close(training.weights(), w)
-
-
 @examples(15)
 @given(seed=SEEDS, kind=KINDS, storage=STORAGES, adjoint=st.booleans(), sweeps=st.sampled_from([0, 1, 10]))
 def test_duplicates_count_once(seed, kind, storage, adjoint, sweeps):
@@ -169,22 +150,6 @@ def test_duplicates_count_once(seed, kind, storage, adjoint, sweeps):
         torch.testing.assert_close(with_them.weights(), without.weights())
         torch.testing.assert_close(with_them.dual.loss, without.dual.loss)
     assert without.weights().abs().max() > 0
-
-
-@examples(10)
-@given(seed=SEEDS, kind=KINDS, scale=st.sampled_from([1e-3, 7.0, 65536.0]))
-def test_the_scale_of_the_loss_does_not_matter(seed, kind, scale):
-    problem = PROBLEMS[kind](seed)
-    truth = reference(problem)
-    a, b = (problem.copy().train() for _ in range(2))
-    for rows in ([0, 1], [2], [3, 0], [4, 1, 2]):
-        if truth.tied(a.weights(), rows):
-            continue
-        a.step(rows)
-        b.step(rows, scale)
-        torch.testing.assert_close(a.weights(), b.weights())
-        torch.testing.assert_close(a.dual.loss, b.dual.loss)
-    assert a.weights().abs().max() > 0
 
 
 # -- What must leave no trace ------------------------------------------------------------------------------

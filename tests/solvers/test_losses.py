@@ -94,22 +94,6 @@ def test_the_gradient_is_that_of_the_weighted_directions(seed, kind, storage, sw
     assert found.abs().max() > 0
 
 
-@pytest.mark.parametrize("storage", [MeanParts, Weights])
-@pytest.mark.parametrize("adjoint", [True, False])
-def test_upstream_factors_scale_the_gradient(storage, adjoint):
-    gradients = []
-    for scale in (1.0, 0.25, 8.0):
-        training = trained("chain", 3, storage, adjoint=adjoint)
-        training.optim.zero_grad()
-        value = training.forward(training.problem.batch([0, 2]))
-        (value * scale).backward()
-        gradients.append(gradient(training) / scale)
-        assert float(training.dual.mailbox.waiting[0].scale) == scale
-    torch.testing.assert_close(gradients[0], gradients[1])
-    torch.testing.assert_close(gradients[0], gradients[2])
-    assert gradients[0].abs().max() > 0
-
-
 @pytest.mark.parametrize("adjoint", [True, False])
 def test_retained_graphs_give_the_same_gradient_again(adjoint):
     training = trained("chain", 3, adjoint=adjoint)

@@ -266,10 +266,6 @@ def test_a_killed_run_ends_as_the_run_left_alone(workers, tmp_path):
     )
 
 
-def test_the_draws_do_not_depend_on_the_workers(tmp_path):
-    assert_same(run(tmp_path, epochs=3, every=1), run(tmp_path, epochs=3, every=1, workers=2))
-
-
 def test_a_checkpoint_holds_tensors_and_numbers_only_and_no_duals_among_the_weights(tmp_path):
     run(tmp_path, checkpoint={"every_n_train_steps": 5}, epochs=2, joint=True)
     content = torch.load(tmp_path / "step=005.ckpt", weights_only=True)

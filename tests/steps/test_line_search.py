@@ -295,8 +295,3 @@ def with_costs(make, seed: int, **options) -> Problem:
         return chain(seed, lam=0.3, **options)
     cost = 0.5 + torch.rand(3, 3, generator=rng(seed), dtype=torch.float64)
     return multiclass(seed, lam=0.3, cost=cost.fill_diagonal_(0.0), **options)
-
-
-def explicit(v: np.ndarray, ell: float, lam: float, lower: np.ndarray, upper: np.ndarray) -> float:
-    w = np.clip(v, lower, upper)
-    return ell - lam * v @ w + lam / 2 * w @ w

@@ -5,14 +5,15 @@ import itertools
 import pytest
 import torch
 from arborescences import KINDS, crosses, own_outputs, reaches_root
+from compiled_kinds import arcs
 from head_cases import SEEDS, HeadTestCase
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import Problem, examples, rng
+from problems import examples, rng
 from structure_cases import StructureTestCase
 from tables import each_row
 
-from torchssvm import Arborescence, DualState, LinearArcs, Potentials, check
+from torchssvm import Arborescence, LinearArcs, Potentials, check
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.sparse_features import SparseFeatures
@@ -247,30 +248,10 @@ def test_columns_in_the_padding_are_not_looked_at():
     assert LinearArcs(9)(x, lengths)["arcs"].shape == (2, 3, 4)
 
 
-def problem(among, ragged=True, seed=3, n=5, features=4, lam=0.3):
-    random = rng(seed)
-    lengths = torch.tensor([3, 2, 3, 1, 3]) if ragged else None
-    columns = torch.randint(-1, features, (n, 3, 4, 2), generator=random)
-    y = torch.full((n, 3), -1)
-    for i in range(n):
-        length = 3 if lengths is None else int(lengths[i])
-        every = own_outputs(among, length)
-        y[i, :length] = torch.tensor(every[int(torch.randint(len(every), (), generator=random))])
-    return Arcs(LinearArcs(features, structure=Arborescence(among)).double(), columns, y, lengths, lam)
-
-
-class Arcs(Problem):
-    """Both axes of a batch's arcs are cropped."""
-
-    def batch(self, rows):
-        batch = super().batch(rows)
-        return batch.replace(x=batch.x[:, :, : batch.x.shape[1] + 1])
-
-
 @pytest.mark.parametrize("among", KINDS)
 def test_the_checks_for_users_pass(among):
-    arcs = problem(among)
-    report = check(arcs.head, arcs.structure, arcs.batch(range(5)))
+    problem = arcs(among)
+    batch = problem.batch(range(5))
+    report = check(problem.head, problem.structure, batch)
     assert report.ok, str(report)
-    DualState.for_head(arcs.head, 5, 0.1)
-    assert as_potentials(arcs.head(arcs.x, arcs.lengths)).ragged == {"arcs": 0}
+    assert as_potentials(problem.head(batch.x, batch.lengths)).ragged == {"arcs": 0}

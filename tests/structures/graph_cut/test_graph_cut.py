@@ -1,69 +1,28 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import pytest
 import torch
+from graph_cases import GraphStructureCase
 from graphs import random_potentials
-from hypothesis import given
-from hypothesis import strategies as st
-from problems import examples, rng
-from structure_cases import StructureTestCase
+from problems import rng
 
-from torchssvm import GraphCut, Potentials, WeightedLabels
-from torchssvm.core.batch import tree_map
-from torchssvm.core.max_oracle import find_corner
+from torchssvm import GraphCut
 from torchssvm.structures.graph_cut import GraphPotentials, RoofDual
-from torchssvm.structures.graph_cut.structure import GraphTarget
 
-SEEDS = st.integers(0, 2**31 - 1)
 pytest.importorskip("maxflow")
 
 
-class GraphCutCase(StructureTestCase):
+class GraphCutCase(GraphStructureCase):
     positive = ("edge",)
     options: dict = {"balanced": True}  # noqa: RUF012
-    weighted = True
-    padded = True
 
     def make_structure(self):
         return GraphCut(**self.options)
 
     def make_potentials(self, random, batch, integers, dtype):
         return random_potentials(random, batch, integers=integers, lengths=self.padded, dtype=dtype)
-
-    def random_target(self, structure, potentials, random):
-        shape = potentials["node"].shape
-        labels = torch.randint(-3, 7, shape, generator=random)  # garbage in the padding
-        real = self.sizes(potentials).unsqueeze(1) > torch.arange(shape[1])
-        labels = torch.where(real, labels % 2, labels)
-        if not self.weighted:
-            return labels
-        weights = torch.rand(shape, generator=random, dtype=torch.float64)
-        weights[torch.rand(shape, generator=random) < 0.1] = 0.0
-        return WeightedLabels(labels, torch.where(real, weights, -7.0))
-
-    def sizes(self, potentials):
-        batch, longest = potentials["node"].shape
-        return torch.full((batch,), longest) if potentials.lengths is None else potentials.lengths
-
-    def one(self, labeling, potentials, row):
-        size, edges = int(self.sizes(potentials)[row]), int((potentials.edges[row, :, 0] >= 0).sum())
-        if isinstance(labeling, GraphTarget):
-            return labeling.labels[row, :size], labeling.costs[row, :size]
-        return torch.cat([labeling.labels[row, :size], labeling.cut[row, :edges]])
-
-    def alone(self, labeling, potentials, row):
-        size, edges = int(self.sizes(potentials)[row]), int((potentials.edges[row, :, 0] >= 0).sum())
-        widths = (size, edges, size)
-        return type(labeling)(*(t[row : row + 1, :width] for t, width in zip(labeling, widths, strict=False)))
-
-    def cropped(self, potentials, row):
-        size, edges = self.sizes(potentials)[row : row + 1], int((potentials.edges[row, :, 0] >= 0).sum())
-        own = slice(row, row + 1)
-        node, edge = potentials["node"][own, : int(size)], potentials["edge"][own, :edges]
-        return GraphPotentials(node, edge, potentials.edges[own, :edges], size if self.padded else None)
 
     def several(self, structure, potentials, seed, count):
         """Of random potentials, whose edges have any sign."""
@@ -73,56 +32,6 @@ class GraphCutCase(StructureTestCase):
         labels, cut = labeling.split([len(potentials["node"]), len(potentials["edge"])])
         gained = sum(float(t if y else -t) for t, y in zip(potentials["node"], labels.tolist(), strict=True))
         return gained - sum(float(c) for c, parted in zip(potentials["edge"], cut.tolist(), strict=True) if parted)
-
-    def reference_loss(self, structure, labeling, target):
-        labels, costs = target
-        return sum(float(cost) for y, t, cost in zip(labeling.tolist(), labels.tolist(), costs, strict=False) if y != t)
-
-    def count(self, structure, potentials, row):
-        return 2 ** int(self.sizes(potentials)[row])
-
-    def bad_targets(self, potentials, target):
-        labels = target.labels
-        for number in (2, -1):
-            wrong = labels.clone()
-            wrong[1, 0] = number
-            yield wrong, f"target has label {number} at position 0 of row 1"
-        yield labels[:, 1:], "target must be int64"
-        yield labels[:2], "target must be int64"
-        yield labels.double(), "float64"
-        yield WeightedLabels(labels.to(torch.int8), target.costs), "int8"
-        yield WeightedLabels(labels, target.costs[:, 1:]), "has weights"
-        for number in (-1.0, math.nan, math.inf):
-            yield (
-                WeightedLabels(labels, target.costs.index_fill(1, torch.tensor([0]), number)),
-                "negative or not finite",
-            )
-        yield (labels, target.costs), "tuple"
-
-    def bad_potentials(self, potentials):
-        yield Potentials(potentials["node"])
-        yield Potentials(potentials.tensors)
-
-    def test_devices(self, device):
-        structure, potentials, target = self.setting(11, 4, integers=True)
-        here = find_corner(structure, potentials, target)
-        lengths = None if potentials.lengths is None else potentials.lengths.to(device)
-        own = [t.to(device) for t in (potentials["node"], potentials["edge"], potentials.edges)]
-        there = find_corner(structure, GraphPotentials(*own, lengths), tree_map(lambda t: t.to(device), target))
-        assert {t.device.type for t in there.labeling} == {device.type}
-        assert self.same(tree_map(lambda t: t.cpu(), there.labeling), here.labeling)
-        assert torch.equal(there.hinge.cpu(), here.hinge)
-
-    @examples(25)
-    @given(seed=SEEDS, noise=st.sampled_from([1.0, -1e6, math.nan, math.inf]))
-    def test_what_stands_where_no_edge_is_does_not_matter_to_the_oracle(self, seed, noise):
-        structure, potentials, _ = self.setting(seed)
-        other = potentials.replace(
-            {**potentials.tensors, "edge": potentials["edge"].masked_fill(potentials.edges[..., 0] < 0, noise)}
-        )
-        mine, again = structure.argmax(potentials), structure.argmax(other)
-        assert self.same(mine.labeling, again.labeling)
-        assert torch.equal(mine.value, again.value)
 
 
 class TestGraphCut(GraphCutCase):

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from bounded import Bounded, optimum_within
+from graph_cases import GraphHeadCase
 from graphs import GraphProblem
-from head_cases import HeadTestCase
 from problems import flat
-from torch import nn
+from tables import each_row
 from torch.utils.data import DataLoader
 
 from torchssvm import (
@@ -15,7 +15,6 @@ from torchssvm import (
     Corrective,
     FrankWolfe,
     GraphCut,
-    Graphs,
     Labelings,
     LinearGraph,
     MeanParts,
@@ -31,34 +30,9 @@ from torchssvm.structures.graph_cut import MinCut, RoofDual, Segmentation
 pytest.importorskip("maxflow")
 
 
-class Complete(nn.Module):
-    """``LinearGraph`` on complete graphs, all of whose features stand in one tensor ``[B, N, F + 3 G]``."""
-
-    features, links = 3, 2
-
-    def __init__(self):
-        super().__init__()
-        self.head = LinearGraph(self.features, self.links)
-
-    def forward(self, x, lengths=None):
-        pairs = [(p, q) for q in range(x.shape[1]) for p in range(q)]
-        edges = torch.tensor(pairs, dtype=torch.int64, device=x.device).view(-1, 2).expand(len(x), -1, 2)
-        if lengths is not None:
-            edges = torch.where((edges < lengths.view(-1, 1, 1)).all(2, keepdim=True), edges, -1)
-        links = [x[:, q, self.features + p * self.links :][:, : self.links] for p, q in pairs]
-        links = torch.stack(links, 1) if links else x.new_zeros(len(x), 0, self.links)
-        return self.head(Graphs(x[..., : self.features], links, edges), lengths)
-
-
-class TestLinearGraph(HeadTestCase):
-    lengths = True
-
-    def make_head(self):
-        return Complete()
-
-    def make_input(self, random, batch):
-        x = torch.randn(batch, 4, 9, generator=random, dtype=torch.float64)
-        return (x, torch.randint(1, 5, (batch,), generator=random)) if self.lengths else (x,)
+class TestLinearGraph(GraphHeadCase):
+    def make_graph_head(self):
+        return LinearGraph(3, self.links)
 
     def reference(self, head, x):
         node = sum(x[:, f] * head.head.unary[f] for f in range(3))
@@ -66,46 +40,10 @@ class TestLinearGraph(HeadTestCase):
         edge = [sum(x[q, 3 + 2 * p + g] * head.head.pairwise[g] for g in range(2)) for p, q in pairs]
         return {"node": node, "edge": torch.stack(edge) if edge else x.new_zeros(0)}
 
-    def edges(self, potentials, row):
-        size = potentials["node"].shape[1] if potentials.lengths is None else int(potentials.lengths[row])
-        return size * (size - 1) // 2
-
-    def own(self, potentials, row):
-        found = super().own(potentials, row)
-        return {"node": found["node"], "edge": found["edge"][: self.edges(potentials, row)]}
-
-    def random_parts(self, potentials, random):
-        parts = super().random_parts(potentials, random)
-        for row in range(potentials.batch_size):
-            parts["edge"][row, self.edges(potentials, row) :] = 0.0
-        return parts
-
-    def bad_inputs(self, inputs):
-        x = inputs[0]
-        for wrong in (0, -1, 5):
-            yield (x, torch.tensor([1, wrong, 1])), "lengths must lie between 1 and"
-        yield (x, torch.tensor([1.0, 2.0, 3.0])), "lengths must be int64"
-
-    def test_graphs_that_do_not_fit_are_refused(self):
-        for wrong in (torch.zeros(2, 4, 3), [1, 2, 3]):
-            with pytest.raises(TypeError, match=r"must be Graphs\(nodes, edge_features, edges\)"):
-                LinearGraph(3, 2)(wrong)
-        head, good = LinearGraph(3, 2), Graphs(torch.zeros(2, 4, 3), torch.zeros(2, 5, 2), torch.full((2, 5, 2), -1))
-        head(good)
-        for wrong, words in [
-            (good._replace(nodes=torch.zeros(2, 4, 2)), r"x.nodes must be \[B, N, 3\]"),
-            (good._replace(nodes=torch.zeros(2, 3)), "x.nodes must be"),
-            (good._replace(edge_features=torch.zeros(2, 5, 3)), r"x.edge_features must be \[B, E, 2\]"),
-            (good._replace(edge_features=torch.zeros(1, 5, 2)), "x.edge_features must be"),
-            (good._replace(edges=torch.zeros(2, 5, 2)), "edges must be int64"),
-            (good._replace(edges=torch.full((2, 4, 2), -1)), "edges must be int64"),
-            (good._replace(edges=torch.zeros(2, 5, 2, dtype=torch.int64)), r"edges has \[0, 0\]"),
-        ]:
-            with pytest.raises(ValueError, match=words):
-                head(wrong)
-        for sizes in ((0, 1), (1, 0)):
-            with pytest.raises(ValueError, match="must be a whole number, at least 1"):
-                LinearGraph(*sizes)
+    @each_row("sizes", [(0, 1), (1, 0)])
+    def test_there_are_features(self, sizes):
+        with pytest.raises(ValueError, match="must be a whole number, at least 1"):
+            LinearGraph(*sizes)
 
 
 @pytest.mark.variant

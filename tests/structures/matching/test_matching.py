@@ -6,15 +6,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from compiled_kinds import matchings
 from head_cases import HeadTestCase
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import Problem, examples, rng
+from problems import examples, rng
 from structure_cases import StructureTestCase
 from tables import each_row
 
 from torchssvm import (
-    Batch,
     Edges,
     LinearEdges,
     Matching,
@@ -114,19 +114,11 @@ class MatchingCase(StructureTestCase):
         yield Potentials(potentials.single[:, 0])
         yield Potentials({"a": potentials.single, "b": potentials.single})
 
-    def test_devices(self, device):
-        structure, potentials, target = self.setting(11, 4, integers=True)
-        here = find_corner(structure, potentials, target)
-        if self.padded:
-            sizes = [potentials.lengths.to(device), potentials.widths.to(device)]
-            moved = EdgePotentials(potentials.single.to(device), *sizes)
-        else:
-            moved = Potentials(potentials.single.to(device))
-        there = find_corner(structure, moved, structure.check_target(target.to(device), moved))
-        assert there.labeling.device.type == device.type
-        assert torch.equal(there.labeling.cpu(), here.labeling)
-        assert torch.equal(there.hinge.cpu(), here.hinge)
-        assert torch.equal(there.loss.cpu(), here.loss)
+    def on(self, potentials, device):
+        if not self.padded:
+            return super().on(potentials, device)
+        own = (t.to(device) for t in (potentials.single, potentials.lengths, potentials.widths))
+        return EdgePotentials(*own)
 
     @examples(25)
     @given(seed=st.integers(0, 2**31 - 1), noise=st.sampled_from([1.0, 1e6]))
@@ -273,31 +265,8 @@ class TestLinearEdgesWithoutLengths(TestLinearEdges):
     lengths = False
 
 
-class Bipartite(Problem):
-    """Random graphs; batches are cropped to their largest sides."""
-
-    def batch(self, rows):
-        index = torch.as_tensor(rows)
-        left, right = self.lengths[index].max(0).values.tolist()
-        x = Edges(self.x[index, :left, :right], self.lengths[index, 1])
-        return Batch(x, self.y[index, :left, :right], index, self.lengths[index, 0])
-
-    def everything(self):
-        return super().everything(2)
-
-
-def problem(seed=3, n=5, dtype=torch.float64):
-    random = rng(seed)
-    sizes = torch.randint(1, 4, (n, 2), generator=random)
-    x, y = torch.randn(n, 3, 3, 3, generator=random, dtype=torch.float64).to(dtype), torch.full((n, 3, 3), -1)
-    for own, (left, right) in zip(y, sizes.tolist(), strict=True):
-        own[:left, :right] = random_matching(left, right, random)
-        own[0, 0] = POSSIBLE if own[0, 0] == 0 else 1
-    return Bipartite(LinearEdges(3).to(dtype), x, y, sizes, 0.1)
-
-
 def test_head_and_structure_pass_the_check():
-    graphs = problem(5)
+    graphs = matchings()
     report = check(graphs.head, graphs.structure, graphs.batch(range(5)))
     assert report.ok, str(report)
     assert sum(finding.skipped is not None for finding in report.findings) == 0, str(report)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from bounded import Bounded
-from head_cases import HeadTestCase
+from graph_cases import GraphHeadCase, GraphStructureCase
 from hypothesis import given
 from hypothesis import strategies as st
 from pairwise_graphs import PairwiseProblem, best_scores, random_potentials
 from problems import examples, flat, rng
-from structure_cases import StructureTestCase
 from torch import nn
 
 from torchssvm import (
@@ -22,10 +19,8 @@ from torchssvm import (
     Labelings,
     LinearPairwiseGraph,
     PairwiseGraph,
-    Potentials,
     Relative,
     Solver,
-    WeightedLabels,
     check,
     grid_edges,
     make_trainer,
@@ -34,125 +29,39 @@ from torchssvm import (
 from torchssvm.core.batch import tree_map
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.structures.pairwise_graph import PairwisePotentials, TreeReweighted
-from torchssvm.structures.pairwise_graph.structure import PairwiseTarget
 from torchssvm.structures.tree.oracle import max_sum_tree
 
 SEEDS = st.integers(0, 2**31 - 1)
 MESSAGES = TreeReweighted(max_rounds=2, cycle_rounds=0, branches=0)
 
 
-class TestPairwiseGraph(StructureTestCase):
-    """Graphs that differ in nodes and edges; nodes that differ in weight."""
-
-    states = 3
-    weighted = True
-    padded = True
-    options: dict = {}  # noqa: RUF012
+class TestPairwiseGraph(GraphStructureCase):
+    labels = 3
 
     def make_structure(self):
-        return PairwiseGraph(self.states, **self.options)
+        return PairwiseGraph(self.labels, **self.options)
 
     def make_potentials(self, random, batch, integers, dtype):
-        return random_potentials(
-            random, batch, states=self.states, integers=integers, lengths=self.padded, dtype=dtype, most=3
-        )
-
-    def random_target(self, structure, potentials, random):
-        shape = potentials["node"].shape[:2]
-        labels = torch.randint(-3, 9, shape, generator=random)  # garbage in the padding
-        real = self.sizes(potentials).unsqueeze(1) > torch.arange(shape[1])
-        labels = torch.where(real, labels % self.states, labels)
-        if not self.weighted:
-            return labels
-        weights = torch.rand(shape, generator=random, dtype=torch.float64)
-        return WeightedLabels(labels, torch.where(real, weights, -7.0))
-
-    def sizes(self, potentials):
-        batch, longest, _ = potentials["node"].shape
-        return torch.full((batch,), longest) if potentials.lengths is None else potentials.lengths
-
-    def widths(self, potentials, row):
-        size, edges = int(self.sizes(potentials)[row]), int((potentials.edges[row, :, 0] >= 0).sum())
-        return size, edges, size
-
-    def one(self, labeling, potentials, row):
-        size, edges, _ = self.widths(potentials, row)
-        if isinstance(labeling, PairwiseTarget):
-            return labeling.labels[row, :size], labeling.costs[row, :size]
-        return torch.cat([labeling.labels[row, :size], labeling.pairs[row, :edges]])
-
-    def alone(self, labeling, potentials, row):
-        widths = self.widths(potentials, row)
-        return type(labeling)(*(t[row : row + 1, :width] for t, width in zip(labeling, widths, strict=False)))
-
-    def cropped(self, potentials, row):
-        size, edges, _ = self.widths(potentials, row)
-        own = slice(row, row + 1)
-        tensors = potentials["node"][own, :size], potentials["edge"][own, :edges]
-        return PairwisePotentials(
-            *tensors, potentials.edges[own, :edges], torch.tensor([size]) if self.padded else None
-        )
+        options = {"states": self.labels, "integers": integers, "lengths": self.padded}
+        return random_potentials(random, batch, dtype=dtype, most=3, **options)
 
     def reference_score(self, potentials, labeling):
         labels, pairs = labeling.split([len(potentials["node"]), len(potentials["edge"])])
         score = sum(float(own[y]) for own, y in zip(potentials["node"], labels.tolist(), strict=True))
         tables = zip(potentials["edge"], pairs.tolist(), strict=True)
-        return score + sum(float(table[pair // self.states, pair % self.states]) for table, pair in tables)
-
-    def reference_loss(self, structure, labeling, target):
-        labels, costs = target
-        return sum(float(cost) for y, t, cost in zip(labeling.tolist(), labels.tolist(), costs, strict=False) if y != t)
-
-    def count(self, structure, potentials, row):
-        return self.states ** int(self.sizes(potentials)[row])
-
-    def bad_targets(self, potentials, target):
-        labels = target.labels
-        for number in (self.states, -1):
-            wrong = labels.clone()
-            wrong[1, 0] = number
-            yield wrong, f"label {number} .*row 1"
-        yield labels[:, 1:], "target must be int64"
-        yield labels[:2], "target must be int64"
-        yield labels.double(), "float64"
-        yield WeightedLabels(labels, target.costs[:, 1:]), "has weights"
-        for number in (-1.0, math.nan, math.inf):
-            wrong = target.costs.index_fill(1, torch.tensor([0]), number)
-            yield WeightedLabels(labels, wrong), "negative or not finite"
-        yield (labels, target.costs), "tuple"
+        return score + sum(float(table[pair // self.labels, pair % self.labels]) for table, pair in tables)
 
     def bad_potentials(self, potentials):
-        yield Potentials(potentials["node"])
-        yield Potentials(potentials.tensors)
+        yield from super().bad_potentials(potentials)
         node, edge = potentials["node"][..., 1:], potentials["edge"][..., 1:, 1:]
         yield PairwisePotentials(node, edge, potentials.edges, potentials.lengths)
-
-    def test_devices(self, device):
-        structure, potentials, target = self.setting(11, 4, integers=True)
-        here = find_corner(structure, potentials, target)
-        lengths = None if potentials.lengths is None else potentials.lengths.to(device)
-        own = [t.to(device) for t in (potentials["node"], potentials["edge"], potentials.edges)]
-        there = find_corner(structure, PairwisePotentials(*own, lengths), tree_map(lambda t: t.to(device), target))
-        assert {t.device.type for t in there.labeling} == {device.type}
-        assert self.same(tree_map(lambda t: t.cpu(), there.labeling), here.labeling)
-        assert torch.equal(there.hinge.cpu(), here.hinge)
-
-    @examples(15)
-    @given(seed=SEEDS, noise=st.sampled_from([-1e6, math.nan, math.inf]))
-    def test_what_stands_where_no_edge_is_does_not_matter_to_the_oracle(self, seed, noise):
-        structure, potentials, _ = self.setting(seed)
-        none = (potentials.edges[..., 0] < 0)[..., None, None]
-        other = potentials.replace({**potentials.tensors, "edge": potentials["edge"].masked_fill(none, noise)})
-        mine, again = structure.argmax(potentials), structure.argmax(other)
-        assert self.same(mine.labeling, again.labeling)
-        assert torch.equal(mine.value, again.value)
 
 
 @pytest.mark.variant
 class TestPairwiseGraphUnpadded(TestPairwiseGraph):
     padded = False
     weighted = False
-    states = 2
+    labels = 2
     options = {"normalize": False}  # noqa: RUF012
 
 
@@ -284,34 +193,11 @@ def test_arguments_out_of_range_are_refused():
 # -- The head ----------------------------------------------------------------------------------------------
 
 
-class Complete(nn.Module):
-    """``LinearPairwiseGraph`` on complete graphs, all of whose features stand in one tensor ``[B, N, F + 3 G]``."""
-
-    def __init__(self, links=2, directed=True):
-        super().__init__()
-        self.links = links
-        self.head = LinearPairwiseGraph(3, links, 2, directed=directed)
-
-    def forward(self, x, lengths=None):
-        pairs = [(p, q) for q in range(x.shape[1]) for p in range(q)]
-        edges = torch.tensor(pairs, dtype=torch.int64, device=x.device).view(-1, 2).expand(len(x), -1, 2)
-        if lengths is not None:
-            edges = edges.masked_fill((edges >= lengths.view(-1, 1, 1)).any(2, keepdim=True), -1)
-        links = [x[:, q, 3 + self.links * p : 3 + self.links * (p + 1)] for p, q in pairs]
-        links = torch.stack(links, 1) if links else x.new_zeros(len(x), 0, self.links)
-        return self.head(Graphs(x[..., :3], links, edges), lengths)
-
-
-class TestLinearPairwiseGraph(HeadTestCase):
-    links = 2
+class TestLinearPairwiseGraph(GraphHeadCase):
     directed = True
 
-    def make_head(self):
-        return Complete(self.links, self.directed)
-
-    def make_input(self, random, batch):
-        x = torch.randn(batch, 4, 9, generator=random, dtype=torch.float64)
-        return x, torch.randint(1, 5, (batch,), generator=random)
+    def make_graph_head(self):
+        return LinearPairwiseGraph(3, self.links, 2, directed=self.directed)
 
     def reference(self, head, x):
         tables, pairs = head.head.edge, [(p, q) for q in range(len(x)) for p in range(q)]
@@ -322,34 +208,6 @@ class TestLinearPairwiseGraph(HeadTestCase):
             for p, q in pairs
         ]
         return {"node": x[:, :3] @ head.head.node.T, "edge": torch.stack(edge) if edge else x.new_zeros(0, 2, 2)}
-
-    def own(self, potentials, row):
-        found = super().own(potentials, row)
-        size = int(potentials.lengths[row])
-        return {"node": found["node"], "edge": found["edge"][: size * (size - 1) // 2]}
-
-    def random_parts(self, potentials, random):
-        parts = super().random_parts(potentials, random)
-        return {"node": parts["node"], "edge": parts["edge"] * (potentials.edges[..., :1, None] >= 0)}
-
-    def bad_inputs(self, inputs):
-        x = inputs[0]
-        for wrong in (0, -1, 5):
-            yield (x, torch.tensor([1, wrong, 1])), "lengths must lie between 1 and"
-
-    def test_graphs_that_do_not_fit_are_refused(self):
-        good = Graphs(torch.zeros(2, 4, 3), torch.zeros(2, 5, 2), torch.full((2, 5, 2), -1))
-        head = LinearPairwiseGraph(3, 2, 2)
-        with pytest.raises(TypeError, match=r"must be Graphs\(nodes, edge_features, edges\)"):
-            head(torch.zeros(2, 4, 3))
-        head(good)
-        for wrong, words in [
-            (good._replace(nodes=torch.zeros(2, 4, 2)), r"x.nodes must be \[B, N, 3\]"),
-            (good._replace(edge_features=torch.zeros(2, 5, 3)), r"x.edge_features must be \[B, E, 2\]"),
-            (good._replace(edges=torch.zeros(2, 5, 2)), "edges must be int64"),
-        ]:
-            with pytest.raises(ValueError, match=words):
-                head(wrong)
 
 
 @pytest.mark.variant

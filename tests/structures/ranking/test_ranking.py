@@ -20,7 +20,6 @@ from torchssvm import (
 )
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import inner
-from torchssvm.datasets import PaddedDataset
 from torchssvm.structures.ranking import NDCG, PairSwaps, PrecisionAt
 
 SEEDS = st.integers(0, 2**31 - 1)
@@ -333,17 +332,6 @@ def test_wrong_arguments_are_refused():
         PairSwaps(normalize=1)
     with pytest.raises(TypeError, match=r"must be one such as Ranking\(\)"):
         LinearRanking(2, structure="pairs")
-
-
-def lists(seed=0, count=12, most=6):
-    """Queries whose grades show in the features."""
-    random = rng(seed)
-    lengths = torch.randint(2, most + 1, (count,), generator=random)
-    x = torch.randn(count, most, 4, generator=random)
-    grades = (x[..., 0] + 0.5 * torch.randn(count, most, generator=random)).clamp(0, 2).ceil().long()
-    grades[:, 0] = 2
-    beyond = torch.arange(most) >= lengths.unsqueeze(1)
-    return PaddedDataset(x.masked_fill(beyond.unsqueeze(2), 0.0), grades.masked_fill(beyond, -1), lengths)
 
 
 def test_grades_whose_gains_overflow_are_refused():

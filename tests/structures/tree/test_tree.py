@@ -4,48 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
+from compiled_kinds import trees
 from head_cases import HeadTestCase
-from problems import Problem
-from structure_cases import StructureTestCase
+from plain_structures import LabelledTokensCase
 
-from torchssvm import Batch, DualState, LinearTree, Potentials, Tree, check
+from torchssvm import LinearTree, Potentials, Tree, check
 
 PARENT = [-1, 0, 0, 1]
 
 
-class TestTree(StructureTestCase):
+class TestTree(LabelledTokensCase):
     states = 2
     parent = PARENT
-    shared = True
-    padded = True
-    options: dict = {}  # noqa: RUF012
+    longest = len(PARENT)
+    tokens, pairs, first_pair = "node", "edge", 0
 
     def make_structure(self):
         return Tree(self.states, self.parent, shared=self.shared, **self.options)
-
-    def make_potentials(self, random, batch, integers, dtype):
-        lengths = torch.randint(1, len(self.parent) + 1, (batch,), generator=random)
-        longest = int(lengths.max()) if self.padded else len(self.parent)
-        pairs = (self.states, self.states)
-
-        def draw(*shape):
-            if integers:
-                return torch.randint(-1, 2, shape, generator=random).to(dtype)
-            return torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
-
-        edge = (batch, *pairs) if self.shared else (batch, longest, *pairs)
-        tensors = {"node": draw(batch, longest, self.states), "edge": draw(*edge)}
-        if not self.padded:
-            return Potentials(tensors)
-        return Potentials(tensors, lengths, ragged={"node": 0} | ({} if self.shared else {"edge": 0}))
-
-    def random_target(self, structure, potentials, random):
-        shape = potentials["node"].shape[:2]
-        labels = torch.randint(0, self.states, shape, generator=random)
-        if potentials.lengths is None:
-            return labels
-        garbage = torch.randint(-2, self.states + 5, shape, generator=random)
-        return torch.where(torch.arange(shape[1]) < potentials.lengths.unsqueeze(1), labels, garbage)
 
     def reference_score(self, potentials, labeling):
         states = labeling.tolist()
@@ -57,31 +32,12 @@ class TestTree(StructureTestCase):
         return total
 
     def reference_loss(self, structure, labeling, target):
-        wrong = sum(a != b for a, b in zip(labeling.tolist(), target.tolist(), strict=True))
-        return wrong / len(target) if structure.normalize else wrong
-
-    def count(self, structure, potentials, row):
-        length = potentials["node"].shape[1] if potentials.lengths is None else int(potentials.lengths[row])
-        return self.states**length
-
-    def bad_targets(self, potentials, target):
-        last = int(potentials.lengths[1]) - 1 if self.padded else target.shape[1] - 1
-        for label in (self.states, -1):
-            wrong = target.clone()
-            wrong[1, last] = label
-            yield wrong, f"label {label} .*row 1"
-        yield target[:, :-1], "target must be int64"
-        yield target[:2], "target must be int64"
-        yield target.double(), "float64"
+        share = super().reference_loss(structure, labeling, target)
+        return share if structure.normalize else share * len(target)
 
     def bad_potentials(self, potentials):
-        node, edge = potentials["node"], potentials["edge"]
-        yield Potentials(node)
-        yield Potentials({"node": node, "edges": edge})
-        yield Potentials({"node": node[:, :, 1:], "edge": edge})
-        yield Potentials({"node": node, "edge": edge[..., 1:]})
-        yield Potentials({"node": node.unsqueeze(3), "edge": edge})
-        yield Potentials({"node": node, "edge": edge.unsqueeze(1)})
+        yield from super().bad_potentials(potentials)
+        node, edge = potentials.tensors.values()
         yield Potentials({"node": torch.zeros(3, 9, self.states, dtype=node.dtype), "edge": edge})
 
 
@@ -95,6 +51,7 @@ class TestTreeUnpadded(TestTree):
     """Two trees with nodes in any order."""
 
     parent = [3, -1, 4, -1, 3]  # noqa: RUF012
+    longest = 5
     padded = False
     options = {"normalize": False}  # noqa: RUF012
 
@@ -102,6 +59,7 @@ class TestTreeUnpadded(TestTree):
 @pytest.mark.variant
 class TestTreeEdgesUnpadded(TestTree):
     parent = [2, 2, -1]  # noqa: RUF012
+    longest = 3
     states = 3
     padded = False
     shared = False
@@ -173,21 +131,8 @@ def test_head_and_structure_must_fit():
     assert LinearTree(2, 3, PARENT, structure=own).structure is own
 
 
-def problem(shared, ragged, seed=3, n=5, lam=0.5):
-    random = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, 4, 2, generator=random, dtype=torch.float64)
-    y = torch.randint(0, 2, (n, 4), generator=random)
-    lengths = torch.tensor([4, 2, 3, 1, 4]) if ragged else None
-    if lengths is not None:
-        y = y.masked_fill(torch.arange(4) >= lengths.unsqueeze(1), -1)
-    return Problem(LinearTree(2, 2, PARENT, shared=shared).double(), x, y, lengths, lam)
-
-
 @pytest.mark.parametrize("shared", [True, False])
 def test_the_checks_for_users_pass(shared):
-    trees = problem(shared, True)
-    batch = trees.batch(range(5))
-    assert isinstance(batch, Batch)
-    report = check(trees.head, trees.structure, batch)
+    problem = trees(shared=shared, states=2)
+    report = check(problem.head, problem.structure, problem.batch(range(5)))
     assert report.ok, str(report)
-    DualState.for_head(trees.head, 5, 0.1)
