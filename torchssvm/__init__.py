@@ -189,6 +189,4 @@ if not TYPE_CHECKING:  # a checker would take every name for one that is there
             if getattr(found, "__module__", "").startswith("torchssvm."):
                 warn(f"torchssvm.{name} is {room}.{name} now", DeprecationWarning)
                 return found
-        raise AttributeError(
-            f"module 'torchssvm' has no attribute {name!r}: CHANGELOG.md says what became of old names"
-        )
+        raise AttributeError(f"module 'torchssvm' has no attribute {name!r}: see CHANGELOG.md for old names")
