@@ -166,16 +166,17 @@ class Arborescence(Labelled):
     def max_marginals(self, potentials: Potentials) -> Tensor:
         """Of each arc, ``[B, N, N+1]``, by one more decoding for each; ``-inf`` forbids an arc, and those to itself."""
         ((name, tensor),) = potentials.tensors.items()
-        scores, best = tensor.detach().to(torch.float64), self.argmax(potentials)
+        scores, lengths = tensor.detach().to(torch.float64), potentials.lengths
+        heads, value = self.among.argmax(scores, lengths)
         head, others = torch.arange(scores.shape[2], device=scores.device), torch.zeros_like(scores)
-        chosen = best.labeling.unsqueeze(2) == head
+        chosen = heads.unsqueeze(2) == head
         for t, h in itertools.product(*map(range, scores.shape[1:])):
             masked, kept = scores.clone(), chosen[:, t, h].unsqueeze(1) ^ (head == h)
             masked[:, t] = masked[:, t].masked_fill(~kept, -math.inf)
-            others[:, t, h] = self.argmax(potentials.replace({name: masked})).value
-        value = best.value.view(-1, 1, 1)
+            others[:, t, h] = self.among.argmax(masked, lengths)[1]
+        value = value.view(-1, 1, 1)
         margins = margins_of(torch.where(chosen, value, others), torch.where(chosen, others, value), chosen)
-        real = (best.labeling >= 0).unsqueeze(2) & (head <= (best.labeling >= 0).sum(1).view(-1, 1, 1))
+        real = (heads >= 0).unsqueeze(2) & (head <= (heads >= 0).sum(1).view(-1, 1, 1))
         return margins.masked_fill(~self.places(potentials)[name], -math.inf).masked_fill(~real, 0.0)
 
     def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]

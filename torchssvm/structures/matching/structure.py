@@ -145,14 +145,18 @@ class Matching(Structure):
 
     def max_marginals(self, potentials: Potentials) -> Tensor:
         """Of each edge, ``[B, S, T]``, by one more decoding for each; ``-inf`` forbids an edge."""
-        ((name, tensor),) = potentials.tensors.items()
-        scores, best = tensor.detach().to(torch.float64), self.argmax(potentials)
-        chosen, others = best.labeling == 1, torch.zeros_like(scores)
+        scores = potentials.single.detach().to(torch.float64)
+
+        def best(scores: Tensor) -> tuple[Tensor, Tensor]:
+            chosen = best_matching(scores, potentials.lengths, getattr(potentials, "widths", None))
+            return chosen, scores.masked_fill(~chosen, 0.0).sum((1, 2))
+
+        (chosen, value), others = best(scores), torch.zeros_like(scores)
         for s, t in itertools.product(*map(range, scores.shape[1:])):
             masked, rest = scores.clone(), ~chosen[:, s, t]
             masked[:, s, t] = masked[rest, s] = masked[rest, :, t] = -math.inf
-            others[:, s, t] = self.argmax(potentials.replace({name: masked})).value
-        value = best.value.view(-1, 1, 1)
+            others[:, s, t] = best(masked)[1]
+        value = value.view(-1, 1, 1)
         margins = margins_of(torch.where(chosen, value, scores + others), torch.where(chosen, others, value), chosen)
         return margins.masked_fill(~_real(potentials), 0.0)
 
