@@ -185,8 +185,9 @@ if not TYPE_CHECKING:  # a checker would take every name for one that is there
     def __getattr__(name: str) -> Any:
         """What stood at the top level in 0.1, for this version: it lies in a room now."""
         for room in map("torchssvm.{}".format, _ROOMS if not name.startswith("_") else ()):
-            found = vars(importlib.import_module(room)).get(name)
-            if getattr(found, "__module__", "").startswith("torchssvm."):
+            module = importlib.import_module(room)
+            found = vars(module).get(name)
+            if name in getattr(module, "__all__", ()) or getattr(found, "__module__", "") == room:
                 warn(f"torchssvm.{name} is {room}.{name} now", DeprecationWarning)
                 return found
         raise AttributeError(f"module 'torchssvm' has no attribute {name!r}: see CHANGELOG.md for old names")

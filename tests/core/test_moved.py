@@ -6,7 +6,12 @@ import torchssvm
 
 
 @pytest.mark.parametrize(
-    "name", ["Away", "CheckReport", "KernelSSVM", "Penalty", "RankError", "ShortestPath", "SuffixAverage", "primal"]
+    "name",
+    [
+        *("Decoding", "Marginals", "RankError", "Away", "RegularizationPath", "SuffixAverage", "primal", "CheckReport"),
+        *("Penalty", "KernelSSVM", "Projective", "Transitions", "ShortestPath", "MinCut", "EdgePotentials"),
+        *("BranchAndBound", "TreeReweighted", "PoseMaps", "NDCG", "EveryClass"),
+    ],
 )
 def test_names_of_a_room_are_found_with_a_warning(name):
     with pytest.warns(DeprecationWarning, match=rf"torchssvm\.{name} is torchssvm\.[a-z_.]+\.{name} now") as seen:
@@ -23,7 +28,7 @@ def test_they_are_imported_with_a_warning():
     assert {warning.filename for warning in seen} == {__file__}
 
 
-@pytest.mark.parametrize("name", ["Nonsense", "Tensor", "OneSlack", "_private"])
+@pytest.mark.parametrize("name", ["Nonsense", "Tensor", "inner", "Box", "OneSlack", "_private"])
 def test_other_names_are_not_there(name):
     assert not hasattr(torchssvm, name)
     with pytest.raises(AttributeError, match=f"'torchssvm' has no attribute '{name}': see CHANGELOG.md"):

@@ -70,9 +70,10 @@ def test_weights_train_in_the_compiled_loop_which_goes_on_with_others(case):
     going_on, anew, without = (clone(estimator).set_params(tol=0.02, random_state=0) for _ in range(3))
     going_on.set_params(warm_start=True).fit(X, y, [2, 1, 0, 1, 3, 1, 1, 1])
     assert isinstance(going_on._run[0], CompiledBCFW)
-    one, two = (fitted.fit(X, y, [1, 4, 0, 1, 3, 1, 2, 1]).certificate_ for fitted in (going_on, anew))
+    one, two = (fitted.fit(X, y, [1, 2, 0, 1, 3, 1, 1, 1]).certificate_ for fitted in (going_on, anew))  # two swapped
     assert max(one.dual, two.dual) <= min(one.primal, two.primal) + 1e-9
     assert isinstance(going_on._run[0], CompiledBCFW)
+    assert going_on.n_passes_ < anew.n_passes_
     ones, none = (fitted.fit(X, y, *times) for fitted, times in ((anew, [np.ones(8)]), (without, [])))
     for alike, own in zip(ones.head_.parameters(), none.head_.parameters(), strict=True):
         assert torch.equal(alike, own)

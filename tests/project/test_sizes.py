@@ -6,13 +6,12 @@ import importlib.util
 
 import pytest
 import wrong_sizes
-
-from torchssvm.core.jit import Kernel
+from vector_twins import run_in_python
 
 
 @pytest.mark.slow
 def test_wrong_sizes_are_answered_or_refused(monkeypatch, capsys):
-    monkeypatch.setattr(Kernel, "dispatcher", property(lambda kernel: kernel._function))  # Python checks bounds
+    run_in_python(monkeypatch)
     scikit = importlib.util.find_spec("sklearn") is not None
     failed = wrong_sizes.main([group for group in wrong_sizes.GROUPS if scikit or group != "estimators"])
     faults = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAULT")]

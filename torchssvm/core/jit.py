@@ -194,6 +194,10 @@ class Vectorised:
         cpu_target.typing_context.refresh()
         return cpu_target.typing_context.resolve_value_type(getattr(vector_code, self.name))
 
+    def __call__(self, *arguments: Any) -> Any:
+        """Refuse: vector operations are written for LLVM alone."""
+        raise NotImplementedError(f"{self.name} runs in compiled kernels alone: unset NUMBA_DISABLE_JIT")
+
 
 def njit(function: Callable[..., Any]) -> Any:
     """Compile in the written order of operations, so that rounding and ties are those of the source."""

@@ -167,7 +167,7 @@ class Structure(ABC):
     Called by hand, ``argmax``, ``augmented_argmax``, ``marginals`` and ``decode`` take whatever a head returns:
     :class:`Potentials`, a tensor, or tensors by name. A subclass's oracles always get :class:`Potentials`, and its own
     ``decode`` what it is called with. Scores that are NaN or +inf are refused with ValueError before an oracle sees
-    them; -inf stands for what is forbidden.
+    them; -inf stands for what is forbidden. Methods other than ``check_target`` get targets as that returned them.
 
     Example:
         >>> from torchssvm.core.structure import Decoding

@@ -37,7 +37,7 @@ class FactorwiseSVM(Predicting):
         head: A head that :class:`torchssvm.GDMM` trains.
         lam: Regularisation of the head, the lambda of ``lam/2 |w|^2``.
         features: The module below the head, ``x`` -> features; None gives ``x`` to the head.
-        rule: How blocks move; see :class:`torchssvm.GDMM` for this and the next two.
+        rule, penalty, oracle: How blocks move; as in :class:`torchssvm.GDMM`.
         seed: Seed of the order in which the examples that were in no batch are visited.
 
     Raises:

@@ -225,6 +225,7 @@ class Trainer(Protocol):
         Args:
             tolerance: The gap to reach: a number of at least 0, or ``Relative(0.01)``, a share of the primal.
             max_passes: Stop at this many effective passes, those before this call included.
+            on_check: Called with every certificate.
             progress: Whether one line on stderr shows gap, dual, passes and seconds; it changes no bit of the run.
 
         Returns:

@@ -344,6 +344,7 @@ class Order(Protocol):
         Args:
             gaps: ``[n]`` float64, finite and non-negative.
             batch_size: Examples in a batch, at most n.
+            generator: The only source of randomness, so that a run resumes with the same draws.
         """
         ...
 

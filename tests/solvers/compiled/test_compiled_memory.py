@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 from problems import rng
+from vector_twins import run_in_python
 
 from torchssvm import CacheOracle, Corrective, DualState, FrankWolfe, Labelings, LinearChain, Pairwise
 from torchssvm.core.batch import Batch
-from torchssvm.core.jit import Kernel
 from torchssvm.solvers.compiled import CompiledBCFW
 from torchssvm.steps import Away, Hybrid, MaxOracle
 
@@ -19,7 +19,7 @@ def test_the_compiled_loop_stays_within_its_arrays(monkeypatch):
 
     Twice two passes execute every line of the loop's kernels that forty passes do.
     """
-    monkeypatch.setattr(Kernel, "dispatcher", property(lambda kernel: kernel._function))
+    run_in_python(monkeypatch)
     n, longest, states = 30, 5, 4
     mixed = 0
     for seed in range(2):

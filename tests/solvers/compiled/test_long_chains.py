@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from problems import rng
+from vector_twins import run_in_python
 
 from torchssvm import (
     CacheOracle,
@@ -21,7 +22,6 @@ from torchssvm import (
     make_trainer,
 )
 from torchssvm.core.batch import Batch
-from torchssvm.core.jit import Kernel
 from torchssvm.datasets import PaddedDataset
 from torchssvm.solvers.compiled import CompiledBCFW, packing
 from torchssvm.steps import Hybrid, MaxOracle
@@ -49,7 +49,7 @@ def examples(seed: int, dtype: torch.dtype, *, sparse: bool) -> Batch:
 )
 def test_the_steps_are_those_with_stored_products(monkeypatch, sparse, bias, direction, oracle, storage):
     """The kernels run in Python, where the length can be set; a labeling that loses its slot goes to the rest."""
-    monkeypatch.setattr(Kernel, "dispatcher", property(lambda kernel: kernel._function))
+    run_in_python(monkeypatch)
     batch, found = examples(3, torch.float64, sparse=sparse), []
     for stored in (256, 1):
         monkeypatch.setattr(packing, "STORED", stored)

@@ -33,8 +33,8 @@ RULES = [
     (Labelings(2), FrankWolfe(), CacheOracle()),
     (Labelings(12), Pairwise(), CacheOracle()),
     (Labelings(12), Away(), MaxOracle()),
-    (Labelings(12), Hybrid(), CacheOracle()),
-    (Labelings(12), Corrective(1000, 1e-12), MaxOracle()),
+    (Labelings(2), Hybrid(), CacheOracle()),
+    (Labelings(2), Corrective(1000, 1e-12), MaxOracle()),
 ]
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -59,7 +59,7 @@ def test_both_loops_take_the_same_steps(kind, turn):
     for storage, direction, oracle in RULES[turn % 3 :: 3]:
         problem, loop = Weighing(KINDS[kind]()), weighted(kind, (storage, direction, oracle))
         training = Training(problem, storage=copy.deepcopy(storage), direction=direction, oracle=oracle)
-        order = torch.arange(16) * 3 % 8
+        order = torch.arange(32) * 3 % 8
         training.run([[i] for i in order.tolist()])
         loop.visit(order)
         for name in ("loss", "gap_estimates", "oracle_gaps"):
@@ -82,12 +82,12 @@ def test_an_example_of_weight_2_is_there_twice(kind):
     for rules in [(Labelings(12), Corrective(), CacheOracle()), *whole]:
         one, repeated = weighted(kind, rules), problem.repeated()
         two = loop_of(copy.deepcopy(head), [repeated], many, problem.lam * problem.n / many, *rules)
-        first, second = (loop.solve(1e-5, max_passes=200.0, progress=False) for loop in (one, two))
+        first, second = (loop.solve(1e-5, max_passes=400.0, progress=False) for loop in (one, two))
         share = problem.n / many
         assert share * first.dual <= second.primal + 1e-9
         assert second.dual <= share * first.primal + 1e-9
         if first.exact and second.exact:
-            assert max(first.relative_gap, second.relative_gap) < 0.01
+            assert max(first.relative_gap, second.relative_gap) < 0.05
 
 
 @pytest.mark.parametrize("rules", [*RULES, (MeanParts(), Corrective(), MaxOracle())], ids=name_of)

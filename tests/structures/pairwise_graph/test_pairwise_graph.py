@@ -305,3 +305,33 @@ def test_weights_as_small_as_areas_are_decoded_exactly():
         found = PairwiseGraph(3).argmax(small)
         assert found.exact
         torch.testing.assert_close(found.value.double(), best_scores(small), rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("usual", ["costs", "penalties", "symmetric"])
+@pytest.mark.parametrize("mask", [-1e6, -1e12, -1e30])
+def test_scores_that_forbid_hide_no_others(usual, mask):
+    """Of a complete graph, where labels without a forbidden pair are many, few or none."""
+    edges = torch.combinations(torch.arange(5)).unsqueeze(0)
+    labels = torch.cartesian_prod(*[torch.arange(3)] * 5)
+    for seed in range(20):
+        random = rng(seed)
+        node = torch.rand(1, 5, 3, generator=random, dtype=torch.float64)
+        edge = torch.rand(1, 10, 3, 3, generator=random, dtype=torch.float64)
+        if usual == "costs":  # the best score of each node and edge is 0
+            node, edge = (scores.flatten(2) - scores.flatten(2).amax(2, keepdim=True) for scores in (node, edge))
+        elif usual == "penalties":
+            node, edge = 1e-6 * node, (-100.0 - 100.0 * edge).flatten(2)
+            edge[..., 0] = 1e-6
+        else:
+            node, edge = 2.0 * node - 1.0, (2.0 * edge - 1.0).flatten(2)
+        for scores in (node, edge):
+            scores[torch.rand(scores.shape, generator=random) < (0.2, 0.6)[seed % 2]] = mask
+        edge = edge.view(1, 10, 3, 3)
+        found = PairwiseGraph(3).argmax(PairwisePotentials(node, edge, edges))
+        pairs = edge[0, torch.arange(10), labels[:, edges[0, :, 0]], labels[:, edges[0, :, 1]]].sum(1)
+        best = (node[0, torch.arange(5), labels].sum(1) + pairs).max()
+        upper = found.value if found.exact else found.bound
+        rounding = 1e-9 * max(1.0, abs(float(best)))
+        assert float(upper - best) >= -rounding
+        if found.exact:
+            assert float(best - found.value) <= rounding

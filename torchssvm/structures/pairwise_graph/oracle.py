@@ -109,7 +109,7 @@ class TreeReweighted:
 _TINY = 1e-12  # relative to the sum of the largest absolute scores: smaller gaps are rounding
 
 _MASK, _RAISED = 2.0**20, 8.0
-"""How many times lower than the usual scores together one is that forbids, and to what it is raised."""
+"""How many times lower than all usual scores together one is that forbids, and to how many times them it is raised."""
 
 
 class Graph(NamedTuple):
@@ -484,10 +484,10 @@ def solve(plan, room, edge, rounds, cycle_rounds, branches, labels):
     if not np.isfinite(small):
         labels[:size] = 0
         return np.nan, np.nan
-    (usual, low), (others, lowest) = usual_scores(g.node_scores), usual_scores(g.edge_scores)
-    usual += others
-    if usual > 0.0 and min(low, lowest) < -_MASK * usual:
-        value, bound, small = search_without_masks(g, plan, edge, rounds, cycle_rounds, branches, usual)
+    mask = min(lowest(g.node_scores), lowest(g.edge_scores)) / _MASK
+    usual = usual_scores(g.node_scores, mask) + usual_scores(g.edge_scores, mask)
+    if usual < -mask:
+        value, bound, small = search_without_masks(g, plan, edge, rounds, cycle_rounds, branches, mask, usual)
     else:
         value, bound = search(g, plan.tree, rounds, cycle_rounds, branches, small)
     for p in range(size):
@@ -496,11 +496,11 @@ def solve(plan, room, edge, rounds, cycle_rounds, branches, labels):
 
 
 @njit
-def search_without_masks(g, plan, edge, rounds, cycle_rounds, branches, usual):
+def search_without_masks(g, plan, edge, rounds, cycle_rounds, branches, mask, usual):
     """:func:`search` where scores such as -1e30 forbid: beside them messages would round away all others.
 
-    They are raised. Labels that use none of them score as before and no others less, so that the bound holds. If the
-    best labels use one, the scores are taken as they are.
+    Those below ``mask`` are raised. Labels that use none of them score as before, at least -usual, and those that use
+    one less. Where all labels use one, the scores are taken as they are.
 
     Returns:
         As :func:`search`, and the gap that counts as none.
@@ -508,8 +508,8 @@ def search_without_masks(g, plan, edge, rounds, cycle_rounds, branches, usual):
     set_row(g.kept, g.node_scores, None, None)
     for scores in (g.node_scores.reshape(-1), g.edge_scores.reshape(-1)):
         for place in range(len(scores)):
-            if scores[place] < -_MASK * usual:
-                scores[place] = -_RAISED * usual
+            if scores[place] < mask:
+                scores[place] = -_RAISED * (usual if usual > 0.0 else 1.0)
     start(g)
     small = _TINY * (sum_of_largest(g.node_scores) + sum_of_largest(g.edge_scores))
     value, bound = search(g, plan.tree, rounds, cycle_rounds, branches, small)
@@ -553,15 +553,26 @@ def start(g):
 
 
 @njit
-def usual_scores(scores):
-    """The sum of the absolute values of the highest score of each entry of the first axis; the lowest score of all."""
-    total, low = 0.0, 0.0
+def lowest(scores):
+    """The lowest score of all, or 0 if none is negative."""
+    low = 0.0
+    for score in scores.reshape(-1):
+        low = min(low, score)
+    return low
+
+
+@njit
+def usual_scores(scores, mask):
+    """The sum of the largest absolute value of each entry of the first axis, without scores below ``mask``."""
+    total = 0.0
     for place in range(len(scores)):
-        high = -np.inf
+        high, top = 0.0, -np.inf
         for score in scores[place].reshape(-1):
-            high, low = max(high, score), min(low, score)
-        total += abs(high)
-    return total, low
+            top = max(top, score)
+            if score >= mask:
+                high = max(high, abs(score))
+        total += high if top >= mask else abs(top)
+    return total
 
 
 @njit
