@@ -87,7 +87,7 @@ def test_an_example_of_weight_2_is_there_twice(kind):
         assert share * first.dual <= second.primal + 1e-9
         assert second.dual <= share * first.primal + 1e-9
         if first.exact and second.exact:
-            assert max(first.relative_gap, second.relative_gap) < 0.05
+            assert max(first.relative_gap, second.relative_gap) < 0.1
 
 
 @pytest.mark.parametrize("rules", [*RULES, (MeanParts(), Corrective(), MaxOracle())], ids=name_of)
