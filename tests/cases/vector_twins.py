@@ -107,8 +107,12 @@ def quadratic(rows, count, products, squares):
     return 2.0 * (np.tril(matrix, -1) * gram).sum() + (np.diag(matrix) * np.diag(gram)).sum()
 
 
+def call_twin(operation, *rows):
+    """In place of ``Vectorised.__call__``."""
+    return getattr(sys.modules[__name__], operation.name)(*rows)
+
+
 def run_in_python(monkeypatch):
     """Run all kernels in Python, which checks the bounds of arrays."""
-    twins = sys.modules[__name__]
     monkeypatch.setattr(Kernel, "dispatcher", property(lambda kernel: kernel._function))
-    monkeypatch.setattr(Vectorised, "__call__", lambda operation, *rows: getattr(twins, operation.name)(*rows))
+    monkeypatch.setattr(Vectorised, "__call__", call_twin)

@@ -470,7 +470,6 @@ def _in_kernel(error: Exception) -> bool:
 
 def main(names: list[str]) -> int:
     warnings.simplefilter("ignore")
-    Vectorised.__call__ = lambda operation, *rows: getattr(vector_twins, operation.name)(*rows)
     failed = 0
     for group in names or GROUPS:
         for name, call, tensors in GROUPS[group]():
@@ -488,5 +487,6 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    Vectorised.__call__ = vector_twins.call_twin
     torch.set_num_threads(1)
     sys.exit(min(main(sys.argv[1:]), 1))

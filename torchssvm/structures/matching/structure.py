@@ -120,9 +120,7 @@ class Matching(Structure):
 
     def argmax(self, potentials: Potentials) -> Decoding:
         """The best matching; edges with a score of 0 or less are never used. ``best_matching`` describes other ties."""
-        scores, widths = potentials.single, getattr(potentials, "widths", None)
-        chosen = best_matching(scores, potentials.lengths, widths)
-        value = scores.detach().to(torch.float64).masked_fill(~chosen, 0.0).sum((1, 2))
+        chosen, value = _best(potentials.single, potentials)
         return Decoding(chosen.to(torch.int64).masked_fill_(~_real(potentials), -1), value)
 
     def parts(self, labeling: Tensor) -> Tensor:
@@ -146,16 +144,11 @@ class Matching(Structure):
     def max_marginals(self, potentials: Potentials) -> Tensor:
         """Of each edge, ``[B, S, T]``, by one more decoding for each; ``-inf`` forbids an edge."""
         scores = potentials.single.detach().to(torch.float64)
-
-        def best(scores: Tensor) -> tuple[Tensor, Tensor]:
-            chosen = best_matching(scores, potentials.lengths, getattr(potentials, "widths", None))
-            return chosen, scores.masked_fill(~chosen, 0.0).sum((1, 2))
-
-        (chosen, value), others = best(scores), torch.zeros_like(scores)
+        (chosen, value), others = _best(scores, potentials), torch.zeros_like(scores)
         for s, t in itertools.product(*map(range, scores.shape[1:])):
             masked, rest = scores.clone(), ~chosen[:, s, t]
             masked[:, s, t] = masked[rest, s] = masked[rest, :, t] = -math.inf
-            others[:, s, t] = best(masked)[1]
+            others[:, s, t] = _best(masked, potentials)[1]
         value = value.view(-1, 1, 1)
         margins = margins_of(torch.where(chosen, value, scores + others), torch.where(chosen, others, value), chosen)
         return margins.masked_fill(~_real(potentials), 0.0)
@@ -239,6 +232,12 @@ class Matching(Structure):
         """The factor that normalises each example's loss, ``[B]`` float64."""
         left = (target >= 0).any(2).sum(1).to(torch.float64).clamp(min=1.0)
         return 1.0 / left if self.normalize else torch.ones_like(left)
+
+
+def _best(scores: Tensor, potentials: Potentials) -> tuple[Tensor, Tensor]:
+    """The best matching ``[B, S, T]`` bool between the nodes of the potentials, and its score ``[B]`` float64."""
+    chosen = best_matching(scores, potentials.lengths, getattr(potentials, "widths", None))
+    return chosen, scores.detach().to(torch.float64).masked_fill(~chosen, 0.0).sum((1, 2))
 
 
 def _real(potentials: Potentials) -> Tensor:
