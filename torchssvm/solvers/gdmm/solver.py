@@ -266,6 +266,7 @@ class GDMM(StatefulOptimizer):
             max_passes: Stop at this many passes of this optimizer, those before this call included.
             schedule: When certificates are made, each of which decodes all examples; None is ``EveryPasses(10)``.
             violation: The mean total variation to reach; at least 0.
+            on_check: Called with every certificate.
             progress: Whether one line on stderr shows gap, dual, passes and seconds; it changes no bit of the run.
 
         Returns:
