@@ -1,4 +1,4 @@
-"""Kernels compile and go on where the files of those that are compiled are damaged, or cannot be written."""
+"""Compiled kernels: code of their own, and going on where its files are damaged or cannot be written."""
 
 from __future__ import annotations
 
@@ -6,17 +6,24 @@ import errno
 from pathlib import Path
 
 import numba
+import numpy as np
 import pytest
+from llvmlite.binding import Linkage
 from numba.core.caching import IndexDataCacheFile
 
 from torchssvm.core import kernel_cache
 from torchssvm.core.jit import njit
+from torchssvm.core.vectors import dot, exact_dot
 
 pytestmark = pytest.mark.slow
 
 
 def third(x):
     return x / 3
+
+
+def products(a, b):
+    return dot(a, b), exact_dot(a, b)
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +68,14 @@ def test_a_full_disk(folder, capsys, monkeypatch, method):
     assert said.count("cannot be written (OSError: [Errno 28] No space left on device)") == 1
     assert only(folder, ".nbi") == []  # it would name code that may be of an older source
     assert [call(), call()] == [False, True]
+
+
+def test_kernels_share_no_code():
+    """A process keeps the first code of a name that it loads; its rounding may be another than that of this kernel."""
+    kernel = njit(products)
+    assert kernel(np.arange(3.0), np.ones(3)) == (3.0, 3.0)
+    (compiled,) = kernel.dispatcher.overloads.values()
+    defined = [f for f in compiled.library._final_module.functions if not f.is_declaration]
+    of_all = {f.name for f in defined if f.linkage != Linkage.internal}
+    assert len(defined) > len(of_all)
+    assert all("products" in name for name in of_all)

@@ -90,11 +90,11 @@ class Kernel:
         """Numba's own object; its code is cached on disk."""
         import numba
 
-        from torchssvm.core.kernel_cache import KernelCache
+        from torchssvm.core.kernel_cache import KernelCache, KernelCompiler
 
         watch()
         options: Any = {"no_cfunc_wrapper": True, **self._options}  # C code calls none of them
-        made = numba.njit(**options)(self._function)
+        made = numba.njit(pipeline_class=KernelCompiler, **options)(self._function)
         with suppress(RuntimeError):  # there is no folder that it could be written to: compile in every process
             made._cache = KernelCache(self._function)
         return made

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from llvmlite.binding import Linkage  # type: ignore[import-untyped]
 from numba.core import types
 from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
@@ -72,6 +73,27 @@ def _kept(kinds: Any) -> bool:
             if (cls is not None and not is_ours(cls)) or not _kept(kind):
                 return False
     return True
+
+
+class KernelCompiler(Compiler):
+    """Numba's compiler, for kernels whose rounding does not depend on the kernels that a process loaded before.
+
+    Code that a kernel takes from others may be shared between kernels: a process then keeps the first that it loads,
+    and LLVM may have rounded it otherwise for another caller. The code of a kernel is its own here.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.state.library = _OwnCode(self.state.targetctx.codegen(), "own")
+        self.state.library.enable_object_caching()
+
+
+class _OwnCode(JITCodeLibrary):
+    def _optimize_final_module(self) -> None:
+        for function in self._final_module.functions:
+            if not function.is_declaration and function.linkage == Linkage.linkonce_odr:
+                function.linkage = "internal"
+        super()._optimize_final_module()
 
 
 class InlinedCompiler(Compiler):
