@@ -103,6 +103,12 @@ class WeightedStructure(Around):
     def _own(self, output: Any) -> Any:
         return output.value if isinstance(output, Weighted) else output
 
+    def argmax(self, potentials: Potentials) -> Any:
+        """As in the other structure; TypeError for scores that are known, as their weight comes with a target."""
+        if self.known_scores(potentials) is not None:
+            raise TypeError("known scores have no weight without targets: decode by the head and structure without one")
+        return super().argmax(potentials)
+
     def augmented_argmax(self, potentials: Potentials, target: Weighted) -> Decoding:
         """Of the potentials without the weight."""
         inverse = torch.where(target.weight > 0.0, 1.0 / target.weight, 0.0)
