@@ -60,6 +60,16 @@ def test_a_weight_is_how_often_an_example_counts(data, kind, options):
     assert repeated.primal >= weighted.dual
 
 
+@pytest.mark.parametrize("class_weight", ["balanced", {0: 2.0, 1: 0.0}])
+def test_later_fits_take_other_weights(data, class_weight):
+    X, y = data
+    found = [MultinomialSVC(warm_start=True, class_weight={0: 0.5}).fit(X, y).set_params(class_weight=class_weight)]
+    found.append(MultinomialSVC(class_weight=class_weight).fit(X, y))
+    found[0].fit(X, y)
+    found.append(clone(found[1]).partial_fit(X[:30], y[:30]).partial_fit(X[30:], y[30:]))
+    assert max(one.certificate_.dual for one in found) <= min(one.certificate_.primal for one in found)
+
+
 @pytest.mark.parametrize("weights", [np.ones(49), np.zeros(50), -np.ones(50), np.full(50, np.nan)])
 def test_weights_that_are_none(data, weights):
     with pytest.raises(ValueError, match="sample_weight"):
