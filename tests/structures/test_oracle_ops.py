@@ -56,25 +56,30 @@ def test_the_operator_equals_torch(seed, batch, longest, states, axes, ragged, i
     assert_same(viterbi(layout(emission), given_transition, given_lengths), expected)
 
 
+WAYS = {chains: (viterbi, viterbi_torch), trees: (max_sum_tree, max_sum_tree_torch)}
+KINDS_OF_AXES = {chains: ("shared", "chain", "position", "expanded"), trees: ("shared", "tree", "node", "expanded")}
+
+
+@pytest.mark.parametrize("draw", WAYS)
 @examples(40)
-@given(seed=st.integers(0, 10**6), batch=st.integers(1, 9), axes=AXES, ragged=st.booleans(), integers=st.booleans())
-def test_blocks_in_lockstep_equal_torch(seed, batch, axes, ragged, integers):
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(0, 3), st.booleans(), st.booleans())
+def test_blocks_in_lockstep_equal_torch(draw, seed, batch, axes, ragged, integers):
     """The way of large K, at a small one: several blocks and groups, the last of them incomplete."""
-    emission, transition, lengths = chains(seed, batch, 6, 13, axes, ragged, integers)
+    arguments = draw(seed, batch, 6, 13, KINDS_OF_AXES[draw][axes], ragged, integers)
     with pytest.MonkeyPatch.context() as patch:
         for name, setting in (("CACHE", 0), ("GROUP", 5), ("BLOCK", 5 * 13 * 4)):
             patch.setattr(threads, name, setting)
-        assert_same(viterbi(emission, transition, lengths), viterbi_torch(emission, transition, lengths))
+        assert_same(*(decode(*arguments) for decode in WAYS[draw]))
 
 
-@pytest.mark.parametrize("states", [3, 140])
-def test_forbidden_states_and_moves_equal_torch(states):
+@pytest.mark.parametrize("draw, states", [(chains, 3), (chains, 140), (trees, 3)])
+def test_forbidden_states_and_moves_equal_torch(draw, states):
     """Scores of minus infinity, up to where nothing is allowed."""
     for seed, share in itertools.product(range(5), (0.3, 0.9, 1.0)):
-        emission, transition, lengths = chains(seed, 4, 5, states, integers=True)
-        for tensor in (emission, transition):
+        arguments = draw(seed, 4, 5, states, integers=True)
+        for tensor in arguments[:2]:
             tensor[torch.rand(tensor.shape, generator=rng(seed)) < share] = -torch.inf
-        assert_same(viterbi(emission, transition, lengths), viterbi_torch(emission, transition, lengths))
+        assert_same(*(decode(*arguments) for decode in WAYS[draw]))
 
 
 def test_large_state_spaces_equal_torch():
@@ -102,14 +107,14 @@ def test_results_are_cut_from_the_graph(decode):
     assert_same(decode(emission.requires_grad_(), transition.requires_grad_(), lengths), expected)
 
 
-@pytest.mark.parametrize("decode", [viterbi, viterbi_torch])
+@pytest.mark.parametrize("draw", WAYS)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_numbers_that_are_not_finite_give_labels_all_the_same(decode, value):
-    for place in range(15):
-        emission, transition, lengths = chains(place, 2, 4, 3)
-        (emission if place < 12 else transition).flatten()[place % 9] = value
-        labels, _ = decode(emission, transition, lengths)
-        real = torch.arange(4) < lengths.unsqueeze(1)
+def test_numbers_that_are_not_finite_give_labels_all_the_same(draw, value):
+    for place, decode in itertools.product(range(18), WAYS[draw]):
+        arguments = draw(place, 2, 4, 3)
+        arguments[place // 12].flatten()[place % 9] = value
+        labels, _ = decode(*arguments)
+        real = torch.arange(4) < arguments[-1].unsqueeze(1)
         assert bool(((labels >= 0) & (labels < 3))[real].all())
         assert bool((labels[~real] == -1).all())
 
