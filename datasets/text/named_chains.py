@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchssvm.core.arguments import check_whole
+from torchssvm.core.arguments import check_whole, places_of
 from torchssvm.core.sparse_features import FeatureLists, NamedLists
 
 from .sparse_chains import SparseChains
@@ -63,9 +63,7 @@ class NamedChains(SparseChains):
         known = sorted({label for sequence in y for label in sequence}, key=str) if labels is None else list(labels)
         if wrong := [label for label in known if not isinstance(label, str)]:
             raise TypeError(f"the label {wrong[0]!r} must be a text")
-        state = {label: number for number, label in enumerate(known)}
-        if len(state) < len(known):
-            raise ValueError(f"labels={known} has a label twice: each is one state")
+        state = places_of(known)
         for name, column in (vocabulary or {}).items():
             check_whole(column, f"vocabulary[{name!r}]", 0)
         if wrong := [label for sequence in y for label in sequence if label not in state]:

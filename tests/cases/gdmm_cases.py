@@ -63,6 +63,10 @@ class FactorGraphTestCase(ABC):
         """What the optimizer holds."""
 
     @abstractmethod
+    def check_room(self, gdmm: GDMM) -> None:
+        """No list is longer than its room."""
+
+    @abstractmethod
     def rounded(self, gdmm: GDMM, graph: FactorGraph) -> Duals:
         """The consistent point that it makes of that."""
 
@@ -73,6 +77,7 @@ class FactorGraphTestCase(ABC):
         gdmm = self.gdmm(self.make(number), **options)
         for _ in range(passes):
             gdmm.step()
+        self.check_room(gdmm)
         return gdmm
 
     # -- The optimum -----------------------------------------------------------------------------------------
@@ -539,11 +544,7 @@ class FactorGraphTestCase(ABC):
             self.gdmm(task)
         assert not bool(flat(task.head.parameters()).any())
 
-    # -- Room and precision ----------------------------------------------------------------------------------
-
-    @abstractmethod
-    def check_room(self, gdmm: GDMM) -> None:
-        """No list is longer than its room."""
+    # -- Precision ----------------------------------------------------------------------------------
 
     def test_float32(self):
         task = self.make(2, dtype=torch.float32)

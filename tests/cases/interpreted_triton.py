@@ -236,6 +236,7 @@ def test_marginals_of_segments_are_those_of_the_cpu(seed, longest, labels, most,
         emission = emission.masked_fill(torch.rand(emission.shape, generator=rng(seed)) < 0.2, -torch.inf)
     found = marginals_triton(strided(emission), segment, least, lengths)
     for mine, other in zip(found, semi_markov_marginals(emission, segment, least, lengths), strict=True):
+        other = other.nan_to_num(0.0, neginf=-torch.inf)  # which are written behind the kernels
         torch.testing.assert_close(mine, other, atol=1e-10, rtol=1e-10)
 
 

@@ -247,17 +247,6 @@ def test_the_rest_needs_room_before_labelings_leave():
 # -- What comes with an example ----------------------------------------------------------------------------
 
 
-def test_an_example_whose_length_changes():
-    problem = chain(1)
-    training = problem.train(storage=Labelings()).run([[k % 5] for k in range(6)])
-    batch = problem.batch([0])
-    assert int(batch.lengths) == 3
-    before = training.snapshot()
-    with pytest.raises(ValueError, match=r"example 0 came with length 2, .* made for length 3: an index must"):
-        training.step(batch.replace(lengths=torch.tensor([2])))
-    assert_same(training.snapshot(), before)
-
-
 def test_an_example_whose_size_changes_without_lengths():
     class WithoutLengths(WithoutAdjoint):
         def forward(self, x):

@@ -24,6 +24,7 @@ from torchssvm import (
     BlockGap,
     DualState,
     GapBatchSampler,
+    Labelings,
     LinearChain,
     LinearMulticlass,
     MeanParts,
@@ -131,9 +132,9 @@ def test_numbers_of_the_head_that_are_not_finite():
     training.step([0])
 
 
-@each_row("visits", [1, 6])
-def test_an_example_whose_length_changes(visits):
-    training = chain(1).train().run([[k % 5] for k in range(visits)])
+@each_row("visits, storage", [(1, MeanParts()), (6, MeanParts()), (6, Labelings())])
+def test_an_example_whose_length_changes(visits, storage):
+    training = chain(1).train(storage=storage).run([[k % 5] for k in range(visits)])
     batch = training.problem.batch([0])
     assert int(batch.lengths) == 3
     words = "example 0 came with length 2, and its dual block was made for length 3: an index must always name the same"

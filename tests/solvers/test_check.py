@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from compiled_kinds import ARCS, OTHERS
 from custom import Approximate, LabelSets, Scores, label_sets
 from problems import assert_same, chain, multiclass
 from tables import each_row
@@ -71,6 +72,15 @@ def test_chains_of_all_kinds_are_right(shared, ragged):
     for y in (batch.y, WeightedLabels(batch.y, torch.rand(batch.y.shape))):
         report = check(problem.head, structure, batch.replace(y=y))
         assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("kind", OTHERS | ARCS)
+def test_other_kinds_are_right(kind):
+    problem = (OTHERS | ARCS)[kind]()
+    report = check(problem.head, problem.structure, problem.batch(range(5)))
+    assert report.ok, str(report)
+    assert skipped(report) <= {DELTA, RELATIVE, MEAN, PADDING}
+    assert problem.lengths is None or PADDING not in skipped(report)
 
 
 def test_large_problems_are_compared_with_many_outputs(monkeypatch):

@@ -2,21 +2,23 @@
 
 import importlib
 import itertools
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples, rng
-from random_potentials import assert_same, chains, strided
+from random_potentials import assert_same, chains, strided, trees
 from tables import each_row
 
 from torchssvm.core import threads
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.chain.oracle import viterbi, viterbi_torch
 from torchssvm.structures.chain.sum_product import sum_product
-from torchssvm.structures.pose.oracle import max_sum_grid
-from torchssvm.structures.tree.oracle import max_sum_tree
+from torchssvm.structures.multilabel.oracle import best_label_sets
+from torchssvm.structures.pose.oracle import max_sum_grid, max_sum_grid_torch
+from torchssvm.structures.tree.oracle import max_sum_tree, max_sum_tree_torch
 
 module = importlib.import_module("torchssvm.structures.chain.oracle")  # the function of the same name hides it
 
@@ -54,25 +56,30 @@ def test_the_operator_equals_torch(seed, batch, longest, states, axes, ragged, i
     assert_same(viterbi(layout(emission), given_transition, given_lengths), expected)
 
 
+WAYS = {chains: (viterbi, viterbi_torch), trees: (max_sum_tree, max_sum_tree_torch)}
+KINDS_OF_AXES = {chains: ("shared", "chain", "position", "expanded"), trees: ("shared", "tree", "node", "expanded")}
+
+
+@pytest.mark.parametrize("draw", WAYS)
 @examples(40)
-@given(seed=st.integers(0, 10**6), batch=st.integers(1, 9), axes=AXES, ragged=st.booleans(), integers=st.booleans())
-def test_blocks_in_lockstep_equal_torch(seed, batch, axes, ragged, integers):
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(0, 3), st.booleans(), st.booleans())
+def test_blocks_in_lockstep_equal_torch(draw, seed, batch, axes, ragged, integers):
     """The way of large K, at a small one: several blocks and groups, the last of them incomplete."""
-    emission, transition, lengths = chains(seed, batch, 6, 13, axes, ragged, integers)
+    arguments = draw(seed, batch, 6, 13, KINDS_OF_AXES[draw][axes], ragged, integers)
     with pytest.MonkeyPatch.context() as patch:
         for name, setting in (("CACHE", 0), ("GROUP", 5), ("BLOCK", 5 * 13 * 4)):
             patch.setattr(threads, name, setting)
-        assert_same(viterbi(emission, transition, lengths), viterbi_torch(emission, transition, lengths))
+        assert_same(*(decode(*arguments) for decode in WAYS[draw]))
 
 
-@pytest.mark.parametrize("states", [3, 140])
-def test_forbidden_states_and_moves_equal_torch(states):
+@pytest.mark.parametrize("draw, states", [(chains, 3), (chains, 140), (trees, 3)])
+def test_forbidden_states_and_moves_equal_torch(draw, states):
     """Scores of minus infinity, up to where nothing is allowed."""
     for seed, share in itertools.product(range(5), (0.3, 0.9, 1.0)):
-        emission, transition, lengths = chains(seed, 4, 5, states, integers=True)
-        for tensor in (emission, transition):
+        arguments = draw(seed, 4, 5, states, integers=True)
+        for tensor in arguments[:2]:
             tensor[torch.rand(tensor.shape, generator=rng(seed)) < share] = -torch.inf
-        assert_same(viterbi(emission, transition, lengths), viterbi_torch(emission, transition, lengths))
+        assert_same(*(decode(*arguments) for decode in WAYS[draw]))
 
 
 def test_large_state_spaces_equal_torch():
@@ -100,14 +107,14 @@ def test_results_are_cut_from_the_graph(decode):
     assert_same(decode(emission.requires_grad_(), transition.requires_grad_(), lengths), expected)
 
 
-@pytest.mark.parametrize("decode", [viterbi, viterbi_torch])
+@pytest.mark.parametrize("draw", WAYS)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_numbers_that_are_not_finite_give_labels_all_the_same(decode, value):
-    for place in range(15):
-        emission, transition, lengths = chains(place, 2, 4, 3)
-        (emission if place < 12 else transition).flatten()[place % 9] = value
-        labels, _ = decode(emission, transition, lengths)
-        real = torch.arange(4) < lengths.unsqueeze(1)
+def test_numbers_that_are_not_finite_give_labels_all_the_same(draw, value):
+    for place, decode in itertools.product(range(18), WAYS[draw]):
+        arguments = draw(place, 2, 4, 3)
+        arguments[place // 12].flatten()[place % 9] = value
+        labels, _ = decode(*arguments)
+        real = torch.arange(4) < arguments[-1].unsqueeze(1)
         assert bool(((labels >= 0) & (labels < 3))[real].all())
         assert bool((labels[~real] == -1).all())
 
@@ -171,25 +178,85 @@ def test_an_operator_takes_a_batch_of_none(name):
     assert [len(found) for found in decode(*scores, *rest)] == [0] * len(drawn(name)[0](*scores, *rest))
 
 
-@each_row("length", [0, -1, 6])
-def test_bad_lengths_are_refused(length):
-    emission, transition, _ = chains(1)
-    with pytest.raises(ValueError, match=f"lengths must lie between 1 and the padded length 5, got {length} in row 1"):
-        viterbi(emission, transition, torch.tensor([5, length, 2]))
+EMISSION, TRANSITION, LENGTHS = CHAINS = chains(1)
+NODE, EDGE, PARENT, _ = TREES = trees(1)
+PATH = torch.arange(-1, 4)
+PARTS, ARCS = torch.zeros(2, 3, 4, 5, dtype=torch.float64), (torch.zeros(2, 3, 4), None)
+KINDS, COST_X, COST_Y = (torch.zeros(2, 2, 2, 2, *size, dtype=torch.float64) for size in ((4, 5), (9,), (7,)))
+GRIDS = PARTS, KINDS, COST_X, COST_Y, torch.tensor([-1, 0, 0])
+SETS = torch.zeros(2, 3), torch.zeros(3)
+REFUSED = [
+    (viterbi, CHAINS, 0, EMISSION[0], r"emission must be \[B, N, K\]"),
+    (viterbi, (EMISSION, TRANSITION, None), 0, EMISSION[:, :0], "at least one position and one state"),
+    *((viterbi, CHAINS, 1, wrong, "transition must be") for wrong in (TRANSITION[1:], TRANSITION[:, 1:])),
+    *((viterbi, CHAINS, 1, TRANSITION.expand(*by, 3, 3), "transition must be") for by in ([2], [3, 5])),
+    (max_sum_tree, TREES, 0, NODE[0], "node must be"),
+    (max_sum_tree, TREES, 0, NODE[:, :0], "node must be"),
+    *((max_sum_tree, TREES, 1, wrong, "edge must be") for wrong in (EDGE[1:], EDGE.expand(2, 3, 3))),
+    (max_sum_tree, TREES, 1, EDGE.expand(3, 4, 3, 3), "edge must be"),
+    *(
+        (max_sum_tree, TREES, 2, wrong, "parent must be int64")
+        for wrong in (PARENT[:2], PARENT[:, 1:], PARENT[0, 1:], PARENT.int())
+    ),
+    *(
+        (decode, good, 2 if len(good) == 3 else 3, wrong, r"lengths must be int64 \[3\]")
+        for decode, good in ((viterbi, CHAINS), (max_sum_tree, TREES))
+        for wrong in (LENGTHS[:2], LENGTHS.int(), LENGTHS.double())
+    ),
+    *(
+        (decode, good, len(good) - 1, torch.tensor([5, length, 2]), f"the padded length 5, got {length} in row 1")
+        for decode, good in (
+            (viterbi, CHAINS),
+            *((way, (NODE, EDGE, PATH, None)) for way in (max_sum_tree, max_sum_tree_torch)),
+        )
+        for length in (0, -1, 6)
+    ),
+    *(
+        (decode, ARCS, 0, torch.zeros(shape), r"scores must be \[B, N, N\+1\]")
+        for decode in (eisner, max_arborescence)
+        for shape in ((2, 3, 3), (2, 3), (2, 0, 1), (2, 4, 3))
+    ),
+    *(
+        (decode, ARCS, 1, torch.tensor(wrong), words)
+        for decode in (eisner, max_arborescence)
+        for wrong, words in (
+            ([1], r"lengths must be int64 \[2\]"),
+            ([1.0, 2.0], r"lengths must be int64 \[2\]"),
+            ([1, 0], "lengths must lie between 1 and the padded length 3.*0"),
+            ([1, 4], "lengths must lie between 1 and the padded length 3.*4"),
+        )
+    ),
+    *(
+        (decode, GRIDS, place, wrong, words)
+        for decode in (max_sum_grid, max_sum_grid_torch)
+        for place, wrong, words in (
+            (0, torch.zeros(2, 3, 4), r"node must be \[B, P, H, W\]"),
+            (0, PARTS[:, :, :0], "at least one node and place"),
+            (1, KINDS[..., :4], r"kinds must be \[2, E, 2, T, 4, 5\]"),
+            (1, KINDS[:, :, :, :0], "kinds must be"),
+            (1, KINDS[:1], "kinds must be"),
+            (2, COST_X[..., :4], r"cost_x must be \[2, 2, 2, 2, 9\]"),
+            (3, COST_X, r"cost_y must be \[2, 2, 2, 2, 7\]"),
+            (4, torch.tensor([-1, 0]), r"parent must be int64 \[3\]"),
+            (4, torch.tensor([-1.0, 0, 0]), "parent must be int64"),
+            (4, torch.tensor([-1, 2, 1]), "cycle"),
+            (4, torch.tensor([-1, 0, 7]), "parent must hold nodes"),
+            (4, torch.tensor([-1, 0, -1]), "kinds has 2 edges, and 1 nodes have a parent"),
+        )
+    ),
+    (best_label_sets, SETS, 0, torch.zeros(3), r"unary must be \[B, K\]"),
+    (best_label_sets, SETS, 0, torch.zeros(2, 0), "at least one label"),
+    (best_label_sets, SETS, 1, torch.zeros(4), r"pairwise must be \[3\] or \[2, 3\]"),
+    (best_label_sets, SETS, 1, torch.zeros(1, 3), "pairwise"),
+    (partial(best_label_sets, max_rounds=0), SETS, 0, SETS[0], "max_rounds=0"),
+    (partial(best_label_sets, effort=-1), SETS, 0, SETS[0], "effort=-1"),
+]
 
 
-def test_bad_shapes_are_refused():
-    emission, transition, lengths = chains(1)
-    with pytest.raises(ValueError, match=r"emission must be \[B, N, K\]"):
-        viterbi(emission[0], transition, lengths)
-    for wrong in (transition[1:], transition[:, 1:], transition.expand(2, 3, 3), transition.expand(3, 5, 3, 3)):
-        with pytest.raises(ValueError, match="transition must be"):
-            viterbi(emission, wrong, lengths)
-    for wrong in (lengths[:2], lengths.int(), lengths.double()):
-        with pytest.raises(ValueError, match=r"lengths must be int64 \[3\]"):
-            viterbi(emission, transition, wrong)
-    with pytest.raises(ValueError, match="at least one position and one state"):
-        viterbi(emission[:, :0], transition, None)
+@each_row("decode, good, place, wrong, words", REFUSED)
+def test_what_does_not_fit_is_refused(decode, good, place, wrong, words):
+    with pytest.raises(ValueError, match=words):
+        decode(*good[:place], wrong, *good[place + 1 :])
 
 
 @pytest.mark.parametrize("ragged", [True, False])

@@ -7,7 +7,7 @@ from custom import LabelSets
 from labelings_cases import LabelingsTestCase
 from problems import rng
 
-from torchssvm import Arborescence, Chain, Multiclass, Segments, Tree, structures
+from torchssvm import Arborescence, Chain, HiddenStates, Multiclass, Segments, Structure, Tree, structures
 from torchssvm.core.potentials import Potentials
 
 
@@ -57,6 +57,7 @@ def _forbidden(**shapes: tuple[int, ...]) -> Potentials:
 FORBIDDEN = {
     "classes": (Multiclass(3), Potentials(torch.full((1, 3), -torch.inf))),
     "chain": (Chain(3), _forbidden(emission=(2, 3), transition=(3, 3))),
+    "hidden states": (HiddenStates(Chain(3)), _forbidden(emission=(2, 3), transition=(3, 3))),
     "tree": (Tree(3, [-1, 0]), _forbidden(node=(2, 3), edge=(3, 3))),
     "segments": (Segments(2, 2), _forbidden(emission=(3, 2), segment=(4, 2))),
     "arcs": (Arborescence(), Potentials(torch.full((1, 2, 3), -torch.inf))),
@@ -67,3 +68,7 @@ FORBIDDEN = {
 def test_where_every_output_is_forbidden_the_value_says_so(kind):
     structure, potentials = FORBIDDEN[kind]
     assert structure.argmax(potentials).value.tolist() == [-torch.inf]
+    if type(structure).marginals is not Structure.marginals:
+        found = structure.marginals(potentials)
+        assert found.log_partition.tolist() == [-torch.inf]
+        assert all(bool(mean.isnan().all()) for mean in found.parts.values())

@@ -408,7 +408,7 @@ def test_an_encoder_below_a_head():
     with pytest.raises(ValueError, match="Naive gives ids other features where they are padded"):
         PrecomputedFeatures(words, Naive(encoder))
     L = pytest.importorskip("lightning")
-    from torchssvm.lightning import JointTraining, SpanF1, StructuredSVM
+    from torchssvm.lightning import FactorwiseSVM, JointTraining, SpanF1, StructuredSVM
 
     before = [p.clone() for p in encoder.parameters()]
     joint = JointTraining(epochs=1, clip=1.0, accumulate=2, warmup=0.5)
@@ -427,11 +427,13 @@ def test_an_encoder_below_a_head():
     assert found["val_f1"] == pytest.approx(chunk_scores(true, tags).overall.f1)
     assert found["val_loss"] >= 0.0
     assert sum(not torch.equal(a, b) for a, b in zip(before, encoder.parameters(), strict=True)) > 10
-    for options in ({"joint": joint}, {}, {"solver": Solver(compiled=False)}):
+    for kind, options in (
+        *((StructuredSVM, each) for each in ({"joint": joint}, {}, {"solver": Solver(compiled=False)})),
+        (FactorwiseSVM, {}),
+    ):
         with pytest.raises(ValueError, match="Naive gives ids other features where they are padded"):
-            L.Trainer(max_epochs=3, **quiet).fit(
-                StructuredSVM(LinearChain(16, 5), 0.1, Naive(encoder), **options), loader
-            )
+            naive = kind(LinearChain(16, 5), lam=0.1, features=Naive(encoder), **options)
+            L.Trainer(max_epochs=3, **quiet).fit(naive, loader)
 
 
 BAD_CONFIGS = [

@@ -63,6 +63,14 @@ def check_number(
     raise ValueError(f"{name}={value} must be {' and '.join(limits) or 'a number'}{advice}")
 
 
+def places_of(labels: Sequence[Any]) -> dict[Any, int]:
+    """The state of each label, its place in ``labels``; ValueError if one comes twice."""
+    found = {label: place for place, label in enumerate(labels)}
+    if len(found) < len(labels):
+        raise ValueError(f"labels={list(labels)} has a label twice: each is one state")
+    return found
+
+
 def check_positive(value: Any, name: str) -> float:
     """``value`` as a float; ValueError if it is not positive and finite, TypeError if it is not a number."""
     if isinstance(value, bool):

@@ -13,8 +13,9 @@ class Marginals(NamedTuple):
     """The mean parts of the distribution ``P(y) = exp(score(y)) / Z``, for every example of a batch.
 
     Attributes:
-        parts: ``sum_y P(y) p(y)``, shaped like the potentials; zero where an example is padded.
-        log_partition: ``log Z``, ``[B]`` float64.
+        parts: ``sum_y P(y) p(y)``, shaped like the potentials; zero where an example is padded, and else NaN where
+            scores of ``-inf`` forbid every output.
+        log_partition: ``log Z``, ``[B]`` float64; ``-inf`` there.
 
     Example:
         >>> marginals = Multiclass(2).marginals(Potentials(torch.tensor([[0.0, 0.0]])))

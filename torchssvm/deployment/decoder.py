@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
+from torchssvm.core.arguments import places_of
 from torchssvm.core.operators import plain_operators
 from torchssvm.core.potentials import Potentials, as_potentials, check_scores_finite
 from torchssvm.core.sparse_features import FeatureLists, SparseFeatures
@@ -202,9 +203,7 @@ def check_labels(labels: Any, structure: Structure) -> list[str]:
         raise ValueError(f"labels={labels!r} name the states, classes or labels, and {kind} has none: leave them out")
     if len(labels) != count:
         raise ValueError(f"labels has {len(labels)} names, and {kind} has {count} of them to name")
-    if twice := _twice(labels):
-        raise ValueError(f"labels has the name {twice[0]!r} twice: give every state, class or label its own name")
-    _check_utf8(labels, "labels")
+    _check_utf8(places_of(labels), "labels")
     return list(labels)
 
 
@@ -216,21 +215,14 @@ def check_vocabulary(vocabulary: Any, head: nn.Module) -> dict[str, int]:
         raise TypeError("vocabulary must be a mapping of names of features (strings) to columns (int)")
     if not isinstance(head, SparseLinearChain | SparseLinearMultilabel | LinearArcs):
         raise TypeError(f"vocabulary is for heads that take lists, and head is a {type(head).__name__}: leave it out")
-    size = len(head.weight) if isinstance(head, LinearArcs) else head.in_features
+    size, names = len(head.weight) if isinstance(head, LinearArcs) else head.in_features, dict[int, str]()
     for name, column in vocabulary.items():
         if not 0 <= column < size:
             raise ValueError(f"vocabulary holds the column {column} for {name!r}: columns are 0 to {size - 1}")
-    if twice := _twice(vocabulary.values()):
-        names = [name for name, column in vocabulary.items() if column == twice[0]]
-        raise ValueError(f"vocabulary has the column {twice[0]} for {names[:3]}: give every feature its own column")
+        if (other := names.setdefault(column, name)) != name:
+            raise ValueError(f"vocabulary has the column {column} for {[other, name]}: give every feature its own")
     _check_utf8(vocabulary, "vocabulary")
     return dict(vocabulary)
-
-
-def _twice(values: Iterable[Any]) -> list[Any]:
-    """Each value that has occurred before, in order."""
-    seen: set[Any] = set()
-    return [value for value in values if value in seen or seen.add(value)]  # type: ignore[func-returns-value]
 
 
 def _check_utf8(names: Iterable[str], argument: str) -> None:

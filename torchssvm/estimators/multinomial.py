@@ -20,13 +20,10 @@ from torchssvm.estimators.examples import (
     check_classes,
     check_kind,
     check_matrix,
+    counted,
     reader,
-    times_of,
     weights_of,
 )
-from torchssvm.structures.chain.head import LinearChain, SparseLinearChain
-from torchssvm.structures.chain.structure import Chain
-from torchssvm.structures.common import WeightedLabels
 from torchssvm.structures.multiclass.head import LinearMulticlass
 from torchssvm.structures.multiclass.structure import Multiclass
 
@@ -114,20 +111,27 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         check_matrix(X)
         X, y = validate_data(self, X, y, **MATRIX)
         check_classification_targets(y)
-        if sample_weight is None:
-            times = np.ones(len(y))
-        else:
-            times = times_of(sample_weight, len(y))
-            X, y, times = X[times > 0.0], y[times > 0.0], times[times > 0.0]
+        X, y, times, total = counted(X, y, sample_weight)
         classes, codes = np.unique(y, return_inverse=True)
         if named is not None:
             check_kind([classes], named)
             classes, present = np.union1d(named, classes), classes
             codes = classes.searchsorted(present)[codes]
         check_classes(y, classes)
-        weights = weights_of(self.class_weight, classes, codes, times)[codes] * times
-        shares, total = weights / times.mean(), float(times.sum())
-        self.head_ = head = self._train_rows(X, codes, len(classes), shares, total, stay)
+        weight = weights_of(self.class_weight, classes, codes, times)[codes]
+        weight = weight if times is None else weight * times
+        stay = 0 if self.class_weight == "balanced" else stay  # those that stay have another weight now
+        if sparse.issparse(X) and not X.has_sorted_indices:
+            X = X.sorted_indices()  # at once, and not batch by batch
+        head: Any = LinearMulticlass(X.shape[1], len(classes), bias=bool(self.fit_intercept))
+        head, read, targets = head.double() if X.dtype == np.float64 else head, reader(X), torch.from_numpy(codes)
+
+        def fetch(rows: np.ndarray) -> Batch:
+            index = torch.from_numpy(rows)
+            return Batch(read(index), targets[index], index)
+
+        lam = self._lam(total or len(y))
+        self.head_ = head = self._train(head, Examples(fetch, n=len(y)), lam, weight=weight, stay=stay)
         self.classes_ = classes
         self.structure_ = head.structure
         weight = head.weight.detach().numpy().copy()
@@ -136,61 +140,6 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         self.coef_ = weight[1:] - weight[:1] if two else weight
         self.intercept_ = bias[1:] - bias[:1] if two else bias
         return self
-
-    def _train_rows(
-        self, X: Any, codes: np.ndarray, classes: int, weights: np.ndarray, total: float, stay: int
-    ) -> LinearMulticlass:
-        """Train on features and losses that are both multiplied by the weight of the example, ``[n]``.
-
-        The loss of an example is linear in both together, so that this weighs it exactly; an intercept is the weight of
-        a feature that is 1. Costs of classes are the weights of the true ones. Where examples of a class differ in
-        weight, they are chains of one token, whose transitions stay zero, as chains take a cost for every example.
-        """
-        intercept, number = bool(self.fit_intercept), X.shape[1]
-        scale = weights.astype(X.dtype)
-        y, cost = torch.from_numpy(codes), torch.from_numpy(weights)
-        found = LinearMulticlass(number, classes, bias=intercept)
-        head: Any = found
-        if not (weights == 1.0).all():
-            if sparse.issparse(X):
-                X = sparse.diags_array(scale).astype(X.dtype) @ X
-                X = (sparse.hstack([X, scale[:, None]]) if intercept else X).tocsr()
-            else:
-                X = np.hstack([X, np.ones((len(X), 1), X.dtype)]) if intercept else X
-                X = X * scale[:, None]
-            by_class = np.zeros(classes)
-            by_class[codes] = weights
-            if (by_class[codes] == weights).all():
-                structure = Multiclass(classes, torch.from_numpy(by_class[:, None] * (1.0 - np.eye(classes))))
-                head = LinearMulticlass(X.shape[1], classes, bias=False, structure=structure)
-            else:
-                kind = SparseLinearChain if sparse.issparse(X) else LinearChain
-                chain = Chain(classes, normalize=False)
-                head = kind(X.shape[1], classes, bias=False, boundary=False, structure=chain)
-        if sparse.issparse(X) and not X.has_sorted_indices:
-            X = X.sorted_indices()  # at once, and not batch by batch
-        found, head = (each.double() if X.dtype == np.float64 else each for each in (found, head))
-        read = reader(X)
-
-        def fetch(rows: np.ndarray) -> Batch:
-            index = torch.from_numpy(rows)
-            if isinstance(head, LinearMulticlass):
-                return Batch(read(index), y[index], index)
-            target = WeightedLabels(y[index].unsqueeze(1), cost[index].unsqueeze(1))
-            return Batch(read(index.unsqueeze(1)), target, index, torch.ones_like(index))
-
-        trained = self._train(head, Examples(fetch, n=X.shape[0]), self._lam(total), stay=stay)
-        if trained.structure.same_as(found.structure):
-            return trained
-        if isinstance(trained, LinearMulticlass):
-            emission = trained.weight.detach().T  # [F, K], the intercepts in the last row
-        else:
-            emission = trained.by_feature(trained.emission.detach())
-        with torch.no_grad():
-            found.weight.copy_(emission[:number].T)
-            if found.bias is not None:
-                found.bias.copy_(emission[number])
-        return found
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Scores ``[n, K]``, or ``[n]`` for two classes: positive for the second."""

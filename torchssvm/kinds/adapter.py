@@ -33,7 +33,7 @@ class Examples(NamedTuple):
         y: ``[labels]`` int64 targets.
         cost: ``[labels]`` float64, the cost of a wrong label, or a factor of it.
         added: ``cost`` in the dtype of the weights.
-        weight: ``[n]`` float64, positive, a factor of each example's loss and features, which neither has already.
+        weight: ``[n]`` float64, 0 or above, a factor of each example's loss and features, which neither has already.
         start: ``[n + 1]`` int64, where each example's labels begin.
         line: ``[n + 1]`` int64, where each example's rows begin.
         inner: ``[sum R (R + 1) / 2]`` inner products of each example's rows, with the bias as a feature: row t with

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from torchssvm.core.batch import Batch, fetcher, lengths_of
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
-from torchssvm.core.structure import Decoding, OracleResult, Structure, as_decoding
+from torchssvm.core.structure import Decoding, OracleResult, Structure, as_decoding, reject_rows
 from torchssvm.kinds.adapter import HeadAdapter, find_adapter
 from torchssvm.structures.common import Around
 
 
 class Weighted(NamedTuple):
-    """Inputs or targets of a batch, and the weight of each example, ``[B]`` float64, positive."""
+    """Inputs or targets of a batch, and the weight of each example, ``[B]`` float64; 0 is an example without a loss."""
 
     value: Any
     weight: Tensor
@@ -30,7 +30,13 @@ def apart(batch: Batch, structure: Structure) -> tuple[Batch, Tensor | None]:
     """A batch without the weights of its examples, and these, ``[B]``; None of a structure that has none."""
     if not isinstance(structure, WeightedStructure):
         return batch, None
-    return batch.replace(x=batch.x.value, y=batch.y.value), batch.y.weight
+    return batch.replace(x=batch.x.value, y=batch.y.value), _checked(batch.y.weight)
+
+
+def _checked(weight: Tensor) -> Tensor:
+    wrong = ~(torch.isfinite(weight) & (weight >= 0.0))
+    reject_rows(wrong, "the weights of {rows} must be finite numbers that are not negative")
+    return weight
 
 
 def joined(target: Any, weight: Tensor | None) -> Any:
@@ -97,9 +103,16 @@ class WeightedStructure(Around):
     def _own(self, output: Any) -> Any:
         return output.value if isinstance(output, Weighted) else output
 
+    def argmax(self, potentials: Potentials) -> Any:
+        """As in the other structure; TypeError for scores that are known, as their weight comes with a target."""
+        if self.known_scores(potentials) is not None:
+            raise TypeError("known scores have no weight without targets: decode by the head and structure without one")
+        return super().argmax(potentials)
+
     def augmented_argmax(self, potentials: Potentials, target: Weighted) -> Decoding:
         """Of the potentials without the weight."""
-        own = potentials.replace(scale(potentials.tensors, 1.0 / target.weight))
+        inverse = torch.where(target.weight > 0.0, 1.0 / target.weight, 0.0)
+        own = potentials.replace(scale(potentials.tensors, inverse))
         found = as_decoding(self.structure.augmented_argmax(own, target.value))
         value, bound = (None if each is None else each * target.weight for each in (found.value, found.bound))
         return found._replace(value=value, bound=bound)
@@ -151,7 +164,8 @@ class WeightedStructure(Around):
 
     def check_target(self, target: Weighted, potentials: Potentials) -> Weighted:
         """That of the other structure."""
-        return Weighted(self.structure.check_target(target.value, potentials), target.weight.to(potentials.device))
+        weight = _checked(target.weight).to(potentials.device)
+        return Weighted(self.structure.check_target(target.value, potentials), weight)
 
     def settings(self) -> str:
         """Those of the other structure."""

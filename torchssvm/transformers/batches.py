@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import row_name
+from torchssvm.core.arguments import places_of, row_name
 from torchssvm.core.batch import select_tokens
 from torchssvm.core.gradients import evaluating
 from torchssvm.core.marginals import marginals_at
@@ -51,9 +51,7 @@ def tokenized(
         >>> tokenized(tokenizer, [["in", "Rome"]], [["O", {"B-LOC", "I-LOC"}]], labels)[0]["labels"]
         [[True, False, False], [False, True, True]]
     """
-    states = {name: state for state, name in enumerate(labels)}
-    if len(states) < len(labels):
-        raise ValueError(f"labels={list(labels)} has a label twice: each is one state")
+    states = places_of(labels)
     several = any(isinstance(tag, _SEVERAL) for own in tags for tag in own)
     found = []
     for place, (words, own) in enumerate(zip(sentences, tags, strict=True)):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from torchssvm.core.arguments import check_positive, check_whole, describe, is_whole
+from torchssvm.core.arguments import check_positive, check_whole, describe, is_whole, places_of
 from torchssvm.core.operators import plain_operators
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Structure
@@ -67,8 +67,8 @@ class StructuredTaggerConfig(PretrainedConfig):
             encoder = AutoConfig.for_model(**encoder)
         self.encoder = encoder
         self.labels = [str(label) for label in labels]
-        if not self.labels or len(set(self.labels)) < len(self.labels):
-            raise ValueError(f"labels={self.labels} must be one or more different names")
+        if not self.labels:
+            raise ValueError(f"labels={self.labels} must be one or more names")
         if scheme not in SCHEMES:
             raise ValueError(f'scheme={scheme!r} must be "BIO", "BIOES", or None for labels of any form')
         self.scheme = scheme
@@ -82,8 +82,7 @@ class StructuredTaggerConfig(PretrainedConfig):
             check_whole(freeze_encoder, "freeze_encoder", advice=", or True or False")
         self.freeze_encoder = freeze_encoder
         self.probability_temperature = check_positive(probability_temperature, "probability_temperature")
-        names = dict(enumerate(self.labels))
-        others |= {"id2label": names, "label2id": {name: state for state, name in names.items()}}
+        others |= {"id2label": dict(enumerate(self.labels)), "label2id": places_of(self.labels)}
         super().__init__(**others)
 
     def transitions(self) -> Transitions | None:

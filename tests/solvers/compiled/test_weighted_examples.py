@@ -124,3 +124,17 @@ def test_weights_without_their_head_are_refused():
     dual, batch = DualState.for_head(problem.head, problem.n, problem.lam), problem.batch([0, 1])
     with pytest.raises((TypeError, ValueError), match=r"Sequential\(\)"):
         BlockGap(dual, block_steps=Sequential())(problem.head(batch.x, batch.lengths), batch.y, batch.index)
+    problem = Weighing(KINDS["assignments, known costs"]())
+    with pytest.raises(TypeError, match="known scores have no weight"):
+        problem.head.structure.decode(problem.head(problem.everything()[0].x))
+
+
+@pytest.mark.parametrize("wrong", [-1.0, torch.nan, torch.inf])
+def test_weights_are_finite_and_not_negative(wrong):
+    problem = Weighing(KINDS["chain"]())
+    problem.times = problem.times.double()
+    problem.times[5] = wrong
+    with pytest.raises(ValueError, match=r"the weights of .* must be finite"):
+        loop_of(problem.head, problem.everything(), problem.n, problem.lam, *RULES[0])
+    with pytest.raises(ValueError, match=r"the weights of .* must be finite"):
+        Training(problem).run([[5]])

@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 import torch
-from arborescences import KINDS, crosses, own_outputs, reaches_root
-from compiled_kinds import arcs
+from arborescences import crosses, own_outputs, reaches_root
 from head_cases import SEEDS, HeadTestCase
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,9 +12,8 @@ from problems import examples, rng
 from structure_cases import StructureTestCase
 from tables import each_row
 
-from torchssvm import Arborescence, LinearArcs, Potentials, check
+from torchssvm import Arborescence, LinearArcs, Potentials
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.potentials import as_potentials
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.structures.arborescence import NonProjective, Projective
 from torchssvm.structures.arborescence.structure import has_root, is_projective
@@ -246,12 +244,3 @@ def test_columns_in_the_padding_are_not_looked_at():
     x, lengths = COLUMNS.clone(), torch.tensor([3, 1])
     x[1, 1:], x[1, :, 2:] = -7, 10**6
     assert LinearArcs(9)(x, lengths)["arcs"].shape == (2, 3, 4)
-
-
-@pytest.mark.parametrize("among", KINDS)
-def test_the_checks_for_users_pass(among):
-    problem = arcs(among)
-    batch = problem.batch(range(5))
-    report = check(problem.head, problem.structure, batch)
-    assert report.ok, str(report)
-    assert as_potentials(problem.head(batch.x, batch.lengths)).ragged == {"arcs": 0}

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from compiled_kinds import matchings
 from head_cases import HeadTestCase
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +18,6 @@ from torchssvm import (
     LinearEdges,
     Matching,
     Potentials,
-    check,
 )
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.structures import POSSIBLE, best_matching
@@ -263,13 +261,6 @@ class TestLinearEdges(HeadTestCase):
 @pytest.mark.variant
 class TestLinearEdgesWithoutLengths(TestLinearEdges):
     lengths = False
-
-
-def test_head_and_structure_pass_the_check():
-    graphs = matchings()
-    report = check(graphs.head, graphs.structure, graphs.batch(range(5)))
-    assert report.ok, str(report)
-    assert sum(finding.skipped is not None for finding in report.findings) == 0, str(report)
 
 
 @examples(100)

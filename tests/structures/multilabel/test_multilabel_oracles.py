@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from problems import examples, rng
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
-from tables import each_row
 
 from torchssvm.structures.multilabel.oracle import best_label_sets, symmetric
 
@@ -198,19 +197,3 @@ def test_devices(device):
     for mine, other in zip(here, there, strict=True):
         assert other.device.type == device.type
         torch.testing.assert_close(other.cpu(), mine)
-
-
-@each_row(
-    ("unary", "pairwise", "options", "words"),
-    [
-        (torch.zeros(3), torch.zeros(3), {}, r"unary must be \[B, K\]"),
-        (torch.zeros(2, 0), torch.zeros(0), {}, "at least one label"),
-        (torch.zeros(2, 3), torch.zeros(4), {}, r"pairwise must be \[3\] or \[2, 3\]"),
-        (torch.zeros(2, 3), torch.zeros(1, 3), {}, "pairwise"),
-        (torch.zeros(2, 3), torch.zeros(3), {"max_rounds": 0}, "max_rounds=0"),
-        (torch.zeros(2, 3), torch.zeros(3), {"effort": -1}, "effort=-1"),
-    ],
-)
-def test_arguments_that_do_not_fit(unary, pairwise, options, words):
-    with pytest.raises(ValueError, match=words):
-        best_label_sets(unary, pairwise, **options)

@@ -21,7 +21,6 @@ from torchssvm import (
     PairwiseGraph,
     Relative,
     Solver,
-    check,
     grid_edges,
     make_trainer,
     solve,
@@ -262,13 +261,6 @@ def test_bounds_certify_training_by_messages_alone():
     assert found.dual <= best + 1e-7
     assert found.primal >= best - 1e-7
     assert not found.relaxed
-
-
-def test_head_and_structure_pass_the_check():
-    problem = PairwiseProblem(5)
-    report = check(problem.head, problem.structure, problem.batch(range(5)))
-    assert report.ok, str(report)
-    assert sum(finding.skipped is not None for finding in report.findings) == 0, str(report)
 
 
 @pytest.mark.parametrize("loop", [True, False])

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import examples, rng
 from random_potentials import random_parents
-from tables import each_row
 
 from torchssvm.structures.pose.oracle import max_sum_grid, max_sum_grid_torch
 
@@ -98,27 +97,3 @@ def test_ties_go_to_the_first():
         assert not place.any()
         assert not kind.any()
         assert value.tolist() == [0.0, 0.0]
-
-
-@each_row("decode", [max_sum_grid, max_sum_grid_torch])
-def test_what_does_not_fit_is_refused(decode):
-    good = list(problem(1, 2, 3, 4, 5, 2))
-    good[4] = torch.tensor([-1, 0, 0])
-    good[1:4] = [tensor[:, :1].expand(-1, 2, *[-1] * (tensor.ndim - 2)) for tensor in good[1:4]]
-    decode(*good)
-    for place, wrong, words in [
-        (0, torch.zeros(2, 3, 4), r"node must be \[B, P, H, W\]"),
-        (0, torch.zeros(2, 3, 0, 5).double(), "at least one node and place"),
-        (1, good[1][..., :4], r"kinds must be \[2, E, 2, T, 4, 5\]"),
-        (1, good[1][:, :, :, :0], "kinds must be"),
-        (1, good[1][:1], "kinds must be"),
-        (2, good[2][..., :4], r"cost_x must be \[2, 2, 2, 2, 9\]"),
-        (3, good[2], r"cost_y must be \[2, 2, 2, 2, 7\]"),
-        (4, torch.tensor([-1, 0]), r"parent must be int64 \[3\]"),
-        (4, torch.tensor([-1.0, 0, 0]), "parent must be int64"),
-        (4, torch.tensor([-1, 2, 1]), "cycle"),
-        (4, torch.tensor([-1, 0, 7]), "parent must hold nodes"),
-        (4, torch.tensor([-1, 0, -1]), "kinds has 2 edges, and 1 nodes have a parent"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            decode(*good[:place], wrong, *good[place + 1 :])

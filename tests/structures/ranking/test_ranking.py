@@ -12,11 +12,9 @@ from structure_cases import StructureTestCase
 from tables import each_row
 
 from torchssvm import (
-    Batch,
     LinearRanking,
     Potentials,
     Ranking,
-    check,
 )
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import inner
@@ -296,16 +294,6 @@ class TestLinearRanking(HeadTestCase):
         yield (x[0], lengths), r"x must be \[B, N, 3\]"
         yield (x, torch.tensor([1, 5, 1])), "lengths must lie between 1 and .*5"
         yield (x, torch.tensor([1, 2])), "lengths"
-
-
-@pytest.mark.parametrize("measure", [PairSwaps(), NDCG(), NDCG(k=2), PrecisionAt(k=2)], ids=repr)
-def test_check_takes_it(measure):
-    random = rng(0)
-    lengths = torch.tensor([3, 2, 3]) if not isinstance(measure, PairSwaps) else torch.tensor([2, 1, 2])
-    y = torch.tensor([[1, 0, 2], [2, 1, -1], [0, 3, 0]])[:, : int(lengths.max())]
-    x = torch.randn(*y.shape, 4, generator=random)
-    head = LinearRanking(4, structure=Ranking(measure))
-    check(head, head.structure, Batch(x, y, torch.arange(3), lengths)).raise_if_wrong()
 
 
 @each_row("measure", [NDCG(), PrecisionAt(1, relevant=2)])

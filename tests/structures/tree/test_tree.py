@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compiled_kinds import trees
 from head_cases import HeadTestCase
 from plain_structures import LabelledTokensCase
 
-from torchssvm import LinearTree, Potentials, Tree, check
+from torchssvm import LinearTree, Potentials, Tree
 
 PARENT = [-1, 0, 0, 1]
 
@@ -129,10 +128,3 @@ def test_head_and_structure_must_fit():
             LinearTree(2, 3, PARENT, structure=structure)
     own = Tree(3, PARENT, normalize=False)
     assert LinearTree(2, 3, PARENT, structure=own).structure is own
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_the_checks_for_users_pass(shared):
-    problem = trees(shared=shared, states=2)
-    report = check(problem.head, problem.structure, problem.batch(range(5)))
-    assert report.ok, str(report)

@@ -69,7 +69,7 @@ def visit_blocks(order, points, tree, examples, model, blocks, scalars, options,
 
 @njit
 def visit_batch(examples, model, gradient, blocks, scalars, options, scratch, counters, labels, steps):
-    """Visit the blocks of a batch of mean parts in their order; arguments as in :func:`visit_blocks`.
+    """Visit the blocks of a batch of mean parts, of weight 1, in their order; arguments as in :func:`visit_blocks`.
 
     ``gradient``, zero and with the shapes of ``model``, gets ``(1/n) sum_i gamma_i Phi_i^T Delta_i``; ``labels`` ``[B,
     N]`` the corners, within the lengths; ``steps`` ``[B]`` float64 gamma_i.

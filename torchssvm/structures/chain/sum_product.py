@@ -86,8 +86,12 @@ def _longest_first(emission: Tensor, transition: Tensor, running: list[int]) -> 
 
 
 def _centred(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores ``[R, K]`` less their maximum, and the maximum ``[R]`` float64, so that long chains lose no digits."""
+    """Scores ``[R, K]`` less their maximum, and the maximum ``[R]`` float64, so that long chains lose no digits.
+
+    Where all are ``-inf``, 0 is in its place.
+    """
     highest = scores.amax(1, keepdim=True)
+    highest = highest.masked_fill(highest == -torch.inf, 0.0)
     return scores - highest, highest.squeeze(1).to(torch.float64)
 
 

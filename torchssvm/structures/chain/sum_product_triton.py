@@ -47,6 +47,13 @@ def sum_product_triton(emission: Tensor, transition: Tensor, lengths: Tensor | N
     return marginals, pairs, log_partition
 
 
+@triton.jit
+def _highest(scores):
+    """The maximum along the first axis; 0 where all are ``-inf``, as those of a state that no other may precede."""
+    highest = tl.max(scores, 0)
+    return tl.where(highest == -float("inf"), 0.0, highest)
+
+
 @triton.jit(do_not_specialize=["longest", "by_chain", "by_position"])
 def _sum_product(
     emission, table, lengths, prefixes, marginals, pairs, log_partition, longest, states, by_chain, by_position,
@@ -66,18 +73,17 @@ def _sum_product(
     pairs += b * (longest - 1 if moves else 1) * states * states
     never = -float("inf")
     prefix = tl.load(emission + state, inside, never)
-    highest = tl.max(prefix, 0)
+    highest = _highest(prefix)
     prefix -= highest
     shift = highest.to(tl.float64)
     # Prefixes are read behind the barrier below, all other results never.
     tl.store(prefixes + state, prefix, inside)
     for t in range(1, length):
         joint = prefix[:, None] + tl.load(table + (t - 1) * by_position + square, both, never)
-        top = tl.max(joint, 0)
-        finite = tl.where(top == never, 0.0, top)  # of a state that no other may precede
+        finite = _highest(joint)
         total = tl.sum(tl.exp(joint - finite[None, :]), 0)
         prefix = tl.where(inside, finite + tl.log(total) + tl.load(emission + t * states + state, inside), never)
-        highest = tl.max(prefix, 0)
+        highest = _highest(prefix)
         prefix -= highest
         shift += highest.to(tl.float64)
         tl.store(prefixes + t * states + state, prefix, inside)
@@ -92,8 +98,7 @@ def _sum_product(
         t = length - back
         joint = tl.load(table + t * by_position + square, both, never)
         joint += tl.load(prefixes + t * states + state, inside, never)[:, None]
-        top = tl.max(joint, 0)
-        joint = tl.exp(joint - tl.where(top == never, 0.0, top)[None, :])
+        joint = tl.exp(joint - _highest(joint)[None, :])
         # P(y_t | y_{t+1}) P(y_{t+1}); a state that no other may precede has probability 0
         joint = tl.where((following == 0.0)[None, :], 0.0, joint * (following / tl.sum(joint, 0))[None, :])
         if moves:

@@ -141,8 +141,7 @@ def semi_markov_marginals(
 
         tables = once(segment.detach()).double().expand_as(segment)
         rest = [upload(tensor, emission.device) for tensor in (least, sizes)]
-        parts, pairs, whole = marginals_triton(emission.detach().double(), tables, *rest)
-        return parts.to(emission.dtype), pairs.to(segment.dtype), whole
+        return _or_nan(emission, segment, rest[1], *marginals_triton(emission.detach().double(), tables, *rest))
     sizes = sizes.cpu()
     scores, tables = emission.detach().cpu().double(), once(segment.detach().cpu().double())
     parts, whole = torch.zeros(scores.shape, dtype=torch.float64), torch.zeros(batch, dtype=torch.float64)
@@ -156,6 +155,16 @@ def semi_markov_marginals(
         [(4 * longest * states, torch.float64)],
         each=16 * states * segment.shape[1],
     )
+    return _or_nan(emission, segment, sizes, parts, pairs, whole)
+
+
+def _or_nan(
+    emission: Tensor, segment: Tensor, sizes: Tensor, parts: Tensor, pairs: Tensor, whole: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What kernels found, like the scores; mean parts are NaN where no output has a mass, for which they write 0."""
+    never = (whole == -torch.inf).view(-1, 1, 1)
+    real = (torch.arange(emission.shape[1], device=whole.device) < sizes.unsqueeze(1)).unsqueeze(2)
+    parts, pairs = parts.masked_fill(never & real, torch.nan), pairs.masked_fill(never, torch.nan)
     return parts.to(emission), pairs.to(segment), whole.to(emission.device)
 
 
