@@ -32,6 +32,9 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
     were when the chunk before the previous one was used up. So draws are the same with and without worker processes, if
     these fetch at most ``chunk`` batches ahead.
 
+    Orders by gaps need an exact pass some every ten epochs, by :func:`~torchssvm.certify` ([G16] appendix D): an
+    example whose last gap was small is not drawn before, however large its gap has become.
+
     Args:
         dual: The dual whose gaps are used; None if ``bind`` sets it later, as ``StructuredSVM`` does; then
             ``num_examples`` is needed.

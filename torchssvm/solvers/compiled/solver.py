@@ -193,6 +193,9 @@ class CompiledBCFW(DualTrainer, Stateful):
     def step(self, visits: int | None = None) -> int:
         """Draw blocks and visit them, one after another; the head holds the new weights afterwards.
 
+        Draws by gaps need an exact pass some every ten passes, by :meth:`certify`: a block whose last gap was small is
+        not drawn before, however large its gap has become. :meth:`solve` makes these passes.
+
         From the fortieth epoch of the dual's visits on, where one process draws the blocks and the steps are
         corrective, they are drawn by the roots of their gaps, and three steps of four are over-relaxed: see
         :func:`.draws.phase`. Those of :meth:`visit` are exact.
