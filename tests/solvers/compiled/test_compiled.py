@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from compiled_kinds import ARCS, KINDS
+from fresh import fresh_python
 from problems import PROBLEMS, Problem, Training, assert_same, flat, reference, rng, through_a_file
 from tables import each_row
 
@@ -85,6 +87,29 @@ def test_a_resumed_run_is_the_one_left_alone_to_the_bit(direction, oracle, order
     assert_same(state(again), state(alone))
     assert bool(alone.dual.storage.mixed.any())
     assert (alone.dual.cache_hits > 0) == oracle.needs_labelings
+
+
+IN_A_PROCESS = """
+from compiled_kinds import KINDS
+from torchssvm import CacheOracle, CompiledBCFW, Corrective, DualState, Labelings
+
+for kind in {kinds}:
+    problem = KINDS[kind]()
+    dual = DualState.for_head(problem.head, problem.n, problem.lam, storage=Labelings(12))
+    loop = CompiledBCFW(problem.head, dual, problem.everything(), direction=Corrective(), oracle=CacheOracle())
+    loop.step(400)
+print(dual.value().hex())
+"""
+
+
+@pytest.mark.slow
+def test_bits_do_not_depend_on_what_the_process_trained_before():
+    """Both kinds multiply by a vector operation that LLVM rounds otherwise in the one than in the other."""
+    cases = Path(__file__).parents[2] / "cases"
+    alone, later = (
+        fresh_python(IN_A_PROCESS.format(kinds=kinds), path=cases) for kinds in (["matchings"], ["chain", "matchings"])
+    )
+    assert later == alone
 
 
 @pytest.mark.parametrize("order", [Uniform(), Permutation()], ids=repr)
