@@ -140,3 +140,23 @@ def test_a_fit_that_decides_on_no_label_says_so():
         scaled = MaxAbsScaler().fit_transform(hidden)
         assert MultilabelSVC(tol=0.1, random_state=0).fit(scaled, y).predict(scaled).any()
         assert not MultilabelSVC(tol=0.1, random_state=0).fit(X, np.zeros_like(y)).predict(X).any()  # as it was taught
+
+
+def test_columns_that_come_twice_in_a_sparse_row_are_summed():
+    """As counts of words are made; rows are divided by their length after it."""
+    random = np.random.default_rng(0)
+    X = sparse.random(60, 8, 0.4, "csr", random_state=0)
+    y = (X @ random.normal(size=(8, 3)) > 0.2).astype(int)
+    halves = sparse.csr_matrix((np.repeat(X.data, 2) / 2, np.repeat(X.indices, 2), X.indptr * 2), shape=X.shape)
+    kept = halves.data.copy()
+    once, twice = (MultilabelSVC(tol=0.1, random_state=0).fit(each, y) for each in (X, halves))
+    for given in (X, halves):
+        np.testing.assert_allclose(twice.decision_function(given), once.decision_function(X), atol=1e-9)
+    assert (halves.data == kept).all()
+
+
+def test_a_column_of_labels_is_told_to_be_a_vector():
+    X = np.arange(8.0)[:, None]
+    with pytest.warns(UserWarning, match="one column"):
+        found = MultilabelSVC(tol=0.1).fit(X, (X > 3).astype(int)).predict(X)
+    assert found.shape == (8,)

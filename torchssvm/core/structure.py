@@ -294,6 +294,10 @@ class Structure(ABC):
         """The loss by which predictions are judged, ``[B]``: that of training, without known scores."""
         return self.loss(labeling, target)
 
+    def by_position(self, labeling: Labeling) -> Labeling:
+        """What :func:`torchssvm.evaluate` compares at each position of a labeling and a target: by default these."""
+        return labeling
+
     def plain_decoder(self) -> nn.Module | None:
         """A module ``(tensors, lengths) -> labelings`` of plain torch operators, which torch can export and compile.
 

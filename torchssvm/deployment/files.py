@@ -43,6 +43,10 @@ class UnitRows(nn.Module):
             real = x.columns >= 0
             values = real.float() if x.values is None else x.values * real
             return SparseFeatures(x.columns, _scaled(values))
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"x must be a tensor or SparseFeatures, not a {type(x).__name__}: SparseFeatures holds sparse rows"
+            )
         return _scaled(x)
 
 
@@ -254,8 +258,8 @@ def save_model(
 def load_head(path: str | os.PathLike[str]) -> SavedModel:
     """Head, structure, labels and vocabulary from a file of :func:`save_model`.
 
-    For structures that :class:`Decoder` does not take: ``structure.decode(head(x, lengths))`` predicts. Nothing in the
-    file is run; only heads and structures of this package are made.
+    For structures that :class:`Decoder` does not take: ``decode(x, lengths)`` of what is returned predicts. Nothing in
+    the file is run; only heads and structures of this package are made.
 
     Raises:
         FileNotFoundError: There is no such file.

@@ -94,8 +94,10 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         lam, tol, max_passes, random_state, verbose, warm_start: As in :class:`MultinomialSVC`.
         interactions: Whether pairs of labels are scored; None: with up to 60 labels, and else a warning says that they
             are left out.
-        class_weight: None, "balanced", or a dictionary by label: the cost of deciding a label wrongly, "balanced"
-            by how seldom it is on; where ``y`` is a vector, the weight of an example's loss, by its class.
+        class_weight: None, "balanced", or a dictionary by label (0 to K - 1): the cost of deciding a label wrongly, on
+            or off, "balanced" by how seldom it is on. The margin that is asked for grows with the cost, and C does not:
+            at a small C a label of a large cost is found less often, so choose C with it. Where ``y`` is a vector, the
+            weight of an example's loss, by its class.
         fit_intercept: Whether every label has an intercept; it is regularised like the other weights. Without, columns
             keep their means.
 
@@ -136,6 +138,8 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         check_matrix(y, "y")
         _check_sets(y)
         X, y = validate_data(self, X, y, multi_output=True, **MATRIX)
+        if y.ndim == 2 and y.shape[1] == 1:
+            warn("y has one column and is taken as a vector of classes: predict gives a vector [n], no matrix [n, 1]")
         y = _dense(y)
         check_classification_targets(y)
         X, y, times, total = counted(X, y, sample_weight)
@@ -165,7 +169,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         head = head.double() if X.dtype == np.float64 else head
         self.unit_rows_ = sparse.issparse(X) or np.count_nonzero(X) <= _DENSE * X.size
         mean, factor = (0.0, 1.0) if self.unit_rows_ else _standardised(X, self.fit_intercept, times)
-        given, X = X, normalize(X) if self.unit_rows_ else ((X - mean) * factor).astype(X.dtype)
+        given, X = X, _unit_rows(X) if self.unit_rows_ else ((X - mean) * factor).astype(X.dtype)
         read = reader(X)
 
         def fetch(rows: np.ndarray) -> Batch:
@@ -358,7 +362,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
 
     def _scores(self, X: Any) -> torch.Tensor:
         X = self._matrix(X)
-        return self._sums(normalize(X) if self.unit_rows_ else X)
+        return self._sums(_unit_rows(X) if self.unit_rows_ else X)
 
     def _sums(self, X: Any) -> torch.Tensor:
         """Scores of labels alone; rows are of unit length where they are scaled so."""
@@ -375,6 +379,14 @@ def _dense(y: Any) -> np.ndarray:
     """Label sets as an array; one column is a vector."""
     y = y.toarray() if sparse.issparse(y) else np.asarray(y)
     return y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
+
+
+def _unit_rows(X: Any) -> Any:
+    """Rows divided by their length; entries of a sparse matrix that are there twice are summed before."""
+    if sparse.issparse(X) and not X.has_canonical_format:
+        X = X.copy()
+        X.sum_duplicates()
+    return normalize(X)
 
 
 def _standardised(X: np.ndarray, centre: bool, times: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

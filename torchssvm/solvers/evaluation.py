@@ -123,7 +123,7 @@ def evaluate(
             loss += float(losses.sum(dtype=torch.float64))
             each.append(losses.detach().to("cpu", torch.float64))
             examples += potentials.batch_size
-            counts = count_errors(labeling, target)
+            counts = count_errors(structure.by_position(labeling), structure.by_position(target))
             if counts is None:
                 counted = False
                 continue

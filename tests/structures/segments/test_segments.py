@@ -12,6 +12,7 @@ from structure_cases import StructureTestCase
 from tables import each_row
 
 from torchssvm import (
+    Batch,
     CacheOracle,
     CompiledBCFW,
     Corrective,
@@ -22,9 +23,10 @@ from torchssvm import (
     Potentials,
     Segments,
     certify,
+    evaluate,
 )
 from torchssvm.structures.segments.oracle import semi_markov, semi_markov_marginals, semi_markov_torch
-from torchssvm.structures.segments.structure import every_segmentation
+from torchssvm.structures.segments.structure import every_segmentation, span_f1
 
 
 def draw_codes(structure, length, random):
@@ -309,3 +311,23 @@ def test_the_compiled_loop_has_the_costs_of_frames():
     found = trainer.solve(1e-4, progress=False)
     again = certify(made.head, dual, [made.batch(range(5))])
     assert (again.primal, again.dual) == pytest.approx((found.primal, found.dual), rel=1e-9)
+
+
+def test_evaluate_counts_frames_of_another_label_and_no_borders():
+    head = LinearSegments(2, 2, 4).double()
+    structure = head.structure
+    with torch.no_grad():
+        head.emission.copy_(torch.eye(2, dtype=torch.float64))
+    labels = torch.tensor([[0, 0, 1, 1]])
+    x = torch.nn.functional.one_hot(labels, 2).double()
+    found = evaluate(head, structure, [Batch(x, structure.from_spans([[(0, 2, 0), (2, 4, 1)]]), torch.tensor([0]))])
+    assert len(structure.spans(structure.decode(head(x)))[0]) == 4
+    assert (found.token_error, found.loss) == (0.0, 0.0)
+
+
+def test_span_f1_takes_no_codes():
+    codes = torch.tensor([[2, 0, 3]])
+    with pytest.raises(TypeError, match=r"structure\.spans\(labeling\)"):
+        span_f1(codes, codes)
+    with pytest.raises(ValueError, match="found has 1 sequences, and true 2"):
+        span_f1([[]], [[], []])

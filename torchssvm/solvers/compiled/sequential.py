@@ -65,8 +65,8 @@ class Sequential(BlockSteps):
         """
         if potentials.called_with is None:
             raise ValueError(
-                "block_steps=Sequential() needs a LinearChain or LinearMulticlass head on fixed features: the "
-                "potentials have no called_with"
+                "block_steps=Sequential() needs a LinearChain or LinearMulticlass head on fixed features, which "
+                "the potentials name as called_with: leave block_steps out, which takes BoxQP()"
             )
         if potentials.device.type != "cpu":
             raise TypeError(
@@ -80,7 +80,8 @@ class Sequential(BlockSteps):
         adapter = find_adapter(head)
         if not isinstance(adapter, SequenceAdapter):
             raise TypeError(
-                f"block_steps=Sequential() visits chains and classes, and head is {type(head).__name__}(...)"
+                f"block_steps=Sequential() visits chains and classes, and head is {type(head).__name__}(...): "
+                "leave block_steps out, which takes BoxQP()"
             )
         if not structure.same_as(adapter.structure):
             raise TypeError(

@@ -256,8 +256,8 @@ class Multilabel(Structure):
         if self.pairwise and not most:
             raise TypeError(
                 f"{self.decoder} cannot be traced by torch: give structure=Multilabel({self.num_labels}, "
-                "decoder=MessagePassing()) to Decoder, which decodes the same weights by messages, beside the head; "
-                "load_head(path) reads that from a file"
+                "decoder=MessagePassing()) to Decoder, which decodes the same weights by messages, beside the head; of "
+                "saved = load_head(path), saved.head and features=saved.features"
             )
         return LabelSetDecoder(self.num_labels, self.pairwise, most)
 

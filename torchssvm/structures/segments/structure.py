@@ -208,6 +208,10 @@ class Segments(Indexed):
         """The label of every frame, ``[B, N]`` int64, -1 beyond each length."""
         return torch.where(labeling >= 0, labeling.remainder(self.num_labels), -1)
 
+    def by_position(self, labeling: Tensor) -> Tensor:
+        """The labels of frames: codes tell borders too."""
+        return self.frames(labeling)
+
     def from_frames(self, labels: Tensor) -> Tensor:
         """The labeling whose segments are the runs of labels ``[B, N]`` int64, negative beyond each length.
 
@@ -417,7 +421,15 @@ def span_f1(found: Sequence[Sequence[Any]], true: Sequence[Sequence[Any]]) -> fl
     Example:
         >>> span_f1([[(0, 2, 1), (2, 3, 0)]], [[(0, 2, 1), (2, 4, 0)]])
         0.5
+
+    Raises:
+        TypeError: An argument is a tensor of codes.
+        ValueError: There are not as many sequences in both.
     """
+    if isinstance(found, Tensor) or isinstance(true, Tensor):
+        raise TypeError("found and true must be lists of spans: structure.spans(labeling) makes them of a tensor")
+    if len(found) != len(true):
+        raise ValueError(f"found has {len(found)} sequences, and true {len(true)}")
     pairs = [(set(own), set(others)) for own, others in zip(found, true, strict=True)]
     total = sum(len(own) + len(others) for own, others in pairs)
     return 2.0 * sum(len(own & others) for own, others in pairs) / total if total else 1.0
