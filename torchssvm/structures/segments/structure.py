@@ -426,7 +426,7 @@ def span_f1(found: Sequence[Sequence[Any]], true: Sequence[Sequence[Any]]) -> fl
         TypeError: An argument is a tensor of codes.
         ValueError: There are not as many sequences in both.
     """
-    if isinstance(found, Tensor) or isinstance(true, Tensor):
+    if hasattr(found, "dtype") or hasattr(true, "dtype"):
         raise TypeError("found and true must be lists of spans: structure.spans(labeling) makes them of a tensor")
     if len(found) != len(true):
         raise ValueError(f"found has {len(found)} sequences, and true {len(true)}")
