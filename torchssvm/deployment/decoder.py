@@ -215,7 +215,8 @@ def check_vocabulary(vocabulary: Any, head: nn.Module) -> dict[str, int]:
         raise TypeError("vocabulary must be a mapping of names of features (strings) to columns (int)")
     if not isinstance(head, SparseLinearChain | SparseLinearMultilabel | LinearArcs):
         raise TypeError(f"vocabulary is for heads that take lists, and head is a {type(head).__name__}: leave it out")
-    size, names = len(head.weight) if isinstance(head, LinearArcs) else head.in_features, dict[int, str]()
+    size = len(head.weight) if isinstance(head, LinearArcs) else head.in_features
+    names: dict[int, str] = {}
     for name, column in vocabulary.items():
         if not 0 <= column < size:
             raise ValueError(f"vocabulary holds the column {column} for {name!r}: columns are 0 to {size - 1}")

@@ -67,10 +67,6 @@ class Around(Structure):
         """As in the other structure."""
         return self.structure.resize(labelings, self._own(target))
 
-    def by_position(self, labeling: Any) -> Any:
-        """As in the other structure."""
-        return self.structure.by_position(self._own(labeling))
-
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         """As in the other structure."""
         return self.structure.places(potentials)

@@ -28,6 +28,7 @@ from torchssvm import (
     Weights,
     certify,
     check,
+    evaluate,
     latent,
     solve,
 )
@@ -321,3 +322,13 @@ def test_bcfw_refuses_labels_that_several_states_show_and_the_hinge_takes_the_be
         assert float(BlockGap(dual)(potentials, target, torch.arange(2)).detach()) > 0.0
     with pytest.raises(TypeError, match="structure is HiddenStates"):
         SlackRescaling(structure)
+
+
+def test_evaluate_counts_no_states_of_which_data_show_labels_alone():
+    head = LinearChain(3, 4)
+    structure = HiddenStates(Chain(4), shows=torch.tensor([0, 0, 1, 1]))
+    target = torch.tensor([[0, 1, -1], [1, 0, 1]])
+    batch = Batch(torch.zeros(2, 3, 3), target, torch.arange(2), torch.tensor([2, 3]))
+    found = evaluate(head, structure, [batch])
+    assert (found.token_error, found.example_error, found.num_tokens) == (None, None, None)
+    assert found.loss == pytest.approx((1 / 2 + 2 / 3) / 2)

@@ -22,6 +22,7 @@ from torchssvm import (
     Pairwise,
     Potentials,
     Segments,
+    SlackRescaling,
     certify,
     evaluate,
 )
@@ -320,9 +321,11 @@ def test_evaluate_counts_frames_of_another_label_and_no_borders():
         head.emission.copy_(torch.eye(2, dtype=torch.float64))
     labels = torch.tensor([[0, 0, 1, 1]])
     x = torch.nn.functional.one_hot(labels, 2).double()
-    found = evaluate(head, structure, [Batch(x, structure.from_spans([[(0, 2, 0), (2, 4, 1)]]), torch.tensor([0]))])
+    batch = Batch(x, structure.from_spans([[(0, 2, 0), (2, 4, 1)]]), torch.tensor([0]))
     assert len(structure.spans(structure.decode(head(x)))[0]) == 4
-    assert (found.token_error, found.loss) == (0.0, 0.0)
+    for around in (structure, SlackRescaling(structure)):
+        found = evaluate(head, around, [batch])
+        assert (found.token_error, found.loss) == (0.0, 0.0)
 
 
 def test_span_f1_takes_no_codes():

@@ -259,6 +259,10 @@ class SlackRescaling(Around):
         self.oracle = _default_oracle(structure) if oracle is None else oracle
         self.oracle.check(structure)
 
+    def by_position(self, labeling: Any) -> Any:
+        """As in the other structure."""
+        return self.structure.by_position(labeling)
+
     def _plain(self) -> nn.Module | None:
         """That of the structure within."""
         return self.structure.plain_decoder()
