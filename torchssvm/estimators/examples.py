@@ -93,7 +93,18 @@ def _check_real(value: Any, name: str) -> None:
             raise ValueError(f"{name} holds {dtype}: give numbers, such as days since some date")
 
 
-def reader(X: Any) -> Callable[[torch.Tensor], Any]:
+def of_matrix(X: Any, y: torch.Tensor) -> Examples:
+    """The rows of an array, or of a CSR matrix as lists, with the targets ``y`` ``[n, ...]``."""
+    read = _reader(X)
+
+    def fetch(rows: np.ndarray) -> Batch:
+        index = torch.from_numpy(rows)
+        return Batch(read(index), y[index], index)
+
+    return Examples(fetch, n=len(y))
+
+
+def _reader(X: Any) -> Callable[[torch.Tensor], Any]:
     """A function of rows ``[...]`` of an array: their features ``[..., F]``; or of a CSR matrix: lists of these."""
     if not sparse.issparse(X):
         return torch.from_numpy(np.require(X, requirements=["C", "W"])).__getitem__
@@ -379,5 +390,5 @@ def batches_of(X: Any) -> Callable[[np.ndarray], Any]:
         return lambda places: padded([X[i] for i in places], 0.0)
     ends = np.cumsum([0, *(rows.shape[0] for rows in X)])
     empty = sparse.csr_matrix((1, X[0].shape[1]), dtype=X[0].dtype)  # the row of the padding
-    lists = reader(sparse.vstack([*X, empty], format="csr"))
+    lists = _reader(sparse.vstack([*X, empty], format="csr"))
     return lambda places: lists(padded([np.arange(ends[i], ends[i + 1]) for i in places], ends[-1]))

@@ -16,11 +16,11 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from torchssvm.core.arguments import warn
-from torchssvm.core.batch import Batch, Part
+from torchssvm.core.batch import Part
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.deployment import UnitRows, save_model
 from torchssvm.estimators.base import MATRIX, CalibratedEstimator, MatrixClassifier, once_calibrated
-from torchssvm.estimators.examples import Examples, check_classes, check_matrix, counted, reader, weights_of
+from torchssvm.estimators.examples import Examples, check_classes, check_matrix, counted, of_matrix, weights_of
 from torchssvm.path.choose_lam import LamChoice, choose_lam
 from torchssvm.solvers.solver import Relative, Solver
 from torchssvm.structures.multiclass.head import LinearMulticlass
@@ -170,12 +170,6 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         self.unit_rows_ = sparse.issparse(X) or np.count_nonzero(X) <= _DENSE * X.size
         mean, factor = (0.0, 1.0) if self.unit_rows_ else _standardised(X, self.fit_intercept, times)
         given, X = X, _unit_rows(X) if self.unit_rows_ else ((X - mean) * factor).astype(X.dtype)
-        read = reader(X)
-
-        def fetch(rows: np.ndarray) -> Batch:
-            index = torch.from_numpy(rows)
-            return Batch(read(index), target[index], index)
-
         if self.interactions is None and labels > _MOST:
             warn(
                 f"interactions=None leaves out the {labels * (labels - 1) // 2} pairs of {labels} labels, as decoding "
@@ -190,7 +184,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
                 "torchssvm.GDMM(LinearMultilabel(...), ...) trains such models without decoding; interactions=False "
                 "leaves the pairs out"
             )
-        examples = Examples(fetch, n=X.shape[0])
+        examples = of_matrix(X, target)
         self.choice_: LamChoice | None = None
         if isinstance(C := self._own_C, str):
             squares = np.asarray((X.multiply(X) if sparse.issparse(X) else X * X).sum(1), np.float64).ravel()

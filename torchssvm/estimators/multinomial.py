@@ -12,16 +12,14 @@ from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import as_potentials
 from torchssvm.estimators.base import MATRIX, CalibratedEstimator, MatrixClassifier, once_calibrated
 from torchssvm.estimators.examples import (
-    Examples,
     check_classes,
     check_kind,
     check_matrix,
     counted,
-    reader,
+    of_matrix,
     weights_of,
 )
 from torchssvm.structures.multiclass.head import LinearMulticlass
@@ -124,14 +122,9 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         if sparse.issparse(X) and not X.has_sorted_indices:
             X = X.sorted_indices()  # at once, and not batch by batch
         head: Any = LinearMulticlass(X.shape[1], len(classes), bias=bool(self.fit_intercept))
-        head, read, targets = head.double() if X.dtype == np.float64 else head, reader(X), torch.from_numpy(codes)
-
-        def fetch(rows: np.ndarray) -> Batch:
-            index = torch.from_numpy(rows)
-            return Batch(read(index), targets[index], index)
-
-        lam = self._lam(total or len(y))
-        self.head_ = head = self._train(head, Examples(fetch, n=len(y)), lam, weight=weight, stay=stay)
+        head = head.double() if X.dtype == np.float64 else head
+        examples, lam = of_matrix(X, torch.from_numpy(codes)), self._lam(total or len(y))
+        self.head_ = head = self._train(head, examples, lam, weight=weight, stay=stay)
         self.classes_ = classes
         self.structure_ = head.structure
         weight = head.weight.detach().numpy().copy()
