@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections import namedtuple
 from pathlib import Path
 
 import numba
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 from llvmlite.binding import Linkage
 from numba.core.caching import IndexDataCacheFile
+from numba.core.datamodel import default_manager
+from numba.extending import overload
 
 from torchssvm.core import kernel_cache
-from torchssvm.core.jit import njit
+from torchssvm.core.jit import njit, njit_fastmath
 from torchssvm.core.vectors import dot, exact_dot
 
 pytestmark = pytest.mark.slow
@@ -79,3 +82,30 @@ def test_kernels_share_no_code():
     of_all = {f.name for f in defined if f.linkage != Linkage.internal}
     assert len(defined) > len(of_all)
     assert all("products" in name for name in of_all)
+
+
+def quotient(a, b):
+    raise NotImplementedError
+
+
+@overload(quotient)
+def _quotient(a, b):
+    return lambda a, b: a / b * b
+
+
+def test_operations_are_compiled_with_the_options_of_the_kernel(monkeypatch):
+    """What operations mean is kept for the next kernel, of the same options alone."""
+    monkeypatch.setattr(kernel_cache.KernelCache, "load_overload", lambda *_: None)
+    for make in (njit, njit_fastmath) * 2:
+        kernel = make(lambda a, b: quotient(a, b))
+        assert kernel(3.0, 2.0) == 3.0
+        (compiled,) = kernel.dispatcher.overloads.values()
+        assert ("reassoc" in str(compiled.library._final_module)) == (make is njit_fastmath)
+
+
+@pytest.mark.parametrize(("package", "whole"), [("torchssvm.kinds", True), ("theirs", False)])
+def test_named_tuples_of_others_are_passed_as_numba_passes_them(package, whole):
+    """Only those of this package go as one value: others may be known to kernels of other packages."""
+    kind = namedtuple("Kind", ["features", "values"], module=package)
+    model = default_manager.lookup(numba.typeof(kind(3, np.ones(2))))
+    assert isinstance(model.get_argument_type(), tuple) != whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from numba.core import types
 from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
-from numba.core.datamodel import models, register_default
+from numba.core.datamodel import default_manager, models, register_default
 
 from torchssvm.core.arguments import is_ours
 
@@ -79,20 +80,43 @@ def _kept(kinds: Any) -> bool:
     return True
 
 
-class KernelCompiler(Compiler):
-    """Numba's compiler, for kernels whose rounding does not depend on the kernels that a process loaded before.
+class _Typing:
+    """Numba's typing context, which finds the type of a built-in operation once for the same types of arguments.
 
-    Code that a kernel takes from others may be shared between kernels: a process then keeps the first that it loads,
-    and LLVM may have rounded it otherwise for another caller. The code of a kernel is its own here.
+    A kernel has some 15 operations for each that differs, and Numba tries every meaning of each: an eighth of the time
+    of the first call. Kernels of other options, such as fast arithmetic, may have another implementation.
     """
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.state.library = _OwnCode(self.state.targetctx.codegen(), "own")
-        self.state.library.enable_object_caching()
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._found: dict[Any, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
+        """The signature of a call."""
+        if not isinstance(func, types.Function) or kws:
+            return self._context.resolve_function_type(func, args, kws)
+        if (func, args) not in self._found:
+            signature = self._context.resolve_function_type(func, args, kws)
+            self._found[func, args] = signature, func.get_impl_key(signature)
+        signature, func._impl_keys[signature.args] = self._found[func, args]  # type: ignore[attr-defined]
+        return signature
+
+
+@functools.cache
+def _typing(context: Any, options: str) -> _Typing:
+    return _Typing(context)
 
 
 class _OwnCode(JITCodeLibrary):
+    """Code that shares nothing with other kernels'."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.enable_object_caching()
+
     def _optimize_final_module(self) -> None:
         """LLVM's passes once, and no loop unrolled: Numba's own way took up to three times as long for the same speed.
 
@@ -106,18 +130,6 @@ class _OwnCode(JITCodeLibrary):
         tuning.loop_unrolling = False
         builder = create_pass_builder(self._codegen._tm, tuning)
         builder.getModulePassManager().run(self._final_module, builder)
-
-
-class InlinedCompiler(Compiler):
-    """Numba's compiler, which goes as far as LLVM's code of a function, for callers that are compiled later.
-
-    Numba optimises every function that it compiles and makes machine code of it. The code of these kernels is taken up
-    by their callers, where both is done once more; without it the first call of a kernel takes two thirds of the time.
-    """
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.state.library = _Library(self.state.targetctx.codegen(), "inlined")
 
 
 class _Library(JITCodeLibrary):
@@ -151,6 +163,61 @@ class _WithoutGlobals:
 
     def set_env(self, name: str, env: Any) -> None:
         """Nothing to set."""
+
+
+class _KernelCompiler(Compiler):
+    _library: type[JITCodeLibrary]
+
+    def __init__(self, typingctx: Any, targetctx: Any, library: Any, args: Any, result: Any, flags: Any, *rest: Any):
+        super().__init__(_typing(typingctx, repr(flags)), targetctx, library, args, result, flags, *rest)
+        self.state.library = self._library(self.state.targetctx.codegen(), "kernel")
+
+
+class KernelCompiler(_KernelCompiler):
+    """Numba's compiler, for kernels whose rounding does not depend on the kernels that a process loaded before.
+
+    Code that a kernel takes from others may be shared between kernels: a process then keeps the first that it loads,
+    and LLVM may have rounded it otherwise for another caller. The code of a kernel is its own here.
+    """
+
+    _library = _OwnCode
+
+
+class InlinedCompiler(_KernelCompiler):
+    """Numba's compiler, which goes as far as LLVM's code of a function, for callers that are compiled later.
+
+    Numba optimises every function that it compiles and makes machine code of it. The code of these kernels is taken up
+    by their callers, where both is done once more; without it the first call of a kernel takes two thirds of the time.
+    """
+
+    _library = _Library
+
+
+class _WholeTuple(models.TupleModel):
+    """A named tuple that calls pass as one value.
+
+    Numba passes each number of each array in it on its own: hundreds for an example, taken out by each caller and put
+    together again by each kernel, which was a sixth of the time of the first call.
+    """
+
+    def get_argument_type(self) -> Any:
+        """That of the tuple."""
+        return self.get_value_type()
+
+    def as_argument(self, builder: Any, value: Any) -> Any:
+        """As it is."""
+        return value
+
+    def from_argument(self, builder: Any, value: Any) -> Any:
+        """As it is."""
+        return value
+
+
+def _model(manager: Any, kind: Any) -> models.TupleModel:
+    return (_WholeTuple if is_ours(kind.instance_class) else models.TupleModel)(manager, kind)
+
+
+default_manager.register(types.NamedTuple, _model)
 
 
 class KindFunction(types.Callable, types.Dummy):
