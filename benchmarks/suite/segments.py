@@ -3,7 +3,7 @@
 Lambda is chosen by the F1 of spans on a third of the training set, outside the clocks. flash-semicrf, whose best epoch
 is that of the test set, is measured where it is installed, and torch-struct where it is. Then the chunks of
 CoNLL-2000 as segments, by dense features of the parts of speech of five words, beside a chain of B, I and O on the same
-features.
+features; and phases of gestures (``suite/gestures.py``).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torchssvm.datasets import EventSequences, PaddedDataset, TaggedSentences, r
 from torchssvm.datasets.text.conll2000 import locate
 from torchssvm.structures.segments import span_f1
 
+from .gestures import MODELS, SPLITS, gestures
 from .measuring import Ask, Limit, Settings, Summary, Table, best_of, chosen
 
 TITLE = "Segments, beside chains and semi-Markov CRFs"
@@ -35,8 +36,9 @@ OPTIONS: dict[str, Any] = {
     "long": 1_000_000,
     "sentences": 1000,  # to train on
     "chunk_lams": [0.03, 0.01, 0.003, 0.001],
+    "gesture_lams": [30.0, 10.0, 3.0, 1.0],
 }
-QUICK = {"sequences": 8, "length": 30, "lams": [0.3], "epochs": 1, "long": 1000, "sentences": 0}
+QUICK = {"sequences": 8, "length": 30, "lams": [0.3], "epochs": 1, "long": 1000, "sentences": 0, "gesture_lams": []}
 LABELS, DURATION = 5, 10
 PEERS = {"flash-semicrf": "flash_semicrf", "torch-struct": "torch_struct"}
 
@@ -235,6 +237,12 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
             for name in models
             if options["sentences"]
         },
+        "gestures": {
+            f"{name}; {split}": ask("gestures", model=name, split=split, lams=options["gesture_lams"])
+            for split in SPLITS
+            for name in MODELS
+            if options["gesture_lams"]
+        },
         "decode": {name: ask("decode", model=name, **own) for name in ("segments", *there)},
         "long": ask("decode", model="segments", sequences=1, length=options["long"]),
         "frames": options["long"],
@@ -245,10 +253,13 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
 
 
 def summarise(found: dict[str, Any]) -> Summary:
-    """Two tables and the limits."""
+    """The tables and the limits."""
     names = ("cpu_seconds", "passes", "f1", "frames")
     rows = [[name, own.get("lam"), *(own[key] for key in names)] for name, own in found["train"].items()]
     chunked = [[name, *(own[key] for key in ("lam", *names[:3]))] for name, own in found["chunks"].items()]
+    gestured = [
+        [name, *(own[key] for key in ("cpu_seconds", "f1", "frames"))] for name, own in found["gestures"].items()
+    ]
     every = found["decode"]
     decoded = [[name, 1e3 * seconds, seconds / every["segments"]] for name, seconds in every.items()]
     decoded.append([f"segments, one sequence of {found['frames']:g} frames", 1e3 * found["long"], None])
@@ -259,6 +270,7 @@ def summarise(found: dict[str, Any]) -> Summary:
         [
             Table("To 1 % of the primal", ["", "λ", "CPU seconds", "passes", "F1 of spans", "right frames"], rows),
             Table("Chunks of CoNLL-2000", ["", "λ", "CPU seconds", "passes", "F1 of chunks"], chunked),
+            Table("Phases of gestures", ["", "CPU seconds", "F1 of spans", "right frames"], gestured),
             Table("Decoding all sequences", ["", "ms", "times ours"], decoded),
         ],
         [
@@ -274,4 +286,4 @@ def draw(found: dict[str, Any], folder: Path) -> list[Path]:
     return []
 
 
-MEASURES = {"train": train, "chunks": chunks, "flash": flash, "decode": decode}
+MEASURES = {"train": train, "chunks": chunks, "gestures": gestures, "flash": flash, "decode": decode}
