@@ -34,13 +34,13 @@ def gestures(model: str, split: str, lams: list[float]) -> dict[str, Any]:
     spent = 0.0
     for test in SPLITS[split]:
         train, unseen = (GesturePhases(part, test=test, every=EVERY) for part in ("train", "test"))  # type: ignore[arg-type]
-        held_out = {lam: _scores(_left_out(model, train, lam))["f1"] for lam in lams}
+        held_out = {lam: gesture_scores(_left_out(model, train, lam))["f1"] for lam in lams}
         own.append(max(lams, key=lambda lam: held_out[lam]))
         start = time.process_time()
         predict = fit(model, train, own[-1])
         spent += time.process_time() - start
         labels.append((predict(unseen), RUNS.frames(unseen.y)))
-    return {"lams": own, "cpu_seconds": spent, **_scores(labels)}
+    return {"lams": own, "cpu_seconds": spent, **gesture_scores(labels)}
 
 
 def fit(model: str, data: PaddedDataset, lam: float, share: float = 0.01) -> Predict:
@@ -83,7 +83,7 @@ def _left_out(model: str, data: PaddedDataset, lam: float) -> list[tuple[Tensor,
     return found
 
 
-def _scores(labels: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
+def gesture_scores(labels: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
     """Of predicted and true labels of frames: the F1 of runs that share half of their frames, and the right frames."""
     found, true = (
         [spans for part in side for spans in RUNS.spans(RUNS.from_frames(part))] for side in zip(*labels, strict=True)

@@ -1,4 +1,4 @@
-"""Phases of gestures (Madeo, Lima and Peres 2013): what the hands of people do who tell stories to a camera."""
+"""Phases of gestures (Madeo, Lima and Peres 2013; CC BY 4.0): the hands of people who tell stories to a camera."""
 
 from __future__ import annotations
 
