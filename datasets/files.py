@@ -152,7 +152,7 @@ def _check_inside(path: str) -> None:
 
 def _download(url: str) -> bytes:
     with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
-        return answer.read()  # type: ignore[no-any-return]
+        return answer.read()
 
 
 def _digest(content: bytes) -> str:

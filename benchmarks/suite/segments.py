@@ -37,6 +37,7 @@ OPTIONS: dict[str, Any] = {
     "sentences": 1000,  # to train on
     "chunk_lams": [0.03, 0.01, 0.003, 0.001],
     "gesture_lams": [30.0, 10.0, 3.0, 1.0],
+    "gesture_epochs": 5,  # of flash-semicrf, a minute each
 }
 QUICK = {"sequences": 8, "length": 30, "lams": [0.3], "epochs": 1, "long": 1000, "sentences": 0, "gesture_lams": []}
 LABELS, DURATION = 5, 10
@@ -259,7 +260,7 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
         found["train"]["flash-semicrf, Adam"] = ask("flash", epochs=options["epochs"], **own)
         if options["gesture_lams"]:
             found["gestures"]["flash-semicrf, Adam; stories"] = ask(
-                "flash", epochs=options["epochs"], sequences=0, length=0
+                "flash", epochs=options["gesture_epochs"], sequences=0, length=0
             )
     return found
 
