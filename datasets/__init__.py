@@ -8,6 +8,7 @@ The LightningDataModules ``OCRData``, ``CoNLL2000Data``, ``HorseData``, ``LSPETD
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .events.gesture_phases import GesturePhases
 from .features import PrecomputedFeatures
 from .images.graph_cache import GraphCache, StaleCache
 from .images.horses import HorseSegmentation
@@ -79,6 +80,7 @@ __all__ = [
     "Columns",
     "EventSequences",
     "Example",
+    "GesturePhases",
     "GraphCache",
     "GraphSettings",
     "HorseSegmentation",

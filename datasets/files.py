@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import io
 import os
 import urllib.request
 import zipfile
 import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import numpy as np
@@ -60,6 +63,50 @@ def fetch(path: str, url: str, sha256: str, page: str, root: str | os.PathLike[s
         RuntimeError: The file found or downloaded is not the published one.
         ValueError: ``path`` leads out of the folders, or a download would, by a symbolic link.
     """
+    return _checked(path, url, lambda: _download(url), _digest, sha256, page, root)
+
+
+def fetch_texts(
+    folder: str, sha256: Mapping[str, str], url: str, page: str, root: str | os.PathLike[str] | None = None
+) -> list[Path]:
+    """Texts with known checksums, members of the zip file at ``url``: found in ``folder``, or unpacked from a download.
+
+    Args:
+        sha256: By name, the checksum of the text without carriage returns, as copies end lines in other ways.
+
+    Raises:
+        FileNotFoundError, RuntimeError, ValueError: As in :func:`fetch`.
+    """
+
+    @functools.cache
+    def packed() -> bytes:
+        return _download(url)
+
+    def unpack(name: str) -> bytes:
+        try:
+            with zipfile.ZipFile(io.BytesIO(packed())) as archive:
+                return archive.read(name)
+        except (KeyError, zipfile.BadZipFile, zlib.error) as error:
+            raise RuntimeError(f"{url} is no zip file with {name} in it: {error}") from error
+
+    def digest(content: bytes) -> str:
+        return _digest(content.replace(b"\r", b""))
+
+    return [
+        _checked(f"{folder}/{name}", f"{url}, {name}", functools.partial(unpack, name), digest, own, page, root)
+        for name, own in sha256.items()
+    ]
+
+
+def _checked(
+    path: str,
+    source: str,
+    download: Callable[[], bytes],
+    digest: Callable[[bytes], str],
+    sha256: str,
+    page: str,
+    root: str | os.PathLike[str] | None,
+) -> Path:
     try:
         place = find(path, page, root)
     except FileNotFoundError as missing:
@@ -71,11 +118,17 @@ def fetch(path: str, url: str, sha256: str, page: str, root: str | os.PathLike[s
                 "yourself, or remove the link"
             ) from missing
         try:
-            _download(url, place, sha256)
+            content = download()
+            if (found := digest(content)) != sha256:
+                raise RuntimeError(
+                    f"{source} gave another file than the published one: its SHA-256 is {found}, not {sha256}"
+                ) from None
+            with whole_file(place) as file:
+                file.write(content)
         except OSError as error:
-            raise FileNotFoundError(f"{missing} (downloading {url} failed: {error})") from error
+            raise FileNotFoundError(f"{missing} (downloading {source} failed: {error})") from error
         return place
-    if (found := _digest(place.read_bytes())) != sha256:
+    if (found := digest(place.read_bytes())) != sha256:
         raise RuntimeError(f"{place} is corrupt, or not the published file: its SHA-256 is {found}, not {sha256}")
     return place
 
@@ -97,13 +150,9 @@ def _check_inside(path: str) -> None:
         raise ValueError(f"path={path!r} must be a relative path below the data folder, without ..")
 
 
-def _download(url: str, place: Path, sha256: str) -> None:
+def _download(url: str) -> bytes:
     with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
-        content = answer.read()
-    if (found := _digest(content)) != sha256:
-        raise RuntimeError(f"{url} gave another file than the published one: its SHA-256 is {found}, not {sha256}")
-    with whole_file(place) as file:
-        file.write(content)
+        return answer.read()
 
 
 def _digest(content: bytes) -> str:

@@ -3,7 +3,7 @@
 Lambda is chosen by the F1 of spans on a third of the training set, outside the clocks. flash-semicrf, whose best epoch
 is that of the test set, is measured where it is installed, and torch-struct where it is. Then the chunks of
 CoNLL-2000 as segments, by dense features of the parts of speech of five words, beside a chain of B, I and O on the same
-features.
+features; and phases of gestures (``suite/gestures.py``).
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from torchssvm import Chain, LinearChain, LinearSegments, Relative, Segments, choose_lam, solve
-from torchssvm.datasets import EventSequences, PaddedDataset, TaggedSentences, read_columns
+from torchssvm.datasets import EventSequences, GesturePhases, PaddedDataset, TaggedSentences, read_columns
 from torchssvm.datasets.text.conll2000 import locate
 from torchssvm.structures.segments import span_f1
 
+from .gestures import EVERY, MODELS, SPLITS, gesture_scores, gestures
 from .measuring import Ask, Limit, Settings, Summary, Table, best_of, chosen
 
 TITLE = "Segments, beside chains and semi-Markov CRFs"
@@ -35,8 +36,10 @@ OPTIONS: dict[str, Any] = {
     "long": 1_000_000,
     "sentences": 1000,  # to train on
     "chunk_lams": [0.03, 0.01, 0.003, 0.001],
+    "gesture_lams": [30.0, 10.0, 3.0, 1.0],
+    "gesture_epochs": 5,  # of flash-semicrf, a minute each
 }
-QUICK = {"sequences": 8, "length": 30, "lams": [0.3], "epochs": 1, "long": 1000, "sentences": 0}
+QUICK = {"sequences": 8, "length": 30, "lams": [0.3], "epochs": 1, "long": 1000, "sentences": 0, "gesture_lams": []}
 LABELS, DURATION = 5, 10
 PEERS = {"flash-semicrf": "flash_semicrf", "torch-struct": "torch_struct"}
 
@@ -171,28 +174,36 @@ def scores(structure: Segments, codes: Tensor, true: Tensor) -> dict[str, float]
 
 
 def flash(epochs: int, sequences: int, length: int) -> dict[str, Any]:
-    """flash-semicrf by Adam in batches of 16; the best test score of all epochs."""
+    """flash-semicrf by Adam; the best test score of every fifth epoch. Without sequences, on phases of gestures."""
     from flash_semicrf import SemiMarkovCRFHead
 
     torch.manual_seed(0)
-    data, test = read(sequences, length)
-    structure = Segments(LABELS, DURATION)
-    head = SemiMarkovCRFHead(LABELS, DURATION + 1, hidden_dim=8)  # its largest duration is one less
+    data, test = (
+        read(sequences, length) if sequences else [GesturePhases(part, every=EVERY) for part in ("train", "test")]
+    )
+    structure = Segments(LABELS, 1)
+    longest = max(end - start for spans in structure.spans(data.y) for start, end, _ in spans)
+    head = SemiMarkovCRFHead(LABELS, longest + 1, hidden_dim=data.x.shape[2])  # its largest duration is one less
     optimizer, spent, best = torch.optim.Adam(head.parameters(), lr=0.03), 0.0, {"f1": 0.0, "frames": 0.0}
-    frames = structure.frames(data.y)
+    frames = structure.frames(data.y).clamp(min=0)
+    lengths, unseen = (torch.full((len(one),), length) if one.lengths is None else one.lengths for one in (data, test))
+    how = {"use_triton": False, "backend": "auto" if sequences else "streaming"}
     for epoch in range(epochs):
         start = time.process_time()
-        for rows in torch.randperm(sequences).split(16):
+        for rows in torch.randperm(len(data)).split(16 if sequences else 1):
             optimizer.zero_grad()
-            lengths = torch.full((len(rows),), length)
-            head.compute_loss(data.x[rows], lengths, frames[rows], use_triton=False).backward()
+            most = int(lengths[rows].max())
+            head.compute_loss(data.x[rows, :most], lengths[rows], frames[rows, :most], **how).backward()
             optimizer.step()
         spent += time.process_time() - start
         if epoch % 5 == 4 or epoch == epochs - 1:
             with torch.no_grad():
-                found = head.decode_with_traceback(test.x, torch.full((sequences,), length), use_triton=False)
-            spans = [sorted((s.start, s.end + 1, s.label) for s in own) for own in found.segments]
-            reached = scores(structure, structure.from_spans(spans), test.y)
+                found = head.decode_with_traceback(test.x, unseen, use_triton=False)
+            spans = structure.from_spans([sorted((s.start, s.end + 1, s.label) for s in own) for own in found.segments])
+            if sequences:
+                reached = scores(structure, spans, test.y)
+            else:
+                reached = gesture_scores([(structure.frames(spans), structure.frames(test.y))])
             best = max(best, reached, key=lambda each: each["f1"])
     return {"cpu_seconds": spent, "passes": epochs, **best}
 
@@ -235,20 +246,33 @@ def collect(ask: Ask, settings: Settings) -> dict[str, Any]:
             for name in models
             if options["sentences"]
         },
+        "gestures": {
+            f"{name}; {split}": ask("gestures", model=name, split=split, lams=options["gesture_lams"])
+            for split in SPLITS
+            for name in MODELS
+            if options["gesture_lams"]
+        },
         "decode": {name: ask("decode", model=name, **own) for name in ("segments", *there)},
         "long": ask("decode", model="segments", sequences=1, length=options["long"]),
         "frames": options["long"],
     }
     if "flash-semicrf" in there:
         found["train"]["flash-semicrf, Adam"] = ask("flash", epochs=options["epochs"], **own)
+        if options["gesture_lams"]:
+            found["gestures"]["flash-semicrf, Adam; stories"] = ask(
+                "flash", epochs=options["gesture_epochs"], sequences=0, length=0
+            )
     return found
 
 
 def summarise(found: dict[str, Any]) -> Summary:
-    """Two tables and the limits."""
+    """The tables and the limits."""
     names = ("cpu_seconds", "passes", "f1", "frames")
     rows = [[name, own.get("lam"), *(own[key] for key in names)] for name, own in found["train"].items()]
     chunked = [[name, *(own[key] for key in ("lam", *names[:3]))] for name, own in found["chunks"].items()]
+    gestured = [
+        [name, *(own[key] for key in ("cpu_seconds", "f1", "frames"))] for name, own in found["gestures"].items()
+    ]
     every = found["decode"]
     decoded = [[name, 1e3 * seconds, seconds / every["segments"]] for name, seconds in every.items()]
     decoded.append([f"segments, one sequence of {found['frames']:g} frames", 1e3 * found["long"], None])
@@ -259,6 +283,7 @@ def summarise(found: dict[str, Any]) -> Summary:
         [
             Table("To 1 % of the primal", ["", "λ", "CPU seconds", "passes", "F1 of spans", "right frames"], rows),
             Table("Chunks of CoNLL-2000", ["", "λ", "CPU seconds", "passes", "F1 of chunks"], chunked),
+            Table("Phases of gestures", ["", "CPU seconds", "F1 of spans", "right frames"], gestured),
             Table("Decoding all sequences", ["", "ms", "times ours"], decoded),
         ],
         [
@@ -274,4 +299,4 @@ def draw(found: dict[str, Any], folder: Path) -> list[Path]:
     return []
 
 
-MEASURES = {"train": train, "chunks": chunks, "flash": flash, "decode": decode}
+MEASURES = {"train": train, "chunks": chunks, "gestures": gestures, "flash": flash, "decode": decode}

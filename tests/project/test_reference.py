@@ -47,6 +47,7 @@ EXTRAS = {
 }
 # The folders of datasets that do not ship with the package.
 DATA = {
+    "torchssvm.datasets.GesturePhases": "gestures",
     "torchssvm.datasets.LSPET": "lspet",
     "torchssvm.datasets.PoseTargets": "lspet",
     "torchssvm.datasets.WordAlignment": "hansards",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from head_cases import HeadTestCase
@@ -334,3 +336,30 @@ def test_span_f1_takes_no_codes():
         span_f1(codes, codes)
     with pytest.raises(ValueError, match="found has 1 sequences, and true 2"):
         span_f1([[]], [[], []])
+
+
+@given(st.integers(0, 2**32), st.sampled_from([0.5, 0.6, 0.75, 0.9]))
+@examples(50)
+def test_span_f1_of_an_overlap_counts_pairs(seed, overlap):
+    random = torch.Generator().manual_seed(seed)
+    structure = Segments(2, 12)
+    found, true = (
+        structure.spans(structure.from_frames(torch.randint(0, 2, (3, 12), generator=random))) for _ in range(2)
+    )
+    pairs = set()
+    for row, (own, others) in enumerate(zip(found, true, strict=True)):
+        for a, b in itertools.product(own, others):
+            both, either = set(range(*a[:2])) & set(range(*b[:2])), set(range(*a[:2])) | set(range(*b[:2]))
+            if a[2] == b[2] and len(both) >= overlap * len(either):
+                pairs.add((row, b))  # no two of the found spans have one label and half of it, as they are runs
+    total = sum(map(len, found + true))
+    assert span_f1(found, true, overlap) == pytest.approx(2 * len(pairs) / total)
+    assert span_f1(found, found, overlap) == span_f1(found, found) == 1.0
+
+
+def test_span_f1_counts_a_span_once_and_refuses_less_than_half():
+    halves, whole = [[(0, 2, 1), (2, 4, 1)]], [[(0, 4, 1)]]
+    assert span_f1(halves, whole, 0.5) == span_f1(whole, halves, 0.5) == pytest.approx(2 / 3)
+    for overlap in (0.4, 1.5, "1", float("nan")):
+        with pytest.raises((TypeError, ValueError), match="overlap="):
+            span_f1(whole, whole, overlap)

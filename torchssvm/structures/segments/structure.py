@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_flags, check_int64, check_tensor, check_whole, row_name
+from torchssvm.core.arguments import check_flags, check_int64, check_number, check_tensor, check_whole, row_name
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.operators import constant, plain, transformed
 from torchssvm.core.potentials import Potentials
@@ -415,21 +415,46 @@ def every_segmentation(length: int, num_labels: int, least: Sequence[int], most:
                 yield [label + num_labels] + [label] * (duration - 1) + rest
 
 
-def span_f1(found: Sequence[Sequence[Any]], true: Sequence[Sequence[Any]]) -> float:
-    """The F1 score of spans over all sequences: one is right where start, end and label are; 1 where there are none.
+def span_f1(found: Sequence[Sequence[Any]], true: Sequence[Sequence[Any]], overlap: float = 1.0) -> float:
+    """The F1 score of spans over all sequences; 1 where there are none.
+
+    A span is right where start, end and label are; or, with an ``overlap`` below 1, where the label is, and the frames
+    that both spans have are that share or more of the frames that either has (Lea et al., Temporal Convolutional
+    Networks for Action Segmentation and Detection, 2017). Then the spans of a sequence must not overlap one another.
+
+    Args:
+        overlap: 0.5 to 1.
 
     Example:
         >>> span_f1([[(0, 2, 1), (2, 3, 0)]], [[(0, 2, 1), (2, 4, 0)]])
         0.5
+        >>> span_f1([[(0, 2, 1), (2, 3, 0)]], [[(0, 2, 1), (2, 4, 0)]], overlap=0.5)
+        1.0
 
     Raises:
-        TypeError: An argument is a tensor of codes.
-        ValueError: There are not as many sequences in both.
+        TypeError: An argument is a tensor of codes, or ``overlap`` is not a number.
+        ValueError: There are not as many sequences in both, or ``overlap`` is out of range.
     """
     if hasattr(found, "dtype") or hasattr(true, "dtype"):
         raise TypeError("found and true must be lists of spans: structure.spans(labeling) makes them of a tensor")
     if len(found) != len(true):
         raise ValueError(f"found has {len(found)} sequences, and true {len(true)}")
+    if not 0.5 <= check_number(overlap, "overlap", 0.0) <= 1.0:
+        raise ValueError(f"overlap={overlap} must be 0.5 to 1: of less, a span may have several others")
     pairs = [(set(own), set(others)) for own, others in zip(found, true, strict=True)]
     total = sum(len(own) + len(others) for own, others in pairs)
-    return 2.0 * sum(len(own & others) for own, others in pairs) / total if total else 1.0
+    right = sum(len(own & others) if overlap == 1.0 else _overlapping(own, others, overlap) for own, others in pairs)
+    return 2.0 * right / total if total else 1.0
+
+
+def _overlapping(found: set[Any], true: set[Any], overlap: float) -> int:
+    """How many spans are right, by one sweep over both."""
+    ours, theirs, right = sorted(found), sorted(true), 0
+    i = j = 0
+    while i < len(ours) and j < len(theirs):
+        (start, end, label), (begin, stop, other) = ours[i], theirs[j]
+        shared = min(end, stop) - max(start, begin)
+        hit = label == other and shared >= overlap * (max(end, stop) - min(start, begin))
+        right += hit
+        i, j = i + (hit or end <= stop), j + (hit or end > stop)
+    return right

@@ -1,0 +1,1 @@
+"""Recorded events that last some frames each."""
