@@ -165,10 +165,11 @@ class GraphSVC(StructuredEstimator):
                     found[i] = self.classes_[row[:size]]
         return found
 
-    def score(self, X: Any, y: Any) -> float:
-        """The share of nodes with the right label."""
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The share of nodes with the right label; ``sample_weight`` as in :meth:`fit`."""
         found: list[Any] = self.predict(X)
-        return accuracy(check_lists(by_place(y), [len(labels) for labels in found], "node"), found, self.classes_)
+        y = check_lists(by_place(y), [len(labels) for labels in found], "node")
+        return accuracy(y, found, self.classes_, sample_weight)
 
 
 def _graphs(X: Any, sizes: tuple[int, int] | None = None) -> list[Graph]:

@@ -296,8 +296,8 @@ class Segments(Indexed):
             row, place = wrong.nonzero()[0].tolist()
             raise ValueError(
                 f"target has a segment of {int(durations[row, place])} frames at position {place} of {row_name(row)}: "
-                f"those of label {int(codes[row, place]) - labels} have {int(least[row, place])} to {most}; make "
-                "max_duration larger, or cut the segment"
+                f"those of label {int(codes[row, place]) - labels} have {int(least[row, place])} to {most}; change "
+                "min_duration or max_duration, or cut the segment"
             )
         return codes
 
@@ -415,8 +415,10 @@ def every_segmentation(length: int, num_labels: int, least: Sequence[int], most:
                 yield [label + num_labels] + [label] * (duration - 1) + rest
 
 
-def span_f1(found: Sequence[Sequence[Any]], true: Sequence[Sequence[Any]]) -> float:
+def span_f1(found: Sequence[Sequence[Any]], true: Sequence[Sequence[Any]], times: Any = None) -> float:
     """The F1 score of spans over all sequences: one is right where start, end and label are; 1 where there are none.
+
+    ``times`` says how often each sequence counts; None is once.
 
     Example:
         >>> span_f1([[(0, 2, 1), (2, 3, 0)]], [[(0, 2, 1), (2, 4, 0)]])
@@ -431,5 +433,7 @@ def span_f1(found: Sequence[Sequence[Any]], true: Sequence[Sequence[Any]]) -> fl
     if len(found) != len(true):
         raise ValueError(f"found has {len(found)} sequences, and true {len(true)}")
     pairs = [(set(own), set(others)) for own, others in zip(found, true, strict=True)]
-    total = sum(len(own) + len(others) for own, others in pairs)
-    return 2.0 * sum(len(own & others) for own, others in pairs) / total if total else 1.0
+    each = [1] * len(pairs) if times is None else times
+    total = sum(n * (len(own) + len(others)) for n, (own, others) in zip(each, pairs, strict=True))
+    right = sum(n * len(own & others) for n, (own, others) in zip(each, pairs, strict=True))
+    return float(2.0 * right / total) if total else 1.0
