@@ -184,6 +184,10 @@ def test_a_dataset_without_lengths():
 def test_tensors_of_different_sizes_are_refused():
     with pytest.raises(ValueError, match="x has 5 examples but lengths has 4"):
         PaddedDataset(torch.zeros(5, 3, 2), torch.zeros(5, 3), torch.ones(4, dtype=torch.int64))
+    with pytest.raises(ValueError, match="x has 5 examples but y has no axis"):
+        PaddedDataset(torch.zeros(5, 3, 2), torch.tensor(3))
+    with pytest.raises(ValueError, match="lengths must be int64"):
+        PaddedDataset(torch.zeros(5, 3, 2), torch.zeros(5, 3), 3)
 
 
 class Network(nn.Module):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from torchssvm.core.arguments import check_whole, is_whole, number_of
+from torchssvm.core.arguments import check_whole, number_of
 from torchssvm.estimators.base import SequenceEstimator
 from torchssvm.estimators.examples import (
     ARRAYS,
@@ -28,7 +28,7 @@ from torchssvm.estimators.examples import (
     times_of,
 )
 from torchssvm.structures.segments.head import LinearSegments
-from torchssvm.structures.segments.structure import Segments, span_f1
+from torchssvm.structures.segments.structure import Segments, span_f1, span_fault
 
 Span = tuple[int, int, Any]
 """First frame, the frame after the last, and label."""
@@ -161,12 +161,8 @@ def _spans_of(y: Any, lengths: list[int]) -> list[list[Span]]:
     for row, (own, length) in enumerate(zip(y, lengths, strict=True)):
         place, at = number_of(row), 0
         for span in own:
-            whole = isinstance(span, tuple | list) and len(span) == 3 and is_whole(span[0]) and is_whole(span[1])
-            if not whole or span[0] != at or span[1] <= at:
-                raise ValueError(
-                    f"y[{place}] has {span!r}: it must be (start, end, label) with start {at} and a larger end, whole "
-                    "numbers"
-                )
+            if fault := span_fault(span, at):
+                raise ValueError(f"y[{place}] has {span!r}: {fault}")
             at = span[1]
         if at != length:
             raise ValueError(f"y[{place}] has spans up to {at}, and X[{place}] has {length} frames: cover all of them")

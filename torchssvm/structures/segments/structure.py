@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -174,7 +175,7 @@ class Segments(Indexed):
     def spans(self, labeling: Tensor) -> list[list[Span]]:
         """The spans (first frame, frame after the last, label) of every example."""
         found = []
-        for row in labeling.tolist():
+        for row in _codes(labeling, "labeling", ", as decode returns it").tolist():
             row = row[: row.index(-1)] if -1 in row else row
             starts = [t for t, code in enumerate(row) if code >= self.num_labels]
             ends = [*starts[1:], len(row)]
@@ -191,14 +192,14 @@ class Segments(Indexed):
         rows = []
         for place, several in enumerate(spans):
             row: list[int] = []
-            for start, end, label in several:
-                if start != len(row) or end <= start or not 0 <= label < num_labels:
-                    raise ValueError(
-                        f"spans has {(start, end, label)} in {row_name(place)}: it must be (start, end, label) with "
-                        f"start {len(row)}, where the span before it ends, a larger end, and a label 0 to "
-                        f"{num_labels - 1}"
-                    )
-                row += [label + num_labels] + [label] * (end - start - 1)
+            for span in several:
+                if fault := span_fault(span, len(row)):
+                    alone = "" if hasattr(span, "__len__") else "; give a list of spans for each sequence"
+                    raise ValueError(f"spans has {span!r} in {row_name(place)}: {fault}{alone}")
+                start, end, label = span
+                if label not in range(num_labels):
+                    raise ValueError(f"spans has {span!r} in {row_name(place)}: labels are 0 to {num_labels - 1}")
+                row += [int(label) + num_labels] + [int(label)] * int(end - start - 1)
             if not row:
                 raise ValueError(f"spans has no span in {row_name(place)}: a sequence has at least one")
             rows.append(torch.tensor(row))
@@ -219,8 +220,7 @@ class Segments(Indexed):
             ValueError: ``labels`` are not such a tensor.
         """
         num_labels = self.num_labels
-        check_int64(labels, "labels", tuple(labels.shape[:2]) or (0, 0), ", a label for each frame")
-        if bool((labels >= num_labels).any()):
+        if bool((_codes(labels, "labels", ", a label for each frame") >= num_labels).any()):
             raise ValueError(f"labels has {int(labels.max())}; labels are 0 to {num_labels - 1}")
         begins = torch.ones_like(labels, dtype=torch.bool)
         begins[:, 1:] = labels[:, 1:] != labels[:, :-1]
@@ -415,6 +415,31 @@ def every_segmentation(length: int, num_labels: int, least: Sequence[int], most:
                 yield [label + num_labels] + [label] * (duration - 1) + rest
 
 
+def _codes(value: Any, name: str, form: str) -> Tensor:
+    """``value``, if it is int64 ``[B, N]``."""
+    return check_int64(value, name, value.shape if getattr(value, "ndim", 0) == 2 else ("B", "N"), form)
+
+
+def span_fault(span: Any, at: int) -> str:
+    """What a span must be that begins at the frame ``at``; empty where it is."""
+    try:
+        start, end, _ = span
+        if operator.index(start) == at < operator.index(end):
+            return ""
+        inclusive = 0 < at == start - 1
+    except (TypeError, ValueError):  # no three, or no whole numbers
+        inclusive = False
+    last = ": an end is the frame after the last one" if inclusive else ""
+    return (
+        f"it must be (start, end, label), whole numbers with start {at}, where the span before it ends, and a larger "
+        f"end{last}"
+    )
+
+
+def _is_spans(own: Any) -> bool:
+    return isinstance(own, list | tuple) and all(isinstance(span, list | tuple) for span in own)
+
+
 def span_f1(found: Sequence[Sequence[Any]], true: Sequence[Sequence[Any]], times: Any = None) -> float:
     """The F1 score of spans over all sequences: one is right where start, end and label are; 1 where there are none.
 
@@ -428,11 +453,13 @@ def span_f1(found: Sequence[Sequence[Any]], true: Sequence[Sequence[Any]], times
         TypeError: An argument is a tensor of codes.
         ValueError: There are not as many sequences in both.
     """
-    if hasattr(found, "dtype") or hasattr(true, "dtype"):
-        raise TypeError("found and true must be lists of spans: structure.spans(labeling) makes them of a tensor")
+    if any(hasattr(each, "dtype") or not all(map(_is_spans, each)) for each in (found, true)):
+        raise TypeError(
+            "found and true must be lists of spans for each sequence: structure.spans(labeling) makes them of a tensor"
+        )
     if len(found) != len(true):
         raise ValueError(f"found has {len(found)} sequences, and true {len(true)}")
-    pairs = [(set(own), set(others)) for own, others in zip(found, true, strict=True)]
+    pairs = [(set(map(tuple, own)), set(map(tuple, others))) for own, others in zip(found, true, strict=True)]
     each = [1] * len(pairs) if times is None else times
     total = sum(n * (len(own) + len(others)) for n, (own, others) in zip(each, pairs, strict=True))
     right = sum(n * len(own & others) for n, (own, others) in zip(each, pairs, strict=True))
