@@ -197,8 +197,10 @@ def _graphs(X: Any, sizes: tuple[int, int] | None = None) -> list[Graph]:
             raise ValueError(f"X[{place}] has {len(edges)} edges, and edge features of shape {list(features.shape)}")
         if not (np.isfinite(nodes).all() and np.isfinite(features).all()):
             raise ValueError(f"X[{place}] has features that are not finite")
-        if ((edges < 0) | (edges >= len(nodes))).any() or (edges[:, 0] == edges[:, 1]).any():
-            raise ValueError(f"X[{place}] has an edge that does not join two different nodes, 0 to {len(nodes) - 1}")
+        wrong = ((edges < 0) | (edges >= len(nodes))).any(1) | (edges[:, 0] == edges[:, 1])
+        if wrong.any():
+            ends = f"edge {wrong.argmax()} of {edges[wrong][0].tolist()}, which"
+            raise ValueError(f"X[{place}] has {ends} does not join two different nodes, 0 to {len(nodes) - 1}")
         sizes = (nodes.shape[1], features.shape[1]) if sizes is None else sizes
         if (nodes.shape[1], features.shape[1]) != sizes:
             own = nodes.shape[1], features.shape[1]
