@@ -23,9 +23,15 @@ def margins_by_decoding(structure: Any, argmax: Callable[[Potentials], Any], pot
     another one in this. That one is best among those, whatever was added; its score is that of the potentials.
     ``argmax`` is the structure's max oracle, and returns a ``Decoding``.
     """
-    wide = potentials.replace({name: _double(tensor) for name, tensor in potentials.tensors.items()})
-    (name, tensor), (absent, there) = next(iter(wide.tensors.items())), structure.state_parts
-    padding, known = padding_of(wide, name), structure.known_scores(wide) or {}
+    scores = {name: (t[:1] if t.stride(0) == 0 else t).double().expand_as(t) for name, t in potentials.tensors.items()}
+    wide, (name, tensor), (absent, there) = (
+        potentials.replace(scores),
+        next(iter(scores.items())),
+        structure.state_parts,
+    )
+    margins, padding = torch.zeros_like(tensor), padding_of(wide, name)
+    if not len(tensor):
+        return margins
     real = torch.ones_like(tensor, dtype=torch.bool) if padding is None else ~padding
     real = structure.places(wide).get(name, real).expand_as(tensor)
 
@@ -39,18 +45,20 @@ def margins_by_decoding(structure: Any, argmax: Callable[[Potentials], Any], pot
         parts = conform(structure.parts(found.labeling), wide, "parts(labeling)")
         wrong = real & (parts[name] != absent) & (parts[name] != there)
         if bool(wrong.any()):
-            rows = row_names(_rows(wrong).any(1).nonzero().flatten().tolist())
+            rows = row_names(wrong.nonzero()[:1, 0].tolist())
             raise ValueError(f"parts of {rows} are neither {absent:g} nor {there:g}: max-marginals are for these two")
         return parts
 
-    best = best_parts(potentials)
-    scores = {key: held + known[key].double() if key in known else held for key, held in wide.tensors.items()}
+    best, known = best_parts(potentials), structure.known_scores(wide) or {}
+    scores = {**scores, **{key: scores[key] + held.double() for key, held in known.items()}}
     bounded = {**scores, name: scores[name].masked_fill(~real, 0.0)}
-    sizes = torch.cat([_rows(held.nan_to_num(0.0, 0.0, 0.0).abs()) for held in bounded.values()], 1)
-    usual = 1.0 + (sizes * torch.cat([_rows(best[key].abs()) for key in scores], 1)).sum(1, keepdim=True)
+    sizes, used = (
+        torch.cat([held.abs().reshape(len(held), -1) for held in each], 1)
+        for each in ([held.nan_to_num(0.0, 0.0, 0.0) for held in bounded.values()], [best[key] for key in bounded])
+    )
+    usual = 1.0 + (sizes * used).sum(1, keepdim=True)
     small = 1.0 + 2.0 * sizes.masked_fill(sizes > _MASK * usual, 0.0).sum(1)
-    large = (1.0 + 2.0 * sizes.sum(1)) * tensor[:1].numel()  # states that are next to each other count as often
-    margins = torch.zeros_like(tensor)
+    large = (1.0 + 2.0 * sizes.sum(1)) * tensor[0].numel()  # states that are next to each other count as often
     for place in real.any(0).nonzero().tolist():
         at, size = (slice(None), *place), small
         own = best[name][at] == there
@@ -68,14 +76,3 @@ def margins_by_decoding(structure: Any, argmax: Callable[[Potentials], Any], pot
         gain = torch.where(same, math.inf, gain.nan_to_num(nan=0.0, posinf=math.inf).clamp(min=0.0))
         margins[at] = torch.where(own, gain, 0.0 - gain).masked_fill(~real[at], 0.0)
     return margins
-
-
-def _double(tensor: Tensor) -> Tensor:
-    """In float64; scores that all examples share stay so."""
-    shared = len(tensor) > 1 and tensor.stride(0) == 0
-    return tensor[:1].detach().double().expand_as(tensor) if shared else tensor.detach().double()
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """``[B, ...]`` as ``[B, M]``."""
-    return tensor.unsqueeze(-1).flatten(1)

@@ -422,22 +422,16 @@ def _codes(value: Any, name: str, form: str) -> Tensor:
 
 def span_fault(span: Any, at: int) -> str:
     """What a span must be that begins at the frame ``at``; empty where it is."""
+    advice = ""
     try:
         start, end, _ = span
         if operator.index(start) == at < operator.index(end):
             return ""
-        inclusive = 0 < at == start - 1
+        advice = ": an end is the frame after the last one" if 0 < at == start - 1 else ""
     except (TypeError, ValueError):  # no three, or no whole numbers
-        inclusive = False
-    last = ": an end is the frame after the last one" if inclusive else ""
-    return (
-        f"it must be (start, end, label), whole numbers with start {at}, where the span before it ends, and a larger "
-        f"end{last}"
-    )
-
-
-def _is_spans(own: Any) -> bool:
-    return isinstance(own, list | tuple) and all(isinstance(span, list | tuple) for span in own)
+        pass
+    must = f"it must be (start, end, label), whole numbers with start {at}, where the span before it ends"
+    return f"{must}, and a larger end{advice}"
 
 
 def span_f1(found: Sequence[Sequence[Any]], true: Sequence[Sequence[Any]], times: Any = None) -> float:
@@ -453,7 +447,7 @@ def span_f1(found: Sequence[Sequence[Any]], true: Sequence[Sequence[Any]], times
         TypeError: An argument is a tensor of codes.
         ValueError: There are not as many sequences in both.
     """
-    if any(hasattr(each, "dtype") or not all(map(_is_spans, each)) for each in (found, true)):
+    if any(not isinstance(span, tuple | list) for each in (found, true) for own in each for span in own):
         raise TypeError(
             "found and true must be lists of spans for each sequence: structure.spans(labeling) makes them of a tensor"
         )
