@@ -117,7 +117,9 @@ class Matching(Structure):
 
     def argmax(self, potentials: Potentials) -> Decoding:
         """The best matching; edges with a score of 0 or less are never used. ``best_matching`` describes other ties."""
-        chosen, value = _best(potentials.single, potentials)
+        scores = potentials.single
+        chosen = best_matching(scores, potentials.lengths, getattr(potentials, "widths", None))
+        value = scores.detach().to(torch.float64).masked_fill(~chosen, 0.0).sum((1, 2))
         return Decoding(chosen.to(torch.int64).masked_fill_(~_real(potentials), -1), value)
 
     def parts(self, labeling: Tensor) -> Tensor:
@@ -217,12 +219,6 @@ class Matching(Structure):
         """The factor that normalises each example's loss, ``[B]`` float64."""
         left = (target >= 0).any(2).sum(1).to(torch.float64).clamp(min=1.0)
         return 1.0 / left if self.normalize else torch.ones_like(left)
-
-
-def _best(scores: Tensor, potentials: Potentials) -> tuple[Tensor, Tensor]:
-    """The best matching ``[B, S, T]`` bool between the nodes of the potentials, and its score ``[B]`` float64."""
-    chosen = best_matching(scores, potentials.lengths, getattr(potentials, "widths", None))
-    return chosen, scores.detach().to(torch.float64).masked_fill(~chosen, 0.0).sum((1, 2))
 
 
 def _real(potentials: Potentials) -> Tensor:
