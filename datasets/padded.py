@@ -191,8 +191,8 @@ class PaddedDataset(Dataset[Example]):
         if index is None:
             index = torch.arange(n)
         for name, tensor in (("y", y), ("lengths", lengths), ("index", index)):
-            if tensor is not None and len(tensor) != n:
-                raise ValueError(f"x has {n} examples but {name} has {len(tensor)}")
+            if isinstance(tensor, Tensor) and tensor.shape[:1] != (n,):
+                raise ValueError(f"x has {n} examples but {name} has {len(tensor) if tensor.ndim else 'no axis'}")
         check_int64(index, "index", (n,), ", one number for each example")
         if len(index.unique()) < n or bool((index < 0).any()):
             raise ValueError("index must hold another number, at least 0, for every example: it names its dual block")

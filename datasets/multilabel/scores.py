@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from torchssvm.core.arguments import check_tensor
+
 
 @dataclass(frozen=True)
 class MultilabelScores:
@@ -115,7 +117,11 @@ def multilabel_scores(true: Tensor, predicted: Tensor) -> MultilabelScores:
         >>> round(scores.micro_f1, 3)
         0.667
     """
-    if true.ndim != 2 or not true.numel() or true.shape != predicted.shape:
+    if (
+        check_tensor(true, "true").ndim != 2
+        or not true.numel()
+        or true.shape != check_tensor(predicted, "predicted").shape
+    ):
         shapes = f"{list(true.shape)} and {list(predicted.shape)}"
         raise ValueError(f"true and predicted must be [n, K] both, of at least one example and label, got {shapes}")
     for name, labels in (("true", true), ("predicted", predicted)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -45,13 +45,16 @@ class RankedLists(PaddedDataset):
 
     def __init__(self, x: Tensor, y: Tensor, sizes: Tensor | Sequence[int], relevant: int = 1):
         check_whole(relevant, "relevant", 0)
-        y, sizes = torch.as_tensor(y), torch.as_tensor(sizes)
+        y, sizes = _numbers(y, "y"), _numbers(sizes, "sizes")
         if check_tensor(x, "x").ndim != 2 or y.shape != x.shape[:1]:
             raise ValueError(f"x and y must be [D, F] and [D], got {list(x.shape)} and {list(y.shape)}")
         if sizes.is_floating_point():
             raise ValueError(f"sizes must be whole numbers of documents, got {sizes.dtype}")
         if sizes.ndim != 1 or bool((sizes < 1).any()) or int(sizes.sum()) != len(x):
-            raise ValueError(f"sizes must be at least 1 and sum to the {len(x)} documents, got {int(sizes.sum())}")
+            raise ValueError(
+                f"sizes must be [Q], at least 1, and sum to the {len(x)} documents, got {int(sizes.sum())} of shape "
+                f"{list(sizes.shape)}"
+            )
         if bool((wrong := ~torch.isfinite(x).all(1)).any()):
             raise ValueError(f"x is not finite in row {int(wrong.nonzero()[0])}")
         grades = y.to(torch.int64)
@@ -88,10 +91,7 @@ class RankedLists(PaddedDataset):
             >>> RankedLists.of_queries(torch.rand(4, 3), torch.tensor([0, 1, 1, 0]), qid=[7, 3, 7, 3])[1].y
             tensor([0, 1])
         """
-        try:
-            numbers, x, y = torch.as_tensor(qid), torch.as_tensor(x), torch.as_tensor(y)
-        except ValueError as error:
-            raise ValueError(f"qid, x and y must be numbers, and qid whole ones: {error}") from error
+        numbers, x, y = _numbers(qid, "qid"), _numbers(x, "x"), _numbers(y, "y")
         if numbers.is_floating_point() or numbers.is_complex() or numbers.shape != y.shape or numbers.ndim != 1:
             raise ValueError(
                 f"qid is {numbers.dtype} {list(numbers.shape)}, and must be a whole number for each of the documents"
@@ -161,3 +161,10 @@ class RankedLists(PaddedDataset):
     def in_features(self) -> int:
         """F, numbers per document."""
         return self._held.shape[2]
+
+
+def _numbers(given: Any, name: str) -> Tensor:
+    try:
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:  # texts, ragged lists, None
+        raise ValueError(f"{name} must be numbers, not {given!r}") from error

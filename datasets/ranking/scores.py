@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_int64, check_whole
+from torchssvm.core.arguments import check_int64, check_several, check_tensor, check_whole
 from torchssvm.core.structure import reject_rows
 from torchssvm.structures.ranking.measure import NDCG
 
@@ -55,6 +55,8 @@ def ranking_scores(
         >>> ranking_scores(torch.tensor([[2, 0, 1]]), torch.tensor([[0, 2, 1]])).ndcg[3]
         1.0
     """
+    check_several(ks, "ks")
+    check_tensor(grades, "grades")
     check_int64(grades, "grades", (len(grades), grades.shape[-1]), ", of the documents of each list")
     check_int64(places, "places", grades.shape, ", a place for each document")
     if bool(((places < 0) != (grades < 0)).any()):

@@ -86,7 +86,7 @@ class GraphStructureCase(StructureTestCase):
         yield WeightedLabels(labels, target.costs[:, 1:]), "has weights"
         for number in (-1.0, math.nan, math.inf):
             wrong = target.costs.index_fill(1, torch.tensor([0]), number)
-            yield WeightedLabels(labels, wrong), "negative or not finite"
+            yield WeightedLabels(labels, wrong), r"negative or not finite in rows \[0, 1"
         yield (labels, target.costs), "tuple"
 
     def bad_potentials(self, potentials):

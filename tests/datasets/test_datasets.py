@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from problems import examples
 from tables import each_row
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 import torchssvm.datasets
-from torchssvm import Batch, DualState, GapBatchSampler, LinearChain
-from torchssvm.datasets import OCR, Example, PaddedDataset, PrecomputedFeatures
+from torchssvm import Batch, DualState, GapBatchSampler, LinearChain, in_order, solve
+from torchssvm.datasets import OCR, Example, NamedChains, PaddedDataset, PrecomputedFeatures, hold_out
 from torchssvm.datasets.ocr import dataset as ocr_module
 from torchssvm.steps import LargestGap
 
@@ -184,6 +184,30 @@ def test_a_dataset_without_lengths():
 def test_tensors_of_different_sizes_are_refused():
     with pytest.raises(ValueError, match="x has 5 examples but lengths has 4"):
         PaddedDataset(torch.zeros(5, 3, 2), torch.zeros(5, 3), torch.ones(4, dtype=torch.int64))
+    with pytest.raises(ValueError, match="x has 5 examples but y has no axis"):
+        PaddedDataset(torch.zeros(5, 3, 2), torch.tensor(3))
+    with pytest.raises(ValueError, match="lengths must be int64"):
+        PaddedDataset(torch.zeros(5, 3, 2), torch.zeros(5, 3), 3)
+
+
+def test_datasets_of_one_kind_are_joined_and_numbered_anew():
+    random = torch.Generator().manual_seed(0)
+    x, y = torch.randn(9, 4, 2, generator=random), torch.randint(0, 3, (9, 4), generator=random)
+    lengths = torch.tensor([4, 1, 2, 3, 4, 4, 1, 2, 4])
+    beyond = torch.arange(4) >= lengths.unsqueeze(1)
+    x[beyond], y[beyond] = 0.0, -1
+    parts = [PaddedDataset(x[own], y[own], lengths[own]) for own in (slice(4), slice(4, None))]
+    whole, joined = PaddedDataset(x, y, lengths), ConcatDataset(parts)
+    for one, other in zip(in_order(joined, batch_size=3), in_order(whole, batch_size=3), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert sorted(len(part) for part in hold_out(joined, 0.3)) == [3, 6]
+    found = [solve(LinearChain(2, 3), data, 0.3, progress=False) for data in (joined, whole)]
+    assert found[0].primal == pytest.approx(found[1].primal, rel=0.01)
+    others = PaddedDataset(x, y)  # without lengths, which has another collate
+    names = [NamedChains([[[name]]], [["A"]]) for name in ("a", "b")]
+    for wrong in ([whole, others], names, [[1], [2]]):
+        with pytest.raises(ValueError, match="parts differ in `collate`, features or labels"):
+            in_order(ConcatDataset(wrong))
 
 
 class Network(nn.Module):

@@ -48,11 +48,20 @@ def one(place, value, of=X):
         ({}, [[{"word": "the"}]], [["a"]], r"list of arrays \[N, F\]"),
         ({"max_duration": 1}, X, SPANS, "max_duration=1, and a segment of y has 2"),
         ({"C": -1.0}, X, SPANS, "C=-1"),
+        ({"min_duration": 2}, X, SPANS, r"segment of 1 frames at position 0 of example 1: .* change min_duration or"),
+        ({"min_duration": [1, 2, 3]}, X, SPANS, r"min_duration=\[1, 2, 3\] must be a whole number, or 2, one for each"),
     ],
 )
 def test_what_does_not_fit_is_refused(options, x, y, message):
     with pytest.raises(ValueError, match=message):
         SegmentSVC(**options).fit(x, y)
+
+
+def test_segments_are_not_shorter_than_asked_for():
+    long = [[(0, 2, "a"), (2, 4, "b")], [(0, 3, "a")], [(0, 2, "b"), (2, 5, "a")]]
+    for least in (2, [2, 2]):
+        found = SegmentSVC(min_duration=least, random_state=0).fit(X, long).predict(X)
+        assert all(end - start >= 2 for own in found for start, end, _ in own)
 
 
 @pytest.mark.parametrize("options", [{}, {"boundary": True}])

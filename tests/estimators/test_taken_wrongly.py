@@ -10,6 +10,7 @@ from sklearn.preprocessing import MultiLabelBinarizer
 from tables import each_row
 
 from torchssvm.datasets import NamedChains
+from torchssvm.deployment import load_head
 from torchssvm.estimators import ChainSVC, GraphSVC, MultilabelSVC, MultinomialSVC, PredictThenOptimize, SegmentSVC
 from torchssvm.estimators.examples import check_matrix
 from torchssvm.structures import Selection
@@ -229,6 +230,12 @@ class Series:
 
     def __getitem__(self, label):
         return self.values[::-1][label]
+
+
+def test_the_columns_of_a_table_of_sets_are_named_in_the_file(tmp_path):
+    sets = np.eye(12, 3, dtype=int)
+    MultilabelSVC(**QUICK).fit(ROWS, Table(sets)).save(tmp_path / "sets.safetensors")
+    assert load_head(tmp_path / "sets.safetensors").labels == ["a", "b", "c"]
 
 
 SEQUENCES = [

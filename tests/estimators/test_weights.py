@@ -92,8 +92,22 @@ def test_weights_train_in_the_compiled_loop_which_goes_on_with_others(case):
         assert torch.equal(alike, own)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", ["sets", "arrays", "names", "segments", "forests", "decisions"])
+def test_scores_count_examples_as_often_as_they_weigh(case):
+    estimator, X, y = CASES[case]
+    times = [2, 1, 0, 1, 3, 1, 1, 1]
+    places = np.repeat(np.arange(8), times)
+    several = [own[places] if hasattr(own, "shape") else [own[i] for i in places] for own in (X, y)]
+    turned = y[::-1].copy() if hasattr(y, "shape") else y
+    fitted = clone(estimator).set_params(tol=0.1, random_state=0).fit(X, turned)
+    assert fitted.score(X, y, times) == pytest.approx(fitted.score(*several))
+
+
 def test_weights_are_checked():
     for estimator, X, y in CASES.values():
+        with pytest.raises(ValueError, match=r"sample_weight='balanced' must be .8.*class_weight takes 'balanced'"):
+            estimator.fit(X, y, "balanced")
         for wrong in ([1.0] * 7, [-1.0] + [1.0] * 7, [0.0] * 8, [np.nan] * 8):
             with pytest.raises(ValueError, match="sample_weight"):
                 estimator.fit(X, y, wrong)

@@ -63,6 +63,12 @@ def check_number(
     raise ValueError(f"{name}={value} must be {' and '.join(limits) or 'a number'}{advice}")
 
 
+def check_several(value: Any, name: str) -> None:
+    """Raise TypeError where a list of numbers is asked for, and ``value`` is a number, a text, or none."""
+    if isinstance(value, str | numbers.Number) or not isinstance(value, Iterable):
+        raise TypeError(f"{name}={value!r} must be a list of numbers, not a {type(value).__name__}")
+
+
 def places_of(labels: Sequence[Any]) -> dict[Any, int]:
     """The state of each label, its place in ``labels``; ValueError if one comes twice."""
     found = {label: place for place, label in enumerate(labels)}

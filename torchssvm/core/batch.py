@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from torchssvm.core.arguments import NO_LABEL, check_tensor, describe, is_ours, naming, row_name
 from torchssvm.core.operators import on_host, upload
@@ -138,6 +138,13 @@ def fetcher(dataset: Any, collate_fn: Collate | None = None) -> partial[Batch]:
         raise ValueError(
             "dataset is a Subset, whose items keep their numbers in the whole: use hold_out(dataset, share)"
         )
+    if collate is None and isinstance(dataset, ConcatDataset):
+        first, *others = [{"collate": getattr(own, "collate", None), **described(own)} for own in dataset.datasets]
+        if first["collate"] is None or any(own != first for own in others):
+            raise ValueError(
+                "dataset is a ConcatDataset whose parts differ in `collate`, features or labels: join what they hold"
+            )
+        return fetcher(Part(dataset, range(len(dataset)), first["collate"]))  # numbered anew
     if collate is None:
         raise ValueError(
             f"{type(dataset).__name__} has no method `collate`, which makes a Batch of items: use "
@@ -295,11 +302,13 @@ def check_fits(head: Any, structure: Any, data: Any, collate_fn: Collate | None 
     if (place := getattr(dataset, "first_unknown", None)) is not None and not hasattr(structure, "complete"):
         raise ValueError(f"dataset.y has label -100 at position {place[1]} of example {place[0]}{NO_LABEL}")
     for name, owner in (("in_features", head), ("num_states", structure)):
-        own, found = getattr(owner, name, None), getattr(dataset, name, None)
+        also = "num_features" if name == "in_features" else name
+        own, found = getattr(owner, name, None), getattr(dataset, name, getattr(dataset, also, None))
         if is_ours(type(owner)) and isinstance(own, int) and isinstance(found, int) and own != found:
             raise ValueError(
                 f"the dataset has {name}={found} and the head {name}={own}: where features and labels have names, the "
-                "test set needs those of the training set, vocabulary=train.vocabulary, labels=train.labels"
+                "test set needs those of the training set, vocabulary=train.vocabulary, labels=train.labels, and where "
+                "they are numbers or hashed, the same num_features"
             )
 
 
@@ -380,6 +389,13 @@ SIZES = ("in_features", "num_features", "edge_features", *OUTPUT_SIZES)
 NAMES = ("vocabulary", "labels")
 
 
+def described(dataset: Any) -> dict[str, Any]:
+    """What describes columns and states of a dataset: their numbers and, where features have names, the names."""
+    sizes = {name: own for name in SIZES if isinstance(own := getattr(dataset, name, None), int)}
+    names = {name: getattr(dataset, name) for name in NAMES if hasattr(dataset, name)}
+    return sizes | (names if "vocabulary" in names else {})
+
+
 class Part:
     """Some examples of a dataset as a dataset of its own, numbered from 0; an item is its number.
 
@@ -401,9 +417,7 @@ class Part:
         lengths = lengths_of(dataset)
         self.lengths = None if lengths is None else lengths.cpu()[self.rows]
         if collate_fn is None:  # one of the user's own may make other features
-            sizes = {name: own for name in SIZES if isinstance(own := getattr(dataset, name, None), int)}
-            names = {name: getattr(dataset, name) for name in NAMES if hasattr(dataset, name)}
-            vars(self).update(sizes | (names if "vocabulary" in names else {}))
+            vars(self).update(described(dataset))
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_tensor, describe, is_ours, naming, row_names
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.marginals import Marginals
+from torchssvm.core.max_marginals import margins_by_decoding
 from torchssvm.core.operators import plain, transformed
 from torchssvm.core.potentials import (
     Parts,
@@ -199,6 +200,9 @@ class Structure(ABC):
     not_plain: str = ""
     """Why plain torch operators do not decode it, as a clause; empty where they do."""
 
+    state_parts: tuple[float, float] = (0.0, 1.0)
+    """The part of a single state that an output has not, and of one that it has: max-marginals are for two values."""
+
     pairwise_if_few: bool = False
     """Whether pairwise steps are quicker where there are fewer examples than weights, although decoding is quick."""
 
@@ -370,24 +374,24 @@ class Structure(ABC):
             f"{type(self).__name__} has no expectation oracle: define marginals(potentials), or train with BCFW"
         )
 
+    @gated
     def max_marginals(self, potentials: Potentials) -> Tensor:
         """Margins as confidences: the best score of an output with a part, less the best of one without it.
 
-        Parts are the states of single positions, frames, nodes or labels, or edges. Those of the best output have no
-        margin below 0, and the others none above: 0 says that another output scores as well. A part that no output can
-        have has ``-inf``, and one that all have ``inf``. Exact for chains, segments, trees, forests, classes, label
-        sets without pairs and, by one decoding for each edge, matchings and arborescences; other structures have none.
+        Parts are the states of single positions, frames, nodes or labels, edges, or decisions that are 0 or 1. Those of
+        the best output have no margin below 0, and the others none above: 0 says that another output scores as well. A
+        part that no output can have has ``-inf``, and one that all have ``inf``. They are exact. Chains, segments,
+        trees, forests and classes have a way of their own; others decode the batch once more for each part. Rankings
+        have none.
 
         Returns:
-            Float64, shaped like the potentials of single states, 0 where an example is padded.
+            Float64, shaped like the first potentials, those of single states; 0 where an example is padded.
 
         Raises:
-            TypeError: The structure has no exact ones.
+            TypeError: The structure has none.
+            ValueError: Decoding was not exact, or parts have other values than ``state_parts``.
         """
-        raise TypeError(
-            f"{type(self).__name__} has no exact max-marginals: chains, segments, trees, forests, classes, matchings "
-            "and arborescences have them"
-        )
+        return margins_by_decoding(self, lambda given: as_decoding(self.argmax(given)), potentials)
 
     def difference(self, labeling: Labeling, target: Labeling, potentials: Potentials) -> Parts:
         """``parts(labeling) - parts(target)``, in the shapes and the dtype of ``potentials``."""

@@ -260,7 +260,7 @@ class StructuredEstimator(CertifiedEstimator):
             ValueError: UTF-8 cannot encode the name of a label or of a feature.
         """
         check_is_fitted(self)
-        names = [str(label) for label in self.classes_]
+        names = getattr(self, "_names", None) or [str(label) for label in self.classes_]
         own = {name: getattr(self, f"{name}_", None) for name in ("vocabulary", "temperature")}
         save_model(path, self.head_, labels=names, features=self._features(), **own)
 

@@ -154,11 +154,12 @@ class ChainSVC(SequenceEstimator):
         found = self._by_sequence(X, np.zeros(0, np.int64), lambda potentials: self.structure_.decode(potentials))
         return [self.classes_[states].tolist() for states in found]
 
-    def score(self, X: Any, y: Any) -> float:
-        """The share of tokens with the right label."""
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The share of tokens with the right label; ``sample_weight`` as in :meth:`fit`."""
         X, y = listed(X), listed(y)
         check_list(X)
-        return accuracy(check_lists(y, [size_of(sequence) for sequence in X], "token"), self.predict(X), self.classes_)
+        y = check_lists(y, [size_of(sequence) for sequence in X], "token")
+        return accuracy(y, self.predict(X), self.classes_, sample_weight)
 
     def _states(self, y: Any, lengths: list[int]) -> list[np.ndarray]:
         classes, states = states_of(check_lists(y, lengths, "token"), self.classes_)

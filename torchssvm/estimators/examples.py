@@ -192,8 +192,12 @@ def states_of(y: Sequence[Sequence[Any]], known: np.ndarray | None = None) -> tu
 
 
 def times_of(sample_weight: Any, n: int) -> np.ndarray:
-    """How often each example counts, ``[n]`` float64, checked."""
-    found = np.asarray(sample_weight, np.float64)
+    """How often each example counts, ``[n]`` float64, checked; None is once each."""
+    try:
+        found = np.ones(n) if sample_weight is None else np.asarray(sample_weight, np.float64)
+    except (TypeError, ValueError):  # texts, ragged lists
+        advice = "; class_weight takes 'balanced'" if isinstance(sample_weight, str) else ""
+        raise ValueError(f"sample_weight={sample_weight!r} must be [{n}], a number for each example{advice}") from None
     if found.shape != (n,):
         raise ValueError(
             f"sample_weight has shape {list(found.shape)}, and [{n}] is expected, a number for each example"
@@ -288,11 +292,14 @@ def check_kind(y: Iterable[Iterable[Any]], classes: np.ndarray) -> None:
         raise ValueError(f"y has labels such as {new!r}, and had {known!r} before: give one kind")
 
 
-def accuracy(y: Sequence[Sequence[Any]], found: Sequence[Sequence[Any]], classes: np.ndarray) -> float:
-    """The share of right labels among all; ``classes`` are those of training."""
+def accuracy(
+    y: Sequence[Sequence[Any]], found: Sequence[Sequence[Any]], classes: np.ndarray, sample_weight: Any = None
+) -> float:
+    """The share of right labels among all, each as often as its example counts; ``classes`` are those of training."""
     check_kind(y, classes)
-    pairs = [(a, b) for true, own in zip(y, found, strict=True) for a, b in zip(true, own, strict=True)]
-    return sum(a == b for a, b in pairs) / max(len(pairs), 1)
+    right = np.array([sum(a == b for a, b in zip(*pair, strict=True)) for pair in zip(y, found, strict=True)], float)
+    times = times_of(sample_weight, len(y))
+    return float(times @ right) / (float(times @ [len(own) for own in y]) or 1.0)
 
 
 ARRAYS, MATRICES, NAMED = "arrays", "scipy sparse matrices", "lists of tokens with named features"

@@ -165,10 +165,11 @@ class GraphSVC(StructuredEstimator):
                     found[i] = self.classes_[row[:size]]
         return found
 
-    def score(self, X: Any, y: Any) -> float:
-        """The share of nodes with the right label."""
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The share of nodes with the right label; ``sample_weight`` as in :meth:`fit`."""
         found: list[Any] = self.predict(X)
-        return accuracy(check_lists(by_place(y), [len(labels) for labels in found], "node"), found, self.classes_)
+        y = check_lists(by_place(y), [len(labels) for labels in found], "node")
+        return accuracy(y, found, self.classes_, sample_weight)
 
 
 def _graphs(X: Any, sizes: tuple[int, int] | None = None) -> list[Graph]:
@@ -196,8 +197,10 @@ def _graphs(X: Any, sizes: tuple[int, int] | None = None) -> list[Graph]:
             raise ValueError(f"X[{place}] has {len(edges)} edges, and edge features of shape {list(features.shape)}")
         if not (np.isfinite(nodes).all() and np.isfinite(features).all()):
             raise ValueError(f"X[{place}] has features that are not finite")
-        if ((edges < 0) | (edges >= len(nodes))).any() or (edges[:, 0] == edges[:, 1]).any():
-            raise ValueError(f"X[{place}] has an edge that does not join two different nodes, 0 to {len(nodes) - 1}")
+        wrong = ((edges < 0) | (edges >= len(nodes))).any(1) | (edges[:, 0] == edges[:, 1])
+        if wrong.any():
+            ends = f"edge {wrong.argmax()} of {edges[wrong][0].tolist()}, which"
+            raise ValueError(f"X[{place}] has {ends} does not join two different nodes, 0 to {len(nodes) - 1}")
         sizes = (nodes.shape[1], features.shape[1]) if sizes is None else sizes
         if (nodes.shape[1], features.shape[1]) != sizes:
             own = nodes.shape[1], features.shape[1]

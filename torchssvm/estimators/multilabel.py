@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from torchssvm.core.arguments import warn
 from torchssvm.core.batch import Part
+from torchssvm.core.max_marginals import margins_by_decoding
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.deployment import UnitRows, save_model
 from torchssvm.estimators.base import MATRIX, CalibratedEstimator, MatrixClassifier, once_calibrated
@@ -137,6 +138,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         check_matrix(X)
         check_matrix(y, "y")
         _check_sets(y)
+        self._names = [str(name) for name in getattr(y, "columns", ())]
         X, y = validate_data(self, X, y, multi_output=True, **MATRIX)
         if y.ndim == 2 and y.shape[1] == 1:
             warn("y has one column and is taken as a vector of classes: predict gives a vector [n], no matrix [n, 1]")
@@ -218,7 +220,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
     def _decides(self, X: Any) -> bool:
         """Whether a row has a label; as :meth:`_sums` takes them."""
         parts = (X[start : start + 64] for start in range(0, X.shape[0], 64))
-        return any(bool(self._decode(self._sums(part))[0].any()) for part in parts)
+        return any(bool(self.structure_.decode(self._potentials(self._sums(part))).any()) for part in parts)
 
     def _check_parameters(self) -> None:
         if self.lam is None and isinstance(C := self._own_C, str):
@@ -260,16 +262,10 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         scores = self._scores(X)
         if not self._sets or self.head_.pairwise is None:
             return scores[:, 0].numpy() if not self._sets and scores.shape[1] == 1 else scores.numpy()
-        labels, best = self._decode(scores)
-        margins = torch.empty_like(scores)
-        large = scores.abs().sum(1) + self.head_.pairwise.detach().abs().sum() + 1.0
-        for k in range(scores.shape[1]):
-            forced = scores.clone()
-            on = labels[:, k] > 0
-            forced[:, k] += torch.where(on, -large, large)  # the label's other state
-            other = self._decode(forced)[1] - torch.where(on, 0.0, large)
-            margins[:, k] = (best - other).clamp(min=0.0) * torch.where(on, 1.0, -1.0)
-        return margins.numpy()
+        # Of sets that are left open, the best ones found count.
+        return margins_by_decoding(
+            self.structure_, lambda given: self.structure_.argmax(given)._replace(exact=True), self._potentials(scores)
+        ).numpy()
 
     def calibrate(self, X: Any, y: Any) -> MultilabelSVC:
         """Fit one temperature to examples that ``fit`` has not seen, for :meth:`predict_proba`.
@@ -323,10 +319,10 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         if not self._sets:
             found = scores.argmax(1) if scores.shape[1] > 1 else (scores[:, 0] > 0).long()
             return self.classes_[found.numpy()]
-        return self._decode(scores)[0].numpy()
+        return self.structure_.decode(self._potentials(scores)).numpy()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trained model and its labels to one file.
+        """Write the trained model and its labels, those of the columns of a table ``y``, to one file.
 
         Where ``y`` was a vector, the file has classes, with the head :class:`torchssvm.LinearMulticlass` on dense rows,
         and is read by :func:`torchssvm.deployment.load_model`. See :meth:`StructuredEstimator.save`.
@@ -343,13 +339,10 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         labels, temperature = [str(label) for label in self.classes_], getattr(self, "temperature_", None)
         save_model(path, head, labels=labels, temperature=temperature, features=self._features())
 
-    def _decode(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The best sets ``[n, K]`` and their scores ``[n]``."""
-        potentials = {"unary": scores}
-        if self.head_.pairwise is not None:
-            potentials["pairwise"] = self.head_.pairwise.detach().to(scores.dtype).expand(len(scores), -1)
-        found = self.structure_.argmax(Potentials(potentials))
-        return found.labeling, found.value
+    def _potentials(self, scores: torch.Tensor) -> Potentials:
+        pairs = self.head_.pairwise
+        shared = {} if pairs is None else {"pairwise": pairs.detach().to(scores.dtype).expand(len(scores), -1)}
+        return Potentials({"unary": scores, **shared})
 
     def _features(self) -> UnitRows | None:
         return UnitRows() if self.unit_rows_ else None

@@ -20,7 +20,7 @@ from torchssvm.core.batch import tree_map
 from torchssvm.core.gradients import largest_feature
 from torchssvm.core.jit import clock
 from torchssvm.estimators.base import CertifiedEstimator
-from torchssvm.estimators.examples import check_matrix, counted
+from torchssvm.estimators.examples import check_matrix, counted, times_of
 from torchssvm.path.choose_lam import LamChoice, choose_lam
 from torchssvm.solvers.guess_lam import guess_lam
 from torchssvm.solvers.solver import Relative, Solver, WhenEstimated
@@ -149,13 +149,14 @@ class PredictThenOptimize(CertifiedEstimator):
         x = self._inputs(X)
         return self._solve(self._costs(x), x)
 
-    def regret(self, X: Any, costs: Any) -> float:
+    def regret(self, X: Any, costs: Any, sample_weight: Any = None) -> float:
         """What the decisions cost more than the best ones, as a share of what these cost.
 
         The sum of all regrets divided by the sum of the absolute costs of the best decisions, as PyEPO reports it.
 
         Args:
             costs: ``[n, D]``, the true costs.
+            sample_weight: As in :meth:`fit`.
 
         Raises:
             ValueError: X and costs have different lengths, or do not fit the program.
@@ -166,12 +167,13 @@ class PredictThenOptimize(CertifiedEstimator):
             raise ValueError(f"X has {len(x.x)} examples, and costs {len(costs)}: give a row of costs for each of X")
         target = self.structure_.target(costs, x.given)
         found = torch.as_tensor(self._solve(self._costs(x), x))
-        best = (target.y.to(torch.float64) * costs).sum(1).abs().sum()
-        return float(self.structure_.regret(found, target).sum() / best.clamp_min(1e-300))
+        times = torch.from_numpy(times_of(sample_weight, len(costs)))
+        best = times @ (target.y.to(torch.float64) * costs).sum(1).abs()
+        return float(times @ self.structure_.regret(found, target) / best.clamp_min(1e-300))
 
-    def score(self, X: Any, costs: Any) -> float:
+    def score(self, X: Any, costs: Any, sample_weight: Any = None) -> float:
         """Minus the regret: for ``cross_val_score`` and ``GridSearchCV``."""
-        return -self.regret(X, costs)
+        return -self.regret(X, costs, sample_weight)
 
     def _checked(self) -> Decisions:
         """The structure of the program; refuses what :meth:`fit` says."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from torchssvm.core.arguments import check_whole, is_whole, number_of
+from torchssvm.core.arguments import check_whole, number_of
 from torchssvm.estimators.base import SequenceEstimator
 from torchssvm.estimators.examples import (
     ARRAYS,
@@ -25,9 +25,10 @@ from torchssvm.estimators.examples import (
     size_of,
     state_weights,
     states_of,
+    times_of,
 )
 from torchssvm.structures.segments.head import LinearSegments
-from torchssvm.structures.segments.structure import Segments, span_f1
+from torchssvm.structures.segments.structure import Segments, span_f1, span_fault
 
 Span = tuple[int, int, Any]
 """First frame, the frame after the last, and label."""
@@ -48,6 +49,7 @@ class SegmentSVC(SequenceEstimator):
         C, lam, tol, max_passes, random_state, verbose, warm_start: As in :class:`MultinomialSVC`.
         max_duration: The largest duration in frames; None is that of the training set, or of all so far with
             ``warm_start``.
+        min_duration: The smallest duration of every label, or a list by label, in the order of ``classes_``.
         boundary: Whether features also score that a segment begins at a frame.
         span_loss: Whether the loss counts missed and wrong spans, or wrong frames.
         class_weight: None, "balanced", or a dictionary by label: the cost of a wrong frame, by its true label.
@@ -72,6 +74,7 @@ class SegmentSVC(SequenceEstimator):
     _kind = ARRAYS
 
     max_duration: int | None = None
+    min_duration: Any = 1
     boundary: bool = False
     span_loss: bool = False
     class_weight: Any = None
@@ -84,7 +87,7 @@ class SegmentSVC(SequenceEstimator):
 
         Raises:
             ValueError: A parameter is out of range, a sequence is empty, there is one label only, spans do not follow
-                one another, one is longer than ``max_duration``, or X and y do not fit.
+                one another or are longer than ``max_duration`` or shorter than ``min_duration``, or X and y do not fit.
         """
         self._check_parameters()
         X, y = listed(X), listed(y)
@@ -104,7 +107,8 @@ class SegmentSVC(SequenceEstimator):
             raise ValueError(f"max_duration={most}, and a segment of y has {longest} frames: give more, or None")
         frames = _frames(states, spans)
         weights = state_weights(self.class_weight, classes, frames, times)
-        structure = Segments(len(classes), most, boundary=self.boundary, span_loss=self.span_loss, class_weight=weights)
+        own = {"min_duration": self.min_duration, "boundary": self.boundary, "span_loss": self.span_loss}
+        structure = Segments(len(classes), most, class_weight=weights, **own)
         head = LinearSegments(rows[0].shape[1], len(classes), most, structure=structure)
         head = head.double() if rows[0].dtype == np.float64 else head
         examples = labelled(lengths, _codes(frames, spans, len(classes)), batches_of(rows))
@@ -132,13 +136,13 @@ class SegmentSVC(SequenceEstimator):
         self._check_known(classes)
         return _codes(_frames(states, spans), spans, len(classes))
 
-    def score(self, X: Any, y: Any) -> float:
-        """The F1 score of spans: one is right where start, end and label are."""
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The F1 score of spans: one is right where start, end and label are; ``sample_weight`` as in :meth:`fit`."""
         X, y = listed(X), listed(y)
         check_list(X)
         spans = _spans_of(y, [size_of(sequence) for sequence in X])
         check_kind(_labels_of(spans), self.classes_)
-        return span_f1(self.predict(X), spans)
+        return span_f1(self.predict(X), spans, times=times_of(sample_weight, len(X)))
 
 
 def _spans_of(y: Any, lengths: list[int]) -> list[list[Span]]:
@@ -157,12 +161,8 @@ def _spans_of(y: Any, lengths: list[int]) -> list[list[Span]]:
     for row, (own, length) in enumerate(zip(y, lengths, strict=True)):
         place, at = number_of(row), 0
         for span in own:
-            whole = isinstance(span, tuple | list) and len(span) == 3 and is_whole(span[0]) and is_whole(span[1])
-            if not whole or span[0] != at or span[1] <= at:
-                raise ValueError(
-                    f"y[{place}] has {span!r}: it must be (start, end, label) with start {at} and a larger end, whole "
-                    "numbers"
-                )
+            if fault := span_fault(span, at):
+                raise ValueError(f"y[{place}] has {span!r}: {fault}")
             at = span[1]
         if at != length:
             raise ValueError(f"y[{place}] has spans up to {at}, and X[{place}] has {length} frames: cover all of them")

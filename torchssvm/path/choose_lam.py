@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import numbers
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +17,7 @@ from torchssvm.core.arguments import (
     as_number,
     check_dataset,
     check_number,
+    check_several,
     check_whole,
     new_figure,
     or_default,
@@ -286,8 +286,7 @@ def check_lams(lams: Any) -> list[float]:
     TypeError if they are no list of numbers; ValueError if it is empty or holds a duplicate or a number that is not
     positive.
     """
-    if isinstance(lams, str | numbers.Number) or not isinstance(lams, Iterable):
-        raise TypeError(f"lams={lams!r} must be a list of numbers, not a {type(lams).__name__}")
+    check_several(lams, "lams")
     ordered = sorted((as_number(lam, f"lams[{place}]") for place, lam in enumerate(lams)), reverse=True)
     if not ordered or not all(0.0 < lam < math.inf for lam in ordered) or len(set(ordered)) < len(ordered):
         raise ValueError(f"lams={ordered} must hold distinct positive numbers, at least one")

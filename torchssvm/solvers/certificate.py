@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.arguments import check_flags, warn
-from torchssvm.core.batch import Batch
+from torchssvm.core.batch import Batch, check_fits
 from torchssvm.core.jit import clock
 from torchssvm.core.operators import full_precision, on_host, scalars, upload
 from torchssvm.core.problem import digest_examples
@@ -133,6 +133,7 @@ def certify(
     """
     check_dual(dual)
     check_flags(refresh=refresh)
+    check_fits(head, dual.structure, batches)
     return conclude(dual, lambda: exact_pass(head, dual, batches, remember=True), refresh=refresh)
 
 

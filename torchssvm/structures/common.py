@@ -63,6 +63,10 @@ class Around(Structure):
         """As in the other structure, of a labeling or target."""
         return self.structure.parts(self._own(labeling))
 
+    def max_marginals(self, potentials: Potentials) -> Tensor:
+        """Those of the other structure."""
+        return self.structure.max_marginals(potentials)
+
     def resize(self, labelings: Any, target: Any) -> Any:
         """As in the other structure."""
         return self.structure.resize(labelings, self._own(target))

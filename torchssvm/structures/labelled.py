@@ -16,7 +16,7 @@ from torchssvm.core.jit import fits_triton
 from torchssvm.core.operators import constant, on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
-from torchssvm.core.structure import Decoding, Structure, fit
+from torchssvm.core.structure import Decoding, Structure, fit, reject_rows
 from torchssvm.structures.common import WeightedLabels, check_edges, check_labels, check_lengths
 
 Places = list[tuple[str, Tensor, Tensor]]
@@ -234,8 +234,8 @@ def node_costs(weights: Tensor | None, real: Tensor) -> Tensor:
     if check_tensor(weights, "target.weights").shape != real.shape:
         raise ValueError(f"target has weights {list(weights.shape)}, and labels {list(real.shape)}")
     costs = weights.to(torch.float64).masked_fill(~real, 0.0)
-    if not bool(((costs >= 0) & torch.isfinite(costs)).all()):
-        raise ValueError("target has weights that are negative or not finite")
+    wrong = ~((costs >= 0) & torch.isfinite(costs)).all(1)
+    reject_rows(wrong, "target has weights that are negative or not finite in {rows}")
     return costs
 
 

@@ -65,6 +65,8 @@ def test_arguments_are_checked():
         multilabel_scores(y, y[:, :2])
     with pytest.raises(ValueError, match=r"at least one example and label, got \[0, 3\]"):
         multilabel_scores(y[:0], y[:0])
+    with pytest.raises(TypeError, match="true must be a dense, real tensor, not a list"):
+        multilabel_scores([[1, 0]], [[1, 0]])
     with pytest.raises(ValueError, match=r"got \[3\] and \[3\]"):
         multilabel_scores(y[0], y[0])
     for wrong in (0.5, -1.0, float("nan")):

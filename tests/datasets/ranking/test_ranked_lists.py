@@ -44,6 +44,9 @@ def test_lists_are_read(folder):
         ({"y": torch.tensor([1, 1])}, r"\[D, F\] and \[D\], got \[3, 2\] and \[2\]"),
         ({"sizes": torch.tensor([2, 2])}, "sum to the 3 documents, got 4"),
         ({"sizes": torch.tensor([3, 0])}, "at least 1"),
+        ({"sizes": 3}, r"sizes must be \[Q\]"),
+        ({"y": ["a", "b", "c"]}, "y must be numbers"),
+        ({"sizes": "12"}, "sizes must be numbers"),
         ({"x": torch.tensor([[0.0, 1.0], [torch.nan, 1.0], [0.0, 0.0]])}, "x is not finite in row 1"),
         ({"relevant": 4}, "no list has a document of grade 4"),
         ({"relevant": -1}, "relevant=-1"),
@@ -83,6 +86,10 @@ def test_scores_do_not_count_the_padding():
         ranking_scores(grades, places[:, :2])
     with pytest.raises(ValueError, match=r"no document of grade 3 or more in rows \[0\]"):
         ranking_scores(grades, places, relevant=3)
+    with pytest.raises(TypeError, match="ks=3 must be a list of numbers, not a int"):
+        ranking_scores(grades, places, ks=3)
+    with pytest.raises(TypeError, match="grades must be a dense, real tensor, not a list"):
+        ranking_scores(grades.tolist(), places)
 
 
 def test_sizes_are_whole_numbers_in_any_form():
@@ -104,7 +111,7 @@ def test_queries_in_any_order_make_the_same_lists():
             RankedLists.of_queries(x, y, wrong)
     with pytest.raises(ValueError, match="x has 6 documents, and y 5"):
         RankedLists.of_queries(x, y[:5], qid[:5])
-    with pytest.raises(ValueError, match="qid, x and y must be numbers"):
+    with pytest.raises(ValueError, match="qid must be numbers"):
         RankedLists.of_queries(x, y, ["a"] * 6)
     with pytest.raises(ValueError, match="holds no document"):
         RankedLists.of_queries(x[:0], y[:0], qid[:0])

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 from treebanks import treebank
 
-from torchssvm import Arborescence, LinearArcs, Potentials
+from torchssvm import Arborescence, DualState, LinearArcs, Potentials, certify, evaluate, in_order, solve
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.datasets import CoNLLU, Sentence, arc_columns, attachment, read_conllu
 from torchssvm.datasets.text.arc_drawing import draw_arcs
@@ -408,3 +408,17 @@ def test_words_to_parse_have_no_trees(tmp_path):
         head.structure.check_target(batch.y, head(batch.x, batch.lengths))
     with pytest.raises(ValueError, match="trees=False reads no trees to skip"):
         CoNLLU(tmp_path / "new.conllu", trees=False, skip_nonprojective=True)
+
+
+def test_features_hashed_into_another_number_of_columns_are_refused_wherever_they_enter(tmp_path):
+    (tmp_path / "some.conllu").write_text(treebank(0, 3))
+    head, few = LinearArcs(64), CoNLLU(tmp_path / "some.conllu", num_features=32)
+    for call in (
+        lambda: solve(head, few, 0.1),
+        lambda: evaluate(head, head.structure, in_order(few)),
+        lambda: certify(head, DualState.for_head(head, 3, 0.1), in_order(few)),
+    ):
+        with pytest.raises(
+            ValueError, match=r"the dataset has in_features=32 and the head in_features=64: .*num_features"
+        ):
+            call()

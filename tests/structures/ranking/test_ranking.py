@@ -53,6 +53,11 @@ class RankingCase(StructureTestCase):
         garbage = torch.arange(grades.shape[1]) >= potentials.lengths.unsqueeze(1)
         return torch.where(garbage, torch.randint(-5, 9, grades.shape, generator=random), grades)
 
+    def test_max_marginals_are_margins_among_all_outputs(self):
+        structure, potentials, _ = self.setting(0)
+        with pytest.raises(TypeError, match="rankings have no max-marginals: the part of a document is a sum over"):
+            structure.max_marginals(potentials)
+
     def one(self, labeling, potentials, row):
         return super().one(getattr(labeling, "grades", labeling), potentials, row)
 

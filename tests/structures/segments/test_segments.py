@@ -271,7 +271,16 @@ def test_spans_and_frames_are_read_back():
         (lambda: Segments(2, 2, class_weight=torch.tensor([1.0, -1.0])), "class_weight=.* none below 0"),
         (lambda: Segments(2, 2, class_weight=torch.ones(2), span_loss=True), "class_weight=.*leave span_loss out"),
         (lambda: Segments(2, 2).from_spans([[(0, 1, 0), (2, 3, 0)]]), r"\(2, 3, 0\) in row 0.* start 1"),
-        (lambda: Segments(2, 2).from_spans([[(0, 1, 2)]]), r"\(0, 1, 2\).*label 0 to 1"),
+        (lambda: Segments(2, 2).from_spans([[(0, 1, 0), (2, 3, 0)]]), "an end is the frame after the last one"),
+        (
+            lambda: Segments(2, 2).from_spans([(0, 1, 0), (1, 2, 0)]),
+            "has 0 in row 0.*a list of spans for each sequence",
+        ),
+        (lambda: Segments(2, 2).from_spans([[(0, 1, 2)]]), r"\(0, 1, 2\).*labels are 0 to 1"),
+        (lambda: Segments(2, 2).from_spans([[(0, 1, "a")]]), r"\(0, 1, 'a'\).*labels are 0 to 1"),
+        (lambda: Segments(2, 2).from_spans([[(0.0, 1.0, 0)]]), r"\(0.0, 1.0, 0\).*whole numbers"),
+        (lambda: Segments(2, 2).from_frames([[0, 1]]), r"labels must be int64 \['B', 'N'\].*torch.as_tensor"),
+        (lambda: Segments(2, 2).spans(torch.tensor([2, 0])), r"labeling must be int64 \['B', 'N'\]"),
         (lambda: Segments(2, 2).from_spans([[]]), "no span in row 0"),
         (lambda: Segments(2, 2).from_frames(torch.tensor([[2]])), "labels has 2"),
         (lambda: LinearSegments(2, 3, 4, structure=Segments(3, 5)), "does not fit num_labels=3, max_duration=4"),
@@ -334,6 +343,8 @@ def test_span_f1_takes_no_codes():
     codes = torch.tensor([[2, 0, 3]])
     with pytest.raises(TypeError, match=r"structure\.spans\(labeling\)"):
         span_f1(codes, codes)
+    with pytest.raises(TypeError, match="lists of spans for each sequence"):
+        span_f1([(0, 2, 1)], [(0, 2, 1)])
     with pytest.raises(ValueError, match="found has 1 sequences, and true 2"):
         span_f1([[]], [[], []])
 

@@ -18,7 +18,6 @@ from torchssvm.core.structure import Decoding
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.common import check_lengths
 from torchssvm.structures.labelled import Labelled
-from torchssvm.structures.max_marginals import margins_of
 
 
 class Arborescences(Protocol):
@@ -164,20 +163,11 @@ class Arborescence(Labelled):
         return {name: add_at(arcs, heads.clamp(min=0), mass.unsqueeze(1) * (heads >= 0), any_order=any_order)}
 
     def max_marginals(self, potentials: Potentials) -> Tensor:
-        """Of each arc, ``[B, N, N+1]``, by one more decoding for each; ``-inf`` forbids an arc, and those to itself."""
-        ((name, tensor),) = potentials.tensors.items()
-        scores, lengths = tensor.detach().to(torch.float64), potentials.lengths
-        heads, value = self.among.argmax(scores, lengths)
-        head, others = torch.arange(scores.shape[2], device=scores.device), torch.zeros_like(scores)
-        chosen = heads.unsqueeze(2) == head
-        for t, h in itertools.product(*map(range, scores.shape[1:])):
-            masked, kept = scores.clone(), chosen[:, t, h].unsqueeze(1) ^ (head == h)
-            masked[:, t] = masked[:, t].masked_fill(~kept, -math.inf)
-            others[:, t, h] = self.among.argmax(masked, lengths)[1]
-        value = value.view(-1, 1, 1)
-        margins = margins_of(torch.where(chosen, value, others), torch.where(chosen, others, value), chosen)
-        real = (heads >= 0).unsqueeze(2) & (head <= (heads >= 0).sum(1).view(-1, 1, 1))
-        return margins.masked_fill(~self.places(potentials)[name], -math.inf).masked_fill(~real, 0.0)
+        """Of each arc, ``[B, N, N+1]``; ``-inf`` for that of a token to itself."""
+        margins, (batch, longest, _) = super().max_marginals(potentials), potentials.single.shape
+        real = check_lengths(potentials.lengths, batch, longest, potentials.device)
+        margins.diagonal(1, 1, 2)[real] = -math.inf
+        return margins
 
     def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """The cost of each arc, ``[B, N, N+1]`` float64, 0 at the target's and in the padding; the constant is zero."""

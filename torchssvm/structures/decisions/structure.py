@@ -102,6 +102,7 @@ class Decisions(Structure):
         self.oracle = oracle
         self.quick_to_decode = oracle.quick
         self._factor = 2.0 if oracle.maximize else -2.0
+        self.state_parts = 0.0, self._factor
 
     def constructor_arguments(self) -> dict[str, Any]:
         """Constructor arguments that are not attributes of the same name, to rebuild equal decisions."""

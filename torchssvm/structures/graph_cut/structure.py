@@ -165,6 +165,7 @@ class GraphCut(LabelledGraphs):
     not_plain = "a minimum cut is found by loops over single edges"
 
     quick_to_decode = True
+    state_parts = (-1.0, 1.0)
     _states = 2
     _target = GraphTarget
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,7 +13,6 @@ from torchssvm.core.potentials import Parts, Potentials, as_parts
 from torchssvm.core.structure import Decoding, Structure
 from torchssvm.structures.common import check_lengths
 from torchssvm.structures.matching.oracle import best_matching
-from torchssvm.structures.max_marginals import margins_of
 
 POSSIBLE = 2
 """Marks an edge of a target that is not in the matching but costs nothing to predict."""
@@ -120,7 +117,9 @@ class Matching(Structure):
 
     def argmax(self, potentials: Potentials) -> Decoding:
         """The best matching; edges with a score of 0 or less are never used. ``best_matching`` describes other ties."""
-        chosen, value = _best(potentials.single, potentials)
+        scores = potentials.single
+        chosen = best_matching(scores, potentials.lengths, getattr(potentials, "widths", None))
+        value = scores.detach().to(torch.float64).masked_fill(~chosen, 0.0).sum((1, 2))
         return Decoding(chosen.to(torch.int64).masked_fill_(~_real(potentials), -1), value)
 
     def parts(self, labeling: Tensor) -> Tensor:
@@ -140,18 +139,6 @@ class Matching(Structure):
         # Subtracted before they are summed, as what is left may be small.
         differences = (labelings == 1).to(tensor.dtype) - (target == 1).to(tensor.dtype).unsqueeze(1)
         return {name: (mass.to(tensor.dtype).unsqueeze(1) @ differences.flatten(2)).view(tensor.shape)}
-
-    def max_marginals(self, potentials: Potentials) -> Tensor:
-        """Of each edge, ``[B, S, T]``, by one more decoding for each; ``-inf`` forbids an edge."""
-        scores = potentials.single.detach().to(torch.float64)
-        (chosen, value), others = _best(scores, potentials), torch.zeros_like(scores)
-        for s, t in itertools.product(*map(range, scores.shape[1:])):
-            masked, rest = scores.clone(), ~chosen[:, s, t]
-            masked[:, s, t] = masked[rest, s] = masked[rest, :, t] = -math.inf
-            others[:, s, t] = _best(masked, potentials)[1]
-        value = value.view(-1, 1, 1)
-        margins = margins_of(torch.where(chosen, value, scores + others), torch.where(chosen, others, value), chosen)
-        return margins.masked_fill(~_real(potentials), 0.0)
 
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
         """Asymmetric Hamming loss, ``[B]`` float64."""
@@ -232,12 +219,6 @@ class Matching(Structure):
         """The factor that normalises each example's loss, ``[B]`` float64."""
         left = (target >= 0).any(2).sum(1).to(torch.float64).clamp(min=1.0)
         return 1.0 / left if self.normalize else torch.ones_like(left)
-
-
-def _best(scores: Tensor, potentials: Potentials) -> tuple[Tensor, Tensor]:
-    """The best matching ``[B, S, T]`` bool between the nodes of the potentials, and its score ``[B]`` float64."""
-    chosen = best_matching(scores, potentials.lengths, getattr(potentials, "widths", None))
-    return chosen, scores.detach().to(torch.float64).masked_fill(~chosen, 0.0).sum((1, 2))
 
 
 def _real(potentials: Potentials) -> Tensor:

@@ -87,6 +87,10 @@ class Ranking(Structure):
             return {name: torch.zeros_like(tensor)}
         return {name: self.measure.difference(labeling, target.grades).to(tensor.dtype)}
 
+    def max_marginals(self, potentials: Potentials) -> Tensor:
+        """TypeError: there are none."""
+        raise TypeError("rankings have no max-marginals: the part of a document is a sum over pairs, not 0 or 1")
+
     def loss(self, labeling: Tensor | Graded, target: Graded) -> Tensor:
         """What the measure says, ``[B]`` float64."""
         if isinstance(labeling, Graded):

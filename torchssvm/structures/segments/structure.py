@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -174,7 +175,7 @@ class Segments(Indexed):
     def spans(self, labeling: Tensor) -> list[list[Span]]:
         """The spans (first frame, frame after the last, label) of every example."""
         found = []
-        for row in labeling.tolist():
+        for row in _codes(labeling, "labeling", ", as decode returns it").tolist():
             row = row[: row.index(-1)] if -1 in row else row
             starts = [t for t, code in enumerate(row) if code >= self.num_labels]
             ends = [*starts[1:], len(row)]
@@ -191,14 +192,14 @@ class Segments(Indexed):
         rows = []
         for place, several in enumerate(spans):
             row: list[int] = []
-            for start, end, label in several:
-                if start != len(row) or end <= start or not 0 <= label < num_labels:
-                    raise ValueError(
-                        f"spans has {(start, end, label)} in {row_name(place)}: it must be (start, end, label) with "
-                        f"start {len(row)}, where the span before it ends, a larger end, and a label 0 to "
-                        f"{num_labels - 1}"
-                    )
-                row += [label + num_labels] + [label] * (end - start - 1)
+            for span in several:
+                if fault := span_fault(span, len(row)):
+                    alone = "" if hasattr(span, "__len__") else "; give a list of spans for each sequence"
+                    raise ValueError(f"spans has {span!r} in {row_name(place)}: {fault}{alone}")
+                start, end, label = span
+                if label not in range(num_labels):
+                    raise ValueError(f"spans has {span!r} in {row_name(place)}: labels are 0 to {num_labels - 1}")
+                row += [int(label) + num_labels] + [int(label)] * int(end - start - 1)
             if not row:
                 raise ValueError(f"spans has no span in {row_name(place)}: a sequence has at least one")
             rows.append(torch.tensor(row))
@@ -219,8 +220,7 @@ class Segments(Indexed):
             ValueError: ``labels`` are not such a tensor.
         """
         num_labels = self.num_labels
-        check_int64(labels, "labels", tuple(labels.shape[:2]) or (0, 0), ", a label for each frame")
-        if bool((labels >= num_labels).any()):
+        if bool((_codes(labels, "labels", ", a label for each frame") >= num_labels).any()):
             raise ValueError(f"labels has {int(labels.max())}; labels are 0 to {num_labels - 1}")
         begins = torch.ones_like(labels, dtype=torch.bool)
         begins[:, 1:] = labels[:, 1:] != labels[:, :-1]
@@ -296,8 +296,8 @@ class Segments(Indexed):
             row, place = wrong.nonzero()[0].tolist()
             raise ValueError(
                 f"target has a segment of {int(durations[row, place])} frames at position {place} of {row_name(row)}: "
-                f"those of label {int(codes[row, place]) - labels} have {int(least[row, place])} to {most}; make "
-                "max_duration larger, or cut the segment"
+                f"those of label {int(codes[row, place]) - labels} have {int(least[row, place])} to {most}; change "
+                "min_duration or max_duration, or cut the segment"
             )
         return codes
 
@@ -415,7 +415,28 @@ def every_segmentation(length: int, num_labels: int, least: Sequence[int], most:
                 yield [label + num_labels] + [label] * (duration - 1) + rest
 
 
-def span_f1(found: Sequence[Sequence[Any]], true: Sequence[Sequence[Any]], overlap: float = 1.0) -> float:
+def _codes(value: Any, name: str, form: str) -> Tensor:
+    """``value``, if it is int64 ``[B, N]``."""
+    return check_int64(value, name, value.shape if getattr(value, "ndim", 0) == 2 else ("B", "N"), form)
+
+
+def span_fault(span: Any, at: int) -> str:
+    """What a span must be that begins at the frame ``at``; empty where it is."""
+    advice = ""
+    try:
+        start, end, _ = span
+        if operator.index(start) == at < operator.index(end):
+            return ""
+        advice = ": an end is the frame after the last one" if 0 < at == start - 1 else ""
+    except (TypeError, ValueError):  # no three, or no whole numbers
+        pass
+    must = f"it must be (start, end, label), whole numbers with start {at}, where the span before it ends"
+    return f"{must}, and a larger end{advice}"
+
+
+def span_f1(
+    found: Sequence[Sequence[Any]], true: Sequence[Sequence[Any]], overlap: float = 1.0, times: Any = None
+) -> float:
     """The F1 score of spans over all sequences; 1 where there are none.
 
     A span is right where start, end and label are; or, with an ``overlap`` below 1, where the label is, and the frames
@@ -424,6 +445,7 @@ def span_f1(found: Sequence[Sequence[Any]], true: Sequence[Sequence[Any]], overl
 
     Args:
         overlap: 0.5 to 1.
+        times: How often each sequence counts; None is once.
 
     Example:
         >>> span_f1([[(0, 2, 1), (2, 3, 0)]], [[(0, 2, 1), (2, 4, 0)]])
@@ -435,16 +457,20 @@ def span_f1(found: Sequence[Sequence[Any]], true: Sequence[Sequence[Any]], overl
         TypeError: An argument is a tensor of codes, or ``overlap`` is not a number.
         ValueError: There are not as many sequences in both, or ``overlap`` is out of range.
     """
-    if hasattr(found, "dtype") or hasattr(true, "dtype"):
-        raise TypeError("found and true must be lists of spans: structure.spans(labeling) makes them of a tensor")
+    if any(not isinstance(span, tuple | list) for each in (found, true) for own in each for span in own):
+        raise TypeError(
+            "found and true must be lists of spans for each sequence: structure.spans(labeling) makes them of a tensor"
+        )
     if len(found) != len(true):
         raise ValueError(f"found has {len(found)} sequences, and true {len(true)}")
     if not 0.5 <= check_number(overlap, "overlap", 0.0) <= 1.0:
         raise ValueError(f"overlap={overlap} must be 0.5 to 1: of less, a span may have several others")
-    pairs = [(set(own), set(others)) for own, others in zip(found, true, strict=True)]
-    total = sum(len(own) + len(others) for own, others in pairs)
-    right = sum(len(own & others) if overlap == 1.0 else _overlapping(own, others, overlap) for own, others in pairs)
-    return 2.0 * right / total if total else 1.0
+    right, total = 0, 0
+    for each, own, others in zip([1] * len(found) if times is None else times, found, true, strict=True):
+        ours, theirs = set(map(tuple, own)), set(map(tuple, others))
+        total += each * (len(ours) + len(theirs))
+        right += each * (len(ours & theirs) if overlap == 1.0 else _overlapping(ours, theirs, overlap))
+    return float(2.0 * right / total) if total else 1.0
 
 
 def _overlapping(found: set[Any], true: set[Any], overlap: float) -> int:
