@@ -24,11 +24,8 @@ def margins_by_decoding(structure: Any, argmax: Callable[[Potentials], Any], pot
     ``argmax`` is the structure's max oracle, and returns a ``Decoding``.
     """
     scores = {name: (t[:1] if t.stride(0) == 0 else t).double().expand_as(t) for name, t in potentials.tensors.items()}
-    wide, (name, tensor), (absent, there) = (
-        potentials.replace(scores),
-        next(iter(scores.items())),
-        structure.state_parts,
-    )
+    wide, (name, tensor) = potentials.replace(scores), next(iter(scores.items()))
+    absent, there = structure.state_parts
     margins, padding = torch.zeros_like(tensor), padding_of(wide, name)
     if not len(tensor):
         return margins

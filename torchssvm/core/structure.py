@@ -381,8 +381,8 @@ class Structure(ABC):
         Parts are the states of single positions, frames, nodes or labels, edges, or decisions that are 0 or 1. Those of
         the best output have no margin below 0, and the others none above: 0 says that another output scores as well. A
         part that no output can have has ``-inf``, and one that all have ``inf``. They are exact. Chains, segments,
-        trees, forests and classes have a way of their own; others decode the batch once more for each part. Rankings
-        have none.
+        trees, forests, classes and label sets without pairs have a way of their own; others decode the batch once more
+        for each part. Rankings have none.
 
         Returns:
             Float64, shaped like the first potentials, those of single states; 0 where an example is padded.

@@ -170,7 +170,7 @@ def test_without_files_and_network(published, tmp_path, monkeypatch):
 def test_the_published_files():
     try:
         for name in TEXTS:
-            find(f"gestures/{name}", "")
+            find(f"gestures/{name}", "https://archive.ics.uci.edu/dataset/302")
     except FileNotFoundError as missing:
         pytest.skip(str(missing))
     train, test = GesturePhases(), GesturePhases("test")

@@ -159,6 +159,10 @@ class Multilabel(Structure):
         """The decoder's labels."""
         return self._decode(potentials, potentials["unary"].detach().to(torch.float64))
 
+    def max_marginals(self, potentials: Potentials) -> Tensor:
+        """Of each label, ``[B, K]``: without pairs, its own score."""
+        return super().max_marginals(potentials) if self.pairwise else potentials["unary"].detach().to(torch.float64)
+
     def augmented_argmax(self, potentials: Potentials, target: Tensor) -> Decoding:
         """The decoder's labels with the loss added to ``unary``; the target if approximate labels are worse."""
         delta, constant = self.loss_potentials(target)
