@@ -101,6 +101,7 @@ def refused(held, state, before, path):
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MAKE)
 def test_every_entry_is_checked(kind):
     held = MAKE[kind]()

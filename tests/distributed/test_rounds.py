@@ -57,6 +57,7 @@ def in_slices(monkeypatch):
     monkeypatch.setattr(ranks_module, "_SMALL", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, storage, small",
     [  # every two of a kind, a storage and a way to send directions
@@ -78,6 +79,7 @@ def test_one_example_of_each_process_is_a_batch_of_one_process(small, kind, stor
         assert torch.equal(seen, every[0][0])  # to the bit
 
 
+@pytest.mark.slow
 def test_rows_are_exchanged_where_they_are_few(in_slices):
     def train(rank, sparse):
         if not sparse:  # in this process alone
@@ -124,6 +126,7 @@ def sampled(problem, batch_size, options, *, order=None, steps=18):
     return training, torch.stack(seen), certify(training.head, training.dual, problem.everything(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", ["mean parts", "pairwise"])
 def test_every_round_gains_and_certificates_overlap(storage):
     problem = PROBLEMS["chain"](4, n=23, states=3, features=4, longest=4, lam=0.03)

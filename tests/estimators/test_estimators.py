@@ -395,6 +395,7 @@ def test_verbose_shows_the_gap(case, monkeypatch):
     assert "gap" in stream.getvalue()
 
 
+@pytest.mark.slow
 def test_the_package_imports_without_scikit_learn():
     code = "import sys, torchssvm; assert 'sklearn' not in sys.modules; sys.modules['sklearn'] = None\n"
     code += "try:\n    import torchssvm.estimators\nexcept ImportError as error:\n    print(error)"

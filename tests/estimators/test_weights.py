@@ -41,6 +41,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("estimator", [MultinomialSVC(max_passes=100), MultilabelSVC(max_passes=2)])
 def test_the_checks_of_scikit_learn(estimator):

@@ -110,6 +110,7 @@ def test_validation_is_made_at_its_epochs(every: int, calls):
     assert bool(calls) == (every > 1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.parametrize("followed", [(False, False), (False, True), (True, False)])
 def test_a_run_goes_on_whoever_followed_its_epochs(followed: tuple[bool, bool], tmp_path):
@@ -157,6 +158,7 @@ class SaveAtValidation(Callback):
             trainer.save_checkpoint(self.path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("visits", [None, 1, 2, 5])
 def test_a_run_that_was_cut_off_ends_with_the_same_bits(visits: int | None, tmp_path):
     """After so many visits, wherever these are in a call for several epochs; or saved by a validation."""

@@ -106,6 +106,7 @@ def test_both_stages_of_one_fit(words):
     assert found.gap == pytest.approx(gap.certificate.gap, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_better_of_both_heads_is_kept(words):
     """One head is trained for long and the other one hardly at all, both ways round."""
 
@@ -336,6 +337,7 @@ def fit(folder, resume=None, **options):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")

@@ -90,6 +90,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(words, tmp_path):
     assert (loaded.head.transition >= 0).all()
 
 
+@pytest.mark.slow
 def test_the_average_is_certified_within_its_bounds(words):
     average, model = AveragedWeights(), svm(storage=MeanParts())
     fitting = trainer(average, max_epochs=12)

@@ -40,6 +40,7 @@ def weights(module: FactorwiseSVM) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in module.head.parameters()])
 
 
+@pytest.mark.slow
 def test_stops_on_gap_and_violation_and_reports(tmp_path: Path) -> None:
     data = Words()
     gap = DualityGap(tolerance=0.02, every_n_epochs=10, violation=0.005)

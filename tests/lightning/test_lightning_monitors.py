@@ -170,6 +170,7 @@ def test_a_run_that_stopped_for_want_of_patience_goes_on_to_the_same_bits(name: 
         assert again[3].certificate.gap == gap.certificate.gap
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 @pytest.mark.parametrize("interval", [1.0, 0.5])

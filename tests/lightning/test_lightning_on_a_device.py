@@ -62,6 +62,7 @@ def test_a_fit_has_the_figures_of_the_cpu(cuda, loop):
     assert model.decode(points().x).shape == (9,)  # the module is on the CPU again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_fit_goes_on_from_a_checkpoint_to_the_same_bits(cuda, tmp_path, loop):
     file = tmp_path / "run.ckpt"

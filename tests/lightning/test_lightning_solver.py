@@ -100,6 +100,7 @@ def test_the_end_is_one_per_cent_of_the_primal():
         trainer(DualityGap(), max_epochs=1, enable_checkpointing=False).fit(svm(False), Words().by_gaps())
 
 
+@pytest.mark.slow
 def test_a_run_without_certificates_warns_by_its_estimate():
     with pytest.warns(UserWarning, match=r"the gap is estimated at .* % of the primal. DualityGap\(\) among"):
         trainer(max_epochs=1, enable_checkpointing=False).fit(svm(None), Words().by_gaps())

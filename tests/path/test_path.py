@@ -227,6 +227,7 @@ class Verify:
 
 
 class TestPath:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "kind, dtype, storage",
         [  # every two of a kind, a dtype and a storage

@@ -34,6 +34,7 @@ def primal_above_optimum(problem, weights, lam):
     return truth.primal(flat(weights.values()).numpy()) - best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", [MeanParts, Weights, Labelings])
 def test_every_lambda_is_within_epsilon_of_the_optimum(storage):
     problem, epsilon, random = GraphProblem(2), 0.2, rng(0)

@@ -26,6 +26,7 @@ def follow(problem, **options) -> RegularizationPath:
     return regularization_path(problem.head, Items(problem), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(PROBLEMS))
 def test_every_lambda_is_within_the_share(kind):
     problem, checked = PROBLEMS[kind](3, dtype=torch.float64), []

@@ -170,6 +170,7 @@ def test_structures_export_only_their_own_classes():
     assert {name for name, value in vars(face).items() if isinstance(value, type)} <= exported.keys()
 
 
+@pytest.mark.slow
 def test_optional_packages_are_imported_late():
     """Files that import one of them at their top are not imported with the package."""
     wrong = {

@@ -85,6 +85,7 @@ def test_two_classes_to_the_optimum(bounds, storage, batch_size, search, seed):
     assert optimum > reference(problem).optimum() + 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", [Pairwise(), Away(), Corrective()], ids=repr)
 @pytest.mark.parametrize("oracle", [None, CacheOracle()], ids=repr)
 @pytest.mark.parametrize(("batch_size", "lam"), [(1, 2.0), (3, 0.5)])

@@ -74,6 +74,7 @@ def test_chains_of_all_kinds_are_right(shared, ragged):
         assert report.ok, str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OTHERS | ARCS)
 def test_other_kinds_are_right(kind):
     problem = (OTHERS | ARCS)[kind]()

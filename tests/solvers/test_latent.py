@@ -61,6 +61,7 @@ def objective(head, data, structure=CHAIN):
     return LAM / 2 * sum(float(p.detach().square().sum()) for p in head.parameters()) + total / len(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [True, False])
 def test_the_objective_is_the_definition_and_falls(lengths):
     data = chains(lengths)

@@ -51,10 +51,12 @@ def same_bits(a, b):
     return torch.equal(a.weights(), b.weights()) and torch.equal(a.dual.loss, b.dual.loss)
 
 
+@pytest.mark.slow
 def test_two_runs_have_the_same_bits(cuda):
     assert same_bits(trained(cuda), trained(cuda))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_to_the_same_bits(cuda):
     state = through_a_file(trained(cuda, ROWS[:2]).optim.state_dict())
     assert same_bits(trained(cuda, ROWS[2:], state=state), trained(cuda))
@@ -86,6 +88,7 @@ def test_evaluate_moves_batches_to_the_weights(cuda):
     assert figures[0] == figures[1]
 
 
+@pytest.mark.slow
 def test_tf32_changes_nothing(cuda):
     def run():
         training = trained(cuda, dtype=torch.float32)
@@ -227,6 +230,7 @@ def test_frozen_features_are_computed_on_their_device(cuda):
     assert solve(LinearChain(3, 2), held, lam=0.3, tolerance=Relative(0.5), progress=False).exact
 
 
+@pytest.mark.slow
 def test_the_loop_of_the_readme(cuda):
     data = words()
     head = LinearChain(4, 2).to(cuda)

@@ -232,6 +232,7 @@ def test_every_direction_resumes_with_its_labelings(direction, oracle, tmp_path)
         assert_same(run(tmp_path / "again", resume=checkpoint, **case), alone, checkpoint.name)
 
 
+@pytest.mark.slow
 def test_labelings_of_trained_features_resume_with_workers(tmp_path):
     rules = {"direction": Corrective(), "oracle": CacheOracle(), "storage": Labelings(3)}
     case = at_steps(15, rules=rules, joint=True, workers=2, every=3)

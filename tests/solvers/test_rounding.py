@@ -53,6 +53,7 @@ def separable(seed, kind, n):
     return head, PaddedDataset(x + 30.0, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classes", "chains"])
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("n", [8, 50])
@@ -199,6 +200,7 @@ def dual_in_float64(head, data, dual):
     return dual.total_loss - squared_norm(total) / (2 * dual.lam * dual.num_examples**2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", [MeanParts, Labelings])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_the_dual_of_tokens_that_cancel(storage, compiled):

@@ -208,6 +208,7 @@ def test_a_seed_leaves_size_and_order_of_batches_alone():
     assert solve(problem.copy().head, data, 0.3, solver=Solver(seed=1)).relative_gap <= 0.01
 
 
+@pytest.mark.slow
 def test_a_trainer_of_either_kind_is_saved_with_its_dual(tmp_path):
     for compiled in (True, False):
         trainers = []

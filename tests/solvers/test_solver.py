@@ -105,6 +105,7 @@ def test_words_small_enough_to_list():
 # -- scikit-learn ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_multiclass_is_liblinears_crammer_singer():
     datasets = pytest.importorskip("sklearn.datasets")
     svm = pytest.importorskip("sklearn.svm")

@@ -140,6 +140,7 @@ def test_rules_of_transitions_stay_on_the_device(cuda):
     assert not bool(rules.to(cuda).pairs[0, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="launches are counted on the pretended device")
 @pytest.mark.parametrize(("size", "most"), [(64, 48), (1024, 48), (4096, 52 + 5 * 16)])
 def test_a_step_waits_twice_for_the_device_and_starts_48_kernels(size, most, cuda):

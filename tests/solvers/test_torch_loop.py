@@ -96,6 +96,7 @@ def test_all_gaps_zero_is_the_end():
     assert found.passes < 20
 
 
+@pytest.mark.slow
 def test_steps_that_call_no_oracle_are_not_endless():
     class FromCache(BCFW):
         """Counts no oracle call after the first pass, as if everything came from a cache."""

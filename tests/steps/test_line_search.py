@@ -157,6 +157,7 @@ def test_float32_weights_are_searched_in_float64():
 WITHIN = {"multiclass": {"weight": (-0.1, 0.15)}, "chain": {"emission": (-0.2, 0.2), "transition": (0.0, None)}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(PROBLEMS))
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_exact_steps_gain_more_than_short_ones(kind, batch_size):

@@ -143,6 +143,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_duals_are_below_the_optimum_over_all_outputs(kind):
     moved = 0.0

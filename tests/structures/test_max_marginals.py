@@ -89,6 +89,7 @@ def test_known_costs_count():
     assert_margins(structure, potentials, list(structure.enumerate(potentials)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_events_of_torch_struct(case):
     structure, potentials = case.structure, case.draw(7)

@@ -46,6 +46,7 @@ def problems(draw):
     return structure, scored(draw, generator, lengths, **shapes)
 
 
+@pytest.mark.slow
 @examples(100)
 @given(problems(), st.integers(1, 9))
 def test_the_n_best_of_all(problem, n):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from problems import rng
 from vector_twins import run_in_python
@@ -13,6 +14,7 @@ from torchssvm.solvers.compiled import CompiledBCFW
 from torchssvm.steps import Away, Hybrid, MaxOracle
 
 
+@pytest.mark.slow
 @np.errstate(over="ignore")  # digests wrap around
 def test_the_compiled_loop_stays_within_its_arrays(monkeypatch):
     """Numpy raises an IndexError where Numba's bounds checks would; features are dense, then sparse.

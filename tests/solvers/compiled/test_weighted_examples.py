@@ -73,6 +73,7 @@ def test_both_loops_take_the_same_steps(kind, turn):
             assert getattr(here, name) == pytest.approx(getattr(there, name), abs=1e-9)
 
 
+@pytest.mark.slow
 @kinds
 def test_an_example_of_weight_2_is_there_twice(kind):
     """With ``lam n`` as it was, the objective is n times that of the repeated examples, over their number."""

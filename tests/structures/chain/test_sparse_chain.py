@@ -342,6 +342,7 @@ def test_other_optimizers_take_a_dense_gradient():
     assert primal(head, head.structure, [batch], lam=LAM).value > 0.0
 
 
+@pytest.mark.slow
 def test_check_finds_nothing_wrong():
     data = problem()
     report = check(head := SparseLinearChain(F, K).double(), head.structure, batch_of(True, data, torch.arange(4)))

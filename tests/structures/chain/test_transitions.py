@@ -66,6 +66,7 @@ def test_targets_are_named():
         structure.check_target(torch.tensor([[0, 1, 2], [0, 2, 2]]), potentials)
 
 
+@pytest.mark.slow
 def test_the_optimum_is_that_of_the_allowed_outputs():
     """All three: plain steps in torch, compiled ones, and corrective ones with stored labelings."""
     training, own, other = Training(make()), make(), make()

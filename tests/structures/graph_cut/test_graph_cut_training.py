@@ -59,6 +59,7 @@ def train(problem, storage, direction=None, oracle=None, *, bounds=ATTRACTIVE, s
     return training.until(tolerance, passes=passes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("storage", "direction", "oracle", "search", "tolerance", "dtype"),
     [

@@ -200,6 +200,7 @@ def unknown(draw):
     return HiddenStates(Chain(3, normalize=draw(st.booleans())), shows), Potentials(tensors, lengths), target, allowed
 
 
+@pytest.mark.slow
 @examples(40)
 @given(unknown(), st.sampled_from([1.0, 0.3]))
 def test_unknown_labels_are_summed_over(problem, temperature):
@@ -278,6 +279,7 @@ def test_hidden_parts_leave_out_forbidden_states():
         structure.complete(potentials, target)
 
 
+@pytest.mark.slow
 def test_half_of_the_labels_train_nearly_as_well_as_all():
     """A dummy label at unknown tokens would be trained for; here it is not."""
     torch.manual_seed(0)

@@ -219,6 +219,7 @@ def solved(bounded):
     return optimum_within(pose_reference(problem), *limits(problem, problem.head.bounds if bounded else {}))
 
 
+@pytest.mark.slow
 def test_both_forms_of_maps_and_float32_are_trained_alike():
     best, _ = solved(False)
     problem = pose_problem(1, dtype=torch.float32, **PROBLEM)

@@ -216,6 +216,7 @@ def test_the_kernel_has_the_bits_of_torch(
     assert torch.equal(found[0][possible], expected[0][possible])
 
 
+@pytest.mark.slow
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("batch", [0, 1, 3])
