@@ -62,7 +62,7 @@ def fit(model: str, data: PaddedDataset, lam: float, share: float = 0.01) -> Pre
         head = LinearChain(features, LABELS, structure=Chain(LABELS, normalize=False))
         data = PaddedDataset(data.x, labels, data.lengths)
     else:
-        longest = max(end - start for spans in RUNS.spans(data.y) for start, end, _ in spans)
+        longest = longest_of(data)
         structure = Segments(LABELS, longest, boundary=model == "segments, boundary")
         head = LinearSegments(features, LABELS, longest, structure=structure)
     solve(head, data, lam, tolerance=Relative(share), progress=False)
@@ -72,6 +72,11 @@ def fit(model: str, data: PaddedDataset, lam: float, share: float = 0.01) -> Pre
         return head.structure.by_position(head.structure.decode(head(test.x, test.lengths)))
 
     return whole
+
+
+def longest_of(data: PaddedDataset) -> int:
+    """Frames of the longest segment."""
+    return max(end - start for spans in RUNS.spans(data.y) for start, end, _ in spans)
 
 
 def _left_out(model: str, data: PaddedDataset, lam: float) -> list[tuple[Tensor, Tensor]]:

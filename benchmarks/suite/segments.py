@@ -24,7 +24,7 @@ from torchssvm.datasets import EventSequences, GesturePhases, PaddedDataset, Tag
 from torchssvm.datasets.text.conll2000 import locate
 from torchssvm.structures.segments import span_f1
 
-from .gestures import EVERY, MODELS, SPLITS, gesture_scores, gestures
+from .gestures import EVERY, MODELS, SPLITS, gesture_scores, gestures, longest_of
 from .measuring import Ask, Limit, Settings, Summary, Table, best_of, chosen
 
 TITLE = "Segments, beside chains and semi-Markov CRFs"
@@ -182,8 +182,8 @@ def flash(epochs: int, sequences: int, length: int) -> dict[str, Any]:
         read(sequences, length) if sequences else [GesturePhases(part, every=EVERY) for part in ("train", "test")]
     )
     structure = Segments(LABELS, 1)
-    longest = max(end - start for spans in structure.spans(data.y) for start, end, _ in spans)
-    head = SemiMarkovCRFHead(LABELS, longest + 1, hidden_dim=data.x.shape[2])  # its largest duration is one less
+    durations = longest_of(data) + 1  # its largest duration is one less
+    head = SemiMarkovCRFHead(LABELS, durations, hidden_dim=data.x.shape[2])
     optimizer, spent, best = torch.optim.Adam(head.parameters(), lr=0.03), 0.0, {"f1": 0.0, "frames": 0.0}
     frames = structure.frames(data.y).clamp(min=0)
     lengths, unseen = (torch.full((len(one),), length) if one.lengths is None else one.lengths for one in (data, test))

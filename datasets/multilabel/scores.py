@@ -117,11 +117,9 @@ def multilabel_scores(true: Tensor, predicted: Tensor) -> MultilabelScores:
         >>> round(scores.micro_f1, 3)
         0.667
     """
-    if (
-        check_tensor(true, "true").ndim != 2
-        or not true.numel()
-        or true.shape != check_tensor(predicted, "predicted").shape
-    ):
+    check_tensor(true, "true")
+    check_tensor(predicted, "predicted")
+    if true.ndim != 2 or not true.numel() or true.shape != predicted.shape:
         shapes = f"{list(true.shape)} and {list(predicted.shape)}"
         raise ValueError(f"true and predicted must be [n, K] both, of at least one example and label, got {shapes}")
     for name, labels in (("true", true), ("predicted", predicted)):
