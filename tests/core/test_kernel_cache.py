@@ -103,9 +103,41 @@ def test_operations_are_compiled_with_the_options_of_the_kernel(monkeypatch):
         assert ("reassoc" in str(compiled.library._final_module)) == (make is njit_fastmath)
 
 
-@pytest.mark.parametrize(("package", "whole"), [("torchssvm.kinds", True), ("theirs", False)])
-def test_named_tuples_of_others_are_passed_as_numba_passes_them(package, whole):
-    """Only those of this package go as one value: others may be known to kernels of other packages."""
+def reads_and_writes(held, i, j, out):
+    x, counts = held.x, held.inner.counts
+    row, cell = x[i], x[-1, j]
+    out[0] = x[i, j, 1] + x[-1, -2, -1] + x[counts[0], counts[-1], np.uint8(1)]
+    out[1] = row[j, 0] + row[-1][1] + cell[0] + cell[-1] + row.size + cell.shape[0] + row.strides[0]
+    out[2] = x[:, 1][i, 1] + x[1:, j, 0][-1] + x[..., 1][i, j] + x.T[1, j, i]
+    out[3] = held.flags[i] + held.flags[-1] * 2
+    out[-1] = counts[i] * held.inner.scale
+    held.flags[j] = not held.flags[j]
+    counts[-1] = out[0]
+    row[j, 1] += 1
+    x[0][1] = 7.0
+    if held.none is None:
+        out[4] = x.sum()
+
+
+@pytest.mark.parametrize("package", ["torchssvm.kinds", "theirs"])
+@pytest.mark.parametrize(("i", "j"), [(0, 1), (1, 2), (-1, -3)])
+def test_fields_elements_and_parts_are_those_of_numpy(package, i, j):
+    outer = namedtuple("Outer", ["x", "flags", "none", "inner"], module=package)
+    inner = namedtuple("Inner", ["counts", "scale"], module="torchssvm.kinds")
+    results = []
+    for run in (njit(reads_and_writes), reads_and_writes):
+        x = np.arange(12.0).reshape(2, 3, 2)
+        held = outer(x, np.array([True, False, True]), None, inner(np.array([1, 0, -2], np.int32), 0.5))
+        out = np.zeros(6)
+        run(held, i, j, out)
+        results.append((out, *held[:2], held.inner.counts))
+    for compiled, plain in zip(*results, strict=True):
+        np.testing.assert_array_equal(compiled, plain)
+
+
+@pytest.mark.parametrize(("package", "pointer"), [("torchssvm.kinds", True), ("theirs", False)])
+def test_named_tuples_of_others_are_held_as_numba_holds_them(package, pointer):
+    """Only those of this package are pointers: others may be known to kernels of other packages."""
     kind = namedtuple("Kind", ["features", "values"], module=package)
     model = default_manager.lookup(numba.typeof(kind(3, np.ones(2))))
-    assert isinstance(model.get_argument_type(), tuple) != whole
+    assert model.get_value_type().is_pointer == pointer

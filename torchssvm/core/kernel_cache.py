@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import sys
 from collections.abc import Iterator
@@ -18,9 +19,11 @@ from numba.core import types
 from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
-from numba.core.datamodel import default_manager, models, register_default
+from numba.core.datamodel import models, register_default
+from numba.core.typed_passes import NativeLowering
 
 from torchssvm.core.arguments import is_ours
+from torchssvm.core.kernel_code import Lowering
 
 _told = False
 
@@ -93,6 +96,10 @@ class _Typing:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
+
+    def resolve_setitem(self, target: Any, index: Any, value: Any) -> Any:
+        """The signature of an assignment to an element."""
+        return self.resolve_function_type(self.resolve_value_type(operator.setitem), (target, index, value), {})
 
     def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
         """The signature of a call."""
@@ -172,6 +179,13 @@ class _KernelCompiler(Compiler):
         super().__init__(_typing(typingctx, repr(flags)), targetctx, library, args, result, flags, *rest)
         self.state.library = self._library(self.state.targetctx.codegen(), "kernel")
 
+    def define_pipelines(self) -> Any:
+        """Numba's, but for the pass that makes LLVM's code."""
+        [manager] = super().define_pipelines()
+        manager.passes = [(Lowering if made is NativeLowering else made, name) for made, name in manager.passes]
+        manager.finalize()
+        return [manager]
+
 
 class KernelCompiler(_KernelCompiler):
     """Numba's compiler, for kernels whose rounding does not depend on the kernels that a process loaded before.
@@ -191,33 +205,6 @@ class InlinedCompiler(_KernelCompiler):
     """
 
     _library = _Library
-
-
-class _WholeTuple(models.TupleModel):
-    """A named tuple that calls pass as one value.
-
-    Numba passes each number of each array in it on its own: hundreds for an example, taken out by each caller and put
-    together again by each kernel, which was a sixth of the time of the first call.
-    """
-
-    def get_argument_type(self) -> Any:
-        """That of the tuple."""
-        return self.get_value_type()
-
-    def as_argument(self, builder: Any, value: Any) -> Any:
-        """As it is."""
-        return value
-
-    def from_argument(self, builder: Any, value: Any) -> Any:
-        """As it is."""
-        return value
-
-
-def _model(manager: Any, kind: Any) -> models.TupleModel:
-    return (_WholeTuple if is_ours(kind.instance_class) else models.TupleModel)(manager, kind)
-
-
-default_manager.register(types.NamedTuple, _model)
 
 
 class KindFunction(types.Callable, types.Dummy):

@@ -218,13 +218,11 @@ def _as_bound(name: str, bound: Any, missing: float, parameter: nn.Parameter) ->
     if bool(tensor.isnan().any()):
         raise ValueError(f"{name}={bound} must not be NaN; leave it out, or give an infinite one, for no bound")
     try:
-        fits = torch.broadcast_shapes(tensor.shape, parameter.shape) == parameter.shape
+        tensor.expand(parameter.shape)  # torch.broadcast_shapes imports sympy: half a second in each process
     except RuntimeError:
-        fits = False
-    if not fits:
         raise ValueError(
             f"{name} {list(tensor.shape)} does not broadcast to weights {list(parameter.shape)}: give a number"
-        )
+        ) from None
     return tensor
 
 
