@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from types import BuiltinFunctionType
 from typing import Any
 
 from llvmlite.binding import (  # type: ignore[import-untyped]
@@ -99,10 +100,12 @@ class _Typing:
 
     def resolve_setitem(self, target: Any, index: Any, value: Any) -> Any:
         """The signature of an assignment to an element."""
-        return self.resolve_function_type(self.resolve_value_type(operator.setitem), (target, index, value), {})
+        return self.resolve_function_type(operator.setitem, (target, index, value), {})
 
     def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
         """The signature of a call."""
+        if isinstance(func, BuiltinFunctionType):
+            func = self.resolve_value_type(func)
         if not isinstance(func, types.Function) or kws:
             return self._context.resolve_function_type(func, args, kws)
         if (func, args) not in self._found:
