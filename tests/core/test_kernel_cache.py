@@ -103,6 +103,9 @@ def test_operations_are_compiled_with_the_options_of_the_kernel(monkeypatch):
         assert ("reassoc" in str(compiled.library._final_module)) == (make is njit_fastmath)
 
 
+Made = namedtuple("Made", ["counts", "number"], module="torchssvm.kinds")
+
+
 def reads_and_writes(held, i, j, out):
     x, counts = held.x, held.inner.counts
     row, cell = x[i], x[-1, j]
@@ -117,6 +120,9 @@ def reads_and_writes(held, i, j, out):
     x[0][1] = 7.0
     if held.none is None:
         out[4] = x.sum()
+    for k in range(3):
+        made = Made(counts, k + j)
+        out[3] += made.number * made.counts[0]
 
 
 @pytest.mark.parametrize("package", ["torchssvm.kinds", "theirs"])

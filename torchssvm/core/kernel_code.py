@@ -12,13 +12,17 @@ from numba.core.datamodel import models, register_default
 from numba.core.imputils import lower_getattr_generic
 from numba.core.lowering import Lower
 from numba.core.typed_passes import NativeLowering
+from numba.core.typing.typeof import typeof_impl
 from numba.extending import NativeValue, unbox
 
 from torchssvm.core.arguments import is_ours
 
 
 class Fields(types.NamedTuple):
-    """The type of a named tuple of this package, which kernels get as a pointer to its fields."""
+    """The type of a named tuple of this package, which kernels get as a pointer to its fields.
+
+    One that a kernel makes keeps Numba's type: LLVM may read fields of these before what the kernel has written.
+    """
 
 
 @register_default(Fields)
@@ -86,12 +90,13 @@ def _unbox(kind: Any, obj: Any, c: Any) -> NativeValue:
     return NativeValue(c.builder.bitcast(fields, cgutils.voidptr_t), failed, cleanup)
 
 
-def _from_types(cls: Any, fields: Any, made: Any = None) -> Any:
-    return Fields(fields, made) if made is not None and is_ours(made) else _numbas(fields, made)
+_numbas = typeof_impl.dispatch(tuple)
 
 
-_numbas = types.BaseTuple.from_types
-types.BaseTuple.from_types = classmethod(_from_types)  # type: ignore[assignment, method-assign]
+@typeof_impl.register(tuple)
+def _typeof(value: Any, context: Any) -> Any:
+    kind: Any = _numbas(value, context)
+    return Fields(kind.types, type(value)) if isinstance(kind, types.BaseNamedTuple) and is_ours(type(value)) else kind
 
 
 class _Lower(Lower):
