@@ -95,8 +95,8 @@ _numbas = typeof_impl.dispatch(tuple)
 
 @typeof_impl.register(tuple)
 def _typeof(value: Any, context: Any) -> Any:
-    kind: Any = _numbas(value, context)
-    return Fields(kind.types, type(value)) if isinstance(kind, types.BaseNamedTuple) and is_ours(type(value)) else kind
+    kind = _numbas(value, context)
+    return Fields(kind.types, type(value)) if hasattr(value, "_fields") and is_ours(type(value)) else kind
 
 
 class _Lower(Lower):
