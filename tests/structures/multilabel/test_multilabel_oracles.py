@@ -88,6 +88,14 @@ def test_the_maximum_is_between_value_and_bound(effort, seed, size, integers, st
         assert bool(exact.all())
 
 
+def test_the_best_of_near_ties_is_found():
+    for seed in range(60):
+        near = [a + 1e-12 * b for a, b in zip(problem(seed, 6, integers=True), problem(seed, 6), strict=True)]
+        _, value, bound = best_label_sets(*near, effort=10_000_000)
+        assert torch.equal(value, bound)
+        torch.testing.assert_close(value, scores(*near, every_set(6)).amax(1), rtol=0.0, atol=5e-14)
+
+
 @examples(40)
 @given(seed=SEEDS, size=st.integers(1, 9), integers=st.booleans(), strength=st.sampled_from([0.3, 1.0]))
 def test_messages_are_exact_where_all_pairs_attract(seed, size, integers, strength):

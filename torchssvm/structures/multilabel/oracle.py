@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchssvm.core.jit import njit, triton_available
 from torchssvm.core.threads import launch
-from torchssvm.structures.multilabel.message_passing import TINY, Workspace, branch, pass_messages, reduce, workspace
+from torchssvm.structures.multilabel.message_passing import Workspace, branch, pass_messages, reduce, workspace
 
 _EACH = 8_000.0  # cost of decoding an example, in comparisons of pairs of states
 
@@ -189,9 +189,9 @@ def decode_row(unary, weights, positive, negative, max_rounds, effort, memory, l
         value = score(unary, weights, labels, memory)
         return value, value
     reduce(unary, weights, labels, memory)
-    if np.isfinite(memory.scale[0]):
+    if np.isfinite(memory.tiny[0]):
         best, bound = pass_messages(memory, max_rounds)
-        if effort > 0 and bound - best > TINY * memory.scale[0]:
+        if effort > 0 and bound - best > memory.tiny[0]:
             best, bound = branch(memory, best, bound, effort)
         gap = bound - best
     else:
@@ -200,7 +200,7 @@ def decode_row(unary, weights, positive, negative, max_rounds, effort, memory, l
         labels[memory.free[a]] = memory.best[a]
     value = score(unary, weights, labels, memory)
     # best and bound cover only the undecided labels, so only their gap is used; a gap within rounding is 0.
-    return value, value if gap <= TINY * memory.scale[0] else value + gap
+    return value, value if gap <= memory.tiny[0] else value + gap
 
 
 @njit

@@ -68,7 +68,7 @@ def _decode(
         tl.store(split + r * size + lane, held, known)
         belief += tl.where(first | (w <= 0.0), held, w - held)
     tl.debug_barrier()  # a thread may read what another one wrote
-    tiny = 1e-12 * tl.sum(tl.where(free, scale, 0.0), 0)
+    tiny = 2.220446049250313e-16 * size * tl.sum(tl.where(free, scale, 0.0), 0)
     best, lowest = tl.full([], -float("inf"), tl.float64), tl.full([], float("inf"), tl.float64)
     chosen = lane * 0
     finite = tl.abs(tiny) < float("inf")
