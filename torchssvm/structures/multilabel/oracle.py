@@ -49,7 +49,7 @@ def best_label_sets(
 
     Returns:
         Labels ``[B, K]`` int64, 0 and 1; their scores ``[B]`` float64; bounds ``[B]`` float64, equal to the score if
-        the labels are optimal. Scores that are not finite give NaN.
+        the labels are optimal. Scores of -inf forbid a label or a pair, and NaN or inf give NaN.
 
     Raises:
         ValueError: Shapes do not fit, or ``max_rounds`` is less than 1, or ``effort`` less than 0.
@@ -134,13 +134,12 @@ def without_masks(unary: Tensor, weights: Tensor) -> Tensor:
     Twice what the presence of either label can gain will do. Beside a score such as -1e30 messages would round away all
     others, and claim that what they find is optimal.
     """
-    alone = unary.abs()
+    alone = unary.masked_fill(unary == -torch.inf, 0.0).abs()
     if weights.ndim == 2:
         alone = torch.nn.functional.pad(alone, (0, 0, 0, 1)).amax(0)  # of no examples, 0
     gain = alone + weights.clamp(min=0.0).sum(-1)
     enough = -2.0 * torch.minimum(gain.unsqueeze(-1), gain.unsqueeze(-2))
-    masks = (weights < _MASK * enough) & (enough < 0.0) & (weights > -torch.inf)
-    return torch.where(masks, enough, weights)
+    return torch.where((weights < _MASK * enough) & (enough < 0.0), enough, weights)
 
 
 @njit
@@ -256,7 +255,7 @@ def screen(unary, weights, positive, negative, memory, labels):
 
 @njit
 def score(unary, weights, labels, memory):
-    """The score of a set of labels; not finite if an entry of ``unary`` is not."""
+    """The score of a set of labels; NaN if an entry of ``unary`` is NaN or inf."""
     on, count, total = memory.place, 0, 0.0
     for k in range(len(unary)):
         if labels[k] == 1:
@@ -265,7 +264,7 @@ def score(unary, weights, labels, memory):
                 total += weights[k, on[c]]
             on[count] = k
             count += 1
-        elif not np.isfinite(unary[k]):
+        elif not unary[k] < np.inf:
             return np.nan
     return total
 

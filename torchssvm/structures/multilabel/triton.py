@@ -114,7 +114,7 @@ def _decode(
             for j in range(0, k):
                 if tl.load(labels + j) == 1:
                     total += tl.load(met + ((k + j) % size) * size + k)
-    bad = tl.sum((known & (on != 1) & ~(tl.abs(alone) < float("inf"))).to(tl.int32), 0) > 0
+    bad = tl.sum((known & (on != 1) & ~(alone < float("inf"))).to(tl.int32), 0) > 0
     total = tl.where(bad, float("nan"), total)
     gap = tl.where(best == -float("inf"), 0.0, lowest - best)  # nothing was left open
     tl.store(value + b, total)

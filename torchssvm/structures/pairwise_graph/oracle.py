@@ -77,7 +77,8 @@ class TreeReweighted:
 
         Returns:
             Labels ``[B, N]`` int64, -1 beyond an example's nodes; their scores ``[B]`` float64; bounds ``[B]`` float64,
-            equal to the score if the labels are optimal up to rounding. Scores that are not finite give NaN.
+            equal to the score if the labels are optimal up to rounding. Scores of -inf forbid, and NaN or inf give
+            NaN.
 
         Raises:
             ValueError: A shape, a length or an edge does not fit.
@@ -98,9 +99,13 @@ class TreeReweighted:
                 size, real = sizes[row], ends[row, :, 0] >= 0
                 plan = make_plan(size, ends[row, real].tobytes())
                 room = make_room(size, states, len(plan.first), len(plan.cycles) if self.cycle_rounds else 0)
-                room.node_scores[...] = nodes[row, :size][plan.order]
+                scores = nodes[row, :size][plan.order], tables[row, real]
+                usual = sum(float(np.abs(own[own != -np.inf]).sum()) for own in scores)
+                # Scores of -inf are lowered to what no others make up for.
+                room.node_scores[...], table = (np.maximum(own, -3.0 * usual or -1.0) for own in scores)
                 limits = self.max_rounds, self.cycle_rounds, self.branches
-                value[row], bound[row] = solve(plan, room, tables[row, real], *limits, labels[row])
+                found = solve(plan, room, table, *limits, labels[row])
+                value[row], bound[row] = (-np.inf if each < -usual else each for each in found)
 
         run_in_chunks(solve_rows, sizes)
         return tuple(torch.from_numpy(t).to(node.device) for t in (labels, value, bound))  # type: ignore[return-value]
