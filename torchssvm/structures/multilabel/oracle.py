@@ -131,15 +131,19 @@ def symmetric(pairwise: Tensor, num_labels: int) -> Tensor:
 def without_masks(unary: Tensor, weights: Tensor) -> Tensor:
     """``weights`` ``[K, K]`` or ``[B, K, K]`` where those that forbid a pair are no larger than they need to be.
 
-    Twice what the presence of either label can gain will do. Beside a score such as -1e30 messages would round away all
-    others, and claim that what they find is optimal.
+    Twice what the presence of either label can gain will do. Where that is next to nothing, a little of what any label
+    can gain will do too, or where none can gain, twice the least weight. Beside a score such as -1e30 messages would
+    round away all others, and claim that what they find is optimal.
     """
-    alone = unary.masked_fill(unary == -torch.inf, 0.0).abs()
+    alone = unary.clamp(min=0.0)
     if weights.ndim == 2:
         alone = torch.nn.functional.pad(alone, (0, 0, 0, 1)).amax(0)  # of no examples, 0
     gain = alone + weights.clamp(min=0.0).sum(-1)
+    most = gain.amax(-1, keepdim=True)
+    least = weights.abs().masked_fill(weights == 0.0, torch.inf).flatten(-2).amin(-1, keepdim=True).clamp(max=1e30)
+    gain = torch.maximum(gain, torch.where(most > 0.0, most / 1024.0, least))
     enough = -2.0 * torch.minimum(gain.unsqueeze(-1), gain.unsqueeze(-2))
-    return torch.where((weights < _MASK * enough) & (enough < 0.0), enough, weights)
+    return torch.where(weights < _MASK * enough, enough, weights)
 
 
 @njit
