@@ -216,7 +216,6 @@ class StructureTestCase(LabelingsTestCase):
             structure, potentials.replace({n: t.clamp(min=mask) for n, t in masked.items()}), found.labeling
         )
         torch.testing.assert_close(score[possible], best[possible])
-        assert found.exact
 
     def test_infinite_scores_that_count_with_a_minus_are_refused(self):
         structure, potentials, _ = self.setting(3)
