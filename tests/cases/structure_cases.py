@@ -197,21 +197,33 @@ class StructureTestCase(LabelingsTestCase):
 
     @pytest.mark.every_variant
     @examples(50)
-    @given(seed=SEEDS, batch=BATCHES)
-    def test_scores_that_mask_leave_the_others_as_they_are(self, seed, batch):
-        structure, potentials, _ = self.setting(seed, batch)
+    @given(seed=SEEDS, batch=BATCHES, integers=st.booleans(), infinite=st.booleans())
+    def test_scores_that_mask_leave_the_others_as_they_are(self, seed, batch, integers, infinite):
+        structure, potentials, _ = self.setting(seed, batch, integers)
         random, mask = rng(seed), self.mask
         masked = {
-            name: torch.where(torch.rand(scores.shape, generator=random) < 0.15, mask, scores)
-            if name not in self.positive
-            else scores
+            name: scores
+            if name in self.positive or (infinite and structure.signed(name))
+            else torch.where(torch.rand(scores.shape, generator=random) < 0.15, mask, scores)
             for name, scores in potentials.tensors.items()
         }
-        potentials = potentials.replace(masked)
-        best = self.best(structure, potentials, None)
-        found = self.score(structure, potentials, as_decoding(structure.argmax(potentials)).labeling)
+        best = self.best(structure, potentials.replace(masked), None)
+        if infinite:
+            masked = {name: scores.masked_fill(scores == mask, -torch.inf) for name, scores in masked.items()}
+        found = as_decoding(structure.argmax(potentials.replace(masked)))
         possible = best > -1e6
-        torch.testing.assert_close(found[possible], best[possible])
+        score = self.score(
+            structure, potentials.replace({n: t.clamp(min=mask) for n, t in masked.items()}), found.labeling
+        )
+        torch.testing.assert_close(score[possible], best[possible])
+
+    def test_infinite_scores_that_count_with_a_minus_are_refused(self):
+        structure, potentials, _ = self.setting(3)
+        for name, scores in potentials.tensors.items():
+            if structure.signed(name):
+                wrong = potentials.replace({**potentials.tensors, name: torch.full_like(scores, -torch.inf)})
+                with pytest.raises(ValueError, match=r"are not finite.*with a minus"):
+                    structure.argmax(wrong)
 
     @pytest.mark.every_variant
     @examples(10)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import sparse
-from sklearn.preprocessing import MaxAbsScaler
+from sklearn.preprocessing import MaxAbsScaler, normalize
 
 from torchssvm import SparseFeatures
 from torchssvm.deployment import load_head, load_model
@@ -160,3 +160,14 @@ def test_a_column_of_labels_is_told_to_be_a_vector():
     with pytest.warns(UserWarning, match="one column"):
         found = MultilabelSVC(tol=0.1).fit(X, (X > 3).astype(int)).predict(X)
     assert found.shape == (8,)
+
+
+def test_a_cost_is_the_margin_that_is_asked_for():
+    chance, cost = np.random.default_rng(2), np.array([3.0, 1.0, 0.5])
+    X, y = _sparse(chance)
+    X = normalize(X)
+    fitted = MultilabelSVC(C=2.0, interactions=False, class_weight=dict(enumerate(cost)), random_state=0)
+    fitted.fit(sparse.csr_matrix(X), y)
+    hinges = np.maximum(cost - (2 * y - 1) * (X @ fitted.coef_.T + fitted.intercept_), 0.0)
+    squares = np.square(fitted.coef_).sum() + np.square(fitted.intercept_).sum()
+    assert fitted.certificate_.primal == pytest.approx(fitted.lam_ / 2 * squares + hinges.sum(1).mean())

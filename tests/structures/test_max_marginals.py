@@ -70,7 +70,9 @@ def assert_margins(structure, potentials, outputs):
         ((Arborescence(), Potentials(draw(3, 3, 4))), -math.inf),
         ((Arborescence(Projective()), Potentials(draw(3, 3, 4))), -1e30),
         (label_sets(), -1e30),
+        (label_sets(), -math.inf),
         (graphs(), -1e30),
+        (graphs(), -math.inf),
     ],
     ids=lambda case: str(case)[:24],
 )

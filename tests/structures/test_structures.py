@@ -7,8 +7,20 @@ from custom import LabelSets
 from labelings_cases import LabelingsTestCase
 from problems import rng
 
-from torchssvm import Arborescence, Chain, HiddenStates, Multiclass, Segments, Structure, Tree, structures
+from torchssvm import (
+    Arborescence,
+    Chain,
+    HiddenStates,
+    Multiclass,
+    PairwiseGraph,
+    Segments,
+    Structure,
+    Tree,
+    grid_edges,
+    structures,
+)
 from torchssvm.core.potentials import Potentials
+from torchssvm.structures.pairwise_graph import PairwisePotentials
 
 
 class TestLabelSets(LabelingsTestCase):
@@ -60,6 +72,10 @@ FORBIDDEN = {
     "hidden states": (HiddenStates(Chain(3)), _forbidden(emission=(2, 3), transition=(3, 3))),
     "tree": (Tree(3, [-1, 0]), _forbidden(node=(2, 3), edge=(3, 3))),
     "segments": (Segments(2, 2), _forbidden(emission=(3, 2), segment=(4, 2))),
+    "graphs": (
+        PairwiseGraph(2),
+        PairwisePotentials(torch.zeros(1, 3, 2), torch.full((1, 2, 2, 2), -torch.inf), grid_edges(1, 3)[None]),
+    ),
     "arcs": (Arborescence(), Potentials(torch.full((1, 2, 3), -torch.inf))),
 }
 

@@ -37,7 +37,7 @@ def margins_by_decoding(structure: Any, argmax: Callable[[Potentials], Any], pot
         if not found.exact:
             raise ValueError(
                 f"max-marginals need exact decoding, and that of {structure} left a gap: let its decoder or oracle "
-                "search longer, and forbid by scores such as -1e30, not by -inf"
+                "search longer"
             )
         parts = conform(structure.parts(found.labeling), wide, "parts(labeling)")
         wrong = real & (parts[name] != absent) & (parts[name] != there)

@@ -358,13 +358,17 @@ def _shapes(parts: Mapping[str, Tensor]) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in parts.items()}
 
 
-def check_scores_finite(potentials: Potentials, places: Callable[[Potentials], Parts]) -> None:
-    """Raise ValueError if a score that an output can have is NaN or +inf; padding is not looked at.
+def check_scores_finite(
+    potentials: Potentials, places: Callable[[Potentials], Parts], signed: Callable[[str], bool]
+) -> None:
+    """Raise ValueError if a score that an output can have is NaN or +inf, or -inf where it may count with a minus.
 
-    One reduction, and one wait for a device, where all is well. Fake tensors hold no numbers to look at. ``places`` is
-    ``structure.places``, which says where the potentials can matter.
+    Padding is not looked at. One reduction, and one wait for a device, where all is well. Fake tensors hold no numbers
+    to look at. ``places`` and ``signed`` are the structure's, which say where potentials matter and how.
     """
-    highest = [once(tensor).amax() for tensor in potentials.tensors.values() if tensor.numel()]
+    looked_at = {name: once(tensor) for name, tensor in potentials.tensors.items() if tensor.numel()}
+    looked_at = {name: tensor.abs() if signed(name) else tensor for name, tensor in looked_at.items()}
+    highest = [tensor.amax() for tensor in looked_at.values()]
     if not highest or isinstance(highest[0], FakeTensor):
         return
     if len(highest) > 1 and not highest[0].is_cpu:
@@ -375,18 +379,17 @@ def check_scores_finite(potentials: Potentials, places: Callable[[Potentials], P
     else:
         return
     there = places(potentials)
-    wrong = (_wrong_rows(name, potentials, there.get(name)) for name, t in potentials.tensors.items() if t.numel())
+    wrong = (_wrong_rows(name, potentials, tensor, there.get(name)) for name, tensor in looked_at.items())
     rows = sorted({row for several in wrong for row in several})
     if rows:
         raise ValueError(
             f"the potentials of {row_names(rows)} are not finite, they hold NaN or inf: check features and weights "
-            "(-inf alone may stand for what is forbidden)"
+            "(-inf alone may stand for what is forbidden, where no output counts a score with a minus)"
         )
 
 
-def _wrong_rows(name: str, potentials: Potentials, there: Tensor | None) -> list[int]:
-    tensor = potentials.tensors[name]
-    wrong = ~(tensor < torch.inf)
+def _wrong_rows(name: str, potentials: Potentials, tensor: Tensor, there: Tensor | None) -> list[int]:
+    wrong = ~(tensor < torch.inf).expand_as(potentials.tensors[name])
     if there is not None:
         wrong = wrong & there
     elif (padding := padding_of(potentials, name)) is not None:

@@ -122,7 +122,7 @@ def gated(oracle: Callable[..., Any]) -> Callable[..., Any]:
         if potentials.examined or plain() or transformed():
             return oracle(self, potentials, *args, **kwargs)
         with naming(potentials.index):
-            check_scores_finite(potentials, self.places)
+            check_scores_finite(potentials, self.places, self.signed)
             potentials.examined = True
             try:
                 return oracle(self, potentials, *args, **kwargs)
@@ -336,6 +336,10 @@ class Structure(ABC):
             Bool by name, which broadcasts to the tensor; names left out matter wherever ``ragged`` says.
         """
         return {}
+
+    def signed(self, name: str) -> bool:
+        """Whether outputs may have negative parts of these potentials: -inf is then refused, as +inf is."""
+        return False
 
     def same_as(self, other: Structure) -> bool:
         """Whether ``other`` is of this very class, with the same settings as far as ``repr`` shows them."""

@@ -98,7 +98,7 @@ class Decoder(nn.Module):
                     first = next(iter(potentials.tensors.values()))
                     check_range(lengths, first.shape[0], first.shape[1])
                 if self.rule is not None:
-                    check_scores_finite(potentials, self.structure.places)
+                    check_scores_finite(potentials, self.structure.places, self.structure.signed)
             if self.rule is None:
                 return self.structure.decode(potentials)
             return self.rule(potentials.tensors, lengths)

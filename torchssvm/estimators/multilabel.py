@@ -96,9 +96,10 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         interactions: Whether pairs of labels are scored; None: with up to 60 labels, and else a warning says that they
             are left out.
         class_weight: None, "balanced", or a dictionary by label (0 to K - 1): the cost of deciding a label wrongly, on
-            or off, "balanced" by how seldom it is on. The margin that is asked for grows with the cost, and C does not:
-            at a small C a label of a large cost is found less often, so choose C with it. Where ``y`` is a vector, the
-            weight of an example's loss, by its class.
+            or off, "balanced" by how seldom it is on. Without pairs a label of cost c has the hinge ``max(0, c -
+            margin)``, where scikit-learn has ``c max(0, 1 - margin)``: a larger margin at the same C, so that at a
+            small C the label is found less often; choose C with it. Where ``y`` is a vector, the weight of an
+            example's loss, by its class.
         fit_intercept: Whether every label has an intercept; it is regularised like the other weights. Without, columns
             keep their means.
 

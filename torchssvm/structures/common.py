@@ -75,6 +75,10 @@ class Around(Structure):
         """As in the other structure."""
         return self.structure.places(potentials)
 
+    def signed(self, name: str) -> bool:
+        """As in the other structure."""
+        return self.structure.signed(name)
+
     def enumerate(self, potentials: Potentials) -> Iterator[Any] | None:
         """The outputs that the other structure lists."""
         return self.structure.enumerate(potentials)

@@ -88,6 +88,14 @@ def test_the_maximum_is_between_value_and_bound(effort, seed, size, integers, st
         assert bool(exact.all())
 
 
+def test_the_best_of_near_ties_is_found():
+    for seed in range(60):
+        near = [a + 1e-12 * b for a, b in zip(problem(seed, 6, integers=True), problem(seed, 6), strict=True)]
+        _, value, bound = best_label_sets(*near, effort=10_000_000)
+        assert torch.equal(value, bound)
+        torch.testing.assert_close(value, scores(*near, every_set(6)).amax(1), rtol=0.0, atol=5e-14)
+
+
 @examples(40)
 @given(seed=SEEDS, size=st.integers(1, 9), integers=st.booleans(), strength=st.sampled_from([0.3, 1.0]))
 def test_messages_are_exact_where_all_pairs_attract(seed, size, integers, strength):
@@ -180,14 +188,21 @@ def test_numbers_that_are_not_finite_spoil_their_own_example_alone(number):
     clean = best_label_sets(unary, pairwise, effort=10**6)
     spoiled = unary.clone()
     spoiled[2, 3] = number
-    labels, value, _ = best_label_sets(spoiled, pairwise, effort=10**6)
-    assert not bool(torch.isfinite(value[2]))
+    labels, value, bound = best_label_sets(spoiled, pairwise, effort=10**6)
+    if number == -torch.inf:  # forbids
+        best = scores(spoiled.nan_to_num(neginf=-1e6), pairwise, every_set(6)).amax(1)
+        torch.testing.assert_close((value, bound), (best, best))
+    else:
+        assert not bool(torch.isfinite(value[2]))
     for row in (0, 1, 3):
         assert torch.equal(labels[row], clean[0][row])
         torch.testing.assert_close(value[row], clean[1][row])
     pairwise = pairwise.clone()
     pairwise[0] = number
-    assert best_label_sets(unary, pairwise, effort=10**6)[0].shape == unary.shape
+    labels, value, _ = best_label_sets(unary, pairwise, effort=10**6)
+    assert labels.shape == unary.shape
+    if number == -torch.inf:
+        torch.testing.assert_close(value, scores(unary, pairwise.nan_to_num(neginf=-1e6), every_set(6)).amax(1))
 
 
 def test_devices(device):

@@ -290,6 +290,15 @@ def test_a_run_goes_on_to_the_same_bits(loop):
     assert second.certify().gap == whole.certify().gap
 
 
+def test_the_best_of_near_ties_is_found():
+    for seed in range(60):
+        ties, noise = (random_potentials(rng(seed), 4, integers=integers, share=1.0) for integers in (True, False))
+        near = ties.replace({name: t + 1e-12 * noise[name] for name, t in ties.tensors.items()})
+        found = PairwiseGraph(3).argmax(near)
+        assert found.exact
+        torch.testing.assert_close(found.value, best_scores(near), rtol=0.0, atol=5e-14)
+
+
 def test_weights_as_small_as_areas_are_decoded_exactly():
     for seed in range(20):
         potentials = random_potentials(rng(seed), 4)

@@ -126,6 +126,10 @@ class Decisions(Structure):
         assert value is not None
         return found._replace(value=value + constant, bound=None if bound is None else bound + constant)
 
+    def signed(self, name: str) -> bool:
+        """Costs that are minimised count with a minus."""
+        return self._factor < 0.0
+
     def parts(self, labeling: Tensor | Decision) -> Tensor:
         """``-2 y``, or ``+2 y`` where costs are maximised: ``[B, D]`` float64."""
         return self._factor * _decision(labeling).to(torch.float64)

@@ -116,7 +116,8 @@ class MinCut:
 class RoofDual:
     """Approximate with an upper bound, for any edges; see :func:`torchssvm.structures.graph_cut.oracle.roof_dual`.
 
-    Batches whose edges are all attractive are decoded exactly, by a minimum cut.
+    Batches whose edges are all attractive are decoded exactly, by a minimum cut. Scores of an example should lie within
+    twelve digits of each other: beside edges such as 1e30 the smallest are rounded away.
 
     Example:
         >>> edges = torch.tensor([[[0, 1]]])
@@ -226,6 +227,10 @@ class GraphCut(LabelledGraphs):
         """The nodes and edges of each example."""
         potentials = self._fitting(potentials)
         return {"node": real_nodes(potentials), "edge": potentials.edges[..., 0] >= 0}
+
+    def signed(self, name: str) -> bool:
+        """Label 0 counts the score of label 1 with a minus, and a cut the score of the edge."""
+        return True
 
     def _fitting(self, potentials: Potentials) -> GraphPotentials:
         if not isinstance(potentials, GraphPotentials):

@@ -20,7 +20,7 @@ import numpy as np
 
 from torchssvm.core.jit import njit
 
-TINY = 1e-12  # relative to the sum of all absolute scores: smaller gaps are rounding
+EPS = float(np.finfo(np.float64).eps)
 _ROUNDS = 2  # of branch and bound, for each subproblem, which starts from the messages of the previous one
 
 
@@ -31,7 +31,7 @@ class Workspace(NamedTuple):
     """
 
     sizes: np.ndarray  # ``[2]``, U and E
-    scale: np.ndarray  # ``[1]``, the sum of the absolute values of all scores
+    tiny: np.ndarray  # ``[1]``, what rounding may do to the sum of all scores: smaller gaps count as none
     free: np.ndarray  # ``[K]``, the U undecided labels
     # ``[K]``, the number of each label among the undecided ones, or -1; first used for the labels that are on
     place: np.ndarray
@@ -55,8 +55,8 @@ class Workspace(NamedTuple):
 def workspace(num_labels: int) -> Workspace:
     """Uninitialised memory for K labels; each thread needs its own."""
     pairs = num_labels * (num_labels - 1) // 2
-    sizes = {"sizes": 2, "scale": 1, "first": pairs, "second": pairs, "weight": pairs, "split": pairs, "active": pairs}
-    numbers = {"scale", "unary", "belief", "gain", "weight", "split", "above"}
+    sizes = {"sizes": 2, "tiny": 1, "first": pairs, "second": pairs, "weight": pairs, "split": pairs, "active": pairs}
+    numbers = {"tiny", "unary", "belief", "gain", "weight", "split", "above"}
     return Workspace(
         *(
             np.empty(sizes.get(name, num_labels), np.float64 if name in numbers else np.int64)
@@ -97,7 +97,7 @@ def reduce(unary, weights, labels, memory):
                 total += abs(weights[i, j])
                 edges += 1
     memory.sizes[1] = edges
-    memory.scale[0] = total
+    memory.tiny[0] = EPS * size * total
 
 
 @njit
@@ -107,7 +107,7 @@ def pass_messages(memory, max_rounds):
         memory.fixed[a] = -1
     active, base = restrict(memory)
     best, bound = -np.inf, np.inf
-    tiny = TINY * memory.scale[0]
+    tiny = memory.tiny[0]
     next_check = 1
     for done in range(1, max_rounds + 1):
         moved = one_round(memory, active)
@@ -200,7 +200,7 @@ def decode_beliefs(memory, best):
 def climb(memory):
     """Flip single labels or pairs while the score rises; returns the score."""
     labels, gain = memory.labels, memory.gain
-    tiny = TINY * memory.scale[0]
+    tiny = memory.tiny[0]
     value = 0.0
     for a in range(memory.sizes[0]):
         gain[a] = memory.unary[a]
@@ -256,7 +256,7 @@ def branch(memory, best, bound, effort):
 
     Any messages bound any subproblem, so backtracking only has to undo the fixed labels.
     """
-    tiny = TINY * memory.scale[0]
+    tiny = memory.tiny[0]
     fixed, trail, mark = memory.fixed, memory.trail, memory.mark
     for a in range(memory.sizes[0]):
         fixed[a] = -1
@@ -294,7 +294,7 @@ def branch(memory, best, bound, effort):
 @njit
 def _examine(memory, best, length):
     """Bound the current subproblem; fix the labels whose other value cannot be better than ``best``."""
-    tiny, spent = TINY * memory.scale[0], 0
+    tiny, spent = memory.tiny[0], 0
     while True:
         active, base = restrict(memory)
         above = dual_value(memory, active, base)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchssvm.core.jit import njit, triton_available
 from torchssvm.core.threads import launch
-from torchssvm.structures.multilabel.message_passing import TINY, Workspace, branch, pass_messages, reduce, workspace
+from torchssvm.structures.multilabel.message_passing import Workspace, branch, pass_messages, reduce, workspace
 
 _EACH = 8_000.0  # cost of decoding an example, in comparisons of pairs of states
 
@@ -49,7 +49,7 @@ def best_label_sets(
 
     Returns:
         Labels ``[B, K]`` int64, 0 and 1; their scores ``[B]`` float64; bounds ``[B]`` float64, equal to the score if
-        the labels are optimal. Scores that are not finite give NaN.
+        the labels are optimal. Scores of -inf forbid a label or a pair, and NaN or inf give NaN.
 
     Raises:
         ValueError: Shapes do not fit, or ``max_rounds`` is less than 1, or ``effort`` less than 0.
@@ -131,16 +131,19 @@ def symmetric(pairwise: Tensor, num_labels: int) -> Tensor:
 def without_masks(unary: Tensor, weights: Tensor) -> Tensor:
     """``weights`` ``[K, K]`` or ``[B, K, K]`` where those that forbid a pair are no larger than they need to be.
 
-    Twice what the presence of either label can gain will do. Beside a score such as -1e30 messages would round away all
-    others, and claim that what they find is optimal.
+    Twice what the presence of either label can gain will do. Where that is next to nothing, a little of what any label
+    can gain will do too, or where none can gain, twice the least weight. Beside a score such as -1e30 messages would
+    round away all others, and claim that what they find is optimal.
     """
-    alone = unary.abs()
+    alone = unary.clamp(min=0.0)
     if weights.ndim == 2:
         alone = torch.nn.functional.pad(alone, (0, 0, 0, 1)).amax(0)  # of no examples, 0
     gain = alone + weights.clamp(min=0.0).sum(-1)
+    most = gain.amax(-1, keepdim=True)
+    least = weights.abs().masked_fill(weights == 0.0, torch.inf).flatten(-2).amin(-1, keepdim=True).clamp(max=1e30)
+    gain = torch.maximum(gain, torch.where(most > 0.0, most / 1024.0, least))
     enough = -2.0 * torch.minimum(gain.unsqueeze(-1), gain.unsqueeze(-2))
-    masks = (weights < _MASK * enough) & (enough < 0.0) & (weights > -torch.inf)
-    return torch.where(masks, enough, weights)
+    return torch.where(weights < _MASK * enough, enough, weights)
 
 
 @njit
@@ -189,9 +192,9 @@ def decode_row(unary, weights, positive, negative, max_rounds, effort, memory, l
         value = score(unary, weights, labels, memory)
         return value, value
     reduce(unary, weights, labels, memory)
-    if np.isfinite(memory.scale[0]):
+    if np.isfinite(memory.tiny[0]):
         best, bound = pass_messages(memory, max_rounds)
-        if effort > 0 and bound - best > TINY * memory.scale[0]:
+        if effort > 0 and bound - best > memory.tiny[0]:
             best, bound = branch(memory, best, bound, effort)
         gap = bound - best
     else:
@@ -200,7 +203,7 @@ def decode_row(unary, weights, positive, negative, max_rounds, effort, memory, l
         labels[memory.free[a]] = memory.best[a]
     value = score(unary, weights, labels, memory)
     # best and bound cover only the undecided labels, so only their gap is used; a gap within rounding is 0.
-    return value, value if gap <= TINY * memory.scale[0] else value + gap
+    return value, value if gap <= memory.tiny[0] else value + gap
 
 
 @njit
@@ -256,7 +259,7 @@ def screen(unary, weights, positive, negative, memory, labels):
 
 @njit
 def score(unary, weights, labels, memory):
-    """The score of a set of labels; not finite if an entry of ``unary`` is not."""
+    """The score of a set of labels; NaN if an entry of ``unary`` is NaN or inf."""
     on, count, total = memory.place, 0, 0.0
     for k in range(len(unary)):
         if labels[k] == 1:
@@ -265,7 +268,7 @@ def score(unary, weights, labels, memory):
                 total += weights[k, on[c]]
             on[count] = k
             count += 1
-        elif not np.isfinite(unary[k]):
+        elif not unary[k] < np.inf:
             return np.nan
     return total
 

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from torchssvm.core.potentials import Parts
 from torchssvm.core.traced_loops import repeat
+from torchssvm.structures.multilabel.message_passing import EPS
 from torchssvm.structures.multilabel.oracle import symmetric, without_masks
-
-_TINY = 1e-12  # relative to the sum of all absolute scores: smaller gaps are rounding
 
 
 class LabelSetDecoder(nn.Module):
@@ -50,7 +49,7 @@ class LabelSetDecoder(nn.Module):
         low, high, sign = own.clamp(max=0.0), own.clamp(min=0.0), torch.where(own > 0.0, 1.0, -1.0).to(own.dtype)
         shares = (own / 2).expand(self.size, *unary.shape).clone()
         belief = unary + weights.sum(2) / 2
-        tiny = _TINY * (belief.abs().sum(1) + weights.abs().sum((1, 2)) / 2)
+        tiny = EPS * self.size * (belief.abs().sum(1) + weights.abs().sum((1, 2)) / 2)
 
         def one_round(
             going: Tensor, belief: Tensor, shares: Tensor, labels: Tensor, value: Tensor
@@ -85,7 +84,7 @@ class LabelSetDecoder(nn.Module):
 
     def _climb(self, unary: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
         """Flip the one label, or else the two, that gain most, while the score rises: 0 and 1."""
-        tiny = _TINY * (unary.abs().sum(1) + weights.abs().sum((1, 2)))
+        tiny = EPS * self.size * (unary.abs().sum(1) + weights.abs().sum((1, 2)))
         place = torch.arange(self.size**2, device=unary.device)
 
         def flip(going: Tensor, labels: Tensor) -> tuple[Tensor, ...]:

@@ -68,7 +68,7 @@ def _decode(
         tl.store(split + r * size + lane, held, known)
         belief += tl.where(first | (w <= 0.0), held, w - held)
     tl.debug_barrier()  # a thread may read what another one wrote
-    tiny = 1e-12 * tl.sum(tl.where(free, scale, 0.0), 0)
+    tiny = 2.220446049250313e-16 * size * tl.sum(tl.where(free, scale, 0.0), 0)
     best, lowest = tl.full([], -float("inf"), tl.float64), tl.full([], float("inf"), tl.float64)
     chosen = lane * 0
     finite = tl.abs(tiny) < float("inf")
@@ -114,7 +114,7 @@ def _decode(
             for j in range(0, k):
                 if tl.load(labels + j) == 1:
                     total += tl.load(met + ((k + j) % size) * size + k)
-    bad = tl.sum((known & (on != 1) & ~(tl.abs(alone) < float("inf"))).to(tl.int32), 0) > 0
+    bad = tl.sum((known & (on != 1) & ~(alone < float("inf"))).to(tl.int32), 0) > 0
     total = tl.where(bad, float("nan"), total)
     gap = tl.where(best == -float("inf"), 0.0, lowest - best)  # nothing was left open
     tl.store(value + b, total)

@@ -77,7 +77,8 @@ class TreeReweighted:
 
         Returns:
             Labels ``[B, N]`` int64, -1 beyond an example's nodes; their scores ``[B]`` float64; bounds ``[B]`` float64,
-            equal to the score if the labels are optimal up to rounding. Scores that are not finite give NaN.
+            equal to the score if the labels are optimal up to rounding. Scores of -inf forbid, and NaN or inf give
+            NaN.
 
         Raises:
             ValueError: A shape, a length or an edge does not fit.
@@ -98,15 +99,19 @@ class TreeReweighted:
                 size, real = sizes[row], ends[row, :, 0] >= 0
                 plan = make_plan(size, ends[row, real].tobytes())
                 room = make_room(size, states, len(plan.first), len(plan.cycles) if self.cycle_rounds else 0)
-                room.node_scores[...] = nodes[row, :size][plan.order]
+                scores = nodes[row, :size][plan.order], tables[row, real]
+                usual = sum(float(np.abs(own[own != -np.inf]).sum()) for own in scores)
+                # Scores of -inf are lowered to what no others make up for.
+                room.node_scores[...], table = (np.maximum(own, -3.0 * usual or -1.0) for own in scores)
                 limits = self.max_rounds, self.cycle_rounds, self.branches
-                value[row], bound[row] = solve(plan, room, tables[row, real], *limits, labels[row])
+                found = solve(plan, room, table, *limits, labels[row])
+                value[row], bound[row] = (-np.inf if each < -usual else each for each in found)
 
         run_in_chunks(solve_rows, sizes)
         return tuple(torch.from_numpy(t).to(node.device) for t in (labels, value, bound))  # type: ignore[return-value]
 
 
-_TINY = 1e-12  # relative to the sum of the largest absolute scores: smaller gaps are rounding
+_EPS = float(np.finfo(np.float64).eps)
 
 _MASK, _RAISED = 2.0**20, 8.0
 """How many times lower than all usual scores together one is that forbids, and to how many times them it is raised."""
@@ -480,7 +485,7 @@ def solve(plan, room, edge, rounds, cycle_rounds, branches, labels):
         room.room,
     )
     fill(g, plan, edge)
-    small = _TINY * (sum_of_largest(g.node_scores) + sum_of_largest(g.edge_scores))
+    small = rounding(g)
     if not np.isfinite(small):
         labels[:size] = 0
         return np.nan, np.nan
@@ -511,12 +516,12 @@ def search_without_masks(g, plan, edge, rounds, cycle_rounds, branches, mask, us
             if scores[place] < mask:
                 scores[place] = -_RAISED * (usual if usual > 0.0 else 1.0)
     start(g)
-    small = _TINY * (sum_of_largest(g.node_scores) + sum_of_largest(g.edge_scores))
+    small = rounding(g)
     value, bound = search(g, plan.tree, rounds, cycle_rounds, branches, small)
     set_row(g.node_scores, g.kept, None, None)
     fill(g, plan, edge)
     if score_of(g, g.best) != value:
-        small = _TINY * (sum_of_largest(g.node_scores) + sum_of_largest(g.edge_scores))
+        small = rounding(g)
         value, bound = search(g, plan.tree, rounds, cycle_rounds, branches, small)
     return value, bound, small
 
@@ -573,6 +578,13 @@ def usual_scores(scores, mask):
                 high = max(high, abs(score))
         total += high if top >= mask else abs(top)
     return total
+
+
+@njit
+def rounding(g):
+    """What rounding may do to the sum of all scores: smaller gaps count as none. Not finite if a score is not."""
+    total = sum_of_largest(g.node_scores) + sum_of_largest(g.edge_scores)
+    return 2.0 * _EPS * np.sqrt(len(g.node_scores) + len(g.edge_scores)) * total
 
 
 @njit

@@ -135,6 +135,10 @@ class Pose(Structure):
         places = torch.stack([place % self.width, place // self.width], 2)
         return Decoding(torch.cat([places, types], 2), value)
 
+    def signed(self, name: str) -> bool:
+        """Deformations count with a minus."""
+        return name == "deformation"
+
     def parts(self, labeling: Tensor) -> dict[str, Tensor]:
         """Indicators of the places and of the arcs' types there, and negative deformations."""
         mass = torch.ones(len(labeling), 1, dtype=torch.float64, device=labeling.device)

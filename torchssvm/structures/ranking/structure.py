@@ -76,6 +76,10 @@ class Ranking(Structure):
         scores = potentials.single.detach().to(torch.float64).masked_fill(target.grades < 0, 0.0)
         return Decoding(self.measure.worst(scores, target.grades))
 
+    def signed(self, name: str) -> bool:
+        """What is ranked above others counts for, and the others against."""
+        return True
+
     def parts(self, labeling: Tensor | Graded) -> Tensor:
         """The weight of each score, ``[B, N]`` float64."""
         return self.measure.ideal(labeling.grades) if isinstance(labeling, Graded) else self.measure.parts(labeling)
