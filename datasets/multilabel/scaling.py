@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_number
+from torchssvm.core.arguments import check_number, check_object
 
 from .sparse_rows import SparseRows
 
@@ -69,6 +69,7 @@ class UnitRows(Scaling):
 
     def apply(self, features: SparseRows) -> SparseRows:
         """Rows of norm 1; zero rows stay zero."""
+        check_object(features, "features", "unit_rows", "SparseRows.of_dense(matrix)")
         return features.unit_rows()
 
 
@@ -150,6 +151,7 @@ class ByDensity(Scaling):
 
     def fit(self, features: SparseRows) -> Scaling:
         """The chosen rule, fitted; the choice is printed to standard error."""
+        check_object(features, "features", "unit_rows", "SparseRows.of_dense(matrix)")
         share = features.values.count_nonzero().item() / max(len(features) * features.num_columns, 1)
         dense = share > self.dense_above
         chosen: Scaling = Standardised().fit(features) if dense else UnitRows()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchssvm.core.arguments import check_flags, check_whole, needs
+from torchssvm.core.arguments import check_flags, check_several, check_whole, needs
 from torchssvm.core.batch import Batch
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.structures.arborescence.structure import is_projective
@@ -322,6 +322,8 @@ def attachment(found: Iterable[Sequence[int] | Tensor], sentences: Iterable[Sent
         >>> attachment([torch.tensor([2, 0, 2])], sentences).uas
         1.0
     """
+    for name, given in (("found", found), ("sentences", sentences)):
+        check_several(given, name, "a list, with an entry for each sentence")
     found, sentences = list(found), list(sentences)
     if len(found) != len(sentences):
         raise ValueError(f"found has the heads of {len(found)} sentences, and there are {len(sentences)}")

@@ -63,10 +63,10 @@ def check_number(
     raise ValueError(f"{name}={value} must be {' and '.join(limits) or 'a number'}{advice}")
 
 
-def check_several(value: Any, name: str) -> None:
-    """Raise TypeError where a list of numbers is asked for, and ``value`` is a number, a text, or none."""
+def check_several(value: Any, name: str, form: str = "a list of numbers") -> None:
+    """Raise TypeError where a list is asked for, and ``value`` is a number, a text, or none."""
     if isinstance(value, str | numbers.Number) or not isinstance(value, Iterable):
-        raise TypeError(f"{name}={value!r} must be a list of numbers, not a {type(value).__name__}")
+        raise TypeError(f"{name}={value!r} must be {form}, not a {type(value).__name__}")
 
 
 def places_of(labels: Sequence[Any]) -> dict[Any, int]:

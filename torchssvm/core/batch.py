@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
-from torchssvm.core.arguments import NO_LABEL, check_tensor, describe, is_ours, naming, row_name
+from torchssvm.core.arguments import NO_LABEL, check_dataset, check_tensor, describe, is_ours, naming, row_name
 from torchssvm.core.operators import on_host, upload
 from torchssvm.core.potentials import Potentials, as_potentials
 
@@ -183,6 +183,7 @@ def in_order(
         >>> [len(batch.index) for batch in in_order(data, batch_size=12)]
         [12, 12, 6]
     """
+    check_dataset(dataset)
     n = len(dataset)
     if lengths is not None:
         lengths = torch.as_tensor(lengths).cpu()

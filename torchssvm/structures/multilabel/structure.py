@@ -101,8 +101,8 @@ class Multilabel(Structure):
     Args:
         num_labels: K, the number of labels.
         pairwise: Whether pairs are scored; otherwise the only potentials are ``unary``.
-        weights: ``[K]``, non-negative and not all 0, the cost of each wrong label, which is the margin that it asks for; None
-            means 1 for all.
+        weights: ``[K]``, non-negative and not all 0, the cost of each wrong label, which is the margin that it
+            asks for; None means 1 for all.
         decoder: ``BranchAndBound()`` or ``MessagePassing()``; None means ``BranchAndBound()``. Both return a bound for
             examples that they do not decode exactly.
 

@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_flags, check_int64, check_number, check_tensor, check_whole, row_name
+from torchssvm.core.arguments import (
+    check_flags,
+    check_int64,
+    check_number,
+    check_several,
+    check_tensor,
+    check_whole,
+    row_name,
+)
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.operators import constant, plain, transformed
 from torchssvm.core.potentials import Potentials
@@ -188,6 +196,7 @@ class Segments(Indexed):
         Raises:
             ValueError: They do not, or a label is not one.
         """
+        check_several(spans, "spans", "lists of spans, one for each sequence")
         num_labels = self.num_labels
         rows = []
         for place, several in enumerate(spans):
@@ -207,7 +216,8 @@ class Segments(Indexed):
 
     def frames(self, labeling: Tensor) -> Tensor:
         """The label of every frame, ``[B, N]`` int64, -1 beyond each length."""
-        return torch.where(labeling >= 0, labeling.remainder(self.num_labels), -1)
+        codes = check_tensor(labeling, "labeling")
+        return torch.where(codes >= 0, codes.remainder(self.num_labels), -1)
 
     def by_position(self, labeling: Tensor) -> Tensor:
         """The labels of frames: codes tell borders too."""
