@@ -303,8 +303,7 @@ def check_fits(head: Any, structure: Any, data: Any, collate_fn: Collate | None 
     if (place := getattr(dataset, "first_unknown", None)) is not None and not hasattr(structure, "complete"):
         raise ValueError(f"dataset.y has label -100 at position {place[1]} of example {place[0]}{NO_LABEL}")
     for name, owner in (("in_features", head), ("num_states", structure)):
-        also = "num_features" if name == "in_features" else name
-        own, found = getattr(owner, name, None), getattr(dataset, name, getattr(dataset, also, None))
+        own, found = getattr(owner, name, None), getattr(dataset, name, None)
         if is_ours(type(owner)) and isinstance(own, int) and isinstance(found, int) and own != found:
             raise ValueError(
                 f"the dataset has {name}={found} and the head {name}={own}: where features and labels have names, the "
@@ -386,7 +385,7 @@ def select_tokens(mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 OUTPUT_SIZES = ("num_states", "num_classes", "num_labels")
-SIZES = ("in_features", "num_features", "edge_features", *OUTPUT_SIZES)
+SIZES = ("in_features", "edge_features", *OUTPUT_SIZES)
 NAMES = ("vocabulary", "labels")
 
 
