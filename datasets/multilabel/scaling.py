@@ -104,6 +104,7 @@ class Standardised(Scaling):
         """Means and scales of these rows, unless they are known."""
         if self.fitted:
             return self
+        check_object(features, "features", "unit_rows", "SparseRows.of_dense(matrix)")
         rows = features.dense().double()
         mean = rows.mean(0)
         deviation = (rows - mean).square().mean(0).sqrt()
@@ -115,6 +116,7 @@ class Standardised(Scaling):
         """``(x - mean) * scale``."""
         if self.mean is None or self.scale is None:
             raise ValueError("Standardised() knows no means yet: give scaling=train.scaling, or call fit")
+        check_object(features, "features", "unit_rows", "SparseRows.of_dense(matrix)")
         if len(self.mean) != features.num_columns:
             raise ValueError(f"the scaling is of {len(self.mean)} features, and these rows have {features.num_columns}")
         return SparseRows.of_dense(((features.dense().double() - self.mean) * self.scale).float())

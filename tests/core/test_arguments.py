@@ -519,6 +519,17 @@ SETS = Multilabel(2, pairwise=False)
         (lambda bad: datasets.attachment([], bad), "sentences"),
         (lambda bad: datasets.read_columns("here.txt", bad or 3), "columns"),
         (lambda bad: datasets.Vocabulary.of(bad), "sentences"),
+        (lambda bad: datasets.Standardised().fit(bad), "features"),
+        (lambda bad: datasets.SparseChains(bad, *[torch.zeros(1)] * 3, in_features=1, num_states=1), "offsets"),
+        (lambda bad: datasets.to_bio(bad), "tags"),
+        (lambda bad: datasets.bio_transitions(bad), "tags"),
+        (lambda bad: datasets.bioes_transitions(bad), "tags"),
+        (lambda bad: datasets.arc_columns(bad, ["b"], 4), "words"),
+        (lambda bad: datasets.arc_columns(["a"], bad, 4), "tags"),
+        (lambda bad: datasets.pose_scores(bad, bad, torso=(0, 1)), "found"),
+        (lambda bad: datasets.pool_regions(bad, bad), "features"),
+        (lambda bad: datasets.segmentation_scores(bad, []), "found"),
+        (lambda bad: datasets.segmentation_scores([], bad), "masks"),
     ],
 )
 @pytest.mark.parametrize("bad", [None, 3, 2.5])

@@ -24,7 +24,7 @@ from torchssvm.core.operators import constant, plain, transformed
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Decoding, Structure, as_decoding, digest
 from torchssvm.structures.chain.nbest import NBest, nbest
-from torchssvm.structures.common import check_lengths
+from torchssvm.structures.common import check_costs, check_lengths
 from torchssvm.structures.labelled import Indexed, Places, real_rows
 from torchssvm.structures.segments.margins import segment_margins
 from torchssvm.structures.segments.oracle import semi_markov, semi_markov_marginals
@@ -90,17 +90,10 @@ class Segments(Indexed):
         self.min_duration = [check_whole(least, "min_duration") for least in several]
         if max(self.min_duration) > self.max_duration:
             raise ValueError(f"min_duration={min_duration} must be at most max_duration={max_duration}")
-        if class_weight is not None:
-            if span_loss:
-                raise ValueError(
-                    f"class_weight={class_weight} weighs wrong frames: leave span_loss out, or class_weight"
-                )
-            class_weight = check_tensor(class_weight, "class_weight").to(torch.float64)
-            if class_weight.shape != (num_labels,) or not bool(((class_weight >= 0) & class_weight.isfinite()).all()):
-                raise ValueError(
-                    f"class_weight={class_weight} must hold {num_labels} finite numbers, one a label, none below 0"
-                )
-        self.boundary, self.span_loss, self.class_weight = boundary, span_loss, class_weight
+        if class_weight is not None and span_loss:
+            raise ValueError(f"class_weight={class_weight} weighs wrong frames: leave span_loss out, or class_weight")
+        self.boundary, self.span_loss = boundary, span_loss
+        self.class_weight = check_costs(class_weight, "class_weight", num_labels)
         self._least = torch.tensor(self.min_duration)
 
     def extends(self, other: Structure) -> bool:
