@@ -147,6 +147,16 @@ def check_tensor(value: Any, name: str, advice: str = "") -> Tensor:
     raise TypeError(f"{name} must be a dense, real tensor, not {describe(value)}{advice}")
 
 
+def check_costs(value: Tensor | None, name: str, count: int) -> Tensor | None:
+    """The cost of each label, ``[count]``, finite and non-negative, as float64; None stays None."""
+    if value is None:
+        return None
+    costs = check_tensor(value, name).to(torch.float64)
+    if costs.shape != (count,) or not bool(((costs >= 0.0) & costs.isfinite()).all()):
+        raise ValueError(f"{name} must hold {count} finite, non-negative numbers, one a label; got {costs.tolist()}")
+    return costs
+
+
 def check_scores(**scores: Tensor) -> None:
     """Raise ValueError, with its name, for a tensor of scores that are whole numbers or truth values."""
     for name, tensor in scores.items():

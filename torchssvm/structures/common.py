@@ -9,15 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import (
-    NO_LABEL,
-    check_int64,
-    check_length_form,
-    check_tensor,
-    describe,
-    read_numbers,
-    row_name,
-)
+from torchssvm.core.arguments import NO_LABEL, check_int64, check_length_form, describe, read_numbers, row_name
 from torchssvm.core.operators import apart, plain
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.structure import Structure
@@ -133,18 +125,6 @@ def check_range(lengths: Tensor, batch: int, longest: int) -> tuple[int, int]:
     if low < 1 or high > longest:
         raise ValueError(f"lengths must lie between 1 and the padded length {longest}, got {low} to {high}")
     return low, high
-
-
-def check_costs(value: Tensor | None, name: str, count: int) -> Tensor | None:
-    """The cost of each label, ``[count]``, finite and non-negative, as float64; None stays None."""
-    if value is None:
-        return None
-    costs = check_tensor(value, name).to(torch.float64)
-    if costs.shape != (count,) or not bool(((costs >= 0.0) & costs.isfinite()).all()):
-        raise ValueError(
-            f"{name} must hold {count} finite, non-negative numbers, one for each label; got {costs.tolist()}"
-        )
-    return costs
 
 
 def check_edges(edges: Tensor, links: int, nodes: Sequence[int], lengths: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_flags, check_int64, check_tensor, check_whole
+from torchssvm.core.arguments import check_costs, check_flags, check_int64, check_tensor, check_whole
 from torchssvm.core.jit import arrays, fits_numba, fits_triton
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.operators import constant, on_host, upload
@@ -22,7 +22,7 @@ from torchssvm.structures.chain.nbest import NBest, nbest
 from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.chain.sum_product import sum_product
 from torchssvm.structures.chain.transitions import Transitions
-from torchssvm.structures.common import WeightedLabels, check_costs, check_labels, check_lengths
+from torchssvm.structures.common import WeightedLabels, check_labels, check_lengths
 from torchssvm.structures.labelled import Indexed, Labelled, Places, every_labeling, real_rows, zeros_like
 from torchssvm.structures.max_marginals import tree_margins
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import (
+    check_costs,
     check_flags,
     check_int64,
     check_number,
@@ -24,7 +25,7 @@ from torchssvm.core.operators import constant, plain, transformed
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Decoding, Structure, as_decoding, digest
 from torchssvm.structures.chain.nbest import NBest, nbest
-from torchssvm.structures.common import check_costs, check_lengths
+from torchssvm.structures.common import check_lengths
 from torchssvm.structures.labelled import Indexed, Places, real_rows
 from torchssvm.structures.segments.margins import segment_margins
 from torchssvm.structures.segments.oracle import semi_markov, semi_markov_marginals
@@ -209,7 +210,7 @@ class Segments(Indexed):
 
     def frames(self, labeling: Tensor) -> Tensor:
         """The label of every frame, ``[B, N]`` int64, -1 beyond each length."""
-        codes = check_tensor(labeling, "labeling")
+        codes = check_tensor(labeling, "labeling")  # also [B, C, N]
         return torch.where(codes >= 0, codes.remainder(self.num_labels), -1)
 
     def by_position(self, labeling: Tensor) -> Tensor:

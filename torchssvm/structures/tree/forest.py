@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_int64, check_tensor, check_whole
+from torchssvm.core.arguments import check_costs, check_int64, check_tensor, check_whole
 from torchssvm.core.operators import apart
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.structure import Decoding, Structure, fit
-from torchssvm.structures.common import Head, check_costs, check_labels, check_lengths, fitting, weight
+from torchssvm.structures.common import Head, check_labels, check_lengths, fitting, weight
 from torchssvm.structures.labelled import Labelled, real_rows
 from torchssvm.structures.max_marginals import tree_margins
 from torchssvm.structures.tree.oracle import max_sum_tree, node_depths
