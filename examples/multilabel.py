@@ -88,7 +88,7 @@ def main(
     examples = MultilabelData.from_datasets(
         train, test_dataset=tested, batch_size=64, seed=seed, by_gap=not interactions
     )
-    head = SparseLinearMultilabel(examples.train.num_features, examples.train.num_labels, pairwise=interactions)
+    head = SparseLinearMultilabel(examples.train.in_features, examples.train.num_labels, pairwise=interactions)
     if interactions:
         penalty = None if rho is None else Penalty(rho * float(head.structure.costs.mean()))
         model = FactorwiseSVM(head, lam, penalty=penalty, seed=seed)

@@ -173,7 +173,7 @@ def label_sets(lam: float, passes: int, rho: float, root: str | None = None) -> 
     data, test = (Multilabel("bibtex", split, scaling=UnitRows(), root=root) for split in ("train", "test"))
     points: list[tuple[float, float]] = []
     for examples, rounds in ((part(data, torch.arange(10)), 2), (data, passes)):  # the first compiles
-        head = SparseLinearMultilabel(data.num_features, data.num_labels)
+        head = SparseLinearMultilabel(data.in_features, data.num_labels)
         penalty = Penalty(rho * float(head.structure.costs.mean()))
         optim = GDMM(head, in_order(examples), num_examples=len(examples), lam=lam, penalty=penalty)
         clock, points = Clock(), []
@@ -200,7 +200,7 @@ def label_sets_bcfw(lam: float, passes: int, root: str | None = None, interactio
     few = part(data, torch.arange(min(64, len(data))))
     points: list[tuple[float, float]] = []
     for examples, rounds in ((few, 1), (data, passes)):  # the first compiles
-        head = SparseLinearMultilabel(data.num_features, data.num_labels, pairwise=interactions)
+        head = SparseLinearMultilabel(data.in_features, data.num_labels, pairwise=interactions)
         loss = BlockGap(DualState.for_head(head, num_examples=len(examples), lam=lam))
         loop = TorchLoop(head, loss, examples, batch_size=64)
         clock, seen, points = Clock(), 0, []

@@ -65,7 +65,7 @@ def read(data: str | None, part: str, tags: str, num_features: int) -> CoNLLU:
 
 def loop_of(train: CoNLLU, lam: float, normalize: bool, storage: Any, seed: int, **rules: Any) -> CompiledBCFW:
     """A loop from zero weights; ``lam`` is times n."""
-    head = LinearArcs(train.num_features, structure=Arborescence(Projective(single_root=True), normalize=normalize))
+    head = LinearArcs(train.in_features, structure=Arborescence(Projective(single_root=True), normalize=normalize))
     dual = DualState.for_head(head, len(train), lam / len(train), storage=storage)
     return CompiledBCFW(head, dual, in_order(train, lengths=train.lengths), seed=seed, **rules)
 
@@ -78,7 +78,7 @@ def corrective(train: CoNLLU, lam: float, normalize: bool, seed: int) -> Compile
 
 def perceptron_of(train: CoNLLU, seed: int) -> Perceptron:
     """The perceptron on packed sentences."""
-    head = LinearArcs(train.num_features, structure=Arborescence(Projective(single_root=True)))
+    head = LinearArcs(train.in_features, structure=Arborescence(Projective(single_root=True)))
     adapter = ArcsAdapter(head, projective=True)
     dual = DualState.for_head(head, len(train), 1.0)
     return Perceptron(adapter, pack(adapter, dual, in_order(train, lengths=train.lengths))[0], seed)

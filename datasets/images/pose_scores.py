@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from torchssvm.core.arguments import check_tensor
+
 
 class PoseScores(NamedTuple):
     """Means over all joints of all images.
@@ -46,6 +48,7 @@ def detected_joints(found: Tensor, true: Tensor, within: float, *, torso: tuple[
         >>> detected_joints(found, true, within=0.2, torso=(0, 1))
         tensor([[ True, False]])
     """
+    found, true = check_tensor(found, "found"), check_tensor(true, "true")
     if found.ndim != 3 or found.shape[2] != 2 or not found.numel() or found.shape != true.shape:
         raise ValueError(f"found and true must be poses [n, J, 2], got {list(found.shape)} and {list(true.shape)}")
     if not bool(found.isfinite().all()) or not bool(true.isfinite().all()):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchssvm.core.arguments import check_tensor
+
 
 def pool_regions(features: Tensor, regions: Tensor, num_regions: int | None = None) -> Tensor:
     """The mean of the features over the pixels of every region; differentiable in the features.
@@ -27,6 +29,7 @@ def pool_regions(features: Tensor, regions: Tensor, num_regions: int | None = No
         tensor([[[2.],
                  [6.]]])
     """
+    features, regions = check_tensor(features, "features"), check_tensor(regions, "regions")
     if features.ndim != 4 or regions.shape != (features.shape[0], *features.shape[2:]):
         raise ValueError(
             f"features must be [B, C, H, W] and regions [B, H, W] of the same size, got {list(features.shape)} and "

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from torchssvm.core.arguments import check_several
+
 _DRAWS = 2000  # of the bootstrap
 _ENDS = (0.025, 0.975)
 
@@ -55,6 +57,8 @@ def segmentation_scores(found: Sequence[Tensor], masks: Sequence[Tensor]) -> Seg
         >>> segmentation_scores(found, masks=[torch.tensor([[True, False], [False, False]])]).iou
         0.5
     """
+    for name, given in (("found", found), ("masks", masks)):
+        check_several(given, name, "a list of tensors")
     if len(found) != len(masks) or not len(masks):
         raise ValueError(f"found are {len(found)} foregrounds, and masks {len(masks)}: give as many, at least 1")
     counts = np.zeros((len(masks), 4), np.int64)

@@ -73,7 +73,7 @@ class Multilabel(Dataset[Example]):
 
     Example:
         >>> train = Multilabel("scene", "train", scaling=Standardised(), dense=True)
-        >>> len(train), train.num_features, train.num_labels
+        >>> len(train), train.in_features, train.num_labels
         (1211, 294, 6)
     """
 
@@ -210,7 +210,7 @@ class Multilabel(Dataset[Example]):
         return made
 
     @property
-    def num_features(self) -> int:
+    def in_features(self) -> int:
         """F, with the bias if there is one."""
         return self.features.num_columns
 
@@ -276,7 +276,7 @@ class Multilabel(Dataset[Example]):
         return Batch(x=x, y=torch.stack(ys), index=torch.tensor(numbers))
 
     def __repr__(self) -> str:
-        sizes = f"{self.num_features} features, {self.num_labels} labels"
+        sizes = f"{self.in_features} features, {self.num_labels} labels"
         return f"{type(self).__name__}: {len(self)} examples, {sizes}, {Path(self.source).name}"
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_number
+from torchssvm.core.arguments import check_number, check_object
 
 from .sparse_rows import SparseRows
 
@@ -69,6 +69,7 @@ class UnitRows(Scaling):
 
     def apply(self, features: SparseRows) -> SparseRows:
         """Rows of norm 1; zero rows stay zero."""
+        check_object(features, "features", "unit_rows", "SparseRows.of_dense(matrix)")
         return features.unit_rows()
 
 
@@ -103,6 +104,7 @@ class Standardised(Scaling):
         """Means and scales of these rows, unless they are known."""
         if self.fitted:
             return self
+        check_object(features, "features", "unit_rows", "SparseRows.of_dense(matrix)")
         rows = features.dense().double()
         mean = rows.mean(0)
         deviation = (rows - mean).square().mean(0).sqrt()
@@ -114,6 +116,7 @@ class Standardised(Scaling):
         """``(x - mean) * scale``."""
         if self.mean is None or self.scale is None:
             raise ValueError("Standardised() knows no means yet: give scaling=train.scaling, or call fit")
+        check_object(features, "features", "unit_rows", "SparseRows.of_dense(matrix)")
         if len(self.mean) != features.num_columns:
             raise ValueError(f"the scaling is of {len(self.mean)} features, and these rows have {features.num_columns}")
         return SparseRows.of_dense(((features.dense().double() - self.mean) * self.scale).float())
@@ -150,6 +153,7 @@ class ByDensity(Scaling):
 
     def fit(self, features: SparseRows) -> Scaling:
         """The chosen rule, fitted; the choice is printed to standard error."""
+        check_object(features, "features", "unit_rows", "SparseRows.of_dense(matrix)")
         share = features.values.count_nonzero().item() / max(len(features) * features.num_columns, 1)
         dense = share > self.dense_above
         chosen: Scaling = Standardised().fit(features) if dense else UnitRows()

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from torchssvm.core.arguments import check_tensor
 from torchssvm.core.sparse_features import padded_lists
 
 
@@ -54,7 +55,7 @@ class SparseRows:
     @classmethod
     def of_dense(cls, matrix: Tensor) -> SparseRows:
         """The nonzero entries of a matrix ``[n, columns]``."""
-        row, column = matrix.nonzero(as_tuple=True)
+        row, column = check_tensor(matrix, "matrix").nonzero(as_tuple=True)
         counts = torch.bincount(row, minlength=len(matrix))
         start = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
         return cls(start, column.to(torch.int32), matrix[row, column].float(), matrix.shape[1])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import as_number, check_choice, check_whole
+from torchssvm.core.arguments import as_number, check_choice, check_object, check_whole
 
 from ..multilabel.sparse_rows import SparseRows
 from ..text.sparse_chains import SparseChains
@@ -61,6 +61,7 @@ class ChainTruth:
         Raises:
             ValueError: The chains have other numbers of features or states.
         """
+        check_object(chains, "chains", "collate", "SparseChains(...)")
         if (chains.in_features, chains.num_states) != (len(self.emission), self.emission.num_columns):
             raise ValueError(
                 f"chains have in_features={chains.in_features} and num_states={chains.num_states}, must be "

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_whole
+from torchssvm.core.arguments import check_several, check_whole
 
 # From their table 1; h is the head, t the token, w a word, g a tag, -1 and +1 the neighbours. Prefixes of long words
 # are left out.
@@ -60,6 +60,8 @@ def arc_columns(words: Sequence[str], tags: Sequence[str], num_features: int) ->
         torch.Size([2, 3])
     """
     num_features = check_whole(num_features, "num_features", most=2**31 - 1)
+    for name, given in (("words", words), ("tags", tags)):
+        check_several(given, name, "a list of texts")
     length = len(words)
     if len(tags) != length:
         raise ValueError(f"words are {length} and tags {len(tags)}: give a tag for every word")

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from torchssvm.core.arguments import check_several
+
 
 class Chunk(NamedTuple):
     """The tokens ``start`` to ``stop - 1`` of a sentence.
@@ -41,7 +43,8 @@ def chunks(tags: Sequence[str]) -> list[Chunk]:
         >>> [(chunk.start, chunk.stop, chunk.type) for chunk in chunks(["B-NP", "I-NP", "O", "B-VP"])]
         [(0, 2, 'NP'), (3, 4, 'VP')]
     """
-    if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
+    check_several(tags, "tags", "a list of tags")
+    if not all(isinstance(tag, str) for tag in tags):
         raise TypeError(f"tags={tags!r} must be a list of tags, such as ['B-NP', 'O']")
     found: list[Chunk] = []
     start, kind = 0, ""  # of the chunk that is open; no type: none is
@@ -138,6 +141,8 @@ def chunk_scores(true: Iterable[Sequence[str]], predicted: Iterable[Sequence[str
     wanted: Counter[str] = Counter()
     got: Counter[str] = Counter()
     tokens = wrong = 0
+    for name, given in (("true", true), ("predicted", predicted)):
+        check_several(given, name, "lists of tags, one for each sentence")
     sentences, answers = list(true), list(predicted)
     if len(sentences) != len(answers):
         raise ValueError(f"true has {len(sentences)} sentences, but predicted has {len(answers)}")

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.core.arguments import check_object
+
 from ..padded import PADDING
 from .chunking_features import Vocabulary, attributes
 from .columns import Columns, TaggedSentences, read_columns
@@ -75,6 +77,7 @@ class ChunkingDataset(SparseChains):
         if found is None:
             found = self.describe(sentences)
         else:
+            check_object(found, "found", "check", "ChunkingDataset.describe(sentences)")
             found.check(sentences)
         if vocabulary.templates and found.templates != vocabulary.templates:
             raise ValueError(

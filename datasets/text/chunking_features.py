@@ -95,6 +95,8 @@ class Vocabulary:
         Raises:
             ValueError: ``min_count`` is below 1, or no attribute occurs so often, or the sentences have no tags.
         """
+        if not isinstance(sentences, TaggedSentences):
+            raise TypeError(f"sentences={sentences!r} must be TaggedSentences, as of read_columns")
         if sentences.tags is None and tags is None:
             raise ValueError(f"{sentences.source} has no tag column: a vocabulary needs tags")
         check_whole(min_count, "min_count")  # before the work

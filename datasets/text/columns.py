@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchssvm.core.arguments import describe, warn
+from torchssvm.core.arguments import check_object, describe, warn
 
 from ..lines import UNPACKED_LIMIT, Fields, is_blank, read_lines, split_columns, words_of
 from .tag_schemes import BIO, check_scheme, first_wrong, to_bio
@@ -111,6 +111,8 @@ def read_columns(
         >>> read_columns("train.txt", Columns(word=0, tag=1), scheme=None).tags[:2]
         ['NNP', 'VBZ']
     """
+    if columns is not None:
+        check_object(columns, "columns", "check", "Columns(word=0, tag=1)")
     layout, source = None if columns is None else columns.check(), os.fspath(path)
     check_scheme(scheme)
     lines = read_lines(path, limit)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchssvm.core.arguments import check_flags, check_whole, needs
+from torchssvm.core.arguments import check_flags, check_several, check_whole, needs
 from torchssvm.core.batch import Batch
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.structures.arborescence.structure import is_projective
@@ -224,7 +224,7 @@ class CoNLLU(Dataset[Example]):
 
     Example:
         >>> trees = CoNLLU("treebank.conllu", num_features=2**16)
-        >>> head = LinearArcs(trees.num_features)
+        >>> head = LinearArcs(trees.in_features)
         >>> solve(head, trees, lam=0.01, tolerance=Relative(0.1)).relative_gap <= 0.1
         True
     """
@@ -242,7 +242,7 @@ class CoNLLU(Dataset[Example]):
     ) -> None:
         if skip_nonprojective and not trees:
             raise ValueError("skip_nonprojective=True, and trees=False reads no trees to skip")
-        self.num_features = check_whole(num_features, "num_features", most=2**31 - 1)
+        self.in_features = check_whole(num_features, "num_features", most=2**31 - 1)
         self.path = Path(path)
         self._kept: dict[int, Tensor] | None = {} if keep_features else None
         every = read_conllu(path, tags=tags, trees=trees, single_root=single_root)
@@ -266,7 +266,7 @@ class CoNLLU(Dataset[Example]):
     def _columns(self, at: int) -> Tensor:
         if self._kept is not None and at in self._kept:
             return self._kept[at].to(torch.int64)
-        columns = arc_columns(self.sentences[at].words, self.sentences[at].tags, self.num_features)
+        columns = arc_columns(self.sentences[at].words, self.sentences[at].tags, self.in_features)
         if self._kept is not None:
             self._kept[at] = columns.to(torch.int32)
         return columns
@@ -283,7 +283,7 @@ class CoNLLU(Dataset[Example]):
 
     def __repr__(self) -> str:
         left_out = f", {self.num_skipped} non-projective left out" if self.num_skipped else ""
-        return f"CoNLLU({str(self.path)!r}, num_features={self.num_features}): {len(self)} sentences{left_out}"
+        return f"CoNLLU({str(self.path)!r}, num_features={self.in_features}): {len(self)} sentences{left_out}"
 
 
 class Attachment(NamedTuple):
@@ -322,6 +322,8 @@ def attachment(found: Iterable[Sequence[int] | Tensor], sentences: Iterable[Sent
         >>> attachment([torch.tensor([2, 0, 2])], sentences).uas
         1.0
     """
+    for name, given in (("found", found), ("sentences", sentences)):
+        check_several(given, name, "a list, with an entry for each sentence")
     found, sentences = list(found), list(sentences)
     if len(found) != len(sentences):
         raise ValueError(f"found has the heads of {len(found)} sentences, and there are {len(sentences)}")

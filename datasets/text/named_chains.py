@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchssvm.core.arguments import check_whole, places_of
+from torchssvm.core.arguments import check_object, check_several, check_whole, places_of
 from torchssvm.core.sparse_features import FeatureLists, NamedLists
 
 from .sparse_chains import SparseChains
@@ -59,6 +59,9 @@ class NamedChains(SparseChains):
         min_count: int = 1,
     ) -> None:
         check_whole(min_count, "min_count")
+        check_object({} if vocabulary is None else vocabulary, "vocabulary", "items", '{"word=the": 0}')
+        for name, given in (("x", x), ("y", y), ("labels", labels or ())):
+            check_several(given, name, "a list")
         _check_lengths(x, y)
         known = sorted({label for sequence in y for label in sequence}, key=str) if labels is None else list(labels)
         if wrong := [label for label in known if not isinstance(label, str)]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from torchssvm.core.arguments import check_tensor
 from torchssvm.core.batch import Batch
 from torchssvm.core.sparse_features import SparseFeatures, padded_lists
 
@@ -58,7 +59,7 @@ class SparseChains(Dataset[Example]):
         num_states: int,
         values: Tensor | None = None,
     ) -> None:
-        self.offsets = offsets
+        self.offsets = check_tensor(offsets, "offsets")
         self.rows, self.columns, self.values = rows, columns, values
         self.states = states
         self.in_features = in_features

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from torchssvm.core.arguments import check_several
 from torchssvm.structures.chain.transitions import Transitions
 
 BIO = "bio"
@@ -36,6 +37,7 @@ def to_bio(tags: Sequence[str], offsets: np.ndarray | None = None) -> list[str]:
         >>> to_bio(["I-LOC", "I-LOC", "O", "I-LOC"])
         ['B-LOC', 'I-LOC', 'O', 'B-LOC']
     """
+    check_several(tags, "tags", "a list of tags")
     starts = {0} if offsets is None else set(np.asarray(offsets).tolist())
     found: list[str] = []
     before, closed = "", False  # the type of the token before, and whether its tag ends a chunk
@@ -77,6 +79,7 @@ def bio_transitions(tags: Sequence[str]) -> Transitions:
                 [ True,  True,  True],
                 [ True,  True,  True]])
     """
+    check_several(tags, "tags", "a list of tags")
     allowed = torch.ones(len(tags), len(tags), dtype=torch.bool, device="cpu")  # also of a model on the meta device
     first = torch.ones(len(tags), dtype=torch.bool, device="cpu")
     for state, kind in _inside(tags):
@@ -100,6 +103,7 @@ def bioes_transitions(tags: Sequence[str]) -> Transitions:
                 [False, False,  True],
                 [ True,  True, False]])
     """
+    check_several(tags, "tags", "a list of tags")
     kinds = [tag.partition("-")[2] if tag[:1] in "BI" else "" for tag in tags]  # of the chunk that is open after it
     for state, tag in enumerate(tags):
         if tag != "O" and (tag[:2] not in ("B-", "I-", "E-", "S-") or len(tag) < 3):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchssvm.core.arguments import check_choice
+from torchssvm.core.arguments import check_choice, check_several
 from torchssvm.core.batch import Batch
 from torchssvm.structures.matching.head import Edges
 from torchssvm.structures.matching.oracle import best_matching
@@ -185,6 +185,8 @@ def alignment_errors(found: Iterable[Iterable[Link]], pairs: Sequence[SentencePa
         >>> alignment_errors([[(0, 0)]], [pair]).recall  # of the links found in each pair
         0.5
     """
+    for name, given in (("found", found), ("pairs", pairs)):
+        check_several(given, name, "a list, with an entry for each sentence pair")
     alignments = [frozenset(links) for links in found]
     if len(alignments) != len(pairs):
         raise ValueError(f"found has {len(alignments)} alignments, and pairs {len(pairs)} sentence pairs")

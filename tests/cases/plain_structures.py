@@ -16,6 +16,7 @@ from torchssvm import Chain, Multiclass, WeightedLabels
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import as_decoding
 from torchssvm.structures.chain import Transitions
+from torchssvm.structures.tree import Forest
 
 
 class MulticlassCase(StructureTestCase):
@@ -201,8 +202,9 @@ class ChainCase(LabelledTokensCase):
         with pytest.raises(ValueError, match="num_states=0"):
             Chain(0)
         for wrong in (torch.ones(2), torch.tensor([1.0, -1.0, 1.0]), torch.tensor([1.0, torch.nan, 1.0])):
-            with pytest.raises(ValueError, match="class_weight"):
-                Chain(3, class_weight=wrong)
+            for made in (Chain, Forest):
+                with pytest.raises(ValueError, match="class_weight"):
+                    made(3, class_weight=wrong)
 
 
 class ChainPositionsCase(ChainCase):

@@ -20,9 +20,11 @@ from torchssvm import (
     Chain,
     CompiledBCFW,
     Corrective,
+    Decisions,
     DualState,
     GapBatchSampler,
     GraphCut,
+    HiddenStates,
     Labelings,
     LinearArcs,
     LinearChain,
@@ -38,6 +40,7 @@ from torchssvm import (
     Multilabel,
     Permutation,
     Pose,
+    Potentials,
     Proportional,
     Segments,
     SparseFeatures,
@@ -50,7 +53,9 @@ from torchssvm import (
     certify,
     check,
     choose_lam,
+    datasets,
     evaluate,
+    in_order,
     recompute_weights,
     regularization_path,
 )
@@ -78,6 +83,7 @@ from torchssvm.solvers.gdmm import Penalty, ResidualBalancing
 from torchssvm.solvers.kernel import RBF, KernelMulticlass, KernelSSVM, Polynomial
 from torchssvm.steps import BoxQP
 from torchssvm.steps.box_qp import solve_box_qp
+from torchssvm.structures.decisions import Assignment
 from torchssvm.structures.matching import EdgePotentials
 from torchssvm.structures.multilabel import BranchAndBound, MessagePassing
 from torchssvm.structures.slack_rescaling import BruteForceSearch, EveryLossLevel
@@ -481,3 +487,52 @@ X, Y = torch.zeros(3, 4, 2), torch.zeros(3, 4, dtype=torch.int64)
 def test_data_of_another_kind(make, words):
     with pytest.raises((TypeError, ValueError), match=words):
         make()
+
+
+SETS = Multilabel(2, pairwise=False)
+
+
+@each_row(
+    ("call", "name"),
+    [
+        (lambda bad: in_order(bad), "dataset"),
+        (lambda bad: Potentials(torch.zeros(1, 2), ragged=bad or 3), "ragged"),
+        (lambda bad: SETS.loss(bad, torch.zeros(1, 2)), "labeling"),
+        (lambda bad: Chain(2).loss(torch.zeros(1, 2), bad), "target"),
+        (lambda bad: Segments(2, 2).from_spans(bad), "spans"),
+        (lambda bad: Segments(2, 2).frames(bad), "labeling"),
+        (lambda bad: HiddenStates(Chain(2)).observe(bad), "states"),
+        (lambda bad: Decisions(Assignment(2)).target(bad), "costs"),
+        (lambda bad: datasets.NamedChains(bad, [["a"]]), "x"),
+        (lambda bad: datasets.NamedChains([["a"]], bad), "y"),
+        (lambda bad: datasets.NamedChains([["a"]], [["b"]], vocabulary=bad or 3), "vocabulary"),
+        (lambda bad: datasets.NamedChains([["a"]], [["b"]], labels=bad or 3), "labels"),
+        (lambda bad: datasets.SparseRows.of_dense(bad), "matrix"),
+        (lambda bad: datasets.UnitRows().apply(bad), "features"),
+        (lambda bad: datasets.ByDensity().fit(bad), "features"),
+        (lambda bad: datasets.chunks(bad), "tags"),
+        (lambda bad: datasets.chunk_scores(bad, [["O"]]), "true"),
+        (lambda bad: datasets.chunk_scores([["O"]], bad), "predicted"),
+        (lambda bad: datasets.alignment_errors(bad, []), "found"),
+        (lambda bad: datasets.alignment_errors([], bad), "pairs"),
+        (lambda bad: datasets.attachment(bad, []), "found"),
+        (lambda bad: datasets.attachment([], bad), "sentences"),
+        (lambda bad: datasets.read_columns("here.txt", bad or 3), "columns"),
+        (lambda bad: datasets.Vocabulary.of(bad), "sentences"),
+        (lambda bad: datasets.Standardised().fit(bad), "features"),
+        (lambda bad: datasets.SparseChains(bad, *[torch.zeros(1)] * 3, in_features=1, num_states=1), "offsets"),
+        (lambda bad: datasets.to_bio(bad), "tags"),
+        (lambda bad: datasets.bio_transitions(bad), "tags"),
+        (lambda bad: datasets.bioes_transitions(bad), "tags"),
+        (lambda bad: datasets.arc_columns(bad, ["b"], 4), "words"),
+        (lambda bad: datasets.arc_columns(["a"], bad, 4), "tags"),
+        (lambda bad: datasets.pose_scores(bad, bad, torso=(0, 1)), "found"),
+        (lambda bad: datasets.pool_regions(bad, bad), "features"),
+        (lambda bad: datasets.segmentation_scores(bad, []), "found"),
+        (lambda bad: datasets.segmentation_scores([], bad), "masks"),
+    ],
+)
+@pytest.mark.parametrize("bad", [None, 3, 2.5])
+def test_what_is_no_list_or_tensor_is_refused_by_name(call, name, bad):
+    with pytest.raises((TypeError, ValueError), match=rf"\b{name}\b.* must (be|hold)"):
+        call(bad)

@@ -63,10 +63,10 @@ def check_number(
     raise ValueError(f"{name}={value} must be {' and '.join(limits) or 'a number'}{advice}")
 
 
-def check_several(value: Any, name: str) -> None:
-    """Raise TypeError where a list of numbers is asked for, and ``value`` is a number, a text, or none."""
+def check_several(value: Any, name: str, form: str = "a list of numbers") -> None:
+    """Raise TypeError where a list is asked for, and ``value`` is a number, a text, or none."""
     if isinstance(value, str | numbers.Number) or not isinstance(value, Iterable):
-        raise TypeError(f"{name}={value!r} must be a list of numbers, not a {type(value).__name__}")
+        raise TypeError(f"{name}={value!r} must be {form}, not a {type(value).__name__}")
 
 
 def places_of(labels: Sequence[Any]) -> dict[Any, int]:
@@ -145,6 +145,16 @@ def check_tensor(value: Any, name: str, advice: str = "") -> Tensor:
     ):
         return value
     raise TypeError(f"{name} must be a dense, real tensor, not {describe(value)}{advice}")
+
+
+def check_costs(value: Tensor | None, name: str, count: int) -> Tensor | None:
+    """The cost of each label, ``[count]``, finite and non-negative, as float64; None stays None."""
+    if value is None:
+        return None
+    costs = check_tensor(value, name).to(torch.float64)
+    if costs.shape != (count,) or not bool(((costs >= 0.0) & costs.isfinite()).all()):
+        raise ValueError(f"{name} must hold {count} finite, non-negative numbers, one a label; got {costs.tolist()}")
+    return costs
 
 
 def check_scores(**scores: Tensor) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
-from torchssvm.core.arguments import NO_LABEL, check_tensor, describe, is_ours, naming, row_name
+from torchssvm.core.arguments import NO_LABEL, check_dataset, check_tensor, describe, is_ours, naming, row_name
 from torchssvm.core.operators import on_host, upload
 from torchssvm.core.potentials import Potentials, as_potentials
 
@@ -183,6 +183,7 @@ def in_order(
         >>> [len(batch.index) for batch in in_order(data, batch_size=12)]
         [12, 12, 6]
     """
+    check_dataset(dataset)
     n = len(dataset)
     if lengths is not None:
         lengths = torch.as_tensor(lengths).cpu()
@@ -302,8 +303,7 @@ def check_fits(head: Any, structure: Any, data: Any, collate_fn: Collate | None 
     if (place := getattr(dataset, "first_unknown", None)) is not None and not hasattr(structure, "complete"):
         raise ValueError(f"dataset.y has label -100 at position {place[1]} of example {place[0]}{NO_LABEL}")
     for name, owner in (("in_features", head), ("num_states", structure)):
-        also = "num_features" if name == "in_features" else name
-        own, found = getattr(owner, name, None), getattr(dataset, name, getattr(dataset, also, None))
+        own, found = getattr(owner, name, None), getattr(dataset, name, None)
         if is_ours(type(owner)) and isinstance(own, int) and isinstance(found, int) and own != found:
             raise ValueError(
                 f"the dataset has {name}={found} and the head {name}={own}: where features and labels have names, the "
@@ -385,7 +385,7 @@ def select_tokens(mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 OUTPUT_SIZES = ("num_states", "num_classes", "num_labels")
-SIZES = ("in_features", "num_features", "edge_features", *OUTPUT_SIZES)
+SIZES = ("in_features", "edge_features", *OUTPUT_SIZES)
 NAMES = ("vocabulary", "labels")
 
 

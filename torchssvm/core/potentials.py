@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
-from torchssvm.core.arguments import check_length_form, check_tensor, check_whole, read_numbers, row_names
+from torchssvm.core.arguments import check_length_form, check_object, check_tensor, check_whole, read_numbers, row_names
 from torchssvm.core.jit import fits_numba, fits_triton, njit_fastmath
 from torchssvm.core.operators import apart, pick, plain
 from torchssvm.core.threads import once
@@ -123,7 +123,8 @@ class Potentials:
     ) -> None:
         self.tensors: Parts = as_parts(tensors, "tensors")
         self.lengths = lengths = apart(lengths) if min_length is None else lengths
-        self.ragged = dict(ragged or {})
+        check_object(ragged := ragged or {}, "ragged", "items", '{"emission": 1}')
+        self.ragged = dict(ragged)
         self.adjoint = adjoint
         self.gram_product = gram_product
         self.gram = gram

@@ -148,6 +148,19 @@ def _naming(check: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _of_labelings(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss that refuses by name what holds no tensor."""
+
+    @functools.wraps(loss)
+    def call(self: Structure, labeling: Any, target: Any) -> Any:
+        for name, given in (("labeling", labeling), ("target", target)):
+            if not tree_tensors(given):
+                raise TypeError(f"loss: {name} must hold tensors, as a labeling of decode does, not {describe(given)}")
+        return loss(self, labeling, target)
+
+    return call
+
+
 def _on_cpu(init: Callable[..., None]) -> Callable[..., None]:
     """A constructor whose tensors hold numbers, also of a model that is made on the meta device."""
 
@@ -213,6 +226,8 @@ class Structure(ABC):
                 setattr(cls, name, gated(vars(cls)[name]))
         if "__init__" in vars(cls):
             cls.__init__ = _on_cpu(vars(cls)["__init__"])  # type: ignore[method-assign]
+        if "loss" in vars(cls):
+            cls.loss = _of_labelings(vars(cls)["loss"])  # type: ignore[method-assign]
         if "check_target" in vars(cls):
             cls.check_target = _naming(vars(cls)["check_target"])  # type: ignore[method-assign]
 

@@ -66,7 +66,7 @@ def songs(folder, text=SPARSE, **arguments) -> Multilabel:
 def test_items_and_batches(tmp_path):
     dataset = songs(tmp_path)
     assert repr(dataset) == "Multilabel: 3 examples, 3 features, 3 labels, songs.arff"
-    assert (len(dataset), dataset.num_features, dataset.num_labels) == (3, 3, 3)
+    assert (len(dataset), dataset.in_features, dataset.num_labels) == (3, 3, 3)
     assert dataset.label_counts.tolist() == [1, 1, 1]
     assert dataset.labels_per_example.tolist() == [1, 0, 2]
     assert [dataset.names(i) for i in range(3)] == [["sad"], [], ["loud", "very loud"]]
@@ -102,7 +102,7 @@ def test_loaders(dense, tmp_path):
 def test_unit_rows_and_bias(tmp_path):
     dataset = songs(tmp_path, DENSE, scaling=UnitRows(), bias=True)
     assert dataset.feature_names[-1] == "bias"
-    assert dataset.num_features == 4
+    assert dataset.in_features == 4
     norm = 401**0.5
     wanted = torch.tensor([[1, 0, 0, 1], [0, 0, 0, 1], [0, -20 / norm, 1 / norm, 1]])
     assert torch.allclose(dataset.features.dense(), wanted)
@@ -162,7 +162,7 @@ def test_sizes_are_the_published_ones(name, train, test, features, labels, cardi
     a, b = Multilabel(name, "train"), Multilabel(name, "test")
     assert (len(a), len(b)) == (train, test)
     for dataset in (a, b):
-        assert (dataset.num_features, dataset.num_labels) == (features, labels)
+        assert (dataset.in_features, dataset.num_labels) == (features, labels)
         assert set(dataset.labels.values.tolist()) == {1.0}
     assert a.label_names == b.label_names
     assert a.feature_names == b.feature_names
@@ -175,7 +175,7 @@ def test_the_first_examples_of_bibtex():
     multilabel_or_skip("bibtex")
     dataset = Multilabel("bibtex", scaling=UnitRows(), bias=True)
     assert dataset.indices[:5].tolist() == [0, 5, 6, 20, 33]
-    assert dataset.num_features == 1837
+    assert dataset.in_features == 1837
     assert torch.allclose(dataset.features.dense().square().sum(1), torch.full((4880,), 2.0))
     assert dataset.label_names[:2] == ("TAG_2005", "TAG_2006")
     assert "TAG_immunoassay" in dataset.names(0)

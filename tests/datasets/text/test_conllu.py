@@ -401,7 +401,7 @@ def test_words_to_parse_have_no_trees(tmp_path):
     new = CoNLLU(tmp_path / "new.conllu", trees=False)
     assert [sentence.heads for sentence in new.sentences] == [(-1, -1, -1), (-1, -1)]
     batch = new.collate([new[0], new[1]])
-    head = LinearArcs(new.num_features)
+    head = LinearArcs(new.in_features)
     heads = head.structure.decode(head(batch.x, batch.lengths))
     assert heads.shape == (2, 3)
     with pytest.raises(ValueError, match="target"):

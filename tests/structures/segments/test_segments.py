@@ -269,7 +269,7 @@ def test_spans_and_frames_are_read_back():
         (lambda: Segments(2, 2, min_duration=3), "min_duration=3 must be at most max_duration=2"),
         (lambda: Segments(2, 2, min_duration=[1]), r"min_duration=\[1\] must be a whole number, or 2"),
         (lambda: Segments(2, 2, min_duration=[0, 1]), "min_duration=0"),
-        (lambda: Segments(2, 2, class_weight=torch.tensor([1.0, -1.0])), "class_weight=.* none below 0"),
+        (lambda: Segments(2, 2, class_weight=torch.tensor([1.0, -1.0])), "class_weight must hold 2 .*non-negative"),
         (lambda: Segments(2, 2, class_weight=torch.ones(2), span_loss=True), "class_weight=.*leave span_loss out"),
         (lambda: Segments(2, 2).from_spans([[(0, 1, 0), (2, 3, 0)]]), r"\(2, 3, 0\) in row 0.* start 1"),
         (lambda: Segments(2, 2).from_spans([[(0, 1, 0), (2, 3, 0)]]), "an end is the frame after the last one"),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_flags, check_int64, check_tensor, check_whole
+from torchssvm.core.arguments import check_costs, check_flags, check_int64, check_tensor, check_whole
 from torchssvm.core.jit import arrays, fits_numba, fits_triton
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.operators import constant, on_host, upload
@@ -73,12 +73,6 @@ class Chain(Labelled, Indexed):
     ) -> None:
         num_states = check_whole(num_states, "num_states")
         check_flags(shared=shared, normalize=normalize)
-        if class_weight is not None:
-            class_weight = check_tensor(class_weight, "class_weight").to(torch.float64)
-            if class_weight.shape != (num_states,) or not _non_negative(class_weight):
-                raise ValueError(
-                    f"class_weight must hold {num_states} finite, non-negative numbers, one for each state"
-                )
         if transitions is not None and not isinstance(transitions, Transitions):
             raise TypeError(f"transitions must be Transitions, or None, not a {type(transitions).__name__}")
         if transitions is not None and len(transitions.first) != num_states:
@@ -86,7 +80,7 @@ class Chain(Labelled, Indexed):
         self.num_states = num_states
         self.shared = shared
         self.normalize = normalize
-        self.class_weight = class_weight
+        self.class_weight = check_costs(class_weight, "class_weight", num_states)
         self.transitions = transitions
 
     def argmax(self, potentials: Potentials) -> Decoding:
@@ -279,11 +273,10 @@ class Chain(Labelled, Indexed):
         if not isinstance(target, WeightedLabels):
             return labels
         real = labels >= 0
-        if check_tensor(target.weights, "target.weights").shape != labels.shape or not _non_negative(
-            target.weights[real]
-        ):
+        weights = check_tensor(target.weights, "target.weights")
+        if weights.shape != labels.shape or not bool(((weights >= 0) & torch.isfinite(weights))[real].all()):
             raise ValueError(f"weights must be finite, non-negative and shaped like the labels {list(labels.shape)}")
-        return WeightedLabels(labels, target.weights.masked_fill(~real, 0.0))
+        return WeightedLabels(labels, weights.masked_fill(~real, 0.0))
 
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         """The positions and pairs of each example, where ``ragged`` does not say it."""
@@ -373,7 +366,3 @@ def _chain_potentials(potentials: Potentials) -> tuple[Tensor, Tensor]:
 
 def _labels(labeling: Tensor | WeightedLabels) -> Tensor:
     return labeling.labels if isinstance(labeling, WeightedLabels) else labeling
-
-
-def _non_negative(values: Tensor) -> bool:
-    return bool((torch.isfinite(values) & (values >= 0)).all())

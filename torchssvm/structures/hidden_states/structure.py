@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_int64, naming
+from torchssvm.core.arguments import check_int64, check_tensor, naming
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
 from torchssvm.core.structure import (
@@ -97,6 +97,7 @@ class HiddenStates(Around):
 
     def observe(self, states: Tensor) -> Tensor:
         """The labels that states show; -1 stays -1."""
+        states = check_tensor(states, "states")
         return torch.where(states < 0, states, self.shows.to(states.device)[states.clamp(min=0)])
 
     def check_chosen(self, given: Tensor | Completed, target: Completed, index: Tensor | None) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_flags, check_int64, check_object, check_tensor, check_whole, row_name
+from torchssvm.core.arguments import check_costs, check_flags, check_int64, check_object, check_whole, row_name
 from torchssvm.core.jit import arrays, fits_numba
 from torchssvm.core.operators import constant
 from torchssvm.core.potentials import Parts, Potentials
@@ -101,8 +101,8 @@ class Multilabel(Structure):
     Args:
         num_labels: K, the number of labels.
         pairwise: Whether pairs are scored; otherwise the only potentials are ``unary``.
-        weights: ``[K]``, non-negative and not all 0, the cost of each wrong label, which is the margin that it asks for; None
-            means 1 for all.
+        weights: ``[K]``, non-negative and not all 0, the cost of each wrong label, which is the margin that it
+            asks for; None means 1 for all.
         decoder: ``BranchAndBound()`` or ``MessagePassing()``; None means ``BranchAndBound()``. Both return a bound for
             examples that they do not decode exactly.
 
@@ -129,14 +129,9 @@ class Multilabel(Structure):
     ) -> None:
         num_labels = check_whole(num_labels, "num_labels")
         check_flags(pairwise=pairwise, normalize=normalize)
-        if weights is not None:
-            weights = check_tensor(weights, "weights").to(torch.float64)
-            good = torch.isfinite(weights) & (weights >= 0.0)
-            if weights.shape != (num_labels,) or not bool(good.all()) or not bool(weights.any()):
-                raise ValueError(
-                    f"weights must hold {num_labels} finite, non-negative numbers, one for each label, not all of them "
-                    f"0; got {weights.tolist()}"
-                )
+        weights = check_costs(weights, "weights", num_labels)
+        if weights is not None and not bool(weights.any()):
+            raise ValueError(f"weights={weights.tolist()} must not all be 0: wrong labels then cost nothing")
         self.num_labels = num_labels
         self.pairwise = pairwise
         self.normalize = normalize

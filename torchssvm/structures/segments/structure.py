@@ -10,7 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_flags, check_int64, check_number, check_tensor, check_whole, row_name
+from torchssvm.core.arguments import (
+    check_costs,
+    check_flags,
+    check_int64,
+    check_number,
+    check_several,
+    check_tensor,
+    check_whole,
+    row_name,
+)
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.operators import constant, plain, transformed
 from torchssvm.core.potentials import Potentials
@@ -82,17 +91,10 @@ class Segments(Indexed):
         self.min_duration = [check_whole(least, "min_duration") for least in several]
         if max(self.min_duration) > self.max_duration:
             raise ValueError(f"min_duration={min_duration} must be at most max_duration={max_duration}")
-        if class_weight is not None:
-            if span_loss:
-                raise ValueError(
-                    f"class_weight={class_weight} weighs wrong frames: leave span_loss out, or class_weight"
-                )
-            class_weight = check_tensor(class_weight, "class_weight").to(torch.float64)
-            if class_weight.shape != (num_labels,) or not bool(((class_weight >= 0) & class_weight.isfinite()).all()):
-                raise ValueError(
-                    f"class_weight={class_weight} must hold {num_labels} finite numbers, one a label, none below 0"
-                )
-        self.boundary, self.span_loss, self.class_weight = boundary, span_loss, class_weight
+        if class_weight is not None and span_loss:
+            raise ValueError(f"class_weight={class_weight} weighs wrong frames: leave span_loss out, or class_weight")
+        self.boundary, self.span_loss = boundary, span_loss
+        self.class_weight = check_costs(class_weight, "class_weight", num_labels)
         self._least = torch.tensor(self.min_duration)
 
     def extends(self, other: Structure) -> bool:
@@ -188,6 +190,7 @@ class Segments(Indexed):
         Raises:
             ValueError: They do not, or a label is not one.
         """
+        check_several(spans, "spans", "lists of spans, one for each sequence")
         num_labels = self.num_labels
         rows = []
         for place, several in enumerate(spans):
@@ -207,7 +210,8 @@ class Segments(Indexed):
 
     def frames(self, labeling: Tensor) -> Tensor:
         """The label of every frame, ``[B, N]`` int64, -1 beyond each length."""
-        return torch.where(labeling >= 0, labeling.remainder(self.num_labels), -1)
+        codes = check_tensor(labeling, "labeling")  # also [B, C, N]
+        return torch.where(codes >= 0, codes.remainder(self.num_labels), -1)
 
     def by_position(self, labeling: Tensor) -> Tensor:
         """The labels of frames: codes tell borders too."""

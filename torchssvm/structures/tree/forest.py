@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_int64, check_tensor, check_whole
+from torchssvm.core.arguments import check_costs, check_int64, check_tensor, check_whole
 from torchssvm.core.operators import apart
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.structure import Decoding, Structure, fit
@@ -87,9 +87,7 @@ class Forest(Labelled):
 
     def __init__(self, num_states: int, class_weight: Tensor | None = None) -> None:
         self.num_states = check_whole(num_states, "num_states")
-        if class_weight is not None and check_tensor(class_weight, "class_weight").shape != (num_states,):
-            raise ValueError(f"class_weight must hold {num_states} costs, got {list(class_weight.shape)}")
-        self.class_weight = class_weight
+        self.class_weight = check_costs(class_weight, "class_weight", num_states)
 
     def argmax(self, potentials: Potentials) -> Decoding:
         """Max-sum."""
