@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
@@ -395,7 +396,8 @@ def test_spans_of_segments_are_those_of_their_labels():
         model.head.emission.copy_(torch.eye(3))
     x = torch.nn.functional.one_hot(tags.clamp(min=0), 3).float()
     batch = Batch(x, structure.from_frames(tags), torch.arange(2), torch.tensor([4, 3]))
-    (found,) = trainer(SpanF1(["O", "B-X", "I-X"])).validate(model, [batch], verbose=False)
+    loader = DataLoader([batch], collate_fn=lambda batches: batches[0])
+    (found,) = trainer(SpanF1(["O", "B-X", "I-X"])).validate(model, loader, verbose=False)
     assert found["val_f1"] == 1.0
     with pytest.raises(ValueError, match="has 2 tags, and the model 3 states"):
-        trainer(SpanF1(["O", "B-X"])).validate(model, [batch], verbose=False)
+        trainer(SpanF1(["O", "B-X"])).validate(model, loader, verbose=False)
