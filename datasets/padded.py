@@ -107,10 +107,18 @@ def collating(make: Callable[[Sequence[_Item]], Batch]) -> Callable[[Batch | Seq
     return collate
 
 
+def _check_alike(xs: Sequence[Tensor], first: int) -> None:
+    """Raise ValueError where the axes from the ``first`` one on have other sizes in some examples."""
+    if len(sizes := {tuple(x.shape[first:]) for x in xs}) > 1:
+        found = ", ".join(str(list(size)) for size in sorted(sizes))
+        raise ValueError(f"the examples of a batch have features {found}: join only datasets whose x has equal sizes")
+
+
 @collating
 def stack(examples: Sequence[Example]) -> Batch:
     """Examples of one size, without lengths."""
     xs, ys, numbers = zip(*examples, strict=True)
+    _check_alike(xs, 0)
     return Batch(torch.stack(xs), torch.stack(ys), torch.tensor(numbers, device=ys[0].device))
 
 
@@ -273,6 +281,7 @@ class PaddedDataset(Dataset[Example]):
         xs, ys, numbers = zip(*examples, strict=True)
         if ys[0].dim() == 0:  # not sequences
             return stack(examples)
+        _check_alike(xs, 1)
         index = torch.tensor(numbers, device=ys[0].device)
         lengths = torch.tensor([len(y) for y in ys], device=ys[0].device)
         return Batch(

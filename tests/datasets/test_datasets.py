@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 import torchssvm.datasets
-from torchssvm import Batch, DualState, GapBatchSampler, LinearChain, in_order, solve
+from torchssvm import Batch, DualState, GapBatchSampler, LinearChain, certify, evaluate, in_order, solve
 from torchssvm.datasets import OCR, Example, NamedChains, PaddedDataset, PrecomputedFeatures, hold_out
 from torchssvm.datasets.ocr import dataset as ocr_module
 from torchssvm.steps import LargestGap
@@ -204,6 +204,14 @@ def test_datasets_of_one_kind_are_joined_and_numbered_anew():
     found = [solve(LinearChain(2, 3), data, 0.3, progress=False) for data in (joined, whole)]
     assert found[0].primal == pytest.approx(found[1].primal, rel=0.01)
     others = PaddedDataset(x, y)  # without lengths, which has another collate
+    head, nested = LinearChain(2, 3), ConcatDataset([ConcatDataset(parts[:1]), parts[1]])
+    assert str(evaluate(head, head.structure, nested)) == str(evaluate(head, head.structure, whole))
+    for pair in ((whole, PaddedDataset(x[..., :1], y, lengths)), (others, PaddedDataset(x[..., :1], y))):
+        with pytest.raises(ValueError, match=r"features .*\[.*1\], \[.*2\]: join only datasets"):
+            next(iter(in_order(ConcatDataset(pair), batch_size=18)))
+    loader = DataLoader(joined, batch_size=9, collate_fn=whole.collate)
+    with pytest.raises(ValueError, match="gave an example twice.* ConcatDataset keep the numbers"):
+        certify(head, DualState.for_head(head, 9, 0.3), loader)
     names = [NamedChains([[[name]]], [["A"]]) for name in ("a", "b")]
     for wrong in ([whole, others], names, [[1], [2]]):
         with pytest.raises(ValueError, match="parts differ in `collate`, features or labels"):

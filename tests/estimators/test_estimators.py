@@ -274,6 +274,19 @@ def test_sequences_are_added_with_new_features_and_labels():
     _same_optimum(tagger.partial_fit(more, labels), ChainSVC(tol=0.02).fit(X + 2 * more, y + 2 * labels))
 
 
+def test_a_new_label_has_the_weight_that_it_was_given():
+    X, y = _words()
+    weights = {"class_weight": {"w": 3.0, "x": 2.0, "y": 1.0, "z": 1.0}}
+    more, labels = [[{"kind": "new"}, {"kind": "b"}]], [["w", "x"]]
+    tagger = ChainSVC(tol=0.02, random_state=0, **weights).partial_fit(X, y)
+    run = tagger._run[0]
+    assert tagger.partial_fit(more, labels).classes_.tolist() == ["x", "y", "z", "w"]
+    assert tagger._run[0] is not run
+    _same_optimum(tagger, ChainSVC(tol=0.02, **weights).fit(X + more, y + labels))
+    with pytest.raises(ValueError, match="has changed: fit with warm_start=False"):
+        tagger.set_params(class_weight=None).partial_fit(more, labels)
+
+
 @pytest.mark.parametrize("kind", ["names", "arrays", "matrices"])
 def test_what_is_added_is_all_that_is_read(kind):
     X, y = _words() if kind == "names" else _sequences()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 
 from torchssvm import check, in_order
 from torchssvm.estimators import ChainSVC, GraphSVC
@@ -80,6 +81,19 @@ def test_cycles_of_two_labels(sign):
             estimator.predict([X[0], (*X[0][:2], -X[0][2])])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_weights_have_the_dtype_of_the_features_and_graphs_without_edges_need_none(dtype):
+    X, y = forests(0, [3, 1, 4])
+    X = [(nodes.astype(dtype), edges, features.astype(dtype)) for nodes, edges, features in X]
+    X[1] = (X[1][0], [], [])
+    estimator = GraphSVC(random_state=0).fit(X[1:] + X[:1], y[1:] + y[:1])
+    assert (estimator.coef_.dtype, estimator.edge_coef_.dtype) == (dtype, dtype)
+    assert estimator.edge_coef_.shape == (2, 3, 3)
+    short = estimator.predict([(X[1][0], []), X[0]])
+    for found, other in zip(short, estimator.predict([X[1], X[0]]), strict=True):
+        assert np.array_equal(found, other)
+
+
 def test_what_is_refused():
     X, _ = forests(0, [3, 3])
     with_cycle = [(x, CYCLE, np.ones((3, 2))) for x, _, _ in X]
@@ -87,6 +101,14 @@ def test_what_is_refused():
         GraphSVC().fit(with_cycle, [[0, 1, 2], [1, 2, 0]])
     with pytest.raises(ValueError, match=r"X\[0\] has edge 1 of \[0, 3\], which does not join .* 0 to 2"):
         GraphSVC().fit([(X[0][0], np.array([[0, 1], [0, 3]]))], [[0, 1, 2]])
+    for graph, words in (
+        ((X[0][0], np.array([[0.0, 1.0]])), r"edges \[E, 2\] of whole numbers: got \[3, 2\] and float64 \[1, 2\]"),
+        ((X[0][0], [[0, 1]], []), "has 1 edges, and edge features of shape"),
+        ((csr_matrix(X[0][0]), [[0, 1]]), r"sparse matrix: .* toarray\(\)"),
+        (([["a"]], []), r"X\[0\]\[0\] must be an array \[N, F\] of numbers"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            GraphSVC().fit([graph], [[0, 1, 2]])
     estimator = GraphSVC(random_state=0).fit(X, [[0, 1, 2], [1, 2, 0]])
     with pytest.raises(ValueError, match="make a cycle, and the training set had none"):
         estimator.predict(with_cycle)

@@ -49,7 +49,8 @@ def one(place, value, of=X):
         ({"max_duration": 1}, X, SPANS, "max_duration=1, and a segment of y has 2"),
         ({"C": -1.0}, X, SPANS, "C=-1"),
         ({"min_duration": 2}, X, SPANS, r"segment of 1 frames at position 0 of example 1: .* change min_duration or"),
-        ({"min_duration": [1, 2, 3]}, X, SPANS, r"min_duration=\[1, 2, 3\] must be a whole number, or 2, one for each"),
+        ({"min_duration": [1, 2, 3]}, X, SPANS, r"min_duration=\[1, 2, 3\] must be a whole number, or a list of 2, one"),
+        ({}, X, [[{"start": 0, "end": len(x), "label": "a"}] for x in X], r"y\[0\] has {'start': 0.* \(start, end, label\)"),
     ],
 )
 def test_what_does_not_fit_is_refused(options, x, y, message):
@@ -62,6 +63,8 @@ def test_segments_are_not_shorter_than_asked_for():
     for least in (2, [2, 2]):
         found = SegmentSVC(min_duration=least, random_state=0).fit(X, long).predict(X)
         assert all(end - start >= 2 for own in found for start, end, _ in own)
+    with pytest.raises(ValueError, match="example 2 has 1 frames, and no durations of 2 to 3 add up to it"):
+        SegmentSVC(min_duration=2).fit(X, long).predict([*X[:2], X[0][:1]])
 
 
 @pytest.mark.parametrize("options", [{}, {"boundary": True}])
@@ -143,20 +146,22 @@ def test_class_weights_multiply_the_costs_of_frames():
 
 
 @pytest.mark.parametrize("options", [{}, {"boundary": True}, {"class_weight": "balanced"}])
-def test_a_warm_start_takes_longer_segments_and_keeps_them(options):
+@pytest.mark.parametrize("weight", [None, np.array([1.0, 3.0, 2.0, 1.0])], ids=["once", "weighted"])
+def test_a_warm_start_takes_longer_segments_and_keeps_them(options, weight):
+    part, whole = (() if weight is None else (weight[:size],) for size in (2, 4))
     chance = np.random.default_rng(0)
     lengths = [[2, 1], [1, 2], [4, 1], [2, 3]]
     y = [[("ab"[i % 2], size) for i, size in enumerate(own)] for own in lengths]
     y = [[label for label, size in own for _ in range(size)] for own in y]
     X = [np.array([[label == "a", label == "b"] for label in own]) for own in y]
     X = [rows + 0.5 * chance.normal(size=rows.shape) for rows in X]
-    estimator = SegmentSVC(tol=0.01, warm_start=True, random_state=0, **options).fit(X[:2], y[:2])
+    estimator = SegmentSVC(tol=0.01, warm_start=True, random_state=0, **options).fit(X[:2], y[:2], *part)
     assert estimator.structure_.max_duration == 2
-    estimator.fit(X, y)
-    fresh = SegmentSVC(tol=0.01, random_state=0, **options).fit(X, y)
+    estimator.fit(X, y, *whole)
+    fresh = SegmentSVC(tol=0.01, random_state=0, **options).fit(X, y, *whole)
     assert estimator.durations_.shape == fresh.durations_.shape == (4, 2)
     assert estimator.certificate_.dual <= fresh.certificate_.primal
     assert fresh.certificate_.dual <= estimator.certificate_.primal
-    assert estimator.fit(X[:2], y[:2]).structure_.max_duration == 4
+    assert estimator.fit(X[:2], y[:2], *part).structure_.max_duration == 4
     with pytest.raises(ValueError, match="a parameter other than C"):
-        estimator.set_params(boundary=not estimator.boundary).fit(X[:2], y[:2])
+        estimator.set_params(boundary=not estimator.boundary).fit(X[:2], y[:2], *part)

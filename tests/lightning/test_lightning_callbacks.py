@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
@@ -35,7 +36,7 @@ from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 from lightning.pytorch.tuner import Tuner  # noqa: E402
 from short_words import MODELS, Watch, Words, svm, trainer  # noqa: E402
 
-from torchssvm import LinearChain, MeanParts, Solver, certify  # noqa: E402
+from torchssvm import Batch, LinearChain, LinearSegments, MeanParts, Segments, Solver, certify  # noqa: E402
 from torchssvm.lightning import AveragedWeights, DualityGap, FactorwiseSVM, SpanF1, StructuredSVM, compiled_epochs  # noqa: E402
 
 pytestmark = [
@@ -386,3 +387,17 @@ def test_spans_need_tags_of_a_scheme_one_for_each_state():
         SpanF1(["O", "X"])
     with pytest.raises(ValueError, match="has 1 tags, and the model"):
         trainer(SpanF1(["O"])).validate(svm(), Words().everything(), verbose=False)
+
+
+def test_spans_of_segments_are_those_of_their_labels():
+    structure = Segments(3, 4)
+    model, tags = StructuredSVM(LinearSegments(3, 3, 4), lam=0.1), torch.tensor([[1, 2, 2, 0], [0, 1, 0, -1]])
+    with torch.no_grad():
+        model.head.emission.copy_(torch.eye(3))
+    x = torch.nn.functional.one_hot(tags.clamp(min=0), 3).float()
+    batch = Batch(x, structure.from_frames(tags), torch.arange(2), torch.tensor([4, 3]))
+    loader = DataLoader([batch], collate_fn=lambda batches: batches[0])
+    (found,) = trainer(SpanF1(["O", "B-X", "I-X"])).validate(model, loader, verbose=False)
+    assert found["val_f1"] == 1.0
+    with pytest.raises(ValueError, match="has 2 tags, and the model 3 states"):
+        trainer(SpanF1(["O", "B-X"])).validate(model, loader, verbose=False)

@@ -13,6 +13,7 @@ from torchssvm import (
     HiddenStates,
     Multiclass,
     PairwiseGraph,
+    Projective,
     Segments,
     Structure,
     Tree,
@@ -66,6 +67,7 @@ def _forbidden(**shapes: tuple[int, ...]) -> Potentials:
     return Potentials({name: torch.full((1, *shape), -torch.inf) for name, shape in shapes.items()})
 
 
+EDGES = torch.zeros(1, 3, 3)
 FORBIDDEN = {
     "classes": (Multiclass(3), Potentials(torch.full((1, 3), -torch.inf))),
     "chain": (Chain(3), _forbidden(emission=(2, 3), transition=(3, 3))),
@@ -76,7 +78,10 @@ FORBIDDEN = {
         PairwiseGraph(2),
         PairwisePotentials(torch.zeros(1, 3, 2), torch.full((1, 2, 2, 2), -torch.inf), grid_edges(1, 3)[None]),
     ),
+    "boundaries": (Segments(2, 2, boundary=True), _forbidden(emission=(3, 4), segment=(4, 2))),
+    "forest": (Tree(3, [-1, -1]), Potentials({"node": torch.tensor([[[0.0] * 3, [-torch.inf] * 3]]), "edge": EDGES})),
     "arcs": (Arborescence(), Potentials(torch.full((1, 2, 3), -torch.inf))),
+    "projective arcs": (Arborescence(Projective()), Potentials(torch.full((1, 2, 3), -torch.inf))),
 }
 
 
@@ -84,6 +89,7 @@ FORBIDDEN = {
 def test_where_every_output_is_forbidden_the_value_says_so(kind):
     structure, potentials = FORBIDDEN[kind]
     assert structure.argmax(potentials).value.tolist() == [-torch.inf]
+    assert bool(structure.max_marginals(potentials).isnan().all())
     if type(structure).marginals is not Structure.marginals:
         found = structure.marginals(potentials)
         assert found.log_partition.tolist() == [-torch.inf]

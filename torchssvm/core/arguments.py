@@ -184,6 +184,9 @@ NO_LABEL = (
 )
 """The end of an error about a label such as -100."""
 
+OLD_NUMBERS = "the items of a Subset or ConcatDataset keep the numbers that they had: make one dataset of what they hold"
+"""The end of an error about an index."""
+
 
 def check_length_form(lengths: Any, batch: int, form: str = ", one for each example") -> Tensor:
     """``lengths``, if they are int64 ``[batch]``; else ValueError, which knows masks."""

@@ -139,7 +139,7 @@ def fetcher(dataset: Any, collate_fn: Collate | None = None) -> partial[Batch]:
             "dataset is a Subset, whose items keep their numbers in the whole: use hold_out(dataset, share)"
         )
     if collate is None and isinstance(dataset, ConcatDataset):
-        first, *others = [{"collate": getattr(own, "collate", None), **described(own)} for own in dataset.datasets]
+        first, *others = [{"collate": getattr(own, "collate", None), **described(own)} for own in _parts(dataset)]
         if first["collate"] is None or any(own != first for own in others):
             raise ValueError(
                 "dataset is a ConcatDataset whose parts differ in `collate`, features or labels: join what they hold"
@@ -151,6 +151,11 @@ def fetcher(dataset: Any, collate_fn: Collate | None = None) -> partial[Batch]:
             "torchssvm.datasets.PaddedDataset(x, y, lengths), give collate_fn, or set dataset.collate"
         )
     return partial(_fetched, dataset, collate)
+
+
+def _parts(dataset: Any) -> list[Any]:
+    """The datasets that a ConcatDataset, and those in it, are made of."""
+    return [part for own in dataset.datasets for part in _parts(own)] if isinstance(dataset, ConcatDataset) else [dataset]
 
 
 def _fetched(dataset: Any, collate: Collate, index: Sequence[int]) -> Batch:
@@ -272,7 +277,7 @@ def lengths_of(dataset: Any) -> Tensor | None:
 
 def check_batches(batches: Any, *, reread: bool = False) -> Iterable[Batch]:
     """``batches``, if batches can be read from it; those of a map-style dataset with ``collate`` are made here."""
-    if hasattr(batches, "collate") and hasattr(batches, "__len__"):
+    if isinstance(batches, ConcatDataset) or (hasattr(batches, "collate") and hasattr(batches, "__len__")):
         return pass_over(batches)
     if isinstance(batches, Batch) or not isinstance(batches, Iterable):
         raise TypeError(

@@ -32,7 +32,7 @@ def margins_by_decoding(structure: Any, argmax: Callable[[Potentials], Any], pot
     real = torch.ones_like(tensor, dtype=torch.bool) if padding is None else ~padding
     real = structure.places(wide).get(name, real).expand_as(tensor)
 
-    def best_parts(given: Potentials) -> Parts:
+    def best_parts(given: Potentials) -> tuple[Parts, Tensor | None]:
         found = argmax(given)
         if not found.exact:
             raise ValueError(
@@ -44,9 +44,9 @@ def margins_by_decoding(structure: Any, argmax: Callable[[Potentials], Any], pot
         if bool(wrong.any()):
             rows = row_names(wrong.nonzero()[:1, 0].tolist())
             raise ValueError(f"parts of {rows} are neither {absent:g} nor {there:g}: max-marginals are for these two")
-        return parts
+        return parts, found.value
 
-    best, known = best_parts(potentials), structure.known_scores(wide) or {}
+    (best, value), known = best_parts(potentials), structure.known_scores(wide) or {}
     scores = {**scores, **{key: scores[key] + held.double() for key, held in known.items()}}
     bounded = {**scores, name: scores[name].masked_fill(~real, 0.0)}
     sizes, used = (
@@ -63,13 +63,20 @@ def margins_by_decoding(structure: Any, argmax: Callable[[Potentials], Any], pot
         while True:
             changed = tensor.clone()
             changed[at] += change * size
-            found = best_parts(wide.replace({**wide.tensors, name: changed}))
+            found, _ = best_parts(wide.replace({**wide.tensors, name: changed}))
             same = real[at] & ((found[name][at] == there) == own)
             if bool((~same | (size == large)).all()):
                 break
             size = torch.where(same, large, size)
         lost = {key: best[key] - parts for key, parts in found.items()}  # what both have cancels, infinite scores too
-        gain = inner(lost, {key: held.masked_fill(lost[key] == 0.0, 0.0) for key, held in scores.items()})
+        gain = _score(lost, scores)
         gain = torch.where(same, math.inf, gain.nan_to_num(nan=0.0, posinf=math.inf).clamp(min=0.0))
         margins[at] = torch.where(own, gain, 0.0 - gain).masked_fill(~real[at], 0.0)
+    never = (_score(best, scores) if value is None else value.double()) == -math.inf
+    margins[never] = margins[never].masked_fill(real[never], math.nan)
     return margins
+
+
+def _score(parts: Parts, scores: Parts) -> Tensor:
+    """``[B]`` float64, without the scores, infinite ones too, of parts that are 0."""
+    return inner(parts, {key: held.masked_fill(parts[key] == 0.0, 0.0) for key, held in scores.items()})

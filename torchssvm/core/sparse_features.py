@@ -243,12 +243,13 @@ def check_finite(x: Tensor | SparseFeatures, index: Tensor, dtype: torch.dtype) 
         return
     place = wrong.nonzero()[0].tolist()
     column = place[-1] if columns is None else int(columns[tuple(place)])
-    token, padding = (f"token {place[1]}, ", ", padding included") if len(place) > 2 else ("", "")
+    at = place[1:-1]  # of a token or a node, or of an edge or an arc
+    where, padding = (f"position {', '.join(map(str, at))}, ", ", padding included") if at else ("", "")
     finite = bool(torch.isfinite(numbers[tuple(place)].to(dtype)))
     fault = "overflow when squared" if finite else "are not finite"
     raise ValueError(
         f"x of example {int(index[place[0]])} holds numbers that {fault} in {dtype}{padding}: "
-        f"{float(numbers[tuple(place)])} at {token}column {column}"
+        f"{float(numbers[tuple(place)])} at {where}column {column}"
     )
 
 

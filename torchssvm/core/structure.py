@@ -404,7 +404,8 @@ class Structure(ABC):
         for each part. Rankings have none.
 
         Returns:
-            Float64, shaped like the first potentials, those of single states; 0 where an example is padded.
+            Float64, shaped like the first potentials, those of single states; 0 where an example is padded, and else
+            NaN where scores of ``-inf`` forbid every output.
 
         Raises:
             TypeError: The structure has none.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_int64
+from torchssvm.core.arguments import OLD_NUMBERS, check_int64
 from torchssvm.core.operators import known, on_host, upload
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.problem import UNKNOWN
@@ -80,8 +80,7 @@ def _check_range(low: int, high: int, num_examples: int, own: range | None) -> N
         )
     raise ValueError(
         f"index holds {low} to {high}; the dual has num_examples={num_examples}, so that an index is 0 to "
-        f"{num_examples - 1}: it is an example's place in the dataset that is trained on (the items of a Subset keep "
-        "their places in the whole one: make a dataset of the part)"
+        f"{num_examples - 1}: it is an example's place in the dataset that is trained on ({OLD_NUMBERS})"
     )
 
 

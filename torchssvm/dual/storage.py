@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from torchssvm.core.arguments import OLD_NUMBERS
 from torchssvm.core.batch import tree_tensors
 from torchssvm.core.gradients import adjoint
 from torchssvm.core.operators import on_host, pick
@@ -226,7 +227,7 @@ def other_length(example: int, now: int, before: int) -> ValueError:
     """The error for an example that came with another length than before."""
     return ValueError(
         f"example {example} came with length {now}, and its dual block was made for length {before}: an index must "
-        "always name the same example, at the same length"
+        f"always name the same example, at the same length ({OLD_NUMBERS})"
     )
 
 

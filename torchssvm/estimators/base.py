@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import update_wrapper, wraps
+from inspect import signature
 from types import MethodType
 from typing import Any, ClassVar
 
@@ -132,11 +133,12 @@ class CertifiedEstimator(BaseEstimator):
                 trainer = last = held = None
         self._trained, self._settings = None, settings
         if last is not None and not (extends and _form(head) == _form(last)):
+            named = "classes" in signature(getattr(self, "partial_fit", self._train)).parameters
+            advice = "name all classes in the first partial_fit, classes=[...]; or " if named else ""
             raise ValueError(
                 "warm_start=True and partial_fit go on with the outputs and losses of the last fit, and the labels, "
-                "the dtype of X, or a parameter other than C, lam, tol, max_passes and verbose has changed: name all "
-                "classes in the first partial_fit, classes=[...]; or fit with warm_start=False, or a clone of the "
-                "estimator"
+                "the dtype of X, or a parameter other than C, lam, tol, max_passes and verbose has changed: "
+                f"{advice}fit with warm_start=False, or a clone of the estimator"
             )
         if held is not None and torch.equal(held, digests):
             head = last

@@ -357,6 +357,15 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"a {type(value).__name__}"
 
 
+def as_floats(value: Any, name: str, form: str) -> Any:
+    """An array or a sparse matrix in float64 or, of numbers of any other type, float32."""
+    try:
+        rows = value if sparse.issparse(value) else np.asarray(value)
+        return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{name} must be an array {form} of numbers: {error}") from error
+
+
 def rows_of(X: Any, size: int | None = None) -> list[Any]:
     """Sequences of ``ARRAYS`` or ``MATRICES`` as floating ones of one dtype, ``[N_i, F]``; matrices are in CSR form.
 
@@ -365,11 +374,7 @@ def rows_of(X: Any, size: int | None = None) -> list[Any]:
     found = []
     for place, sequence in enumerate(X):
         check_matrix(sequence, f"X[{number_of(place)}]")
-        try:
-            rows: Any = sequence if sparse.issparse(sequence) else np.asarray(sequence)
-            rows = rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float32)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"X[{number_of(place)}] must be an array [N, F] of numbers: {error}") from error
+        rows = as_floats(sequence, f"X[{number_of(place)}]", "[N, F]")
         if rows.ndim != 2 or rows.shape[1] != (rows.shape[1] if size is None else size):
             expected = f"[N, {'F' if size is None else size}]"
             raise ValueError(

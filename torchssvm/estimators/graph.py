@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy import sparse
 from sklearn.utils.validation import check_is_fitted
 
 from torchssvm.core.arguments import number_of
@@ -16,6 +17,7 @@ from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import (
     Examples,
     accuracy,
+    as_floats,
     by_place,
     check_list,
     check_lists,
@@ -111,6 +113,7 @@ class GraphSVC(StructuredEstimator):
             head: Any = LinearForest(
                 self.n_features_in_, self.n_edge_features_in_, len(classes), structure=Forest(len(classes), weights)
             )
+            head = head.double() if graphs[0].nodes.dtype == np.float64 else head
             # Trees are quick to decode: many cheap steps take less time, where there is more than one batch of them.
             solver = Solver(direction=FrankWolfe()) if len(graphs) > BATCH else None
             head = self._train(head, _forests(graphs, states), self._lam(total or len(graphs)), solver, times)
@@ -126,6 +129,7 @@ class GraphSVC(StructuredEstimator):
         attractive = all((graph.features >= 0).all() for graph in graphs)
         structure = GraphCut(None if attractive else RoofDual(), normalize=False)
         head = LinearGraph(self.n_features_in_ + 1, self.n_edge_features_in_, structure=structure)
+        head = head.double() if graphs[0].nodes.dtype == np.float64 else head
         solver = Solver(bounds={"pairwise": (0.0, None)}) if attractive else None
         examples = _cuts(graphs, states, weights)
         head = self._train(head, examples, self._lam(total or len(graphs)), solver, times)
@@ -177,37 +181,52 @@ def _graphs(X: Any, sizes: tuple[int, int] | None = None) -> list[Graph]:
     check_list(X, "graphs")
     if not len(X):
         raise ValueError("X must be a list of graphs, at least one")
-    found: list[Graph] = []
+    parts: list[Any] = []
+    F, G = sizes or (None, None)
     for row, graph in enumerate(X):
         place = number_of(row)
         if not isinstance(graph, tuple | list) or len(graph) not in (2, 3):
             raise ValueError(f"X[{place}] must be (node_features, edges) or (node_features, edges, edge_features)")
         for part in (graph[0], *graph[2:]):
             check_matrix(part, f"X[{place}]")
-        nodes = np.asarray(graph[0], np.float32)
-        edges = np.asarray(graph[1])
+            if sparse.issparse(part):
+                raise ValueError(f"X[{place}] has a sparse matrix: graphs take arrays, as its toarray() is")
+        nodes, edges = as_floats(graph[0], f"X[{place}][0]", "[N, F]"), np.asarray(graph[1])
         edges = np.zeros((0, 2), np.int64) if edges.size == 0 else edges
         if nodes.ndim != 2 or not len(nodes) or edges.ndim != 2 or edges.shape[1] != 2 or edges.dtype.kind not in "iu":
             raise ValueError(
                 f"X[{place}] must have node features [N, F], N at least 1, and edges [E, 2] of whole numbers: got "
-                f"{list(nodes.shape)} and {list(edges.shape)}"
+                f"{list(nodes.shape)} and {edges.dtype} {list(edges.shape)}"
             )
-        features = np.ones((len(edges), 1), np.float32) if len(graph) == 2 else np.asarray(graph[2], np.float32)
-        if features.ndim != 2 or len(features) != len(edges):
+        features = np.ones((len(edges), 1), nodes.dtype)
+        features = features if len(graph) == 2 else as_floats(graph[2], f"X[{place}][2]", "[E, G]")
+        if not len(edges) and (len(graph) == 2 or features.shape == (0,)):
+            features = None  # of any number
+        elif features.ndim != 2 or len(features) != len(edges):
             raise ValueError(f"X[{place}] has {len(edges)} edges, and edge features of shape {list(features.shape)}")
-        if not (np.isfinite(nodes).all() and np.isfinite(features).all()):
+        if not (np.isfinite(nodes).all() and (features is None or np.isfinite(features).all())):
             raise ValueError(f"X[{place}] has features that are not finite")
         wrong = ((edges < 0) | (edges >= len(nodes))).any(1) | (edges[:, 0] == edges[:, 1])
         if wrong.any():
             ends = f"edge {wrong.argmax()} of {edges[wrong][0].tolist()}, which"
             raise ValueError(f"X[{place}] has {ends} does not join two different nodes, 0 to {len(nodes) - 1}")
-        sizes = (nodes.shape[1], features.shape[1]) if sizes is None else sizes
-        if (nodes.shape[1], features.shape[1]) != sizes:
-            own = nodes.shape[1], features.shape[1]
-            raise ValueError(f"X[{place}] has {own} features of nodes and edges, and {sizes} are expected")
-        edges = edges.astype(np.int64)
-        found.append(Graph(nodes, edges, features, *_rooted(len(nodes), edges)))
-    return found
+        F = nodes.shape[1] if F is None else F
+        own = nodes.shape[1], G if features is None else features.shape[1]
+        G = own[1] if G is None else G
+        if own != (F, G):
+            raise ValueError(f"X[{place}] has {own} features of nodes and edges, and {(F, G)} are expected")
+        parts.append((nodes, edges.astype(np.int64), features))
+    given = [own for nodes, _, features in parts for own in (nodes, features) if own is not None and len(own)]
+    dtype = np.result_type(*{own.dtype for own in given})
+    return [
+        Graph(
+            nodes.astype(dtype, copy=False),
+            edges,
+            np.zeros((0, G or 1), dtype) if features is None else features.astype(dtype, copy=False),
+            *_rooted(len(nodes), edges),
+        )
+        for nodes, edges, features in parts
+    ]
 
 
 def _rooted(size: int, edges: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -242,7 +261,7 @@ def _forests(graphs: Sequence[Graph], states: Sequence[np.ndarray] | None = None
         assert graph.parent is not None
         assert graph.edge is not None
         child = graph.edge >= 0
-        own = np.zeros((len(graph.nodes), graph.features.shape[1]), np.float32)
+        own = np.zeros((len(graph.nodes), graph.features.shape[1]), graph.features.dtype)
         own[child] = graph.features[graph.edge[child]]
         links.append(own)
         ahead = np.ones(len(graph.nodes), bool)
@@ -264,7 +283,7 @@ def _cuts(
     graphs: Sequence[Graph], states: Sequence[np.ndarray] | None = None, costs: torch.Tensor | None = None
 ) -> Examples:
     """The training set of :class:`LinearGraph`, with a last feature of the nodes that is 1."""
-    nodes = [np.hstack([graph.nodes, np.ones((len(graph.nodes), 1), np.float32)]) for graph in graphs]
+    nodes = [np.pad(graph.nodes, ((0, 0), (0, 1)), constant_values=1.0) for graph in graphs]
 
     def features(rows: np.ndarray) -> Graphs:
         return Graphs(

@@ -102,7 +102,7 @@ class SegmentSVC(SequenceEstimator):
         if self.max_duration is not None:
             most = check_whole(self.max_duration, "max_duration")
         else:
-            most = max(longest, self._run[1].structure.max_duration if self._goes_on and self._run else 1)
+            most = max(longest, self.structure_.max_duration if self._goes_on and self._run else 1)
         if longest > most:
             raise ValueError(f"max_duration={most}, and a segment of y has {longest} frames: give more, or None")
         frames = _frames(states, spans)
@@ -148,7 +148,7 @@ class SegmentSVC(SequenceEstimator):
 def _spans_of(y: Any, lengths: list[int]) -> list[list[Span]]:
     """The spans of every sequence, from spans or labels of frames."""
     filled = [own for own in y if hasattr(own, "__len__") and len(own)] if hasattr(y, "__len__") else []
-    if not filled or not isinstance(filled[0][0], tuple | list):
+    if not filled or not isinstance(next(iter(filled[0])), tuple | list | dict):
         frames = check_lists(y, lengths, "frame")
         runs = [[(label, len(list(run))) for label, run in itertools.groupby(own)] for own in frames]
         ends = [list(itertools.accumulate(size for _, size in own)) for own in runs]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from torchssvm.core.arguments import check_int64, check_whole
+from torchssvm.core.arguments import OLD_NUMBERS, check_int64, check_whole
 from torchssvm.core.batch import (
     Batch,
     apply_head,
@@ -187,7 +187,9 @@ def every_example(
         if (more := max(numbers) + 1 - len(seen)) > 0:
             seen = torch.cat([seen, torch.zeros(more, dtype=torch.bool)])
         if bool(seen[places].any()) or len(set(numbers)) < len(numbers):
-            raise ValueError("batches gave an example twice: a pass needs every training example exactly once")
+            raise ValueError(
+                f"batches gave an example twice, and a pass needs every training example exactly once: {OLD_NUMBERS}"
+            )
         seen[places] = True
         yield batch, potentials, index
     if not len(seen):

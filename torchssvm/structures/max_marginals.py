@@ -26,7 +26,7 @@ def tree_margins(node: Tensor, edge: Tensor, parent: Tensor, depth: Tensor, labe
             rounded.
 
     Returns:
-        ``[B, N, K]`` float64, 0 beyond the length.
+        ``[B, N, K]`` float64, 0 beyond the length; NaN where no labeling is possible.
     """
     device, states = node.device, node.shape[2]
     depth, parent, labels = depth.cpu().contiguous(), parent.cpu(), labels.cpu()
@@ -40,7 +40,9 @@ def tree_margins(node: Tensor, edge: Tensor, parent: Tensor, depth: Tensor, labe
     best.masked_fill_(low > 0, -math.inf)
     chosen = torch.zeros_like(best, dtype=torch.bool).scatter_(2, labels.clamp(min=0).unsqueeze(2), True)
     margins = margins_of(best, best_of_others(best), chosen)
-    return margins.masked_fill((depth < 0).unsqueeze(2), 0.0).to(device)
+    padding = (depth < 0).unsqueeze(2)
+    never = (margins.isnan() & ~padding).flatten(1).any(1)  # in one tree of a forest, so in all
+    return margins.masked_fill(never[:, None, None], math.nan).masked_fill(padding, 0.0).to(device)
 
 
 def best_of_others(scores: Tensor) -> Tensor:
@@ -51,8 +53,11 @@ def best_of_others(scores: Tensor) -> Tensor:
 
 
 def margins_of(best: Tensor, without: Tensor, chosen: Tensor) -> Tensor:
-    """The best scores with a part less those without it; not below 0 for the chosen parts, and not above for others."""
-    margins = torch.where(best == without, 0.0, best - without)  # also where both are infinite
+    """The best scores with a part less those without it; not below 0 for the chosen parts, and not above for others.
+
+    They are NaN where no output is possible, and both are ``-inf``.
+    """
+    margins = best - without
     return torch.where(chosen, margins.clamp(min=0.0), margins.clamp(max=0.0))
 
 

@@ -162,9 +162,10 @@ def test_oracles_that_do_not_fit_are_refused():
     for found, words in (
         (None, "must return"),
         ((np.zeros((1, 2)), np.zeros(1), None), r"oracle's y must be \[1, 3\]"),
+        ((np.ones((1, 3)), np.full(1, 2.0), None), r"value is not the cost of its y in rows \[0\]"),
     ):
         with pytest.raises((TypeError, ValueError), match=words):
-            Decisions(lambda costs, found=found: found, num_costs=3).decode(torch.zeros(1, 3))
+            Decisions(lambda costs, found=found: found, num_costs=3).decode(torch.ones(1, 3))
     with pytest.raises(ValueError, match=r"did not prove its decisions optimal in rows \[0\]"):
         Decisions(Sloppy(Selection(3, 1))).target(torch.ones(1, 3))
     with pytest.raises(ValueError, match=r"costs of rows \[1\] are not finite"):

@@ -267,7 +267,7 @@ def test_spans_and_frames_are_read_back():
         (lambda: Segments(0, 2), "num_labels=0"),
         (lambda: Segments(2, 0), "max_duration=0"),
         (lambda: Segments(2, 2, min_duration=3), "min_duration=3 must be at most max_duration=2"),
-        (lambda: Segments(2, 2, min_duration=[1]), r"min_duration=\[1\] must be a whole number, or 2"),
+        (lambda: Segments(2, 2, min_duration=[1]), r"min_duration=\[1\] must be a whole number, or a list of 2"),
         (lambda: Segments(2, 2, min_duration=[0, 1]), "min_duration=0"),
         (lambda: Segments(2, 2, class_weight=torch.tensor([1.0, -1.0])), "class_weight must hold 2 .*non-negative"),
         (lambda: Segments(2, 2, class_weight=torch.ones(2), span_loss=True), "class_weight=.*leave span_loss out"),
@@ -284,6 +284,14 @@ def test_spans_and_frames_are_read_back():
         (lambda: Segments(2, 2).spans(torch.tensor([2, 0])), r"labeling must be int64 \['B', 'N'\]"),
         (lambda: Segments(2, 2).from_spans([[]]), "no span in row 0"),
         (lambda: Segments(2, 2).from_frames(torch.tensor([[2]])), "labels has 2"),
+        (lambda: Segments(2, 2).from_frames(torch.tensor([[0, 1], [0, -1]]).flip(1)), "has -1 at position 0 of row 1"),
+        (lambda: Segments(2, 2).from_frames(torch.tensor([[0, -100]])), "labels has -100 at position 1 of row 0"),
+        (lambda: Segments(2, 2).spans(torch.tensor([[0, 0, 1]])), "labeling has code 0 at position 0.*from_frames"),
+        (lambda: Segments(2, 2).spans(torch.tensor([[2, -1, 3]])), "labeling has code -1 at position 1"),
+        (lambda: Segments(2, 2).spans(torch.tensor([[2, 4]])), "labeling has code 4"),
+        (lambda: span_f1([[]], [[]], times=[-1]), "times=-1 must be at least 0"),
+        (lambda: span_f1([[]], [[]], times=[torch.inf]), "times=inf"),
+        (lambda: span_f1([[]], [[]], times=[1, 1]), "times has 2 numbers, and there are 1 sequences"),
         (lambda: LinearSegments(2, 3, 4, structure=Segments(3, 5)), "does not fit num_labels=3, max_duration=4"),
     ],
 )
@@ -294,8 +302,9 @@ def test_what_makes_no_segments_is_refused(make, words):
 
 def test_lengths_that_no_durations_add_up_to_are_refused():
     structure = Segments(2, 4, min_duration=3)
-    with pytest.raises(ValueError, match="5 frames, and no durations of 3 to 4"):
-        structure.argmax({"emission": torch.zeros(1, 5, 2), "segment": torch.zeros(1, 6, 2)})
+    potentials = {"emission": torch.zeros(2, 6, 2), "segment": torch.zeros(2, 6, 2)}
+    with pytest.raises(ValueError, match="row 1 of the batch has 5 frames, and no durations of 3 to 4"):
+        structure.argmax(Potentials(potentials, lengths=torch.tensor([6, 5])))
 
 
 def problem(**options):
@@ -344,8 +353,12 @@ def test_span_f1_takes_no_codes():
     codes = torch.tensor([[2, 0, 3]])
     with pytest.raises(TypeError, match=r"structure\.spans\(labeling\)"):
         span_f1(codes, codes)
-    with pytest.raises(TypeError, match="lists of spans for each sequence"):
-        span_f1([(0, 2, 1)], [(0, 2, 1)])
+    for found in ([(0, 2, 1)], [[(0, 2)]], [3]):
+        with pytest.raises(TypeError, match=r"lists of spans \(start, end, label\) for each sequence"):
+            span_f1(found, found)
+    with pytest.raises(TypeError, match="times='a'"):
+        span_f1([[]], [[]], times=["a"])
+    assert span_f1((iter(own) for own in [[(0, 2, 1)]]), [[(0, 2, 1)]], times=torch.tensor([2])) == 1.0
     with pytest.raises(ValueError, match="found has 1 sequences, and true 2"):
         span_f1([[]], [[], []])
 

@@ -166,7 +166,7 @@ class Arborescence(Labelled):
         """Of each arc, ``[B, N, N+1]``; ``-inf`` for that of a token to itself."""
         margins, (batch, longest, _) = super().max_marginals(potentials), potentials.single.shape
         real = check_lengths(potentials.lengths, batch, longest, potentials.device)
-        margins.diagonal(1, 1, 2)[real] = -math.inf
+        margins.diagonal(1, 1, 2)[real] = torch.where(margins[real][:, 0].isnan(), math.nan, -math.inf).double()
         return margins
 
     def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]

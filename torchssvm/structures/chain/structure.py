@@ -288,9 +288,11 @@ class Chain(Labelled, Indexed):
 
     def extends(self, other: Structure) -> bool:
         """Also a chain of more states; the first ones are those of ``other``."""
-        if not isinstance(other, Chain) or self.class_weight is not None or self.transitions is not None:
+        if not isinstance(other, Chain) or self.transitions is not None:
             return self.same_as(other)
-        less = Chain(min(other.num_states, self.num_states), shared=self.shared, normalize=self.normalize)
+        size = min(other.num_states, self.num_states)
+        weight = None if self.class_weight is None else self.class_weight[:size]
+        less = Chain(size, shared=self.shared, normalize=self.normalize, class_weight=weight)
         return type(self) is Chain and less.same_as(other)
 
     def _token_costs(self, target: Tensor | WeightedLabels) -> Tensor:

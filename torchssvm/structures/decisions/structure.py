@@ -14,6 +14,7 @@ from torchssvm.core.structure import Decoding, Structure, fit, reject_rows
 from torchssvm.structures.decisions.oracle import DecisionOracle, FunctionOracle
 
 _ROUNDING = 1e-8  # of the costs at stake: what solvers and sums may err
+_VALUE = 1e-4  # of all costs: what a value may err, of a solver in float32 too
 
 
 class Decision(NamedTuple):
@@ -297,7 +298,11 @@ class Decisions(Structure):
                 raise ValueError(f"the oracle's {name} must be {list(shape)}, got {describe(tensor)}")
         assert y is not None
         assert value is not None
-        return _numbers(y), value.to(torch.float64), None if bound is None else bound.to(torch.float64)
+        y, value = _numbers(y), value.to(torch.float64)
+        off = (value - (y * costs).sum(1)).abs()  # infinite where the oracle found no decision
+        wrong = value.isfinite() & (off > _VALUE * costs.abs().sum(1))
+        reject_rows(wrong, "the oracle's value is not the cost of its y in {rows}: give (costs * y).sum(1)")
+        return y, value, None if bound is None else bound.to(torch.float64)
 
     def __repr__(self) -> str:
         return f"Decisions({self.oracle!r})"

@@ -84,11 +84,10 @@ class Segments(Indexed):
         check_flags(boundary=boundary, span_loss=span_loss)
         listed = isinstance(min_duration, list | tuple)
         several: Sequence[Any] = min_duration if listed else [min_duration] * self.num_labels  # type: ignore[assignment]
+        form = f", or a list of {num_labels}, one for each label"
         if len(several) != num_labels:
-            raise ValueError(
-                f"min_duration={min_duration!r} must be a whole number, or {num_labels}, one for each label"
-            )
-        self.min_duration = [check_whole(least, "min_duration") for least in several]
+            raise ValueError(f"min_duration={min_duration!r} must be a whole number{form}")
+        self.min_duration = [check_whole(least, "min_duration", advice=form) for least in several]
         if max(self.min_duration) > self.max_duration:
             raise ValueError(f"min_duration={min_duration} must be at most max_duration={max_duration}")
         if class_weight is not None and span_loss:
@@ -126,19 +125,15 @@ class Segments(Indexed):
 
     def _best(self, potentials: Potentials, target: Tensor | None) -> Decoding:
         emission, segment, lengths = potentials["emission"], potentials["segment"], potentials.lengths
-        if max(self.min_duration) > 1 and not (plain() or transformed()):
-            sizes = {emission.shape[1]} if lengths is None else set(lengths.tolist())
-            for size in sorted(sizes):
-                self.check_length(size)
+        least, most = min(self.min_duration), self.max_duration
+        if least > 1 and not (plain() or transformed()):
+            for row, size in enumerate([emission.shape[1]] if lengths is None else lengths.tolist()):
+                if -(-size // most) * least > size:
+                    raise ValueError(
+                        f"{row_name(row)} has {size} frames, and no durations of {least} to {most} add up to it: "
+                        "change min_duration or max_duration, or leave the example out"
+                    )
         return Decoding(*semi_markov(emission, segment, self._on(emission.device), lengths, target))
-
-    def check_length(self, length: int) -> None:
-        """Raise ValueError unless segments can add up to ``length`` frames."""
-        if -(-length // self.max_duration) * min(self.min_duration) > length:
-            raise ValueError(
-                f"an example has {length} frames, and no durations of {min(self.min_duration)} to "
-                f"{self.max_duration} add up to it: change min_duration or max_duration, or leave the example out"
-            )
 
     def marginals(self, potentials: Potentials) -> Marginals:
         """Sum-product; the second half of ``emission``, with ``boundary``, are probabilities of boundaries."""
@@ -175,9 +170,10 @@ class Segments(Indexed):
         return NBest(*(tensor.to(emission.device) for tensor in found))
 
     def spans(self, labeling: Tensor) -> list[list[Span]]:
-        """The spans (first frame, frame after the last, label) of every example."""
+        """The spans (first frame, frame after the last, label) of every example; ValueError for no such codes."""
         found = []
-        for row in _codes(labeling, "labeling", ", as decode returns it").tolist():
+        self._check_codes(_codes(labeling, "labeling", ", as decode returns it"), _within(labeling), "labeling")
+        for row in labeling.tolist():
             row = row[: row.index(-1)] if -1 in row else row
             starts = [t for t, code in enumerate(row) if code >= self.num_labels]
             ends = [*starts[1:], len(row)]
@@ -218,14 +214,15 @@ class Segments(Indexed):
         return self.frames(labeling)
 
     def from_frames(self, labels: Tensor) -> Tensor:
-        """The labeling whose segments are the runs of labels ``[B, N]`` int64, negative beyond each length.
+        """The labeling whose segments are the runs of labels ``[B, N]`` int64, -1 beyond each length.
 
         Raises:
             ValueError: ``labels`` are not such a tensor.
         """
         num_labels = self.num_labels
-        if bool((_codes(labels, "labels", ", a label for each frame") >= num_labels).any()):
-            raise ValueError(f"labels has {int(labels.max())}; labels are 0 to {num_labels - 1}")
+        _codes(labels, "labels", ", a label for each frame")
+        wrong = (labels >= num_labels) | (labels < torch.where(_within(labels), 0, -1))
+        _refuse(wrong, labels, "labels has", f"labels are 0 to {num_labels - 1}, and -1 behind the last frame alone")
         begins = torch.ones_like(labels, dtype=torch.bool)
         begins[:, 1:] = labels[:, 1:] != labels[:, :-1]
         return torch.where(labels >= 0, labels + num_labels * begins, -1)
@@ -284,15 +281,7 @@ class Segments(Indexed):
         check_int64(target, "target", (batch, longest), ", a code for each frame")
         real = check_lengths(potentials.lengths, batch, longest, target.device)
         codes = target.masked_fill(~real, -1)
-        wrong = real & ((codes < 0) | (codes >= 2 * labels))
-        _refuse(wrong, codes, f"codes are labels 0 to {labels - 1}, and {labels} more where a segment begins")
-        before = torch.cat([torch.full_like(codes[:, :1], -1), self.frames(codes)[:, :-1]], 1)
-        _refuse(
-            real & (codes < labels) & (codes != before),
-            codes,
-            f"a segment goes on with the label of the frame before it, and begins with a code of {labels} or more: "
-            "make codes by structure.from_spans or structure.from_frames",
-        )
+        self._check_codes(codes, real, "target")
         durations = durations_of(codes, labels)
         least = self._on(codes.device)[self.frames(codes).clamp(min=0)]
         wrong = (durations > 0) & ((durations > most) | (durations < least))
@@ -304,6 +293,20 @@ class Segments(Indexed):
                 "min_duration or max_duration, or cut the segment"
             )
         return codes
+
+    def _check_codes(self, codes: Tensor, real: Tensor, name: str) -> None:
+        """Raise ValueError for codes ``[B, N]`` of no segments, or others than -1 where no frame is ``real``."""
+        labels = self.num_labels
+        form = f"codes are labels 0 to {labels - 1}, and {labels} more where a segment begins"
+        _refuse((codes >= 2 * labels) | (codes < torch.where(real, 0, -1)), codes, f"{name} has code", form)
+        before = torch.cat([torch.full_like(codes[:, :1], -1), self.frames(codes)[:, :-1]], 1)
+        _refuse(
+            real & (codes < labels) & (codes != before),
+            codes,
+            f"{name} has code",
+            f"a segment goes on with the label of the frame before it, and begins with a code of {labels} or more: "
+            "make codes by structure.from_spans or structure.from_frames",
+        )
 
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
         """The frames of each example."""
@@ -360,10 +363,15 @@ class Segments(Indexed):
         )
 
 
-def _refuse(wrong: Tensor, codes: Tensor, why: str) -> None:
+def _within(codes: Tensor) -> Tensor:
+    """Which of ``[B, N]`` do not lie behind the last one that is not negative."""
+    return (codes >= 0).flip(1).cumsum(1).flip(1) > 0
+
+
+def _refuse(wrong: Tensor, codes: Tensor, has: str, why: str) -> None:
     if bool(wrong.any()):
         row, place = wrong.nonzero()[0].tolist()
-        raise ValueError(f"target has code {int(codes[row, place])} at position {place} of {row_name(row)}: {why}")
+        raise ValueError(f"{has} {int(codes[row, place])} at position {place} of {row_name(row)}: {why}")
 
 
 def best_segmentations(emission: Tensor, segment: Tensor, least: Tensor, lengths: Tensor, n: int) -> NBest:
@@ -449,7 +457,7 @@ def span_f1(
 
     Args:
         overlap: 0.5 to 1.
-        times: How often each sequence counts; None is once.
+        times: ``[n]``, how often each sequence counts; None is once.
 
     Example:
         >>> span_f1([[(0, 2, 1), (2, 3, 0)]], [[(0, 2, 1), (2, 4, 0)]])
@@ -458,19 +466,26 @@ def span_f1(
         1.0
 
     Raises:
-        TypeError: An argument is a tensor of codes, or ``overlap`` is not a number.
-        ValueError: There are not as many sequences in both, or ``overlap`` is out of range.
+        TypeError: An argument is no list of spans for each sequence, or a number is none.
+        ValueError: There are not as many sequences in both, or ``times``, or a number is out of range.
     """
-    if any(not isinstance(span, tuple | list) for each in (found, true) for own in each for span in own):
+    found, true = ([list(own) if hasattr(own, "__iter__") else [own] for own in each] for each in (found, true))
+    if any(not isinstance(span, tuple | list) or len(span) != 3 for own in [*found, *true] for span in own):
         raise TypeError(
-            "found and true must be lists of spans for each sequence: structure.spans(labeling) makes them of a tensor"
+            "found and true must be lists of spans (start, end, label) for each sequence: structure.spans(labeling) "
+            "makes them of a tensor"
         )
     if len(found) != len(true):
         raise ValueError(f"found has {len(found)} sequences, and true {len(true)}")
+    times = [1.0] * len(found) if times is None else times
+    check_several(times, "times")
+    times = [check_number(each, "times", 0.0) for each in (times.tolist() if hasattr(times, "tolist") else times)]
+    if len(times) != len(found):
+        raise ValueError(f"times has {len(times)} numbers, and there are {len(found)} sequences")
     if not 0.5 <= check_number(overlap, "overlap", 0.0) <= 1.0:
         raise ValueError(f"overlap={overlap} must be 0.5 to 1: of less, a span may have several others")
     right, total = 0, 0
-    for each, own, others in zip([1] * len(found) if times is None else times, found, true, strict=True):
+    for each, own, others in zip(times, found, true, strict=True):
         ours, theirs = set(map(tuple, own)), set(map(tuple, others))
         total += each * (len(ours) + len(theirs))
         right += each * (len(ours & theirs) if overlap == 1.0 else _overlapping(ours, theirs, overlap))
