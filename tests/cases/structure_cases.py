@@ -217,6 +217,13 @@ class StructureTestCase(LabelingsTestCase):
         )
         torch.testing.assert_close(score[possible], best[possible])
 
+    @pytest.mark.every_variant
+    def test_parts_are_negative_only_where_the_structure_says_so(self):
+        structure, potentials, _ = self.setting(3)
+        for labeling in structure.enumerate(potentials):
+            for name, part in conform(structure.parts(labeling), potentials, "parts").items():
+                assert structure.signed(name) or bool((part >= 0).all())
+
     def test_infinite_scores_that_count_with_a_minus_are_refused(self):
         structure, potentials, _ = self.setting(3)
         for name, scores in potentials.tensors.items():
