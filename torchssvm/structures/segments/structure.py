@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_flags, check_int64, check_number, check_several, check_tensor, check_whole, row_name
+from torchssvm.core.arguments import check_flags, check_int64, check_number, check_tensor, check_whole, row_name
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.operators import constant, plain, transformed
 from torchssvm.core.potentials import Potentials
@@ -473,9 +473,8 @@ def span_f1(
         )
     if len(found) != len(true):
         raise ValueError(f"found has {len(found)} sequences, and true {len(true)}")
-    times = [1.0] * len(found) if times is None else times
-    check_several(times, "times")
-    times = [check_number(each, "times", 0.0) for each in (times.tolist() if hasattr(times, "tolist") else times)]
+    times = [1.0] * len(found) if times is None else times.tolist() if hasattr(times, "tolist") else list(times)
+    times = [check_number(each, "times", 0.0) for each in times]
     if len(times) != len(found):
         raise ValueError(f"times has {len(times)} numbers, and there are {len(found)} sequences")
     if not 0.5 <= check_number(overlap, "overlap", 0.0) <= 1.0:
