@@ -154,8 +154,9 @@ def fetcher(dataset: Any, collate_fn: Collate | None = None) -> partial[Batch]:
 
 
 def _parts(dataset: Any) -> list[Any]:
-    """The datasets that a ConcatDataset, and those in it, are made of."""
-    return [part for own in dataset.datasets for part in _parts(own)] if isinstance(dataset, ConcatDataset) else [dataset]
+    """What a ConcatDataset, and those in it, are made of."""
+    joined = isinstance(dataset, ConcatDataset)
+    return [part for own in dataset.datasets for part in _parts(own)] if joined else [dataset]
 
 
 def _fetched(dataset: Any, collate: Collate, index: Sequence[int]) -> Batch:

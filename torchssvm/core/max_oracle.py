@@ -49,7 +49,7 @@ def _find_corner(structure: Structure, potentials: Potentials, target: Labeling,
     hinge = corner.hinge if score is corner.score else score + losses
     low, high = torch.stack(torch.cat([hinge, losses]).aminmax()).tolist()
     if not (low >= 0.0 and high < torch.inf):  # then the details
-        where = " (in the padding)" if _finite_within_lengths(potentials) else ""
+        where = " (in the padding)" if _finite_within(structure, potentials) else ""
         hinge = corner.hinge
         reject_rows(
             ~torch.isfinite(hinge), "the potentials of {rows} are not finite" + where + ": check features and weights"
@@ -83,11 +83,14 @@ def _find_corner(structure: Structure, potentials: Potentials, target: Labeling,
     return corner
 
 
-def _finite_within_lengths(potentials: Potentials) -> bool:
+def _finite_within(structure: Structure, potentials: Potentials) -> bool:
     """Whether all numbers that are not padding are finite."""
+    there = structure.places(potentials)
     for name, tensor in potentials.tensors.items():
         wrong = ~torch.isfinite(tensor)
-        if (padding := padding_of(potentials, name)) is not None:
+        if name in there:
+            wrong = wrong & there[name]
+        elif (padding := padding_of(potentials, name)) is not None:
             wrong = wrong & ~padding
         if bool(wrong.any()):
             return False

@@ -198,8 +198,8 @@ def _graphs(X: Any, sizes: tuple[int, int] | None = None) -> list[Graph]:
                 f"X[{place}] must have node features [N, F], N at least 1, and edges [E, 2] of whole numbers: got "
                 f"{list(nodes.shape)} and {edges.dtype} {list(edges.shape)}"
             )
-        features = np.ones((len(edges), 1), nodes.dtype)
-        features = features if len(graph) == 2 else as_floats(graph[2], f"X[{place}][2]", "[E, G]")
+        ones = np.ones((len(edges), 1), nodes.dtype)
+        features: Any = ones if len(graph) == 2 else as_floats(graph[2], f"X[{place}][2]", "[E, G]")
         if not len(edges) and (len(graph) == 2 or features.shape == (0,)):
             features = None  # of any number
         elif features.ndim != 2 or len(features) != len(edges):

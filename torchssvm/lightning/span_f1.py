@@ -9,7 +9,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from torchssvm.core.batch import OUTPUT_SIZES, as_batch
+from torchssvm.core.batch import as_batch
 from torchssvm.core.ranks import Ranks
 from torchssvm.datasets.text.chunk_f1 import Score, chunk_scores
 from torchssvm.datasets.text.tag_schemes import to_bio
@@ -23,7 +23,7 @@ class SpanF1(Callback):
     divided, Lightning's sampler gives some sentences twice, here as in the task loss.
 
     Args:
-        labels: The tag of every state, or of every label of segments, as ``["O", "B-LOC", "I-LOC"]``; those of BIOES too.
+        labels: The tag of every state or label, as ``["O", "B-LOC", "I-LOC"]``; those of BIOES too.
 
     Raises:
         ValueError: A tag is none of a scheme; or, when validation begins, the model has another number of states.
@@ -47,8 +47,8 @@ class SpanF1(Callback):
 
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Begin to count."""
-        found = (getattr(pl_module.structure, name, None) for name in OUTPUT_SIZES)
-        states = next((size for size in found if size is not None), len(self.labels))
+        states = getattr(pl_module.structure, "num_labels", len(self.labels))  # of segments
+        states = getattr(pl_module.structure, "num_states", states)
         if states != len(self.labels):
             raise ValueError(f"labels={self.labels} has {len(self.labels)} tags, and the model {states} states")
         self._true, self._found = [], []

@@ -7,7 +7,19 @@ import torch
 from problems import assert_same
 from tables import each_row
 
-from torchssvm import BCFW, BlockGap, CompiledBCFW, DualState, GapBatchSampler, Labelings, LinearChain, SlackRescaling
+from torchssvm import (
+    BCFW,
+    BlockGap,
+    CompiledBCFW,
+    DualState,
+    Edges,
+    GapBatchSampler,
+    Labelings,
+    LinearChain,
+    LinearEdges,
+    SlackRescaling,
+    certify,
+)
 from torchssvm.core.batch import Batch
 from torchssvm.core.schema import with_seal
 
@@ -94,8 +106,20 @@ def test_the_torch_loop_knows_the_lengths_of_compiled_blocks():
 def test_features_that_are_not_finite_are_refused():
     head, dual, batch = small()
     batch.x[2, 0, 0] = float("nan")
-    with pytest.raises(ValueError, match="x of example 2 holds numbers that are not finite"):
+    with pytest.raises(ValueError, match=r"x of example 2 .* not finite.* at position 0, column 0"):
         CompiledBCFW(head, dual, [batch])
+
+
+def test_the_padding_of_edges_is_finite_too():
+    head, widths, x = LinearEdges(2), torch.tensor([3, 2]), torch.zeros(2, 2, 3, 2)
+    target = head.structure.argmax(head(Edges(x, widths))).labeling
+    x[1, 0, 2, 1] = float("nan")
+    batch = Batch(Edges(x, widths), target, torch.arange(2), torch.tensor([2, 2]))
+    dual = DualState.for_head(head, 2, 0.1)
+    with pytest.raises(ValueError, match=r"x of example 1 .*padding included: nan at position 0, 2, column 1"):
+        CompiledBCFW(head, dual, [batch])
+    with pytest.raises(ValueError, match=r"potentials of examples \[1\] are not finite \(in the padding\)"):
+        certify(head, dual, [batch])
 
 
 @each_row("labels", [7, -1])

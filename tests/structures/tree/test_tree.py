@@ -81,7 +81,7 @@ def test_trees_that_are_none_are_refused():
 def test_examples_must_be_trees_without_the_nodes_they_lack():
     structure = Tree(2, [2, 2, -1, 0])
     potentials = Potentials({"node": torch.zeros(2, 4, 2), "edge": torch.zeros(2, 2, 2)}, torch.tensor([4, 2]))
-    with pytest.raises(ValueError, match="an example has 2 nodes, and the parent of node 0 is 2"):
+    with pytest.raises(ValueError, match="row 1 of the batch has 2 nodes, and the parent of node 0 is 2"):
         structure.check_target(torch.zeros(2, 4, dtype=torch.int64), potentials)
 
 

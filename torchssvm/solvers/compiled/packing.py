@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import naming
+from torchssvm.core.arguments import OLD_NUMBERS, naming
 from torchssvm.core.batch import Batch, as_batch, restrict, to_device
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.problem import digest_examples
@@ -64,7 +64,9 @@ def pack(
         if len(twice) or len(piece.index.unique()) < len(piece.index):
             example = int(twice[0]) if len(twice) else int(piece.index.mode().values)
             example += dual.own.start
-            raise ValueError(f"batches gave example {example} twice: every training example is needed exactly once")
+            raise ValueError(
+                f"batches gave example {example} twice, and every example is needed exactly once: {OLD_NUMBERS}"
+            )
         sizes[piece.index], lengths[piece.index], targets[piece.index] = piece.sizes, piece.lengths, piece.targets
         lines[piece.index], weight[piece.index] = adapter.lists(piece.sizes, piece.own), piece.weight
         if isinstance(piece.x, Tensor):

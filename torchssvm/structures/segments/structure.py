@@ -477,9 +477,8 @@ def span_f1(
         )
     if len(found) != len(true):
         raise ValueError(f"found has {len(found)} sequences, and true {len(true)}")
-    times = [1.0] * len(found) if times is None else times
-    check_several(times, "times")
-    times = [check_number(each, "times", 0.0) for each in (times.tolist() if hasattr(times, "tolist") else times)]
+    times = [1.0] * len(found) if times is None else times.tolist() if hasattr(times, "tolist") else list(times)
+    times = [check_number(each, "times", 0.0) for each in times]
     if len(times) != len(found):
         raise ValueError(f"times has {len(times)} numbers, and there are {len(found)} sequences")
     if not 0.5 <= check_number(overlap, "overlap", 0.0) <= 1.0:

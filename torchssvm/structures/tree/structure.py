@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import as_parents, check_flags, check_int64, check_whole
+from torchssvm.core.arguments import as_parents, check_flags, check_int64, check_whole, row_name
 from torchssvm.core.operators import on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding
@@ -39,7 +39,7 @@ class TreeDecoder(nn.Module):
             lengths = torch.full((batch,), longest, device=node.device)
         real = torch.arange(longest, device=node.device) < lengths.unsqueeze(1)
         if not torch.compiler.is_compiling():
-            self.structure.check_sizes(set(lengths.tolist()))
+            self.structure.check_sizes(lengths.tolist())
         belief = list(node.unbind(1))
         for v in self.upwards:
             above = self.parent[v]
@@ -137,7 +137,7 @@ class Tree(Labelled, Indexed):
         check_int64(target, "target", (batch, longest), ", a state for each node")
         held, lengths = on_host(target), None if potentials.lengths is None else on_host(potentials.lengths)
         real = check_lengths(lengths, batch, longest, held.device)
-        self.check_sizes({longest} if lengths is None else set(lengths.tolist()))
+        self.check_sizes([longest] if lengths is None else lengths.tolist())
         check_labels(held, states, real)
         return upload(held.masked_fill(~real, -1), node.device)
 
@@ -148,14 +148,14 @@ class Tree(Labelled, Indexed):
         parent = upload(self.parent[: real.shape[-1]], real.device)
         return own if self.shared else {**own, "edge": (real & (parent >= 0))[..., None, None]}
 
-    def check_sizes(self, sizes: Iterable[int]) -> None:
-        """Raise ValueError if the parent of a node is missing in an example of one of these numbers of nodes."""
-        for size in sizes:
+    def check_sizes(self, sizes: list[int]) -> None:
+        """Raise ValueError if the parent of a node is missing in an example of a batch; they have so many nodes."""
+        for size in set(sizes):
             if not bool(self._closed[size - 1]):
                 v = int((self.parent[:size] >= size).nonzero()[0])
                 raise ValueError(
-                    f"an example has {size} nodes, and the parent of node {v} is {int(self.parent[v])}: number the "
-                    "nodes so that the first nodes contain all their parents"
+                    f"{row_name(sizes.index(size))} has {size} nodes, and the parent of node {v} is "
+                    f"{int(self.parent[v])}: number the nodes so that the first nodes contain all their parents"
                 )
 
     def _plain(self) -> nn.Module:
