@@ -69,7 +69,7 @@ class UnitRows(Scaling):
 
     def apply(self, features: SparseRows) -> SparseRows:
         """Rows of norm 1; zero rows stay zero."""
-        check_object(features, "features", "unit_rows", "SparseRows.of_dense(matrix)")
+        _check_rows(features)
         return features.unit_rows()
 
 
@@ -104,7 +104,7 @@ class Standardised(Scaling):
         """Means and scales of these rows, unless they are known."""
         if self.fitted:
             return self
-        check_object(features, "features", "unit_rows", "SparseRows.of_dense(matrix)")
+        _check_rows(features)
         rows = features.dense().double()
         mean = rows.mean(0)
         deviation = (rows - mean).square().mean(0).sqrt()
@@ -116,7 +116,7 @@ class Standardised(Scaling):
         """``(x - mean) * scale``."""
         if self.mean is None or self.scale is None:
             raise ValueError("Standardised() knows no means yet: give scaling=train.scaling, or call fit")
-        check_object(features, "features", "unit_rows", "SparseRows.of_dense(matrix)")
+        _check_rows(features)
         if len(self.mean) != features.num_columns:
             raise ValueError(f"the scaling is of {len(self.mean)} features, and these rows have {features.num_columns}")
         return SparseRows.of_dense(((features.dense().double() - self.mean) * self.scale).float())
@@ -153,7 +153,7 @@ class ByDensity(Scaling):
 
     def fit(self, features: SparseRows) -> Scaling:
         """The chosen rule, fitted; the choice is printed to standard error."""
-        check_object(features, "features", "unit_rows", "SparseRows.of_dense(matrix)")
+        _check_rows(features)
         share = features.values.count_nonzero().item() / max(len(features) * features.num_columns, 1)
         dense = share > self.dense_above
         chosen: Scaling = Standardised().fit(features) if dense else UnitRows()
@@ -169,3 +169,7 @@ class ByDensity(Scaling):
     def apply(self, features: SparseRows) -> SparseRows:
         """Not possible: see :meth:`fit`."""
         raise ValueError("ByDensity() has not chosen yet: give the training set's, scaling=train.scaling, or call fit")
+
+
+def _check_rows(features: SparseRows) -> None:
+    check_object(features, "features", "unit_rows", "SparseRows.of_dense(matrix)")

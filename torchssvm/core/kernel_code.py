@@ -64,8 +64,7 @@ def _field(context: Any, builder: Any, kind: Any, value: Any, name: str) -> Any:
     place = builder.gep(value, [cgutils.intp_t(model.offset(context.target_data, at))], inbounds=True)
     loaded = builder.load(builder.bitcast(place, model.held.elements[at].as_pointer()))
     module = builder.module
-    root = module.add_metadata([ir.MetaDataString(module, "torchssvm")])
-    field = module.add_metadata([ir.MetaDataString(module, "field"), root, cgutils.intp_t(0)])
+    field = module.add_metadata(["field", module.add_metadata(["torchssvm"]), cgutils.intp_t(0)])
     # nothing writes to fields: LLVM may load one before the loop that uses it
     loaded.set_metadata("tbaa", module.add_metadata([field, field, cgutils.intp_t(0), cgutils.intp_t(1)]))
     return loaded
