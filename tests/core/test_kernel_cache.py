@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import errno
+import importlib
+import os
+import pkgutil
+import subprocess
+import sys
+import time
 from collections import namedtuple
 from pathlib import Path
 
@@ -10,19 +16,26 @@ import numba
 import numpy as np
 import pytest
 from llvmlite.binding import Linkage
-from numba.core.caching import IndexDataCacheFile
 from numba.core.datamodel import default_manager
 from numba.extending import overload
 
-from torchssvm.core import kernel_cache
-from torchssvm.core.jit import njit, njit_fastmath
+import torchssvm
+from torchssvm.core import kernel_cache, kernel_sources
+from torchssvm.core.jit import ByKind, Kernel, njit, njit_fastmath
+from torchssvm.core.kernel_sources import digest_of
 from torchssvm.core.vectors import dot, exact_dot
+from torchssvm.kinds.adapter import Listed
+from torchssvm.structures.chain.kind import Sequences
 
 pytestmark = pytest.mark.slow
 
 
 def third(x):
     return x / 3
+
+
+def half(x):
+    return x / 2
 
 
 def products(a, b):
@@ -43,34 +56,218 @@ def call() -> bool:
     return bool(kernel.dispatcher.stats.cache_hits)
 
 
-def only(folder: Path, ending: str) -> list[Path]:
-    return list(folder.rglob(f"*{ending}"))
+def files(folder: Path) -> list[Path]:
+    return list(folder.rglob("*.kernel"))
 
 
-@pytest.mark.parametrize("ending", [".nbi", ".nbc"])
-@pytest.mark.parametrize("content", [b"", b"\x80\x04", b"no pickle", None])
-def test_damaged_files_are_written_anew(folder, capsys, ending, content):
+@pytest.mark.parametrize("content", [b"", b"\x80\x04", b"no pickle" * 9, None, "one bit"])
+def test_damaged_files_are_written_anew(folder, capsys, content):
     assert [call(), call()] == [False, True]
-    (file,) = only(folder, ending)
-    file.write_bytes(file.read_bytes()[:30] if content is None else content)
+    (file,) = files(folder)
+    before = file.read_bytes()
+    flipped = before[:-9] + bytes([before[-9] ^ 1]) + before[-8:]
+    file.write_bytes(before[:30] if content is None else flipped if content == "one bit" else content)
     assert [call(), call()] == [False, True]
     said = capsys.readouterr().err
     assert said.count(f"torchssvm: the compiled kernels in {file.parent} cannot be read (") == 1
     assert "set NUMBA_CACHE_DIR to another folder" in said
 
 
-@pytest.mark.parametrize("method", ["_save_index", "_save_data"])
-def test_a_full_disk(folder, capsys, monkeypatch, method):
+def test_a_full_disk(folder, capsys, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(IndexDataCacheFile, method, full)
+        patch.setattr(Path, "write_bytes", full)
         assert [call(), call()] == [False, False]
     said = capsys.readouterr().err
     assert said.count("cannot be written (OSError: [Errno 28] No space left on device)") == 1
-    assert only(folder, ".nbi") == []  # it would name code that may be of an older source
+    assert files(folder) == []
     assert [call(), call()] == [False, True]
+
+
+def test_files_that_no_process_has_read_for_long_are_removed(folder):
+    call()
+    (file,) = files(folder)
+    old, kept = (file.with_name(f"{name}.kernel") for name in ("old", "kept"))
+    for other, days in ((old, 100), (kept, 80)):
+        other.write_bytes(b"")
+        os.utime(other, (time.time() - 86400 * days,) * 2)
+    assert njit(half)(3.0) == 1.5
+    assert kept in files(folder)
+    assert old not in files(folder)
+
+
+CALLED = """
+from torchssvm.core.jit import njit
+SCALE = 2.0
+@njit
+def scaled(x):
+    return SCALE * x
+"""
+CALLER = """
+import called
+from torchssvm.core.jit import njit
+@njit
+def plus_one(x):
+    return called.scaled(x) + 1.0
+print(plus_one(3.0), "loaded" if plus_one.dispatcher.stats.cache_hits else "compiled")
+"""
+
+
+def test_an_edit_of_a_called_file_is_compiled(tmp_path):
+    def run(called):
+        (tmp_path / "called.py").write_text(called)
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "caller.py"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+        assert len(files(tmp_path)) == 1  # the old code is removed
+        return done.stdout.strip()
+
+    (tmp_path / "caller.py").write_text(CALLER)
+    assert run(CALLED) == "7.0 compiled"
+    assert run(CALLED.replace("SCALE = 2.0", "# a comment\nSCALE = 2.0")) == "7.0 loaded"
+    assert run(CALLED.replace("SCALE = 2.0", "SCALE = 4.0")) == "13.0 compiled"
+    assert run(CALLED.replace("SCALE * x", "SCALE * x + x")) == "10.0 compiled"
+
+
+def kernels() -> dict[str, Kernel]:
+    """Every kernel of the package, by name."""
+    named = {}
+    for module in pkgutil.walk_packages(torchssvm.__path__, "torchssvm."):
+        if module.name.partition(".")[2].split(".")[0] not in ("cli", "lightning", "estimators", "transformers"):
+            for value in vars(importlib.import_module(module.name)).values():
+                several = value._versions.values() if isinstance(value, ByKind) else [value]
+                named |= {f"{k.__module__}.{k.__qualname__}": k for k in several if isinstance(k, Kernel)}
+    return named
+
+
+def test_every_kernel_of_the_package_is_kept():
+    assert len(kernels()) > 300
+    for kernel in kernels().values():
+        digest_of(kernel, [])
+
+
+def reached(kernel, classes) -> set[Kernel]:
+    waiting, seen = [kernel], set()
+    while waiting:
+        for callee in kernel_sources._content(waiting.pop())[1]:
+            new = set(callee.versions(classes) if isinstance(callee, ByKind) else [callee]) - seen
+            waiting += new
+            seen |= new
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("name", "callee"),
+    [("solvers.compiled.loop.visit_blocks", "insert"), ("solvers.compiled.exact_pass.exact_ranges", "potentials")],
+)
+def test_code_and_constants_of_every_called_kernel_count(monkeypatch, name, callee):
+    kernel, classes = kernels()[f"torchssvm.{name}"], [Listed, Sequences]
+    before = digest_of(kernel, classes)
+    called = reached(kernel, classes)
+    assert {callee, "decode"} <= {other.__name__ for other in called}
+    for other in called:
+        code = other._function.__code__
+        with monkeypatch.context() as patch:
+            patch.setattr(other._function, "__code__", code.replace(co_consts=(*code.co_consts, "an edit")))
+            kernel_sources._content.cache_clear()
+            assert digest_of(kernel, classes) != before, other.__name__
+    kernel_sources._content.cache_clear()
+    assert digest_of(kernel, classes) == before
+    monkeypatch.setattr(torchssvm.solvers.compiled.loop, "CORRECTIVE", 77)
+    kernel_sources._content.cache_clear()
+    assert (digest_of(kernel, classes) != before) == ("loop" in name)
+
+
+def enclosing(value):
+    return njit(lambda x: x + value[0])
+
+
+def test_constants_are_read_and_values_that_change_are_not_kept(folder):
+    assert digest_of(enclosing((1.0,)), []) != digest_of(enclosing((2.0,)), [])
+    assert digest_of(enclosing(np.ones(1)), []) != digest_of(enclosing(np.zeros(1)), [])
+    with pytest.raises(kernel_sources.NotConstant):
+        digest_of(enclosing([1.0]), [])
+
+
+OWN_KIND = """
+import sys
+from typing import NamedTuple
+import torch
+from torch import nn
+from torchssvm import Structure, solve
+from torchssvm.core.jit import compiling_seconds, njit
+from torchssvm.datasets import PaddedDataset
+from torchssvm.kinds import Form, block
+
+COST = 1.0
+
+class Sets(NamedTuple):
+    size: int
+
+@block.score.of(Sets)
+@njit
+def score(kind, examples, i, labels, length, scores, pairs):
+    total = 0.0
+    for k in range(kind.size):
+        total += labels[k] * scores[0, k]
+    return total
+
+@block.add_labeling.of(Sets)
+@njit
+def add_labeling(kind, examples, i, length, labels, mass, parts, pairs, room):
+    for k in range(kind.size):
+        parts[0, k] += mass * (labels[k] - examples.y[examples.start[i] + k])
+
+@block.decode.of(Sets)
+@njit
+def decode(kind, examples, i, length, scratch, pairs, labels):
+    for k in range(kind.size):
+        labels[k] = scratch.emission[0, k] + (-COST if examples.y[examples.start[i] + k] else COST) > 0.0
+    return block.loss_of(kind, examples, i, labels)
+
+class LabelSet(Structure):
+    def argmax(self, potentials):
+        return (potentials.tensors["potentials"] > 0).long()
+    def parts(self, labeling):
+        return labeling.float()
+    def loss(self, labeling, target):
+        return COST * (labeling != target).sum(1)
+    def loss_potentials(self, target):
+        return COST * (1.0 - 2.0 * target), COST * target.sum(1)
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.structure = nn.Parameter(torch.zeros(3, 4)), LabelSet()
+    def forward(self, x):
+        return x @ self.weight.T
+    def compiled_form(self):
+        return Form(self, Sets(3), self.weight.T, cost=COST)
+
+x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+certificate = solve(Head(), PaddedDataset(x, (x[:, :3] > 0.3).long()), lam=0.1, progress=False)
+print(certificate.primal.hex(), certificate.dual.hex(), compiling_seconds() > 0.0)
+"""
+
+
+def test_kinds_of_users_are_kept(tmp_path):
+    def run(text):
+        (tmp_path / "own.py").write_text(text)
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+        done = subprocess.run([sys.executable, "own.py"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    first, second = run(OWN_KIND), run(OWN_KIND)
+    assert [first[2], second[2]] == ["True", "False"]
+    assert first[:2] == second[:2]
+    count = len(files(tmp_path))
+    other = run(OWN_KIND.replace("COST = 1.0", "COST = 2.0"))
+    assert other[2] == "True"
+    assert other[:2] != first[:2]
+    assert len(files(tmp_path)) == count
 
 
 def test_kernels_share_no_code():

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
@@ -101,7 +101,8 @@ class Kernel:
         """Numba's own object; its code is cached on disk."""
         import numba
 
-        from torchssvm.core.kernel_cache import KernelCache, KernelCompiler
+        from torchssvm.core.kernel_cache import KernelCache
+        from torchssvm.core.kernel_compiler import KernelCompiler
 
         watch()
         options: Any = {"no_cfunc_wrapper": True, **self._options}  # C code calls none of them
@@ -120,7 +121,7 @@ class Kernel:
         """For other kernels, whose code takes it up: without the calls from Python and C, and without files."""
         import numba
 
-        from torchssvm.core.kernel_cache import InlinedCompiler
+        from torchssvm.core.kernel_compiler import InlinedCompiler
 
         options: Any = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, **self._options}
         return numba.njit(pipeline_class=InlinedCompiler, **options)(self._function)
@@ -172,13 +173,19 @@ class ByKind:
             raise TypeError(f"{getattr(kind, '__name__', kind)} has no version of {self.__name__}")  # type: ignore[attr-defined]
         return found
 
+    def versions(self, kinds: Container[type]) -> list[Kernel]:
+        """The versions of these classes, in the order of their names, and the default."""
+        named = [kernel for kind, kernel in self._versions.items() if kind in kinds]
+        named.sort(key=lambda kernel: f"{kernel._function.__module__}.{kernel._function.__qualname__}")
+        return named if self._default is None else [*named, self._default]
+
     def is_default(self, kind: Any) -> bool:
         """Whether a named tuple has no version of its own."""
         return type(kind) not in self._versions
 
     @functools.cached_property
     def _numba_type_(self) -> Any:
-        from torchssvm.core.kernel_cache import KindFunction
+        from torchssvm.core.kernel_compiler import KindFunction
 
         return KindFunction(self)
 

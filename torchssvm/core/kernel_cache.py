@@ -1,65 +1,132 @@
-"""How Numba keeps compiled kernels in files, and compiles kernels for the kernels that call them."""
+"""Compiled kernels in files: one for each kernel and types of arguments, named by what it was made from."""
 
 from __future__ import annotations
 
-import functools
-import operator
+import copy
+import hashlib
 import os
+import pickle
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import BuiltinFunctionType
+from pathlib import Path
 from typing import Any
 
-from llvmlite.binding import (  # type: ignore[import-untyped]
-    Linkage,
-    create_pass_builder,
-    create_pipeline_tuning_options,
-)
 from numba.core import types
-from numba.core.caching import FunctionCache
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler
-from numba.core.datamodel import models, register_default
-from numba.core.typed_passes import NativeLowering
+from numba.core.caching import CompileResultCacheImpl
+from numba.core.serialize import dumps
 
-from torchssvm.core.arguments import is_ours
-from torchssvm.core.kernel_code import Lowering
+from torchssvm.core.kernel_sources import NotConstant, describe_class, digest_of
 
 _told = False
+_UNUSED = 90 * 86400.0  # seconds after which a file that no process has read is removed
 
 
-class KernelCache(FunctionCache):
-    """Numba's cache of a function; where reading or writing it fails, the function is compiled, and that is said once.
+class KernelCache:
+    """The files of one kernel; where reading or writing fails, the kernel is compiled, and that is said once.
 
-    Code for kinds of examples that are declared outside of this package is not kept: Numba would take it up after an
-    edit, and for another kind of the same name. A cache that failed loses its index: the next process writes a new one,
-    and cannot take up machine code that belongs to an older source.
+    A file's name ends in two digests: of the types of the arguments, and of everything the machine code is made from
+    (:func:`.digest_of`). A new file replaces the one with other code for the same types.
     """
 
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The compiled function, or None."""
-        found = None
-        with self._forgiven("read"):
-            found = super().load_overload(sig, target_context) if _kept(sig) else None
-        return found
+    def __init__(self, function: Any) -> None:
+        """RuntimeError if no folder can be written to."""
+        self._function, self._numba = function, CompileResultCacheImpl(function)
+        self.cache_path = self._numba.locator.get_cache_path()
 
-    def save_overload(self, sig: Any, data: Any) -> None:
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        """The compiled function, or None."""
+        target_context.refresh()
+        path = self._path(signature, target_context.codegen())
+        with self._forgiven("read", path):
+            if path is not None and path.exists():
+                content = path.read_bytes()
+                if hashlib.sha256(content[32:]).digest() != content[:32]:
+                    raise ValueError("the checksum does not match")
+                with suppress(OSError):
+                    os.utime(path)
+                restype, parts = pickle.loads(content[32:])
+                parts[1].argtypes = tuple(signature)
+                parts[3] = restype(*signature)
+                return self._numba.rebuild(target_context, parts)
+        return None
+
+    def save_overload(self, signature: Any, result: Any) -> None:
         """Keep a compiled function."""
-        with self._forgiven("written"):
-            if _kept(sig):
-                super().save_overload(sig, data)
+        path = self._path(signature, result.codegen)
+        with self._forgiven("written", path):
+            if path is not None and self._numba.check_cachable(result):
+                parts = list(self._numba.reduce(result))
+                # Types of arguments are left out: pickle would make another class of one that a script declares.
+                parts[1], parts[3] = copy.copy(parts[1]), None
+                parts[1].argtypes = None
+                _write(path, dumps((result.signature.return_type, parts)))
+                _remove_old(path)
+
+    def _path(self, signature: Any, codegen: Any) -> Path | None:
+        """The file for these types of arguments; None if they, or what the kernel reads, have no lasting description."""
+        classes = list(_classes(signature))
+        texts = [
+            str(signature),
+            *map(describe_class, classes),
+            *map(_file_of, classes),
+            *map(str, codegen.magic_tuple()),
+        ]
+        if any("<locals>" in text for text in texts):
+            return None
+        try:
+            made_from = digest_of(self._function, classes)
+        except NotConstant:
+            return None
+        name = f"{self._function.__module__}.{self._function.__qualname__}".replace("<", "").replace(">", "")
+        arguments = hashlib.sha256("\n".join(texts).encode()).hexdigest()
+        python = "".join(map(str, sys.version_info[:2]))
+        return Path(self.cache_path) / f"{name}-py{python}-{arguments[:16]}-{made_from[:32]}.kernel"
 
     @contextmanager
-    def _forgiven(self, what: str) -> Iterator[None]:
+    def _forgiven(self, what: str, path: Path | None) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # a damaged pickle may raise anything
-            with suppress(OSError):
-                os.unlink(self._cache_file._index_path)
-            if isinstance(error, AttributeError | ImportError):
-                return  # the index of an older version, whose types are gone
+            with suppress(OSError, AttributeError):
+                path.unlink()  # type: ignore[union-attr]
             _tell(f"the compiled kernels in {self.cache_path} cannot be {what} ({type(error).__name__}: {error})")
+
+
+def _classes(kinds: Any) -> Iterator[Any]:
+    """The classes of the named tuples among these types, and within them."""
+    for kind in kinds:
+        if isinstance(kind, types.BaseTuple):
+            if hasattr(kind, "instance_class"):
+                yield kind.instance_class
+            yield from _classes(kind)
+
+
+def _file_of(kind: Any) -> str:
+    """The file that declares a class: scripts share the name ``__main__``."""
+    return str(getattr(sys.modules.get(kind.__module__), "__file__", None))
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file with its checksum; other processes see all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_bytes(hashlib.sha256(content).digest() + content)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _remove_old(path: Path) -> None:
+    """Remove files with other code for the same types of arguments, and those that were not read for long."""
+    same, _, _ = path.name.rpartition("-")
+    for other in path.parent.glob("*.kernel"):
+        with suppress(OSError):
+            replaced = other.name.startswith(f"{same}-") and other != path
+            if replaced or time.time() - other.stat().st_mtime > _UNUSED:
+                other.unlink()
 
 
 def _tell(message: str) -> None:
@@ -72,165 +139,3 @@ def _tell(message: str) -> None:
             file=sys.stderr,
             flush=True,
         )
-
-
-def _kept(kinds: Any) -> bool:
-    """Whether all named tuples among these types are declared in this package."""
-    for kind in kinds:
-        if isinstance(kind, types.BaseTuple):
-            cls = getattr(kind, "instance_class", None)
-            if (cls is not None and not is_ours(cls)) or not _kept(kind):
-                return False
-    return True
-
-
-class _Typing:
-    """Numba's typing context, which finds the type of a built-in operation once for the same types of arguments.
-
-    A kernel has some 15 operations for each that differs, and Numba tries every meaning of each: an eighth of the time
-    of the first call. Kernels of other options, such as fast arithmetic, may have another implementation.
-    """
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-        self._found: dict[Any, Any] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-    def resolve_setitem(self, target: Any, index: Any, value: Any) -> Any:
-        """The signature of an assignment to an element."""
-        return self.resolve_function_type(operator.setitem, (target, index, value), {})
-
-    def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
-        """The signature of a call."""
-        if isinstance(func, BuiltinFunctionType):
-            func = self.resolve_value_type(func)
-        if not isinstance(func, types.Function) or kws:
-            return self._context.resolve_function_type(func, args, kws)
-        if (func, args) not in self._found:
-            signature = self._context.resolve_function_type(func, args, kws)
-            self._found[func, args] = signature, func.get_impl_key(signature)
-        signature, func._impl_keys[signature.args] = self._found[func, args]  # type: ignore[attr-defined]
-        return signature
-
-
-@functools.cache
-def _typing(context: Any, options: str) -> _Typing:
-    return _Typing(context)
-
-
-class _OwnCode(JITCodeLibrary):
-    """Code that shares nothing with other kernels'."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.enable_object_caching()
-
-    def _optimize_final_module(self) -> None:
-        """LLVM's passes once, and no loop unrolled: Numba's own way took up to three times as long for the same speed.
-
-        Numba makes the passes twice, as counts of references are taken out between; there are none. What is worth
-        unrolling is written in vectors.
-        """
-        for function in self._final_module.functions:
-            if not function.is_declaration and function.linkage == Linkage.linkonce_odr:
-                function.linkage = "internal"
-        tuning = create_pipeline_tuning_options(speed_level=3)
-        tuning.loop_unrolling = False
-        builder = create_pass_builder(self._codegen._tm, tuning)
-        builder.getModulePassManager().run(self._final_module, builder)
-
-
-class _Library(JITCodeLibrary):
-    """Code that its callers optimise, and that has no address."""
-
-    @property
-    def codegen(self) -> Any:
-        """Numba keeps the globals of a function where its machine code is; there is none."""
-        return _WithoutGlobals(self._codegen)
-
-    def get_pointer_to_function(self, name: str) -> int:
-        """No address."""
-        return 0
-
-    def _optimize_final_module(self) -> None:
-        """Left to the callers."""
-
-    def _finalize_final_module(self) -> None:
-        """As far as callers need it."""
-        self._finalize_dynamic_globals()
-        self._verify_declare_only_symbols()
-        self._finalized = True
-
-
-class _WithoutGlobals:
-    def __init__(self, codegen: Any) -> None:
-        self._codegen = codegen
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._codegen, name)
-
-    def set_env(self, name: str, env: Any) -> None:
-        """Nothing to set."""
-
-
-class _KernelCompiler(Compiler):
-    _library: type[JITCodeLibrary]
-
-    def __init__(self, typingctx: Any, targetctx: Any, library: Any, args: Any, result: Any, flags: Any, *rest: Any):
-        super().__init__(_typing(typingctx, repr(flags)), targetctx, library, args, result, flags, *rest)
-        self.state.library = self._library(self.state.targetctx.codegen(), "kernel")
-
-    def define_pipelines(self) -> Any:
-        """Numba's, but for the pass that makes LLVM's code."""
-        [manager] = super().define_pipelines()
-        manager.passes = [(Lowering if made is NativeLowering else made, name) for made, name in manager.passes]
-        manager.finalize()
-        return [manager]
-
-
-class KernelCompiler(_KernelCompiler):
-    """Numba's compiler, for kernels whose rounding does not depend on the kernels that a process loaded before.
-
-    Code that a kernel takes from others may be shared between kernels: a process then keeps the first that it loads,
-    and LLVM may have rounded it otherwise for another caller. The code of a kernel is its own here.
-    """
-
-    _library = _OwnCode
-
-
-class InlinedCompiler(_KernelCompiler):
-    """Numba's compiler, which goes as far as LLVM's code of a function, for callers that are compiled later.
-
-    Numba optimises every function that it compiles and makes machine code of it. The code of these kernels is taken up
-    by their callers, where both is done once more; without it the first call of a kernel takes two thirds of the time.
-    """
-
-    _library = _Library
-
-
-class KindFunction(types.Callable, types.Dummy):
-    """The type of a :class:`~torchssvm.core.jit.ByKind`: a call is one of the version for its first argument."""
-
-    def __init__(self, function: Any) -> None:
-        self.function = function
-        super().__init__(f"ByKind({function.__module__}.{function.__name__})")
-
-    def _version(self, arguments: Any) -> Any:
-        return self.function.version(getattr(arguments[0], "instance_class", None))._numba_type_
-
-    def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
-        """That of the version."""
-        return self._version(args).get_call_type(context, args, kws)
-
-    def get_call_signatures(self) -> Any:
-        """Any."""
-        return (), True
-
-    def get_impl_key(self, sig: Any) -> Any:
-        """That of the version."""
-        return self._version(sig.args).get_impl_key(sig)
-
-
-register_default(KindFunction)(models.OpaqueModel)
