@@ -114,5 +114,5 @@ def call_twin(operation, *rows):
 
 def run_in_python(monkeypatch):
     """Run all kernels in Python, which checks the bounds of arrays."""
-    monkeypatch.setattr(Kernel, "dispatcher", property(lambda kernel: kernel._function))
+    monkeypatch.setattr(Kernel, "dispatcher", property(lambda kernel: kernel.py_func))
     monkeypatch.setattr(Vectorised, "__call__", call_twin)

@@ -168,9 +168,9 @@ def test_code_and_constants_of_every_called_kernel_count(monkeypatch, name, call
     called = reached(kernel, classes)
     assert {callee, "decode"} <= {other.__name__ for other in called}
     for other in called:
-        code = other._function.__code__
+        code = other.py_func.__code__
         with monkeypatch.context() as patch:
-            patch.setattr(other._function, "__code__", code.replace(co_consts=(*code.co_consts, "an edit")))
+            patch.setattr(other.py_func, "__code__", code.replace(co_consts=(*code.co_consts, "an edit")))
             kernel_sources._content.cache_clear()
             assert digest_of(kernel, classes) != before, other.__name__
     kernel_sources._content.cache_clear()

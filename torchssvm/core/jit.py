@@ -94,7 +94,7 @@ class Kernel:
         functools.update_wrapper(self, function)
         # Numba's runtime is left out: it counts references, with an atomic operation whenever an array is taken out of
         # a tuple, and that took a third of all time.
-        self._function, self._options = function, {"nogil": True, "_nrt": False, **options}
+        self.py_func, self.targetoptions = function, {"nogil": True, "_nrt": False, **options}  # Numba's names
 
     @functools.cached_property
     def dispatcher(self) -> Any:
@@ -105,10 +105,10 @@ class Kernel:
         from torchssvm.core.kernel_compiler import KernelCompiler
 
         watch()
-        options: Any = {"no_cfunc_wrapper": True, **self._options}  # C code calls none of them
-        made = numba.njit(pipeline_class=KernelCompiler, **options)(self._function)
+        options: Any = {"no_cfunc_wrapper": True, **self.targetoptions}  # C code calls none of them
+        made = numba.njit(pipeline_class=KernelCompiler, **options)(self.py_func)
         with suppress(RuntimeError):  # there is no folder that it could be written to: compile in every process
-            made._cache = KernelCache(self._function)
+            made._cache = KernelCache(self)
         return made
 
     @property
@@ -123,12 +123,12 @@ class Kernel:
 
         from torchssvm.core.kernel_compiler import InlinedCompiler
 
-        options: Any = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, **self._options}
-        return numba.njit(pipeline_class=InlinedCompiler, **options)(self._function)
+        options: Any = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, **self.targetoptions}
+        return numba.njit(pipeline_class=InlinedCompiler, **options)(self.py_func)
 
     def __reduce__(self) -> str:
         """Copies and pickles refer to it by its name in its module."""
-        return self._function.__qualname__
+        return self.py_func.__qualname__
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the compiled function."""
@@ -176,7 +176,7 @@ class ByKind:
     def versions(self, kinds: Container[type]) -> list[Kernel]:
         """The versions of these classes, in the order of their names, and the default."""
         named = [kernel for kind, kernel in self._versions.items() if kind in kinds]
-        named.sort(key=lambda kernel: f"{kernel._function.__module__}.{kernel._function.__qualname__}")
+        named.sort(key=lambda kernel: f"{kernel.py_func.__module__}.{kernel.py_func.__qualname__}")
         return named if self._default is None else [*named, self._default]
 
     def is_default(self, kind: Any) -> bool:

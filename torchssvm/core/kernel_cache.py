@@ -30,9 +30,9 @@ class KernelCache:
     (:func:`.digest_of`). A new file replaces the one with other code for the same types.
     """
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, kernel: Any) -> None:
         """RuntimeError if no folder can be written to."""
-        self._function, self._numba = function, CompileResultCacheImpl(function)
+        self._kernel, self._numba = kernel, CompileResultCacheImpl(kernel.py_func)
         self.cache_path = self._numba.locator.get_cache_path()
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
@@ -65,21 +65,18 @@ class KernelCache:
                 _remove_old(path)
 
     def _path(self, signature: Any, codegen: Any) -> Path | None:
-        """The file for these types of arguments; None if they, or what the kernel reads, have no lasting description."""
+        """The file for these types of arguments; None if what the code depends on may differ in another process."""
         classes = list(_classes(signature))
-        texts = [
-            str(signature),
-            *map(describe_class, classes),
-            *map(_file_of, classes),
-            *map(str, codegen.magic_tuple()),
-        ]
+        texts = [str(signature), *codegen.magic_tuple(), *map(describe_class, classes), *map(_file_of, classes)]
         if any("<locals>" in text for text in texts):
             return None
         try:
-            made_from = digest_of(self._function, classes)
+            made_from = digest_of(self._kernel, classes)
         except NotConstant:
             return None
-        name = f"{self._function.__module__}.{self._function.__qualname__}".replace("<", "").replace(">", "")
+        name = f"{self._kernel.py_func.__module__}.{self._kernel.py_func.__qualname__}".replace("<", "").replace(
+            ">", ""
+        )
         arguments = hashlib.sha256("\n".join(texts).encode()).hexdigest()
         python = "".join(map(str, sys.version_info[:2]))
         return Path(self.cache_path) / f"{name}-py{python}-{arguments[:16]}-{made_from[:32]}.kernel"

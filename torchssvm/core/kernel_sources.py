@@ -14,8 +14,6 @@ import llvmlite  # type: ignore[import-untyped]
 import numba
 import numpy as np
 
-from torchssvm.core.jit import ByKind, Kernel, Vectorised
-
 _COMPILER = ("jit", "kernel_code", "kernel_compiler", "traced_loops", "vector_code", "vector_panels", "vectors")
 _FIXED = {"builtins", "math", "numba", "numpy", "operator"}  # packages whose functions change with their version alone
 
@@ -24,8 +22,8 @@ class NotConstant(Exception):
     """A kernel reads a value that has no lasting description."""
 
 
-def digest_of(function: Any, classes: Iterable[type]) -> str:
-    """A digest of all code that a function is compiled from, for examples of these classes of named tuples.
+def digest_of(kernel: Any, classes: Iterable[type]) -> str:
+    """A digest of all code that a kernel is compiled from, for examples of these classes of named tuples.
 
     Functions are taken as they are in memory, since that is what Numba compiles: an edit of a file that was imported
     before it does not count, and an edit of a comment changes nothing.
@@ -35,12 +33,12 @@ def digest_of(function: Any, classes: Iterable[type]) -> str:
     """
     classes = set(classes)
     digest = hashlib.sha256(_compiler())
-    waiting, seen = [function], set()
+    waiting, seen = [kernel], set()
     while waiting:
         code, callees = _content(waiting.pop())
         digest.update(code)
         for callee in callees:
-            for called in callee.versions(classes) if isinstance(callee, ByKind) else [callee]:
+            for called in callee.versions(classes) if hasattr(callee, "versions") else [callee]:
                 if called not in seen:
                     seen.add(called)
                     waiting.append(called)
@@ -59,11 +57,7 @@ def _compiler() -> bytes:
 @functools.cache
 def _content(kernel: Any) -> tuple[bytes, list[Any]]:
     """A description of one function and of the constants it reads, and the kernels it calls."""
-    function, options = kernel, {}
-    if isinstance(kernel, Kernel):
-        function, options = kernel._function, kernel._options
-    elif hasattr(kernel, "py_func"):  # Numba's own
-        function, options = kernel.py_func, kernel.targetoptions
+    function, options = kernel.py_func, kernel.targetoptions
     text = [_constant(function.__defaults__), *sorted(f"{key} {_sorted(value)}" for key, value in options.items())]
     callees = []
     for code in _codes(function.__code__):
@@ -96,7 +90,7 @@ def _values_read(function: Any, code: CodeType) -> Iterator[tuple[str, Any]]:
 
 
 def _is_callee(value: Any) -> bool:
-    return isinstance(value, Kernel | ByKind) or hasattr(value, "py_func")
+    return hasattr(value, "py_func") or hasattr(value, "versions")
 
 
 def _lasts(value: Any) -> bool:
@@ -127,8 +121,8 @@ def _constant(value: Any) -> str:
         return f"frozenset ({', '.join(sorted(map(_constant, value)))})"
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return f"array {value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
-    if isinstance(value, Vectorised):
-        return f"vector operation {value.name}"
+    if type(value).__module__ == "torchssvm.core.jit":
+        return f"{type(value).__name__} {value.name}"
     if isinstance(value, ModuleType) and value.__name__ in _FIXED:
         return f"module {value.__name__}"
     if isinstance(value, type) and hasattr(value, "_fields"):
