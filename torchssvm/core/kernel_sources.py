@@ -66,6 +66,7 @@ def _content(kernel: Any) -> tuple[bytes, list[Any]]:
         for name, value in _values_read(function, code):
             if _is_callee(value):
                 callees.append(value)
+                text.append(f"{name} {value.__module__}.{value.__qualname__}")
             else:
                 text.append(f"{name} {_constant(value)}")
     return "\n".join(text).encode(), callees
