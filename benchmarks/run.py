@@ -49,7 +49,7 @@ def run_part(name: str, settings: Settings, out: Path, resume: bool = False) -> 
     result: dict[str, Any] = {
         "title": name,
         "settings": settings._asdict(),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(),
     }
     try:

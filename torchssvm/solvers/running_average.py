@@ -29,7 +29,7 @@ from torchssvm.solvers.certificate import (
 from torchssvm.solvers.exact_pass import exact_pass
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 _FORMAT = 2
 
