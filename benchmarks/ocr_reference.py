@@ -18,7 +18,7 @@ import numba as nb
 import numpy as np
 
 K, F = 26, 131
-DATA = Path(__file__).parents[1] / "datasets" / "ocr" / "ocr_letters.npz"
+DATA = Path(__file__).parents[1] / "datasets" / "src" / "ocr" / "ocr_letters.npz"
 
 
 @nb.njit(fastmath=True, cache=True)

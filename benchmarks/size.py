@@ -27,7 +27,7 @@ root = sys.argv[1]
 sys.path.insert(0, root)
 import torchssvm
 for name in ("datasets", "models"):  # as they are installed
-    place = f"{root}/{name}"
+    place = f"{root}/{name}/src"
     spec = importlib.util.spec_from_file_location(
         f"torchssvm.{name}", f"{place}/__init__.py", submodule_search_locations=[place])
     sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)

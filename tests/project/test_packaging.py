@@ -15,7 +15,7 @@ import pytest
 from fresh import fresh_python
 
 ROOT = Path(__file__).resolve().parents[2]
-INSTALLED_AS = {"torchssvm": "torchssvm", "models": "torchssvm.models", "datasets": "torchssvm.datasets"}
+INSTALLED_AS = {"torchssvm": "torchssvm", "models/src": "torchssvm.models", "datasets/src": "torchssvm.datasets"}
 LATE = [  # optional; and Numba, which takes half a second to import, and is imported for the first kernel
     "clarabel",
     "lightning",
@@ -51,7 +51,7 @@ def wheel(tmp_path_factory) -> Path:
     """A wheel built from the source distribution, from a copy of the clone that no build has touched."""
     pytest.importorskip("build")
     tmp = tmp_path_factory.mktemp("wheel")
-    for name in [*INSTALLED_AS, "pyproject.toml", "setup.py", "README.md", "LICENSE"]:
+    for name in ["torchssvm", "models", "datasets", "pyproject.toml", "setup.py", "README.md", "LICENSE"]:
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, tmp / "src" / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -143,8 +143,8 @@ def test_this_installation_finds_the_mapped_packages_and_imports_nothing_optiona
     )
     found, bare = json.loads(out)
     assert [late for _, late in found.values()] == [[]] * 4
-    assert found["torchssvm.models"][0].endswith("models/__init__.py")
-    assert found["torchssvm.datasets"][0].endswith("datasets/__init__.py")
+    assert found["torchssvm.models"][0].endswith("models/src/__init__.py")
+    assert found["torchssvm.datasets"][0].endswith("datasets/src/__init__.py")
     assert not bare
 
 
@@ -171,6 +171,13 @@ def test_every_folder_is_a_package():
     packages = {name for name, file in sources().items() if file.name == "__init__.py"}
     folders = {name.rpartition(".")[0] for name, file in sources().items() if file.name != "__init__.py"}
     assert folders <= packages  # a folder without __init__.py would be left out
+
+
+@pytest.mark.parametrize("name", ["datasets", "models"])
+def test_a_package_of_the_same_name_is_imported_in_the_clone(tmp_path, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("theirs = True\n")
+    fresh_python(f"import sys; sys.path.append({str(tmp_path)!r}); import {name}; assert {name}.theirs", cwd=ROOT)
 
 
 def test_nothing_imports_the_bare_names():

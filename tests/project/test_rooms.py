@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = {"torchssvm": "torchssvm", "models": "torchssvm.models", "datasets": "torchssvm.datasets"}
+FOLDERS = {"torchssvm": "torchssvm", "models/src": "torchssvm.models", "datasets/src": "torchssvm.datasets"}
 
 MAY_IMPORT = {
     "core": set(),

@@ -21,7 +21,7 @@ from torchssvm.core.arguments import warn
 from torchssvm.lightning import DualityGap, StructuredSVM
 from torchssvm.solvers.kernel import RBF, KernelMulticlass, KernelSSVM
 
-PACKAGES = [Path(__file__).parents[2] / name for name in ("torchssvm", "datasets", "models")]
+PACKAGES = [Path(__file__).parents[2] / name for name in ("torchssvm", "datasets/src", "models/src")]
 
 
 @contextmanager

@@ -154,11 +154,9 @@ def test_a_new_head_is_zero_however_the_model_is_made(tmp_path):
 
 
 @pytest.fixture
-def trained(items, tokenizer, tmp_path, monkeypatch):
+def trained(items, tokenizer, tmp_path):
     """Trains a model by a Trainer."""
     pytest.importorskip("accelerate")
-    # the folder datasets/ of a checkout looks like another package of this name
-    monkeypatch.setattr(transformers.trainer, "is_datasets_available", lambda: False)
 
     def fit(model, **options):
         options = {"num_train_epochs": 30, "learning_rate": 3e-3, "save_strategy": "no"} | options
