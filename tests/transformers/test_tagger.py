@@ -154,9 +154,11 @@ def test_a_new_head_is_zero_however_the_model_is_made(tmp_path):
 
 
 @pytest.fixture
-def trained(items, tokenizer, tmp_path):
+def trained(items, tokenizer, tmp_path, monkeypatch):
     """Trains a model by a Trainer."""
     pytest.importorskip("accelerate")
+    # transformers takes any folder of this name for the package
+    monkeypatch.setattr(transformers.trainer, "is_datasets_available", lambda: False)
 
     def fit(model, **options):
         options = {"num_train_epochs": 30, "learning_rate": 3e-3, "save_strategy": "no"} | options
