@@ -22,7 +22,7 @@ from torchssvm import (
 )
 from torchssvm.core.structure import Decoding
 
-NAMES = LINEAR, FIT, ADJOINT, GRAM, PARTS, LOSS, DELTA, SIZE, RELATIVE, MEAN, TARGET, ARGMAX, AUGMENTED, PADDING, COMPILED = [
+NAMES = [
     "head is linear in its weights",
     "head and target fit the structure",
     "adjoint equals autograd",
@@ -39,6 +39,7 @@ NAMES = LINEAR, FIT, ADJOINT, GRAM, PARTS, LOSS, DELTA, SIZE, RELATIVE, MEAN, TA
     "padding changes no answer",
     "compiled form equals the structure",
 ]
+LINEAR, FIT, ADJOINT, GRAM, PARTS, LOSS, DELTA, SIZE, RELATIVE, MEAN, AIM, ARGMAX, AUGMENTED, PADDING, COMPILED = NAMES
 
 
 def problems_of(report) -> dict[str, str]:

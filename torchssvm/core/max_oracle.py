@@ -121,7 +121,7 @@ def unreachable(structure: Structure, potentials: Potentials, target: Labeling) 
 
 
 def has_target_check(structure: Structure) -> bool:
-    """Whether who wrote ``argmax`` has written ``check_target`` too, or this package has; of what is wrapped, if any."""
+    """Whether the author of ``argmax`` has written ``check_target`` too, or is this package; of what is wrapped."""
     while isinstance(wrapped := getattr(structure, "structure", None), Structure):
         structure = wrapped
     for base in type(structure).__mro__:

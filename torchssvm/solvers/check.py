@@ -101,9 +101,9 @@ def check(
     Checked are: the head's linearity; its per-example adjoint and gram_product, if it has them, against autograd; the
     parts; the loss, and that it is zero at the target; ``loss`` against ``loss_potentials``; ``relative_scores`` and
     ``mean_difference``, if the structure overrides them, against those computed from the parts; that the max oracle
-    returns the target where the loss alone is scored; the max oracle, plain and loss-augmented, against all outputs (if ``structure.enumerate`` lists them and they are few), else against
-    sampled outputs; that padding changes no result; and, of a head with a ``compiled_form``, that the compiled loop and
-    the torch loop certify the same. The head's weights are restored.
+    can return the target; the max oracle, plain and loss-augmented, against all outputs (if ``structure.enumerate``
+    lists them and they are few), else against sampled outputs; that padding changes no result; and, of a head with a
+    ``compiled_form``, that the compiled loop and the torch loop certify the same. The head's weights are restored.
 
     Args:
         head: An ``nn.Module`` linear in its weights.
@@ -447,8 +447,8 @@ def target_error(trial: Trial) -> str | None:
         raise Skipped("the oracle is not exact, and gives no bound")
     if bool(wrong.any()):
         return (
-            f"row {int(wrong.nonzero()[0])}: where outputs score minus their loss, argmax returns one below the target, "
-            "which it therefore never returns: it forbids the target, or does not find the best output"
+            f"row {int(wrong.nonzero()[0])}: argmax returns an output that scores less than the target, where each "
+            "scores minus its loss: it does not allow the target, or does not find the best output"
         )
     return None
 

@@ -365,8 +365,8 @@ def _check_targets(head: nn.Module, structure: Structure, dataset: Any, most: in
         with naming(batch.index):
             reject_rows(
                 wrong,
-                f"argmax of {type(structure).__name__} cannot return the target of {{rows}}, even where it scores best: "
-                "correct the target, or argmax",
+                f"argmax of {type(structure).__name__} cannot return the target of {{rows}}, even where that scores "
+                "best: correct the target, or argmax",
             )
 
 

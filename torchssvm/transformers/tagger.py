@@ -329,9 +329,11 @@ class StructuredTagger(PreTrainedModel):
         real = ones if attention_mask is None else attention_mask.bool()
         if input_ids is None:
             return real
-        special = [getattr(self.config.encoder, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "cls", "sep")]
-        ids = [one for each in special for one in (each if isinstance(each, list) else [each]) if one is not None]
-        mask = real & ~torch.isin(input_ids, torch.tensor(ids, dtype=input_ids.dtype, device=input_ids.device))
+        mask = real
+        for name in ("pad", "bos", "eos", "cls", "sep"):
+            special = getattr(self.config.encoder, f"{name}_token_id", None)  # several, of some encoders
+            for one in special if isinstance(special, list) else [special]:
+                mask = mask if one is None else mask & (input_ids != one)
         return torch.where(mask.any(1, keepdim=True), mask, real)
 
     def collate(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
