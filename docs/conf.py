@@ -48,6 +48,17 @@ def _leave_out_empty_globs(app: Sphinx, docname: str, source: list[str]) -> None
     source[0] = "\n".join(line for line in lines if line not in empty)
 
 
+def _no_types(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    """Keep napoleon from taking what stands before a colon for a type: types are in annotations.
+
+    It looks at the first line of an attribute, and of what is returned; an empty comment is there now.
+    """
+    if what in ("attribute", "data", "property"):
+        lines[:0] = ["..", ""]
+    for place in reversed([place for place, line in enumerate(lines) if line in ("Returns:", "Yields:")]):
+        lines[place + 1 : place + 1] = ["    ..", ""]
+
+
 def _formula(translator: Any, node: nodes.math) -> None:
     """Write a formula as MathML, which browsers draw without a script or a network."""
     translator.body.append(tex2mathml(node.astext(), as_block=isinstance(node, nodes.math_block)))
@@ -57,4 +68,5 @@ def _formula(translator: Any, node: nodes.math) -> None:
 def setup(app: Sphinx) -> None:
     """Connect what is above."""
     app.connect("source-read", _leave_out_empty_globs)
+    app.connect("autodoc-process-docstring", _no_types, priority=100)  # before napoleon
     app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))

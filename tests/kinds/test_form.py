@@ -6,6 +6,8 @@ import copy
 import pickle
 from typing import NamedTuple
 
+import numba
+import numpy as np
 import pytest
 import torch
 from numba.core.caching import FunctionCache
@@ -112,6 +114,59 @@ def search(kind, examples, i, cost, scratch, pairs, labels):
 def decode(kind, examples, i, length, scratch, pairs, labels):
     search(kind, examples, i, kind.heard, scratch, pairs, labels)
     return block.loss_of(kind, examples, i, labels)
+
+
+class Alone(NamedTuple):
+    """A kind that compiles no loop: its functions are called alone."""
+
+    size: int
+
+
+def kernels_that_allocate():
+    @njit
+    def zeros(kind):
+        total = np.zeros(kind.size)
+        return total[0]
+
+    @njit
+    def copy(kind, row):
+        other = row.copy()
+        return other[0]
+
+    @njit
+    def doubled(kind, row):
+        other = row * 2
+        return other[0]
+
+    @njit
+    def listed(kind):
+        other = [0.0 for _ in range(kind.size)]
+        return other[0]
+
+    @njit
+    def returned(kind, row):
+        return np.zeros(kind.size)
+
+    return {"zeros": (zeros,), "copy": (copy, np.ones(3)), "doubled": (doubled, np.ones(3)), "listed": (listed,)} | {
+        "returned": (returned, np.ones(3))
+    }
+
+
+@pytest.mark.parametrize("name", kernels_that_allocate())
+def test_a_kernel_that_makes_an_array_is_named_in_one_sentence(name):
+    kernel, *arguments = kernels_that_allocate()[name]
+    with pytest.raises(TypeError, match=r"test_form\.py, line \d+: .*Form\(room=") as caught:
+        kernel(Alone(3), *arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_errors_of_numba_stay_as_they_are():
+    @njit
+    def misspelt(kind):
+        return kind.sise
+
+    with pytest.raises(numba.TypingError, match="sise"):
+        misspelt(Alone(3))
 
 
 class Head(nn.Module):

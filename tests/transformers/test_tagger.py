@@ -141,6 +141,67 @@ def test_saved_and_loaded(tagger, tmp_path, dtype):
     )
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("asked", [torch.float32, torch.bfloat16, "bfloat16", "auto"])
+def test_the_dtype_asked_for_is_that_of_the_encoder(classifier, tmp_path, stored, asked):
+    copy.deepcopy(classifier.bert).to(stored).save_pretrained(tmp_path / "encoder")
+    StructuredTagger.from_pretrained(tmp_path / "encoder", labels=LABELS).save_pretrained(tmp_path / "tagger")
+    name = "torch_dtype" if asked == "bfloat16" else "dtype"
+    dtype = stored if asked == "auto" else torch.bfloat16 if asked == "bfloat16" else asked
+    found = StructuredTagger.from_pretrained(tmp_path / "tagger", **{name: asked})
+    found.save_pretrained(tmp_path / "again")
+    for tagger in (found, StructuredTagger.from_pretrained(tmp_path / "again", dtype="auto")):
+        assert {p.dtype for p in tagger.encoder.parameters()} == {dtype}
+        assert {p.dtype for p in tagger.head.parameters()} == {torch.float32}
+    assert StructuredTagger.from_pretrained(tmp_path / "again", dtype=torch.float32).encoder.dtype == torch.float32
+
+
+def test_the_folder_says_what_to_import(tagger, tmp_path):
+    tagger.save_pretrained(tmp_path)
+    assert "import torchssvm.transformers" in (tmp_path / "README.md").read_text()
+    (tmp_path / "README.md").write_text("mine")
+    tagger.save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_a_forward_without_words_tags_every_piece(tagger):
+    ids = torch.tensor([[2, 5, 6, 3, 0], [2, 7, 8, 9, 3], [2, 3, 0, 0, 0]])
+    mask = (ids > 0).long()
+    found = tagger(ids, mask)
+    assert torch.equal(found.predictions >= 0, mask.bool())
+    assert torch.equal(found.logits.argmax(2)[mask.bool()], found.predictions[mask.bool()])
+    assert bool((found.logits[~mask.bool()] == 0).all())
+    assert float(found.logits.max()) == 0
+    tagger.config.probability_temperature = 2.0
+    torch.testing.assert_close(tagger(ids, mask).logits, found.logits / 2)
+    tagger.config.encoder.cls_token_id, tagger.config.encoder.sep_token_id = 2, 3
+    words = mask.bool() & (ids > 3)
+    words[2] = mask[2]  # nothing else is there
+    assert torch.equal(tagger(ids, mask).predictions, tagger(ids, mask, word_mask=words).predictions)
+    assert tagger(ids, mask, word_mask=words).logits is None
+    assert tagger(input_ids=ids[1:2]).logits.shape == (1, 5, len(LABELS))
+    assert tagger(inputs_embeds=torch.randn(1, 4, 16)).logits.shape == (1, 4, len(LABELS))
+
+
+@pytest.mark.parametrize("strategy", ["simple", "first"])
+def test_in_a_pipeline(items, tokenizer, tmp_path, strategy):
+    torch.manual_seed(0)
+    transformers.BertModel(encoder_config()).save_pretrained(tmp_path)
+    tagger = StructuredTagger.from_pretrained(tmp_path, labels=LABELS, scheme="BIO")
+    tagger.solve(items, lam=0.01, progress=False)
+    tagger.config.encoder.cls_token_id, tagger.config.encoder.sep_token_id = 2, 3
+    entities = transformers.pipeline(
+        "token-classification", model=tagger, tokenizer=tokenizer, aggregation_strategy=strategy
+    )
+    texts = ["the red house in rome", "old red rome ."]
+    spans = [[(span.label, span.start, span.stop) for span in own] for own in tagger.tag(texts, tokenizer)]
+    assert any(spans)
+    for found, wanted in zip(entities(texts), spans, strict=True):
+        assert [(e["entity_group"], e["start"], e["end"]) for e in found] == wanted
+        assert all(1 / len(LABELS) < e["score"] <= 1 for e in found)
+    assert entities("") == []
+
+
 def test_a_new_head_is_zero_however_the_model_is_made(tmp_path):
     transformers.BertModel(encoder_config()).save_pretrained(tmp_path)
     found = StructuredTagger.from_pretrained(tmp_path, labels=LABELS, scheme="BIO", layers=[-1, 0])
@@ -457,8 +518,9 @@ def test_configurations_that_are_refused(given, named):
 
 def test_refusals(tagger, items, tokenizer, classifier):
     batch = random_batch()
-    with pytest.raises(ValueError, match=r"word_mask .*label_smoothing_factor must be 0"):
-        tagger(batch["input_ids"], batch["attention_mask"])
+    with pytest.raises(ValueError, match=r"labels=None .*label_smoothing_factor must be 0"):
+        tagger.train()(batch["input_ids"], batch["attention_mask"])
+    tagger.eval()
     with pytest.raises(ValueError, match="row 1"):
         tagger(**{**batch, "labels": torch.tensor([[1] * 9, [NO] * 9, [1] * 9])})
     with pytest.raises(ValueError, match="5"):
@@ -493,6 +555,9 @@ def test_refusals(tagger, items, tokenizer, classifier):
     for sentences, tags, named in (
         ([["red"]], [["O", "O"]], "1 words and 2 tags"),
         ([["red"]], [["B-Z"]], "'B-Z'"),
+        ([["red"]], [[NO]], "-100"),
+        ([["red"]], [np.array([5])], "tag 5"),
+        ([["red"]], [[True]], "tag True"),
         ([["red"] * 30], [["O"] * 30], "sentence 0 has 32 pieces"),
         ([["red", " "]], [["O", "O"]], "word 1"),
     ):
@@ -504,3 +569,30 @@ def test_pieces_of_a_word_have_no_label(tokenizer):
     (item,) = tokenized(tokenizer, [["red", "abc", "old"]], [["B-X", "I-X", "O"]], LABELS)
     assert item["labels"] == [NO, 1, 2, NO, NO, 0, NO]
     assert len(item["input_ids"]) == len(item["attention_mask"]) == 7
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        [[1, 2, 0]],
+        [np.array([1, 2, 0])],
+        torch.tensor([[1, 2, 0]]),
+        [list(np.array([1, 2, 0], np.int8))],
+        [np.array(["B-X", "I-X", "O"])],
+        [[1, "I-X", "O"]],
+    ],
+    ids=repr,
+)
+def test_tags_are_names_or_their_numbers(tokenizer, tags):
+    assert tokenized(tokenizer, [["red", "abc", "old"]], tags, LABELS)[0]["labels"] == [NO, 1, 2, NO, NO, 0, NO]
+
+
+def test_numbers_in_sets_of_tags(tokenizer):
+    (item,) = tokenized(tokenizer, [["red", "old"]], [[{1, "O"}, 0]], LABELS)
+    assert item["labels"][1:3] == [[True, True, False, False, False], [True, False, False, False, False]]
+
+
+def test_labels_that_are_numbers_are_no_places(tokenizer):
+    with pytest.raises(ValueError, match="tag 0"):
+        tokenized(tokenizer, [["red"]], [[0]], [7, 8])
+    assert tokenized(tokenizer, [["red"]], [[8]], [7, 8])[0]["labels"] == [NO, 1, NO]

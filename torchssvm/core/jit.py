@@ -6,6 +6,7 @@ import functools
 import gc
 import importlib.util
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Container
@@ -131,8 +132,26 @@ class Kernel:
         return self.py_func.__qualname__
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run the compiled function."""
-        return self.dispatcher(*arguments)
+        """Run the compiled function; TypeError if it makes arrays."""
+        try:
+            return self.dispatcher(*arguments)
+        except Exception as error:
+            if (place := _allocation(error)) is not None:
+                raise TypeError(
+                    f"{place}: kernels can neither make nor return arrays or lists: make them once in "
+                    "Form(room=function), and use scratch.room"
+                ) from None
+            raise
+
+
+def _allocation(error: Exception) -> str | None:
+    """Where a kernel makes an array, if Numba refused that; Numba's own page does not name it."""
+    refused = ("NRT required but not enabled", "Only accept returning of array passed into the function as argument")
+    text = str(error)
+    if not (type(error).__module__ == "numba.core.errors" and any(reason in text for reason in refused)):
+        return None
+    places = re.findall(r" at (.+) \((\d+)\)$", text, re.MULTILINE)  # from the innermost call on
+    return next((f"{file}, line {line}" for file, line in places if f"{os.sep}numba{os.sep}" not in file), "a kernel")
 
 
 class ByKind:

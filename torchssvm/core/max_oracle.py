@@ -8,10 +8,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import naming
+from torchssvm.core.arguments import is_ours, naming
 from torchssvm.core.operators import full_precision, on_host, read_together
 from torchssvm.core.potentials import Potentials, conform, inner, padding_of
-from torchssvm.core.structure import Labeling, OracleResult, Structure, as_decoding, per_example, reject_rows
+from torchssvm.core.structure import (
+    Labeling,
+    OracleResult,
+    Structure,
+    as_decoding,
+    loss_by_name,
+    per_example,
+    reject_rows,
+)
 
 Read = Callable[..., tuple[Tensor, ...]]
 
@@ -81,6 +89,47 @@ def _find_corner(structure: Structure, potentials: Potentials, target: Labeling,
     corner.exact, corner.relaxed = found.exact and not found.relaxed, found.relaxed
     corner.make = partial(structure.difference, found.labeling, target, potentials)
     return corner
+
+
+@torch.no_grad()
+def unreachable(structure: Structure, potentials: Potentials, target: Labeling) -> Tensor | None:
+    """Of which examples the max oracle cannot return the target, ``[B]`` bool; None where that cannot be told.
+
+    An output then scores minus its loss, or without ``loss_potentials`` as many parts as it shares with the target: no
+    output scores more than the target, and an oracle whose best one scores less knows the target for none.
+
+    Args:
+        structure: Without known scores.
+        potentials: Those of -inf stay so.
+        target: From ``check_target``.
+    """
+    own = conform(structure.parts(target), potentials, "parts(target)")
+    try:
+        scores = {name: -delta for name, delta in loss_by_name(structure, target, potentials)[0].items()}
+    except NotImplementedError:
+        scores = own
+    raised = {n: scores[n].to(t.dtype) if n in scores else torch.zeros_like(t) for n, t in potentials.tensors.items()}
+    forbidding = {n: raised[n].masked_fill(t == -torch.inf, -torch.inf) for n, t in potentials.tensors.items()}
+    found = as_decoding(structure.argmax(potentials.replace(forbidding)))
+    if found.bound is None and not found.exact:
+        return None
+    best = found.bound
+    if best is None:
+        best = inner(conform(structure.parts(found.labeling), potentials, "parts(labeling)"), raised)
+    score = inner(own, raised)
+    return score > best.to(torch.float64) + _rounding(structure, potentials.replace(raised), score)
+
+
+def has_target_check(structure: Structure) -> bool:
+    """Whether the author of ``argmax`` has written ``check_target`` too, or is this package; of what is wrapped."""
+    while isinstance(wrapped := getattr(structure, "structure", None), Structure):
+        structure = wrapped
+    for base in type(structure).__mro__:
+        if "check_target" in vars(base):
+            return base is not Structure
+        if "argmax" in vars(base):
+            return is_ours(base)
+    return False
 
 
 def _finite_within(structure: Structure, potentials: Potentials) -> bool:

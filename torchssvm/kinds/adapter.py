@@ -498,9 +498,9 @@ def find_adapter(head: nn.Module, *, anywhere: bool = False) -> HeadAdapter:
             )
         adapter = head.compiled_form()  # type: ignore[operator]
     if adapter is None:
+        with_structure = f" with head.structure={head.structure}" if hasattr(head, "structure") else ""
         raise TypeError(
-            f"head is {type(head).__name__}(...) with structure={getattr(head, 'structure', None)}, which has no "
-            "compiled loop; use BlockGap and BCFW"
+            f"head is {type(head).__name__}(...){with_structure}, which has no compiled loop; use BlockGap and BCFW"
         )
     if head._forward_pre_hooks or not all(is_check(hook) for hook in head._forward_hooks.values()):
         raise TypeError("head has forward hooks, which the compiled loop does not run; use BlockGap and BCFW")

@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from torchssvm.core.batch import Batch, apply_head, to_device, tree_replace, tree_tensors
 from torchssvm.core.gradients import adjoint, gram_product, linearity_error, per_example_adjoint
-from torchssvm.core.max_oracle import find_corner
+from torchssvm.core.max_oracle import find_corner, unreachable
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, inner, padding_of, subtract
 from torchssvm.core.problem import Bound, Box
 from torchssvm.core.structure import Structure, as_decoding, loss_by_name
@@ -58,6 +58,7 @@ class CheckReport:
         labelings keep their size               ok
         relative_scores equals the parts        ok
         mean_difference equals the parts        ok
+        argmax can return the target            ok
         argmax finds the best output            ok
         augmented_argmax finds the best output  ok
         padding changes no answer               ok
@@ -99,10 +100,10 @@ def check(
 
     Checked are: the head's linearity; its per-example adjoint and gram_product, if it has them, against autograd; the
     parts; the loss, and that it is zero at the target; ``loss`` against ``loss_potentials``; ``relative_scores`` and
-    ``mean_difference``, if the structure overrides them, against those computed from the parts; the max oracle, plain
-    and loss-augmented, against all outputs (if ``structure.enumerate`` lists them and they are few), else against
-    sampled outputs; that padding changes no result; and, of a head with a ``compiled_form``, that the compiled loop and
-    the torch loop certify the same. The head's weights are restored.
+    ``mean_difference``, if the structure overrides them, against those computed from the parts; that the max oracle
+    can return the target; the max oracle, plain and loss-augmented, against all outputs (if ``structure.enumerate``
+    lists them and they are few), else against sampled outputs; that padding changes no result; and, of a head with a
+    ``compiled_form``, that the compiled loop and the torch loop certify the same. The head's weights are restored.
 
     Args:
         head: An ``nn.Module`` linear in its weights.
@@ -437,6 +438,21 @@ def mean_difference_error(trial: Trial) -> str | None:
     return _difference(trial, ours, Structure.mean_difference(structure, cached, mass, trial.target, potentials))
 
 
+def target_error(trial: Trial) -> str | None:
+    """Does the oracle return the target where nothing scores more?"""
+    if trial.structure.known_scores(trial.potentials) is not None:
+        raise Skipped("some scores are known, beside those of the weights")
+    wrong = unreachable(trial.structure, trial.potentials.detach(), trial.target)
+    if wrong is None:
+        raise Skipped("the oracle is not exact, and gives no bound")
+    if bool(wrong.any()):
+        return (
+            f"row {int(wrong.nonzero()[0])}: argmax returns an output that scores less than the target, where each "
+            "scores minus its loss: it does not allow the target, or does not find the best output"
+        )
+    return None
+
+
 def argmax_error(trial: Trial, *, augmented: bool = False) -> str | None:
     """Is the oracle's output at least as good as all others, or as samples? With the loss if ``augmented``."""
     for factor in (1.0, 0.1, 0.0):  # large scores hide the loss, small ones let it dominate
@@ -542,6 +558,7 @@ _REQUIREMENTS: dict[str, Callable[[Trial], str | None]] = {
     "labelings keep their size": resize_error,
     "relative_scores equals the parts": relative_scores_error,
     "mean_difference equals the parts": mean_difference_error,
+    "argmax can return the target": target_error,
     "argmax finds the best output": argmax_error,
     "augmented_argmax finds the best output": partial(argmax_error, augmented=True),
     "padding changes no answer": padding_error,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_dataset, or_default, warn
+from torchssvm.core.arguments import check_dataset, naming, or_default, warn
 from torchssvm.core.batch import (
     Batch,
     Part,
@@ -28,10 +28,11 @@ from torchssvm.core.batch import (
     to_device,
     tree_tensors,
 )
+from torchssvm.core.max_oracle import has_target_check, unreachable
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.problem import check_bounds, check_lam, find_structure, groups
 from torchssvm.core.ranks import Ranks
-from torchssvm.core.structure import Structure
+from torchssvm.core.structure import Structure, reject_rows
 from torchssvm.core.threads import available_memory
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
@@ -110,7 +111,8 @@ def solve(
         The certificate of the last exact pass, which is that of the head's weights.
 
     Raises:
-        ValueError: An argument is out of range, or does not fit the others.
+        ValueError: An argument is out of range, or does not fit the others. Or a structure without a ``check_target``
+            of its own cannot return the target of one of 16 examples, which are decoded before training.
         TypeError: An argument is of another kind.
         RuntimeError: An example has another target or length than in the dataset of ``start``.
         MemoryError: The features (with ``compiled=True``) or the blocks do not fit.
@@ -197,6 +199,8 @@ def make_trainer(
         raise ValueError(f"kept={kept} says where examples were in the dataset of start: give start too")
     ranks = Ranks.here()
     sample = ranks.run_on_all(lambda: _first(head, dataset))
+    if not has_target_check(structure):
+        ranks.run_on_all(lambda: _check_targets(head, structure, dataset))
     chosen = partial(choose, head=head, structure=structure, num_examples=n, sample=sample)
     choice = of_all_ranks(ranks.run_on_all(lambda: chosen(given)), given, chosen, ranks)
     if progress and not ranks.rank:
@@ -346,6 +350,24 @@ def _first(head: nn.Module, dataset: Any, most: int = 64) -> Sample:
     share = 1.0 if lengths is None else float(lengths.double().mean() / lengths[list(rows)].double().mean())
     batch = to_device(fetcher(dataset)(rows), device_of(head))
     return Sample(batch.x, apply_head(head, batch), len(batch.index), batch.y, share)
+
+
+@torch.no_grad()
+def _check_targets(head: nn.Module, structure: Structure, dataset: Any, most: int = 16) -> None:
+    """Decode some examples, from all over the dataset; ValueError names those whose target is no output."""
+    own = Ranks.here().own(len(dataset))
+    places = torch.linspace(0, len(own) - 1, min(most, len(own)), dtype=torch.float64).long().tolist()
+    batch = to_device(fetcher(dataset)([own[place] for place in places]), device_of(head))
+    potentials = apply_head(head, batch)
+    target = structure.check_target(batch.y, potentials)
+    wrong = unreachable(structure, potentials, target) if structure.known_scores(potentials) is None else None
+    if wrong is not None:
+        with naming(batch.index):
+            reject_rows(
+                wrong,
+                f"argmax of {type(structure).__name__} cannot return the target of {{rows}}, even where that scores "
+                "best: correct the target, or argmax",
+            )
 
 
 BATCH = 64

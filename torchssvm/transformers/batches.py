@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import places_of, row_name
+from torchssvm.core.arguments import is_whole, places_of, row_name
 from torchssvm.core.batch import select_tokens
 from torchssvm.core.gradients import evaluating
 from torchssvm.core.marginals import marginals_at
@@ -32,8 +32,8 @@ def tokenized(
 
     Args:
         tokenizer: A fast one.
-        tags: The tag of every word; or, as a set, tuple or list, those that it may have, which are all ``labels`` where
-            it is unknown.
+        tags: The tag of every word, one of ``labels`` or, where these are texts, its place among them; or, as a set,
+            tuple or list, those that it may have, which are all ``labels`` where it is unknown. Arrays are taken too.
 
     Returns:
         For each sentence ``input_ids``, ``attention_mask`` and ``labels``: the state of the tag at the first piece of a
@@ -48,18 +48,29 @@ def tokenized(
     Example:
         >>> tokenized(tokenizer, sentences, tags, labels)[1]["labels"]
         [0, 1]
+        >>> tokenized(tokenizer, [["in", "Rome"]], [[0, 1]], labels)[0]["labels"]
+        [0, 1]
         >>> tokenized(tokenizer, [["in", "Rome"]], [["O", {"B-LOC", "I-LOC"}]], labels)[0]["labels"]
         [[True, False, False], [False, True, True]]
     """
     states = places_of(labels)
+    tags = [own.tolist() if hasattr(own, "tolist") else own for own in tags]
     several = any(isinstance(tag, _SEVERAL) for own in tags for tag in own)
+    names = dict(enumerate(labels)) if all(isinstance(label, str) for label in labels) else {}  # of places
     found = []
     for place, (words, own) in enumerate(zip(sentences, tags, strict=True)):
         if len(words) != len(own):
             raise ValueError(f"sentence {place} has {len(words)} words and {len(own)} tags")
-        allowed = [tag if isinstance(tag, _SEVERAL) else (tag,) for tag in own]
+        allowed = [
+            [names.get(one, one) if is_whole(one) else one for one in (tag if isinstance(tag, _SEVERAL) else (tag,))]
+            for tag in own
+        ]
         if unknown := [tag for each in allowed for tag in each if tag not in states]:
-            raise ValueError(f"sentence {place} has the tag {unknown[0]!r}, which is none of labels={list(labels)}")
+            raise ValueError(
+                f"sentence {place} has the tag {unknown[0]!r}: give one of labels={list(labels)}"
+                + (", or its place among them" if names else "")
+                + ", or all of them where it is unknown"
+            )
         if not all(allowed):
             word = list(map(bool, allowed)).index(False)
             raise ValueError(
@@ -78,7 +89,7 @@ def tokenized(
         if several:
             target = [[word is not None and name in allowed[word] for name in states] for word in begins]
         else:
-            target = [NO_WORD if word is None else states[own[word]] for word in begins]
+            target = [NO_WORD if word is None else states[allowed[word][0]] for word in begins]
         found.append({**{name: pieces[name] for name in INPUTS if name in pieces}, "labels": target})
     return found
 
@@ -108,9 +119,9 @@ class Words(NamedTuple):
     lengths: Tensor
     mask: Tensor
 
-    def scatter(self, tags: Tensor) -> Tensor:
-        """Tags of the words ``[B, T]`` at their positions, ``[B, N]``; ``NO_WORD`` elsewhere."""
-        found = torch.full(self.mask.shape, NO_WORD, device=tags.device)
+    def scatter(self, tags: Tensor, fill: float = NO_WORD) -> Tensor:
+        """Tags of the words ``[B, T]``, or scores ``[B, T, K]``, at their positions, ``[B, N]``; ``fill`` elsewhere."""
+        found = torch.full((*self.mask.shape, *tags.shape[2:]), fill, dtype=tags.dtype, device=tags.device)
         found[self.mask] = tags[torch.arange(tags.shape[1], device=tags.device) < self.lengths.unsqueeze(1)]
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -28,6 +29,18 @@ from torchssvm.transformers.solving import Solved, calibrate, solve_head
 
 SCHEMES = {None: lambda labels: None, "BIO": bio_transitions, "BIOES": bioes_transitions}
 
+README = """# A structured tagger
+
+Transformers knows its model type after an import of `torchssvm.transformers`:
+
+```python
+import torchssvm.transformers  # pip install "torchssvm[transformers]"
+from transformers import AutoModelForTokenClassification
+
+tagger = AutoModelForTokenClassification.from_pretrained("path of this folder")
+```
+"""
+
 
 class StructuredTaggerConfig(PretrainedConfig):
     """The encoder's own configuration, the labels, and how the head is trained.
@@ -51,6 +64,7 @@ class StructuredTaggerConfig(PretrainedConfig):
     """
 
     model_type = "torchssvm-tagger"
+    keys_to_ignore_at_inference = ["logits"]  # noqa: RUF012  # Trainer's predictions are tags
 
     def __init__(
         self,
@@ -63,8 +77,8 @@ class StructuredTaggerConfig(PretrainedConfig):
         probability_temperature: float = 1.0,
         **others: Any,
     ) -> None:
-        if isinstance(encoder, dict):
-            encoder = AutoConfig.for_model(**encoder)
+        if isinstance(encoder, dict):  # of a file, which the tagger's own dtype is for
+            encoder = AutoConfig.for_model(**{k: v for k, v in encoder.items() if k not in ("dtype", "torch_dtype")})
         self.encoder = encoder
         self.labels = [str(label) for label in labels]
         if not self.labels:
@@ -97,6 +111,9 @@ class TaggerOutput(ModelOutput):
     Attributes:
         loss: A scalar; None where no labels were given.
         predictions: ``[B, N]`` int64, the state of each word at its position, -100 elsewhere; None while training.
+        logits: ``[B, N, K]`` in the dtype of the head, of a forward in evaluation that gets neither labels nor
+            word_mask, else None: the score of the best sequence with a state at a piece, less that of the best of all,
+            divided by the temperature; 0 where no piece is tagged. ``pipeline("token-classification")`` reads it.
 
     Example:
         >>> tagger = StructuredTagger(StructuredTaggerConfig(encoder, labels, "BIO")).eval()
@@ -106,6 +123,7 @@ class TaggerOutput(ModelOutput):
 
     loss: Tensor | None = None
     predictions: Tensor | None = None
+    logits: Tensor | None = None
 
 
 class StructuredTagger(PreTrainedModel):
@@ -114,8 +132,11 @@ class StructuredTagger(PreTrainedModel):
     ``labels`` are those of ``DataCollatorForTokenClassification``: a state at the first piece of every word and -100 at
     all other positions, wherever they are; or the labels that words may have, as :meth:`collate` makes them. In
     ``transformers.Trainer`` it trains by the loss of its configuration, with clipping, accumulation and 16-bit steps as
-    any model; :meth:`solve` trains the head to a certified gap. The head is in float32. Make it by
-    :meth:`from_classifier` or :meth:`from_pretrained`.
+    any model; :meth:`solve` trains the head to a certified gap. Make it by :meth:`from_classifier` or
+    :meth:`from_pretrained`.
+
+    The head is in float32, as sums over a sentence are, whatever ``dtype`` the encoder is loaded in;
+    ``tagger.to(dtype)`` casts it too, and :meth:`solve` then asks for ``tagger.head.float()``.
 
     Args:
         config: See :class:`StructuredTaggerConfig`.
@@ -182,7 +203,15 @@ class StructuredTagger(PreTrainedModel):
             return found
         own = {key: options.pop(key) for key in ("layers", "loss", "freeze_encoder") if key in options}
         encoder = AutoModel.from_pretrained(name, *args, **options)
-        return cls(StructuredTaggerConfig(encoder.config, labels, scheme, **own), encoder)
+        return cls(StructuredTaggerConfig(encoder.config, labels, scheme, **own), encoder).eval()  # as its encoder is
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> None:
+        """As in ``transformers``, with a README.md that says what to import for loading, where the folder has none."""
+        page = Path(save_directory, "README.md")
+        if options.get("is_main_process", True) and not Path(save_directory).is_file() and not page.exists():
+            page.parent.mkdir(parents=True, exist_ok=True)
+            page.write_text(README, encoding="utf-8")
+        super().save_pretrained(save_directory, *args, **options)
 
     @classmethod
     @torch.no_grad()
@@ -263,17 +292,22 @@ class StructuredTagger(PreTrainedModel):
             labels: ``[B, N]`` int64, -100 where no word is. Or the K labels that are allowed, bool ``[B, N, K]``: True
                 at one or more for every word, and all False where no word is.
             word_mask: ``[B, N]`` bool, the first piece of each word; None is where labels are not -100. With both, a
-                label of -100 at a word is unknown: the loss sums over all labels that the word may have.
+                label of -100 at a word is unknown: the loss sums over all labels that the word may have. Without
+                either, every piece is a word, but for padding and the special pieces whose ids ``config.encoder``
+                names.
             **inputs: Those of the encoder.
 
         Raises:
-            ValueError: Neither is given, ``labels`` have another shape or dtype, or a row has no word.
+            ValueError: Neither is given while training, ``labels`` have another shape or dtype, or a row has no word.
         """
         if labels is None and word_mask is None:
-            raise ValueError(
-                "labels and word_mask are None: word_mask says at which positions the words are, bool [B, N]; under a "
-                "Trainer, label_smoothing_factor must be 0, as it takes the labels away"
-            )
+            if self.training:
+                raise ValueError(
+                    "labels=None while training: give labels, or call eval() to tag; under a Trainer "
+                    "label_smoothing_factor must be 0, as it takes them away"
+                )
+            hidden = self.hidden(**inputs)
+            return words_of(hidden, self._pieces(hidden, **inputs), None)
         if labels is None:
             mask = cast(Tensor, word_mask).bool()
         else:
@@ -286,6 +320,21 @@ class StructuredTagger(PreTrainedModel):
             own = labels.any(2) if sets else torch.as_tensor(labels != NO_WORD)
             mask = own if word_mask is None else word_mask.bool()
         return words_of(self.hidden(**inputs), mask, labels)
+
+    def _pieces(
+        self, hidden: Tensor, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **others: Any
+    ) -> Tensor:
+        """The pieces that are tagged where nobody says which are words, ``[B, N]`` bool; of a row of others, all."""
+        ones = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
+        real = ones if attention_mask is None else attention_mask.bool()
+        if input_ids is None:
+            return real
+        mask = real
+        for name in ("pad", "bos", "eos", "cls", "sep"):
+            special = getattr(self.config.encoder, f"{name}_token_id", None)  # several, of some encoders
+            for one in special if isinstance(special, list) else [special]:
+                mask = mask if one is None else mask & (input_ids != one)
+        return torch.where(mask.any(1, keepdim=True), mask, real)
 
     def collate(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """The batch of some items of :func:`tokenized`, for ``Trainer(data_collator=tagger.collate)``.
@@ -312,17 +361,26 @@ class StructuredTagger(PreTrainedModel):
     ) -> TaggerOutput:
         """Loss and predictions of a batch; see :meth:`words` for the arguments.
 
+        With ``input_ids`` and ``attention_mask`` alone it tags every piece, and returns ``logits``. It was trained on
+        the first pieces of words: where words have several, :meth:`tag` is right, and in a pipeline
+        ``aggregation_strategy="first"``. An encoder that does not name its special pieces, as BERT's, is told them by
+        ``tagger.config.encoder.cls_token_id = tokenizer.cls_token_id``, and ``sep_token_id``.
+
         Raises:
             ValueError: A label is no state, or the labels of a sentence are none of the scheme.
         """
         words = self.words(labels, word_mask, input_ids=input_ids, attention_mask=attention_mask, **inputs)
         potentials = self.potentials(words)
-        loss = predictions = None
+        loss = predictions = logits = None
         if words.labels is not None:
             loss = self._loss(potentials, words)
         if not self.training:
-            predictions = words.scatter(self.head.structure.argmax(potentials.detach()).labeling)
-        return TaggerOutput(loss=loss, predictions=predictions)
+            potentials = potentials.detach()
+            predictions = words.scatter(self.head.structure.argmax(potentials).labeling)
+            if labels is None and word_mask is None:
+                margins = self.head.structure.max_marginals(potentials).clamp(max=0.0)  # of the best state, 0
+                logits = words.scatter((margins / self.config.probability_temperature).to(potentials.dtype), fill=0.0)
+        return TaggerOutput(loss=loss, predictions=predictions, logits=logits)
 
     def _loss(self, potentials: Potentials, words: Words) -> Tensor:
         labels, structure = cast(Tensor, words.labels), cast(Structure, self.head.structure)
