@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import places_of, row_name
+from torchssvm.core.arguments import check_readable, places_of, row_name
 from torchssvm.core.batch import select_tokens
 from torchssvm.core.gradients import evaluating
 from torchssvm.core.marginals import marginals_at
@@ -55,6 +55,8 @@ def tokenized(
     several = any(isinstance(tag, _SEVERAL) for own in tags for tag in own)
     found = []
     for place, (words, own) in enumerate(zip(sentences, tags, strict=True)):
+        check_readable(words, f"sentences[{place}]")
+        check_readable(own, f"tags[{place}]")
         if len(words) != len(own):
             raise ValueError(f"sentence {place} has {len(words)} words and {len(own)} tags")
         allowed = [tag if isinstance(tag, _SEVERAL) else (tag,) for tag in own]
