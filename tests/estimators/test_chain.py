@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 from scipy import sparse
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
 from tables import each_row
 
+from torchssvm.datasets.text.tag_schemes import bio_transitions
 from torchssvm.deployment import load_head
 from torchssvm.estimators import ChainSVC
 
@@ -126,3 +129,64 @@ def test_probabilities_are_there_once_they_are_calibrated(tmp_path):
     best = likelihood(fitted.temperature_)
     assert all(best >= likelihood(fitted.temperature_ * factor) for factor in (0.9, 0.99, 1.01, 1.1))
     assert not hasattr(fitted.fit(X, y), "predict_proba")
+
+
+TAGS = [["O", "B-X", "I-X"], ["B-X", "I-X", "O"], ["O", "O"], ["B-X"]]
+WORDS = [[{"tag": tag} for tag in own] for own in TAGS]
+
+
+def _obeys(found):
+    return all(
+        tag != "I-X" or before in ("B-X", "I-X")
+        for own in found
+        for before, tag in zip(["O", *own[:-1]], own, strict=True)
+    )
+
+
+@pytest.mark.parametrize("scheme", ["BIO", bio_transitions(["B-X", "I-X", "O"])])
+def test_transitions_are_obeyed_wherever_the_estimator_goes(scheme, tmp_path):
+    wrong = [[{"tag": "O"}, {"tag": "I-X"}]]
+    plain, model = (ChainSVC(random_state=0, transitions=given).fit(WORDS, TAGS) for given in (None, scheme))
+    assert not _obeys(plain.predict(wrong))
+    model.set_params(warm_start=True).fit(WORDS, TAGS).set_params(C=0.5).fit(WORDS, TAGS)
+    others = [clone(model).fit(WORDS, TAGS), ChainSVC(transitions=scheme).partial_fit(WORDS, TAGS)]
+    others.append(GridSearchCV(ChainSVC(transitions=scheme), {"C": [0.1, 1.0]}, cv=2).fit(2 * WORDS, 2 * TAGS))
+    for fitted in [model, *others, others[1].partial_fit(WORDS[:1], TAGS[:1])]:
+        assert _obeys(fitted.predict(wrong + WORDS))
+    assert model.calibrate(WORDS, TAGS).predict_proba(wrong)[0][0, 1] == 0.0  # I-X begins no sentence
+    assert model.decision_function(wrong)[0][0, 1] == -np.inf
+    model.save(tmp_path / "model.safetensors")
+    assert load_head(tmp_path / "model.safetensors").structure.same_as(model.structure_)
+
+
+def test_transitions_grow_with_the_labels():
+    more = [["B-Y", "I-Y"], ["O", "B-Y"]]
+    model = ChainSVC(random_state=0, tol=1e-3, transitions="BIO").partial_fit(WORDS, TAGS)
+    model.partial_fit([[{"tag": tag} for tag in own] for own in more], more)
+    assert model.classes_.tolist() == ["B-X", "I-X", "O", "B-Y", "I-Y"]
+    fresh = ChainSVC(tol=1e-3, transitions="BIO").fit(*([*a, *b] for a, b in ((WORDS, _words(more)), (TAGS, more))))
+    assert model.certificate_.dual <= fresh.certificate_.primal
+    assert fresh.certificate_.dual <= model.certificate_.primal
+
+
+def _words(tags):
+    return [[{"tag": tag} for tag in own] for own in tags]
+
+
+@each_row(
+    ("given", "tags", "error", "words"),
+    [
+        ("BIO", [["O", "I-X"]], ValueError, r"y\[4\] has 'I-X' after 'O' at position 1"),
+        ("BIO", [["I-X", "O"]], ValueError, r"y\[4\] begins with 'I-X'"),
+        ("BIOES", [], ValueError, "E-X"),
+        ("BILOU", [], ValueError, "transitions must be"),
+        (bio_transitions(["O", "B-X"]), [], ValueError, "transitions are for 2 states"),
+        (1, [], TypeError, "transitions must be Transitions"),
+    ],
+)
+def test_transitions_that_do_not_fit(given, tags, error, words):
+    with pytest.raises(error, match=words):
+        ChainSVC(transitions=given).fit(WORDS + _words(tags), TAGS + tags)
+    if tags:
+        with pytest.raises(ValueError, match=words.replace("4", "0")):
+            ChainSVC(transitions=given).fit(WORDS, TAGS).calibrate(_words(tags), tags)

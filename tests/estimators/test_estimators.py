@@ -1,6 +1,7 @@
 """What all estimators do: parameters, certificates, copies, searches and errors."""
 
 import io
+import json
 import pickle
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import torch
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from tables import each_row
@@ -422,3 +423,21 @@ def test_nothing_warns(case):
         warnings.simplefilter("error")
         estimator.set_params(tol=0.1).fit(X, y)
         estimator.predict(X)
+
+
+@pytest.mark.parametrize("model", [ChainSVC(tol=0.5, random_state=0), SegmentSVC(tol=0.5, random_state=0)])
+@pytest.mark.parametrize("equal", [True, False])
+def test_scikit_learn_joins_the_predictions_of_sequences(model, equal):
+    lengths = np.full(9, 3) if equal else np.arange(2, 11)
+    X = [chance.normal(size=(n, 3)) for n in lengths]
+    y = [["a", "b", *["ab"[int(row[0] > 0)] for row in rows[2:]]] for rows in X]
+    found = cross_val_predict(model, X, y, cv=3)
+    assert found.shape == (9,)
+    assert found[0] == model.fit(X[3:], y[3:]).predict(X[:1])[0]
+    margins = cross_val_predict(model, X, params={"y": y}, cv=3, method="decision_function")
+    assert [rows.shape for rows in margins] == [(n, 2) for n in lengths]
+    assert margins[0] == pytest.approx(model.fit(X[3:], y[3:]).decision_function(X[:1])[0])
+    predicted = model.predict(X)
+    assert isinstance(predicted, list)
+    assert predicted == list(predicted)
+    assert json.loads(json.dumps(predicted)) == json.loads(json.dumps(list(predicted)))

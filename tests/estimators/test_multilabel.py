@@ -10,7 +10,9 @@ from scipy import sparse
 from sklearn.preprocessing import MaxAbsScaler, normalize
 
 from torchssvm import SparseFeatures
-from torchssvm.deployment import load_head, load_model
+from torchssvm.datasets.multilabel.scaling import Standardised
+from torchssvm.datasets.multilabel.sparse_rows import SparseRows
+from torchssvm.deployment import UnitRows, load_head, load_model
 from torchssvm.estimators import MultilabelSVC
 
 
@@ -39,6 +41,42 @@ def test_many_labels_name_the_solver_without_decoding():
     with pytest.warns(UserWarning, match=r"31 labels have 465 pairs.*GDMM") as told:
         MultilabelSVC(tol=0.9, max_passes=1).fit(x, y)
     assert sum("GDMM" in str(warning.message) for warning in told) == 1
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation"), [(1.7e12, 1e5), (48.85, 1e-6), (0.0, 1e-165), (1e200, 1e200), (-1e300, 1e290), (3.0, 1e-12)]
+)
+def test_columns_of_any_size_and_mean_are_learnt(mean, deviation):
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    y = (X[:, :1] * [1, -1] > 0).astype(int)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = MultilabelSVC(random_state=0).fit(X * [deviation, 1.0] + [mean, 0.0], y)
+    assert (model.predict(X * [deviation, 1.0] + [mean, 0.0]) == y).mean() > 0.9
+
+
+@pytest.mark.parametrize("size", [2.0**-548, 2.0**-100, 2.0**100, 2.0**664])  # which round nothing
+@pytest.mark.parametrize("made", [np.asarray, sparse.csr_array])
+def test_rows_of_any_size_are_divided_by_their_length(made, size):
+    X, y = _sparse(np.random.default_rng(0))
+    one, two = (MultilabelSVC(random_state=0).fit(made(rows), y) for rows in (X, X * size))
+    assert one.unit_rows_
+    assert np.array_equal(two.coef_, one.coef_)
+    rows = torch.tensor(X)
+    assert torch.allclose(UnitRows()(rows * size), UnitRows()(rows))
+
+
+def test_columns_that_differ_by_rounding_are_named():
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    y = (X[:, :2] > 0).astype(int)
+    X[:, 1] = np.nextafter(7.0, 7.0 + X[:, 1])
+    X[:, 2] = 0.1  # says nothing, and needs no warning
+    with pytest.warns(UserWarning, match=r"columns \[1\] of X differ by rounding alone"):
+        assert not MultilabelSVC(random_state=0).fit(X, y).coef_[:, 1:].any()
+    rows = torch.tensor(X).float()
+    rows[::2, 1] = torch.nextafter(torch.tensor(7.0), torch.tensor(8.0))
+    with pytest.warns(UserWarning, match=r"columns \[1\] differ by rounding alone"):
+        assert not Standardised().fit(SparseRows.of_dense(rows)).scale[1:].any()
 
 
 def test_arrays_that_are_mostly_not_zero_are_standardised():

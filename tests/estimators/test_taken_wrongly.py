@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.preprocessing import MultiLabelBinarizer
 from tables import each_row
 
-from torchssvm.datasets import NamedChains
+from torchssvm.datasets import NamedChains, RankedLists
 from torchssvm.deployment import load_head
 from torchssvm.estimators import ChainSVC, GraphSVC, MultilabelSVC, MultinomialSVC, PredictThenOptimize, SegmentSVC
 from torchssvm.estimators.examples import check_matrix
-from torchssvm.structures import Selection
+from torchssvm.structures import DecisionProblems, Decisions, Selection, ShortestPath, Situations
 
 chance = np.random.default_rng(0)
 ROWS = chance.normal(size=(12, 3))
@@ -33,6 +34,10 @@ def dates(rows):
     return (1e3 * rows).astype("datetime64[D]")
 
 
+def masked(rows):
+    return np.ma.array(rows, mask=np.arange(rows.size).reshape(rows.shape) == 1)
+
+
 FITS = {
     "chain": lambda kind: ChainSVC(**QUICK).fit(list(map(kind, WORDS)), TAGS),
     "graph": lambda kind: GraphSVC(**QUICK).fit([(kind(x), edges) for x, edges in GRAPHS], COLOURS),
@@ -48,10 +53,64 @@ FITS = {
 
 
 @pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
-@pytest.mark.parametrize(("kind", "words"), [(complex_ones, "Complex data not supported"), (dates, "datetime64")])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [(complex_ones, "Complex data not supported"), (dates, "datetime64"), (masked, "has masked values")],
+)
 def test_numbers_that_a_cast_would_take_in_silence(fit, kind, words):
     with pytest.raises(ValueError, match=words):
         fit(kind)
+
+
+CODES = np.arange(12) % 2
+ARRAYS = {
+    "labels": lambda kind: ChainSVC(**QUICK).fit(WORDS, [*TAGS[:3], kind(TAGS[3])]),
+    "frames": lambda kind: SegmentSVC(**QUICK).fit(WORDS, [*TAGS[:3], kind(TAGS[3])]),
+    "nodes": lambda kind: GraphSVC(**QUICK).fit(GRAPHS, [COLOURS[0], kind(np.array(COLOURS[1]))]),
+    "ends": lambda kind: GraphSVC(**QUICK).fit([(x, kind(edges)) for x, edges in GRAPHS], COLOURS),
+    "classes": lambda kind: MultinomialSVC(**QUICK).fit(ROWS, kind(CODES)),
+    "more classes": lambda kind: MultinomialSVC(**QUICK).partial_fit(ROWS, CODES).partial_fit(ROWS, kind(CODES)),
+    "rows": lambda kind: MultinomialSVC(**QUICK).fit([*ROWS[:11], kind(ROWS[11])], CODES),
+    "sets": lambda kind: MultilabelSVC(**QUICK).fit(ROWS, kind(ONES)),
+    "weights": lambda kind: MultinomialSVC(**QUICK).fit(ROWS, CODES, kind(np.ones(12))),
+    "true classes": lambda kind: MultinomialSVC(**QUICK).fit(ROWS, CODES).score(ROWS, kind(CODES)),
+    "known costs": lambda kind: PredictThenOptimize(Selection(3, 1)).fit(Situations(ROWS, fixed=kind(ROWS)), ROWS),
+    "a dataset's costs": lambda kind: DecisionProblems(torch.ones(12, 3), kind(ROWS), Decisions(Selection(3, 1))),
+    "documents": lambda kind: RankedLists.of_queries(kind(ROWS), CODES, CODES),
+    "arcs": lambda kind: ShortestPath(kind(EDGES), 0, 2),
+}
+
+
+@pytest.mark.parametrize("call", ARRAYS.values(), ids=ARRAYS)
+def test_masked_values_are_refused_and_masks_that_hide_nothing_are_not(call):
+    with pytest.raises(ValueError, match="has masked values"):
+        call(masked)
+    call(lambda rows: np.ma.array(rows))
+
+
+NAMED = [[{"w": "a"}, {"w": "b"}, {"w": "c"}]] * 4
+UNORDERED = {
+    "labels": lambda kind: ChainSVC(**QUICK).fit(NAMED, [kind(["x", "y", "z"])] * 4),
+    "labels to score": lambda kind: ChainSVC(**QUICK).fit(NAMED, [["x", "y", "z"]] * 4).score(NAMED[:1], [kind("xyz")]),
+    "tokens": lambda kind: ChainSVC(**QUICK).fit([kind([("a",), ("b",), ("c",)])] * 4, [["x", "y", "z"]] * 4),
+    "sequences": lambda kind: ChainSVC(**QUICK).fit(kind([(("a",),), (("b",),)]), [["x"], ["y"]]),
+    "spans": lambda kind: SegmentSVC(**QUICK).fit([ROWS], [kind([(0, 3, "a"), (3, 12, "b")])]),
+    "nodes": lambda kind: GraphSVC(**QUICK).fit(GRAPHS[:1], [kind([0, 1, 2])]),
+    "a dataset": lambda kind: NamedChains(NAMED, [kind(["x", "y", "z"])] * 4),
+    "states": lambda kind: NamedChains(NAMED, [["x", "y", "z"]] * 4, labels=kind(["x", "y", "z"])),
+}
+
+
+@pytest.mark.parametrize("call", UNORDERED.values(), ids=UNORDERED)
+@pytest.mark.parametrize("kind", [set, frozenset, dict.fromkeys, lambda items: dict.fromkeys(items).keys()])
+def test_what_has_no_order_is_refused(call, kind):
+    with pytest.raises(ValueError, match=r"give a list|must be a (sequence|list)|must be a list"):
+        call(kind)
+    call(list)
+
+
+def test_tokens_may_be_sets_of_names():
+    assert ChainSVC(**QUICK).fit([[{"a", "b"}, {"c"}]] * 3, [["x", "y"]] * 3).predict([[{"c"}]]) == [["y"]]
 
 
 def test_generators_of_graphs_are_refused():

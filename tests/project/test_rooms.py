@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "path": {"core", "structures", "dual", "steps", "solvers"},
     "deployment": {"core", "structures"},
     "lightning": {"core", "structures", "dual", "steps", "solvers", "deployment", "datasets"},
-    "estimators": {"core", "structures", "dual", "steps", "solvers", "path", "deployment"},
+    "estimators": {"core", "structures", "dual", "steps", "solvers", "path", "deployment", "datasets"},
     "transformers": {"core", "structures", "solvers", "path", "datasets"},
     "datasets": {"core", "structures", "steps"},
     "models": {"core", "structures", "datasets"},

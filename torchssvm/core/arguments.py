@@ -8,7 +8,7 @@ import operator
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MappingView, Sequence, Set
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -69,8 +69,23 @@ def check_several(value: Any, name: str, form: str = "a list of numbers") -> Non
         raise TypeError(f"{name}={value!r} must be {form}, not a {type(value).__name__}")
 
 
+def check_readable(value: Any, name: str) -> None:
+    """Raise ValueError for what would be read otherwise than it is meant: masked arrays, sets, dictionaries.
+
+    NumPy reads what a mask hides, also in a list of masked arrays; the order of a set changes with the process.
+    """
+    several = isinstance(value, list | tuple)
+    for place, array in enumerate(value if several else [value]):
+        if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+            whole = f"{name}[{place}]" if several else name
+            raise ValueError(f"{whole} has masked values: fill them with numbers, or leave these examples out")
+    if isinstance(value, Set | Mapping | MappingView) and not hasattr(value, "shape"):  # SciPy has a dictionary of keys
+        raise ValueError(f"{name} is a {type(value).__name__}: give a list, since its order counts")
+
+
 def places_of(labels: Sequence[Any]) -> dict[Any, int]:
-    """The state of each label, its place in ``labels``; ValueError if one comes twice."""
+    """The state of each label, its place in ``labels``; ValueError if one comes twice, or they have no order."""
+    check_readable(labels, "labels")
     found = {label: place for place, label in enumerate(labels)}
     if len(found) < len(labels):
         raise ValueError(f"labels={list(labels)} has a label twice: each is one state")
@@ -220,6 +235,7 @@ def check_int64(value: Any, name: str, shape: Any, form: str = "") -> Tensor:
 
 def as_parents(parent: Any) -> Tensor:
     """The parents of a tree's nodes as int64 ``[N]`` on the CPU; ValueError for no such list. No tree is checked."""
+    check_readable(parent, "parent")
     try:
         tree = torch.as_tensor(parent).detach().cpu()
     except (TypeError, ValueError, RuntimeError, NotImplementedError):  # strings, ragged lists, a meta tensor

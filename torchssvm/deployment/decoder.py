@@ -47,6 +47,7 @@ class Decoder(nn.Module):
         structure: The structure.
         labels: The names of the outputs, if :func:`load_model` has found them in the file; else None.
         vocabulary: The columns of the features by name, likewise.
+        feature_names: The names of the columns of ``x``, in their order, likewise.
 
     Raises:
         TypeError: There is no structure, or torch cannot trace how it is decoded.
@@ -67,6 +68,7 @@ class Decoder(nn.Module):
         self.head, self.features, self.structure = head, features, structure
         self.labels: list[str] | None = None
         self.vocabulary: dict[str, int] | None = None
+        self.feature_names: list[str] | None = None
         self.rule = structure.plain_decoder()
         self.eval()
 
@@ -104,9 +106,19 @@ class Decoder(nn.Module):
             return self.rule(potentials.tensors, lengths)
 
     def _potentials(self, x: Any, lengths: Tensor | None) -> Potentials:
+        refuse_table(x)
         if self.features is not None:
             x = self.features(x)
         return as_potentials(self.head(x) if lengths is None else self.head(x, lengths)).detach()
+
+
+def refuse_table(x: Any) -> None:
+    """Raise TypeError for a table, whose columns may stand in another order than in training."""
+    if hasattr(x, "to_numpy"):
+        raise TypeError(
+            f"x is a {type(x).__name__}: give torch.tensor(x[model.feature_names].to_numpy()), which takes columns by "
+            "name"
+        )
 
 
 def parts_of(
@@ -205,6 +217,14 @@ def check_labels(labels: Any, structure: Structure) -> list[str]:
         raise ValueError(f"labels has {len(labels)} names, and {kind} has {count} of them to name")
     _check_utf8(places_of(labels), "labels")
     return list(labels)
+
+
+def check_feature_names(names: Any) -> list[str]:
+    """The names of the columns, if they are strings."""
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"feature_names must be a list of strings, one for each column; got {names!r}")
+    _check_utf8(names, "feature_names")
+    return list(names)
 
 
 def check_vocabulary(vocabulary: Any, head: nn.Module) -> dict[str, int]:

@@ -21,7 +21,15 @@ from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.schema import seal
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.core.structure import OracleResult, Structure
-from torchssvm.deployment.decoder import Decoder, check_fit, check_labels, check_vocabulary, parts_of
+from torchssvm.deployment.decoder import (
+    Decoder,
+    check_feature_names,
+    check_fit,
+    check_labels,
+    check_vocabulary,
+    parts_of,
+    refuse_table,
+)
 
 
 class UnitRows(nn.Module):
@@ -128,6 +136,9 @@ def _layout(head: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
 
 
 def _scaled(rows: Tensor) -> Tensor:
+    if rows.is_floating_point():  # squares of tiny or huge numbers vanish or overflow
+        largest, least = rows.abs().amax(-1, keepdim=True), torch.finfo(rows.dtype).tiny ** 0.4
+        rows = rows / largest.where((largest > 0.0) & ((largest < least) | (largest > 1.0 / least)), 1.0)
     length = rows.square().sum(-1, keepdim=True).sqrt()
     return rows / length.where(length > 0.0, 1.0)
 
@@ -149,6 +160,7 @@ class SavedModel(NamedTuple):
         vocabulary: The columns of the features by name, or None.
         features: What scales features before the head gets them, or None.
         temperature: By which scores are divided for probabilities, or None.
+        feature_names: The names of the columns of ``x``, in their order, or None.
 
     Example:
         >>> save_model("classes.safetensors", LinearMulticlass(4, 3), labels=["red", "green", "blue"])
@@ -163,6 +175,7 @@ class SavedModel(NamedTuple):
     vocabulary: dict[str, int] | None
     features: nn.Module | None = None
     temperature: float | None = None
+    feature_names: list[str] | None = None
 
     def decode(self, *inputs: Any) -> Any:
         """The best outputs of features, and of lengths where the head takes them."""
@@ -183,6 +196,7 @@ class SavedModel(NamedTuple):
 
     @torch.no_grad()
     def _potentials(self, x: Any, *lengths: Any) -> Potentials:
+        refuse_table(x)
         return as_potentials(self.head(x if self.features is None else self.features(x), *lengths))
 
 
@@ -195,6 +209,7 @@ def save_model(
     vocabulary: Mapping[str, int] | None = None,
     features: nn.Module | None = None,
     temperature: float | None = None,
+    feature_names: Sequence[str] | None = None,
 ) -> None:
     """Write a trained head and its structure to one safetensors file, whole or not at all.
 
@@ -210,6 +225,7 @@ def save_model(
         vocabulary: The column of every feature by its name, for heads that take :class:`~torchssvm.SparseFeatures`.
         features: :class:`UnitRows`, which scales features before the head gets them.
         temperature: By which scores are divided for probabilities; positive.
+        feature_names: The names of the columns of ``x``, in their order.
 
     Raises:
         TypeError: Head or structure is of a class that is not made again, or there are features; labels are no
@@ -245,6 +261,7 @@ def save_model(
         **({} if features is None else {"features": _to_json(_recipe(features, "features"), tensors)}),
         "labels": None if labels is None else check_labels(labels, structure),
         **({} if temperature is None else {"temperature": check_number(temperature, "temperature", above=0.0)}),
+        **({} if feature_names is None else {"feature_names": check_feature_names(feature_names)}),
     }
     if vocabulary is not None:  # a header has at most 100 MB
         names = json.dumps(check_vocabulary(vocabulary, head), ensure_ascii=False).encode()
@@ -333,7 +350,9 @@ def _made(content: dict[str, Any], tensors: dict[str, Tensor]) -> SavedModel:
     vocabulary = None if names is None else check_vocabulary(json.loads(names.numpy().tobytes()), head)
     if (temperature := content.get("temperature")) is not None:
         check_number(temperature, "temperature", above=0.0)
-    return SavedModel(head.eval(), structure, labels, vocabulary, features, temperature)
+    if (columns := content.get("feature_names")) is not None:
+        check_feature_names(columns)
+    return SavedModel(head.eval(), structure, labels, vocabulary, features, temperature, columns)
 
 
 def _sentence(error: Exception) -> str:
@@ -342,7 +361,8 @@ def _sentence(error: Exception) -> str:
 
 
 def load_model(path: str | os.PathLike[str]) -> Decoder:
-    """The :class:`Decoder` of a model that :func:`save_model` wrote, with ``labels`` and ``vocabulary``.
+    """The :class:`Decoder` of a model that :func:`save_model` wrote, with ``labels``, ``vocabulary`` and
+    ``feature_names``.
 
     Raises:
         TypeError: The structure is not decoded in plain torch operators; :func:`load_head` reads the file. Other errors
@@ -358,7 +378,7 @@ def load_model(path: str | os.PathLike[str]) -> Decoder:
     """
     found = load_head(path)
     decoder = Decoder(found.head, found.structure, found.features)
-    decoder.labels, decoder.vocabulary = found.labels, found.vocabulary
+    decoder.labels, decoder.vocabulary, decoder.feature_names = found.labels, found.vocabulary, found.feature_names
     return decoder
 
 

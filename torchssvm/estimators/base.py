@@ -28,10 +28,12 @@ from torchssvm.core.sparse_features import FeatureLists
 from torchssvm.deployment import save_model
 from torchssvm.estimators.examples import (
     NAMED,
+    PerExample,
     batches_of,
     check_list,
     check_matrix,
     check_missing,
+    columns_of,
     kind_of,
     labelled,
     listed,
@@ -87,6 +89,18 @@ class CertifiedEstimator(BaseEstimator):
     def _goes_on(self) -> bool:
         """Whether a fit goes on from the last one."""
         return bool(self.warm_start) or self._seen is not None
+
+    @property
+    def _begins(self) -> bool:
+        """Whether a fit names the features: it does not go on from one that did."""
+        return not (self.warm_start and hasattr(self, "head_"))
+
+    def _check_names(self, tables: Iterable[Any], reset: bool = False) -> None:
+        """Check the names of columns as scikit-learn does; with ``reset``, those of the first table are kept."""
+        kinds = {str(list(getattr(table, "columns", ()))): table for table in tables}
+        for table in kinds.values():
+            validate_data(self, table, reset=reset, skip_check_array=True, ensure_2d=False)
+            reset = False
 
     def _check_run(self) -> None:
         """Raise ValueError or TypeError for parameters of a run that are out of range, or flags that are not flags."""
@@ -263,12 +277,15 @@ class StructuredEstimator(CertifiedEstimator):
         """
         check_is_fitted(self)
         names = getattr(self, "_names", None) or [str(label) for label in self.classes_]
-        own = {name: getattr(self, f"{name}_", None) for name in ("vocabulary", "temperature")}
-        save_model(path, self.head_, labels=names, features=self._features(), **own)
+        save_model(path, self.head_, labels=names, vocabulary=getattr(self, "vocabulary_", None), **self._saved())
 
-    def _features(self) -> Any:
-        """What scales features below the head, in a saved model."""
-        return None
+    def _saved(self) -> dict[str, Any]:
+        """What a saved model has beside the head and its labels."""
+        columns = getattr(self, "feature_names_in_", None)
+        return {
+            "temperature": getattr(self, "temperature_", None),
+            "feature_names": None if columns is None else columns.tolist(),
+        }
 
 
 class MatrixClassifier(ClassifierMixin, StructuredEstimator):
@@ -282,6 +299,7 @@ class MatrixClassifier(ClassifierMixin, StructuredEstimator):
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The share of rows whose whole output is right; ValueError for a class of -100."""
         check_missing(y)
+        columns_of([y], getattr(self, "_names", None), "y")
         return float(super().score(X, y, sample_weight))
 
     def __sklearn_tags__(self) -> Any:
@@ -414,7 +432,7 @@ class SequenceEstimator(CalibratedEstimator):
         )
 
     @once_calibrated
-    def predict_proba(self, X: Any) -> list[np.ndarray]:
+    def predict_proba(self, X: Any) -> PerExample:
         """The probability of each label of each token, or frame, summed over all outputs, by :meth:`calibrate`.
 
         Returns:
@@ -426,7 +444,7 @@ class SequenceEstimator(CalibratedEstimator):
 
         return self._of_labels(X, masses)
 
-    def decision_function(self, X: Any) -> list[np.ndarray]:
+    def decision_function(self, X: Any) -> PerExample:
         """The margin of each label of each token, or frame, ``[N_i, K]`` float64 for every sequence.
 
         It is the best score of an output with it, less that of the best without it: not below 0 for what ``predict``
@@ -435,16 +453,16 @@ class SequenceEstimator(CalibratedEstimator):
         check_is_fitted(self)
         return self._of_labels(X, self.structure_.max_marginals)
 
-    def _of_labels(self, X: Any, found_of: Callable[[Potentials], torch.Tensor]) -> list[np.ndarray]:
+    def _of_labels(self, X: Any, found_of: Callable[[Potentials], torch.Tensor]) -> PerExample:
         """``[N_i, K]`` for every sequence, of what is found for a batch, ``[B, N, at least K]``."""
         states = len(self.classes_)
         return self._by_sequence(X, np.zeros((0, states)), lambda potentials: found_of(potentials)[..., :states])
 
-    def _by_sequence(self, X: Any, nothing: np.ndarray, rows: Callable[[Potentials], torch.Tensor]) -> list[np.ndarray]:
+    def _by_sequence(self, X: Any, nothing: np.ndarray, rows: Callable[[Potentials], torch.Tensor]) -> PerExample:
         """What ``rows`` makes of the potentials of each sequence, one for each token; ``nothing`` for an empty one."""
         X = listed(X)
         check_list(X)
-        found = [nothing.copy() for _ in X]
+        found = PerExample(nothing.copy() for _ in X)
         for index, length, potentials in self._scored(X):
             for i, size, row in zip(index, length, rows(potentials).numpy(), strict=True):
                 found[i] = row[:size].copy()
@@ -460,6 +478,7 @@ class SequenceEstimator(CalibratedEstimator):
         with naming(torch.tensor(full)):
             if kind_of(own) != self._kind:
                 raise ValueError(f"X must hold {self._kind}, as in fit")
+            self._check_names(own)
             named = self._kind == NAMED
             rows = FeatureLists(own, self.vocabulary_ or {}) if named else rows_of(own, self.n_features_in_)
             examples = labelled([size_of(sequence) for sequence in own], None, batches_of(rows))

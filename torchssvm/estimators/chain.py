@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchssvm.core.arguments import check_whole, naming
+from torchssvm.core.arguments import check_choice, check_whole, naming
 from torchssvm.core.sparse_features import NamedLists
+from torchssvm.datasets.text.tag_schemes import SCHEMES
 from torchssvm.estimators.base import SequenceEstimator
 from torchssvm.estimators.examples import (
     ARRAYS,
     NAMED,
+    PerExample,
     accuracy,
     batches_of,
     check_list,
@@ -23,6 +25,7 @@ from torchssvm.estimators.examples import (
     kind_of,
     labelled,
     listed,
+    padded,
     rows_of,
     size_of,
     state_weights,
@@ -30,6 +33,7 @@ from torchssvm.estimators.examples import (
 )
 from torchssvm.structures.chain.head import LinearChain, SparseLinearChain
 from torchssvm.structures.chain.structure import Chain
+from torchssvm.structures.chain.transitions import Transitions
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -49,6 +53,8 @@ class ChainSVC(SequenceEstimator):
         normalize: Whether the loss of a sequence, its number of wrong labels, is divided by its length.
         min_count: How often a named feature must occur in training to have a weight.
         class_weight: None, "balanced", or a dictionary by label: the cost of a wrong label, by the true one.
+        transitions: Which sequences of labels are predicted: "BIO" or "BIOES" for labels of this scheme, or
+            :class:`torchssvm.structures.Transitions` of the labels in the order of ``classes_``; None allows all.
 
     Attributes:
         classes_: ``[K]``, the labels in ascending order; those that came when training went on are the last.
@@ -57,7 +63,7 @@ class ChainSVC(SequenceEstimator):
         intercept_, start_, end_: ``[K]``: for every token, and more for the first and for the last.
         transitions_: ``[K, K]``, from the label before to the label after.
         temperature_: By which scores are divided for probabilities; of :meth:`calibrate`.
-        n_features_in_: F.
+        n_features_in_, feature_names_in_: F; and the names of columns, where X had them.
         certificate_, n_passes_, history_, head_, structure_: As in :class:`MultinomialSVC`.
 
     Example:
@@ -70,6 +76,7 @@ class ChainSVC(SequenceEstimator):
     normalize: bool = False
     min_count: int = 1
     class_weight: Any = None
+    transitions: Transitions | str | None = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> ChainSVC:
         """Train on the sequences ``X`` and their labels ``y``.
@@ -79,8 +86,9 @@ class ChainSVC(SequenceEstimator):
 
         Raises:
             ValueError: A parameter is out of range, a sequence is empty, there is one label only, a label is missing,
-                or X and y do not fit.
-            TypeError: A token is neither a row of an array, nor a dictionary, nor a list of names.
+                ``transitions`` forbid labels of a sequence, or X and y do not fit.
+            TypeError: A token is neither a row of an array, nor a dictionary, nor a list of names; or ``transitions``
+                are neither a scheme nor Transitions.
         """
         self._seen = None
         X, y = listed(X), listed(y)
@@ -114,6 +122,7 @@ class ChainSVC(SequenceEstimator):
             kind, lengths = kind_of(more), [size_of(sequence) for sequence in more]
             if kind != NAMED and least != 1 and not stay:
                 raise ValueError(f"min_count={least} counts features by name, and X has {kind}: leave it at 1")
+            self._check_names(more, reset=self._begins and not stay)
             rows: Any = more if kind == NAMED else rows_of(more)
             labels = check_lists(added, lengths, "token")
             classes, states = states_of(labels, known)
@@ -133,7 +142,12 @@ class ChainSVC(SequenceEstimator):
         size = rows[0].shape[1] if vocabulary is None else len(vocabulary)
         if not size:
             raise ValueError(f"X has no feature that occurs min_count={least} times: every token needs some")
-        structure = Chain(len(classes), normalize=self.normalize, class_weight=weights)
+        allowed: Any = self.transitions
+        if isinstance(allowed, str):
+            check_choice(allowed, "transitions", *SCHEMES)
+            allowed = SCHEMES[allowed](list(map(str, classes)))
+        structure = Chain(len(classes), normalize=self.normalize, class_weight=weights, transitions=allowed)
+        _check_outputs(structure, states, classes)
         head = (LinearChain if kind == ARRAYS else SparseLinearChain)(size, len(classes), structure=structure)
         if vocabulary is None and rows[0].dtype == np.float64:
             head = head.double()
@@ -149,10 +163,10 @@ class ChainSVC(SequenceEstimator):
         )
         return self
 
-    def predict(self, X: Any) -> list[list[Any]]:
+    def predict(self, X: Any) -> PerExample:
         """The labels with the highest score for every sequence, a list of lists like ``y``; [] for an empty one."""
         found = self._by_sequence(X, np.zeros(0, np.int64), lambda potentials: self.structure_.decode(potentials))
-        return [self.classes_[states].tolist() for states in found]
+        return PerExample(self.classes_[states].tolist() for states in found)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The share of tokens with the right label; ``sample_weight`` as in :meth:`fit`."""
@@ -164,7 +178,14 @@ class ChainSVC(SequenceEstimator):
     def _states(self, y: Any, lengths: list[int]) -> list[np.ndarray]:
         classes, states = states_of(check_lists(y, lengths, "token"), self.classes_)
         self._check_known(classes)
+        _check_outputs(self.structure_, states, self.classes_)
         return states
+
+
+def _check_outputs(structure: Chain, states: list[np.ndarray], classes: np.ndarray) -> None:
+    """Raise ValueError where the transitions forbid one of the sequences."""
+    if structure.transitions is not None:
+        structure.transitions.check(padded(states, -1), classes.tolist())
 
 
 def _form(rows: Any) -> tuple[Any, int]:

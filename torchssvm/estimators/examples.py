@@ -12,7 +12,7 @@ import torch
 from scipy import sparse
 from sklearn.utils.class_weight import compute_class_weight
 
-from torchssvm.core.arguments import name_rows, number_of
+from torchssvm.core.arguments import check_readable, name_rows, number_of
 from torchssvm.core.batch import Batch
 from torchssvm.core.sparse_features import FeatureLists, SparseFeatures, padded_lists
 from torchssvm.structures.common import WeightedLabels
@@ -61,7 +61,8 @@ def padded(arrays: Sequence[np.ndarray], fill: float) -> torch.Tensor:
 
 
 def check_matrix(X: Any, name: str = "X") -> None:
-    """Check that numbers are real, and the arrays of a sparse matrix, which SciPy trusts and would read beyond."""
+    """Check that numbers are real and not masked, and the arrays of a sparse matrix, which SciPy trusts."""
+    check_readable(X, name)
     _check_real(X, name)
     if not sparse.issparse(X):
         return
@@ -91,6 +92,37 @@ def _check_real(value: Any, name: str) -> None:
             raise ValueError(f"Complex data not supported: {name} holds {dtype}, give two real features for each")
         if getattr(dtype, "kind", "O") in "mM":
             raise ValueError(f"{name} holds {dtype}: give numbers, such as days since some date")
+
+
+def columns_of(tables: Iterable[Any], known: list[str] | None, name: str) -> list[str] | None:
+    """The names of the columns of tables: ``known``, else those of the first table; None where no table has names.
+
+    ValueError for a table with other columns, or in another order.
+    """
+    for table in tables:
+        columns = list(getattr(table, "columns", ()))
+        if not columns or not all(isinstance(column, str) for column in columns):
+            continue
+        known = known or columns
+        if columns != known:
+            new, old = next(pair for pair in itertools.zip_longest(columns, known) if pair[0] != pair[1])
+            raise ValueError(
+                f"{name} has column {new!r} in the place of {old!r}: give the columns of fit, in their order"
+            )
+    return known
+
+
+class PerExample(list[Any]):
+    """A list with one output for each example, which NumPy and scikit-learn join as an array of n objects.
+
+    Without it they make one array of all labels, which fails where examples have different sizes.
+    """
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = np.empty(len(self), object)
+        for place, output in enumerate(self):
+            array[place] = output
+        return array
 
 
 def of_matrix(X: Any, y: torch.Tensor) -> Examples:
@@ -128,15 +160,18 @@ def check_lists(y: Any, sizes: Sequence[int], what: str) -> list[Sequence[Any]]:
 
     ``what`` is "token" or "node", for error messages.
     """
+    check_readable(y, "y")
     if not hasattr(y, "__len__") or len(sizes) != len(y):
         count = len(y) if hasattr(y, "__len__") else f"={y!r}"
         raise ValueError(f"X has {len(sizes)} examples and y has {count}: each example needs its labels")
-    y = [np.asarray(labels) if hasattr(labels, "__array__") else labels for labels in y]
+    y = list(y)
     kinds: set[type] = set()
     for row, (size, labels) in enumerate(zip(sizes, y, strict=True)):
         place = number_of(row)
         if isinstance(labels, str) or not hasattr(labels, "__len__"):
             raise ValueError(f"y[{place}]={labels!r} must be a list of labels, one for each {what} of X[{place}]")
+        check_readable(labels, f"y[{place}]")
+        y[row] = labels = np.asarray(labels) if hasattr(labels, "__array__") else labels
         if getattr(labels, "ndim", 1) != 1:
             raise ValueError(f"y[{place}] has shape {list(labels.shape)}, and [N] is expected: a label for each {what}")
         if size != len(labels):
@@ -160,7 +195,8 @@ def check_lists(y: Any, sizes: Sequence[int], what: str) -> list[Sequence[Any]]:
 
 
 def check_missing(y: Any) -> None:
-    """Raise ValueError for a class -100, which torch leaves out; -1 is one of two classes in scikit-learn."""
+    """Raise ValueError for masked classes and for -100, which torch leaves out; -1 is one of two in scikit-learn."""
+    check_readable(y, "y")
     if (y := np.asarray(y)).ndim and y.dtype.kind in "if" and (missing := y == -100).any():
         place = number_of(int(missing.nonzero()[0][0]))
         raise ValueError(
@@ -193,6 +229,7 @@ def states_of(y: Sequence[Sequence[Any]], known: np.ndarray | None = None) -> tu
 
 def times_of(sample_weight: Any, n: int) -> np.ndarray:
     """How often each example counts, ``[n]`` float64, checked; None is once each."""
+    check_readable(sample_weight, "sample_weight")
     try:
         found = np.ones(n) if sample_weight is None else np.asarray(sample_weight, np.float64)
     except (TypeError, ValueError):  # texts, ragged lists
@@ -306,9 +343,10 @@ ARRAYS, MATRICES, NAMED = "arrays", "scipy sparse matrices", "lists of tokens wi
 
 
 def check_list(X: Any, what: str = "sequences") -> None:
-    """Raise ValueError for anything without a length, such as a generator, which could be read once only."""
+    """Raise ValueError for anything without a length or an order: a generator could be read once only."""
     if isinstance(X, str | Mapping) or sparse.issparse(X) or not hasattr(X, "__len__"):
         raise ValueError(f"X must be a list of {what}, not {_short(X)}: list(X) makes one of what can be iterated")
+    check_readable(X, "X")
 
 
 def by_place(X: Any) -> Any:
@@ -337,6 +375,8 @@ def kind_of(X: Any) -> str:
         if not size_of(sequence):
             raise ValueError(f"X[{number_of(place)}] has no token: leave empty sequences out of the training set")
         kinds.append(MATRICES if matrix else ARRAYS if _is_array(sequence) else NAMED)
+        if kinds[place] == NAMED:
+            check_readable(sequence, f"X[{number_of(place)}]")
         if kinds[place] != kinds[0]:
             raise ValueError(
                 f"X[{number_of(place)}] is not one of the {kinds[0]}, as X[0] is: give one kind for all sequences"

@@ -11,17 +11,19 @@ import torch
 from scipy import sparse
 from sklearn.utils.validation import check_is_fitted
 
-from torchssvm.core.arguments import number_of
+from torchssvm.core.arguments import check_readable, number_of
 from torchssvm.core.batch import in_order
 from torchssvm.estimators.base import StructuredEstimator
 from torchssvm.estimators.examples import (
     Examples,
+    PerExample,
     accuracy,
     as_floats,
     by_place,
     check_list,
     check_lists,
     check_matrix,
+    columns_of,
     counted,
     labelled,
     padded,
@@ -78,6 +80,7 @@ class GraphSVC(StructuredEstimator):
         intercept_: ``[K]`` or ``[1]``.
         edge_coef_: ``[G, K, K]``; with cycles ``[G]``.
         n_features_in_, n_edge_features_in_: F and G.
+        feature_names_in_: The names of the columns of nodes, where X had them.
         certificate_, n_passes_, history_, head_, structure_: As in :class:`MultinomialSVC`.
 
     Example:
@@ -104,6 +107,7 @@ class GraphSVC(StructuredEstimator):
         check_list(X, "graphs")
         X, y, times, total = counted(X, y, sample_weight)
         graphs = _graphs(X)
+        self._check_columns(X, reset=self._begins)
         classes, states = states_of(check_lists(y, [len(graph.nodes) for graph in graphs], "node"))
         weights = state_weights(self.class_weight, classes, states, times)
         self.n_features_in_, self.n_edge_features_in_ = graphs[0].nodes.shape[1], graphs[0].features.shape[1]
@@ -138,7 +142,7 @@ class GraphSVC(StructuredEstimator):
         self.edge_coef_ = head.pairwise.detach().numpy().copy()
         return self
 
-    def predict(self, X: Any) -> list[np.ndarray]:
+    def predict(self, X: Any) -> PerExample:
         """The labels with the highest score for the nodes of every graph, a list of arrays.
 
         Raises:
@@ -149,6 +153,7 @@ class GraphSVC(StructuredEstimator):
         X = by_place(X)
         check_list(X, "graphs")
         graphs = _graphs(X, (self.n_features_in_, self.n_edge_features_in_)) if len(X) else []
+        self._check_columns(X)
         forests = isinstance(self.head_, LinearForest)
         only_cuts = not forests and isinstance(self.structure_.oracle, MinCut)
         for place, graph in enumerate(graphs):
@@ -160,7 +165,7 @@ class GraphSVC(StructuredEstimator):
                     "decoded by minimum cuts: give edge features of 0 or more, or train on some that are negative"
                 )
         examples = (_forests if forests else _cuts)(graphs)
-        found: list[Any] = [None] * len(graphs)
+        found = PerExample([None] * len(graphs))
         with torch.no_grad():
             for batch in in_order(examples, lengths=examples.lengths) if graphs else ():
                 assert batch.lengths is not None
@@ -169,9 +174,18 @@ class GraphSVC(StructuredEstimator):
                     found[i] = self.classes_[row[:size]]
         return found
 
+    def _check_columns(self, X: Any, reset: bool = False) -> None:
+        """Check the names of columns, of nodes as scikit-learn does, of edges and their features as those of nodes."""
+        self._check_names([graph[0] for graph in X], reset)
+        known = [None, None] if reset else self._edge_columns
+        self._edge_columns: list[list[str] | None] = [
+            columns_of([graph[part] for graph in X if len(graph) > part], known[part - 1], name)
+            for part, name in ((1, "a table of edges"), (2, "a table of edge features"))
+        ]
+
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The share of nodes with the right label; ``sample_weight`` as in :meth:`fit`."""
-        found: list[Any] = self.predict(X)
+        found = self.predict(X)
         y = check_lists(by_place(y), [len(labels) for labels in found], "node")
         return accuracy(y, found, self.classes_, sample_weight)
 
@@ -191,6 +205,7 @@ def _graphs(X: Any, sizes: tuple[int, int] | None = None) -> list[Graph]:
             check_matrix(part, f"X[{place}]")
             if sparse.issparse(part):
                 raise ValueError(f"X[{place}] has a sparse matrix: graphs take arrays, as its toarray() is")
+        check_readable(graph[1], f"X[{place}][1]")
         nodes, edges = as_floats(graph[0], f"X[{place}][0]", "[N, F]"), np.asarray(graph[1])
         edges = np.zeros((0, 2), np.int64) if edges.size == 0 else edges
         if nodes.ndim != 2 or not len(nodes) or edges.ndim != 2 or edges.shape[1] != 2 or edges.dtype.kind not in "iu":

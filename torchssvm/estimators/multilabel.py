@@ -21,7 +21,15 @@ from torchssvm.core.max_marginals import margins_by_decoding
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.deployment import UnitRows, save_model
 from torchssvm.estimators.base import MATRIX, CalibratedEstimator, MatrixClassifier, once_calibrated
-from torchssvm.estimators.examples import Examples, check_classes, check_matrix, counted, of_matrix, weights_of
+from torchssvm.estimators.examples import (
+    Examples,
+    check_classes,
+    check_matrix,
+    columns_of,
+    counted,
+    of_matrix,
+    weights_of,
+)
 from torchssvm.path.choose_lam import LamChoice, choose_lam
 from torchssvm.solvers.solver import Relative, Solver
 from torchssvm.structures.multiclass.head import LinearMulticlass
@@ -43,6 +51,9 @@ _COARSE = 0.05
 
 _DENSE = 0.5
 """Columns are standardised where more than this share of an array is not zero."""
+
+_LEAST = 1e-300
+"""Columns of smaller deviations have no weights, which would overflow."""
 
 _MANY = 30
 """With more labels, branch and bound leaves many sets open, unless the weights of pairs are small."""
@@ -83,7 +94,8 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
     decoding. Of more than 60 labels, pairs are left out by default.
 
     Features are scaled, so that rows are about 1 long: the columns of an array that is mostly not zero get mean 0 and
-    equal variances, and other rows, those of sparse matrices too, are divided by their length.
+    equal variances, and other rows, those of sparse matrices too, are divided by their length. A column whose numbers
+    differ by rounding alone has no weight, and a warning names it.
 
     ``y`` is an indicator matrix ``[n, K]``. A vector of classes stands for sets of one label, and ``predict`` then
     gives the label with the highest score.
@@ -111,7 +123,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         unit_rows_: Whether rows are divided by their length.
         temperature_: By which margins are divided for probabilities; of :meth:`calibrate`.
         lam_, choice_: Lambda, and the :class:`torchssvm.path.LamChoice`; None where nothing was chosen.
-        n_features_in_: F.
+        n_features_in_, feature_names_in_: F; and the names of columns, where X had them.
         certificate_, n_passes_, history_, head_, structure_: As in :class:`MultinomialSVC`.
 
     Example:
@@ -139,8 +151,9 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         check_matrix(X)
         check_matrix(y, "y")
         _check_sets(y)
-        self._names = [str(name) for name in getattr(y, "columns", ())]
-        X, y = validate_data(self, X, y, multi_output=True, **MATRIX)
+        known = None if self._begins else self._names
+        self._names: list[str] = columns_of([y], known, "y") or [str(name) for name in getattr(y, "columns", ())]
+        X, y = validate_data(self, X, y, reset=self._begins, multi_output=True, **MATRIX)
         if y.ndim == 2 and y.shape[1] == 1:
             warn("y has one column and is taken as a vector of classes: predict gives a vector [n], no matrix [n, 1]")
         y = _dense(y)
@@ -172,6 +185,9 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         head = head.double() if X.dtype == np.float64 else head
         self.unit_rows_ = sparse.issparse(X) or np.count_nonzero(X) <= _DENSE * X.size
         mean, factor = (0.0, 1.0) if self.unit_rows_ else _standardised(X, self.fit_intercept, times)
+        if not self.unit_rows_ and (lost := ((X[0] != X).any(0) & (factor == 0.0)).nonzero()[0].tolist()):
+            lost = [self.feature_names_in_[place] if hasattr(self, "feature_names_in_") else place for place in lost]
+            warn(f"columns {lost[:8]} of X differ by rounding alone and get no weight: subtract their mean, in float64")
         given, X = X, _unit_rows(X) if self.unit_rows_ else ((X - mean) * factor).astype(X.dtype)
         if self.interactions is None and labels > _MOST:
             warn(
@@ -286,6 +302,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         check_is_fitted(self)
         check_matrix(X)
         check_matrix(y, "y")
+        columns_of([y], self._names, "y")
         _, y = validate_data(self, X, y, reset=False, multi_output=True, **MATRIX)  # X keeps the names of its columns
         y, scores = _dense(y), self._two_or_more(X)
         if not self._sets:
@@ -337,16 +354,15 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
             weight, bias = torch.cat([torch.zeros_like(weight), weight]), torch.cat([torch.zeros_like(bias), bias])
         head = LinearMulticlass(weight.shape[1], len(weight)).to(weight.dtype)
         head.load_state_dict({"weight": weight, "bias": bias})
-        labels, temperature = [str(label) for label in self.classes_], getattr(self, "temperature_", None)
-        save_model(path, head, labels=labels, temperature=temperature, features=self._features())
+        save_model(path, head, labels=[str(label) for label in self.classes_], **self._saved())
 
     def _potentials(self, scores: torch.Tensor) -> Potentials:
         pairs = self.head_.pairwise
         shared = {} if pairs is None else {"pairwise": pairs.detach().to(scores.dtype).expand(len(scores), -1)}
         return Potentials({"unary": scores, **shared})
 
-    def _features(self) -> UnitRows | None:
-        return UnitRows() if self.unit_rows_ else None
+    def _saved(self) -> dict[str, Any]:
+        return {**super()._saved(), "features": UnitRows() if self.unit_rows_ else None}
 
     def _scores(self, X: Any) -> torch.Tensor:
         X = self._matrix(X)
@@ -371,17 +387,32 @@ def _dense(y: Any) -> np.ndarray:
 
 def _unit_rows(X: Any) -> Any:
     """Rows divided by their length; entries of a sparse matrix that are there twice are summed before."""
-    if sparse.issparse(X) and not X.has_canonical_format:
+    if sparse.issparse(X):
         X = X.copy()
         X.sum_duplicates()
-    return normalize(X)
+        size = np.frexp(abs(X).max(1).toarray().ravel())[1]
+        X.data = np.ldexp(X.data, -np.repeat(size, np.diff(X.indptr)))  # else squares vanish, or overflow
+        return normalize(X)
+    return normalize(np.ldexp(X, -np.frexp(abs(X).max(1, keepdims=True))[1]))
 
 
 def _standardised(X: np.ndarray, centre: bool, times: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """What is subtracted from each column, and what it is then multiplied by, ``[F]``: rows are 1 long, by the mean."""
-    X = X.astype(np.float64)
-    mean = np.average(X, 0, times) if centre else np.zeros(X.shape[1])
-    deviation = np.sqrt(np.average(np.square(X - mean), 0, times))
-    varies = deviation > 1e-7 * abs(mean)  # the mean of equal numbers is rounded
+    mean, deviation = _deviations(X, centre, times)
+    varies = deviation > 0.0
     size = max(int(varies.sum()), 1) ** 0.5
     return mean, np.divide(1.0, size * deviation, out=np.zeros_like(mean), where=varies)
+
+
+def _deviations(X: np.ndarray, centre: bool, times: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of each column, or 0 without ``centre``, and the deviation from it, ``[F]`` float64.
+
+    Equal numbers have the deviation 0, as have those that differ by rounding alone, and those whose weights overflow.
+    """
+    unit = np.ldexp(1.0, np.frexp(abs(X).max(0).astype(np.float64))[1] - 1)  # powers of two round nothing
+    first = X[0] / unit if centre else 0.0
+    rest = X / unit - first
+    middle = np.average(rest, 0, times) if centre else 0.0
+    mean = np.broadcast_to(unit * (first + middle), unit.shape)
+    deviation = unit * np.sqrt(np.average(np.square(rest - middle), 0, times))
+    return mean, np.where(deviation > np.maximum(np.finfo(X.dtype).eps * abs(mean), _LEAST), deviation, 0.0)

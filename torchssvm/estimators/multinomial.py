@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from scipy import sparse
+from sklearn.utils import check_X_y
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from torchssvm.core.arguments import check_readable
 from torchssvm.core.potentials import as_potentials
 from torchssvm.estimators.base import MATRIX, CalibratedEstimator, MatrixClassifier, once_calibrated
 from torchssvm.estimators.examples import (
@@ -51,7 +53,7 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         coef_: ``[K, F]``; for two classes ``[1, F]``, the weights of the second less those of the first.
         intercept_: ``[K]`` or ``[1]``, zero without intercepts.
         temperature_: By which scores are divided for probabilities; of :meth:`calibrate`.
-        n_features_in_: F.
+        n_features_in_, feature_names_in_: F; and the names of columns, where X had them.
         certificate_: Primal, dual and gap of these weights; primal and gap are upper bounds if ``exact`` is False.
         n_passes_: Passes over the data, exact ones included.
         history_: Passes, primal, dual, gap, exact (1 or 0) and seconds of every exact pass, one dictionary each.
@@ -78,6 +80,7 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
             TypeError: A flag is neither True nor False.
         """
         self._seen = None
+        self._check_names([X], reset=self._begins)
         self._fit(X, y, sample_weight)
         self._trained = self._last = (X, y) if sample_weight is None else None
         self._named = None
@@ -94,8 +97,11 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
             ValueError: As :meth:`fit`, of all rows; or ``y`` or ``classes`` has a class that is new;
                 or the estimator is a copy of a trained one, or was trained with ``sample_weight``.
         """
-        if hasattr(self, "n_features_in_"):
-            self._matrix(X)  # as many features as before
+        check_readable(y, "y")
+        if not hasattr(self, "n_features_in_"):
+            self._check_names([X], reset=True)
+        else:
+            self._matrix(X)  # as many features as before, of the same names
             check_kind([np.ravel(y)], self.classes_)
         if self._seen is None and (classes is not None or self._last is None):
             self._named = None if classes is None else np.unique(classes)
@@ -107,7 +113,9 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         """Train on all rows, from the last fit where the estimator goes on; it has read the first ``stay``."""
         self._check_parameters()
         check_matrix(X)
-        X, y = validate_data(self, X, y, **MATRIX)
+        check_readable(y, "y")
+        X, y = check_X_y(X, y, estimator=self, **MATRIX)
+        self.n_features_in_ = X.shape[1]
         check_classification_targets(y)
         X, y, times, total = counted(X, y, sample_weight)
         classes, codes = np.unique(y, return_inverse=True)
@@ -162,6 +170,7 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         """
         check_is_fitted(self)
         check_matrix(X)
+        check_readable(y, "y")
         _, y = validate_data(self, X, y, reset=False, **MATRIX)  # X stays what it is, with the names of its columns
         self._check_known(y)
         states = torch.from_numpy(self.classes_.searchsorted(y))

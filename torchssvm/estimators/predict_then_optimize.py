@@ -15,12 +15,12 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_flags, check_number, check_tensor, or_default
+from torchssvm.core.arguments import check_flags, check_number, check_readable, check_tensor, or_default
 from torchssvm.core.batch import tree_map
 from torchssvm.core.gradients import largest_feature
 from torchssvm.core.jit import clock
 from torchssvm.estimators.base import CertifiedEstimator
-from torchssvm.estimators.examples import check_matrix, counted, times_of
+from torchssvm.estimators.examples import check_matrix, columns_of, counted, times_of
 from torchssvm.path.choose_lam import LamChoice, choose_lam
 from torchssvm.solvers.guess_lam import guess_lam
 from torchssvm.solvers.solver import Relative, Solver, WhenEstimated
@@ -65,6 +65,7 @@ class PredictThenOptimize(CertifiedEstimator):
         choice_: The :class:`torchssvm.path.LamChoice`, None where ``lam`` is given.
         certificate_, n_passes_, history_: As in :class:`MultinomialSVC`.
         seconds_per_decision_: Wall-clock seconds that the program took for one decision.
+        n_features_in_, feature_names_in_: As in :class:`MultinomialSVC`.
         head_, structure_: The trained torch module, which predicts what is added to W0, and the decisions.
 
     Example:
@@ -102,8 +103,8 @@ class PredictThenOptimize(CertifiedEstimator):
             TypeError: ``program``, ``features`` or a flag is of another kind.
         """
         structure = self._checked()
-        x = self._inputs(X)
-        costs = _as_costs(costs)
+        x = self._inputs(X, reset=True)
+        self._cost_columns, costs = columns_of([costs], None, "costs"), _as_costs(costs)
         if sample_weight is not None and self.lam is None:
             raise ValueError("lam=None holds examples out, which count alike: give lam with sample_weight")
         kept, _, times, _ = counted(torch.arange(len(x.x)), costs, sample_weight)
@@ -162,6 +163,7 @@ class PredictThenOptimize(CertifiedEstimator):
             ValueError: X and costs have different lengths, or do not fit the program.
         """
         check_is_fitted(self)
+        columns_of([costs], self._cost_columns, "costs")
         x, costs = self._inputs(X), _as_costs(costs)
         if len(x.x) != len(costs):
             raise ValueError(f"X has {len(x.x)} examples, and costs {len(costs)}: give a row of costs for each of X")
@@ -190,12 +192,13 @@ class PredictThenOptimize(CertifiedEstimator):
             raise TypeError(f"features={self.features!r} must be a torch.nn.Module, or None")
         return Decisions(self.program.oracle if isinstance(self.program, Decisions) else self.program)
 
-    def _inputs(self, X: Any) -> Situations:
+    def _inputs(self, X: Any, reset: bool = False) -> Situations:
         """Features, known costs and what is given, as tensors, checked."""
         features, fixed, given = X if isinstance(X, Situations) else (X, None, None)
+        self._check_names([features], reset)
         if not isinstance(features, Tensor):
             check_matrix(features, "X")
-            features = torch.as_tensor(np.asarray(features))
+            features = torch.from_numpy(np.require(features, requirements=["C", "W"]))
         if self.features is not None:
             trained = self.features.training
             self.features.eval()
@@ -216,6 +219,8 @@ class PredictThenOptimize(CertifiedEstimator):
                 f"X has features that are not finite, or above {most:.2g} in size, so that they overflow when squared: "
                 "replace them, leave out these examples, or scale (StandardScaler)"
             )
+        for each in (fixed, given):
+            check_readable(each, "X")
         known = [None if each is None else torch.as_tensor(each).detach().cpu() for each in (fixed, given)]
         if known[0] is not None and (known[0].ndim != 2 or not bool(torch.isfinite(known[0]).all())):
             raise ValueError(f"X has known costs, fixed, that are not [n, D] and finite: {list(known[0].shape)}")
@@ -269,7 +274,7 @@ class PredictThenOptimize(CertifiedEstimator):
 
 def _as_costs(costs: Any) -> Tensor:
     check_matrix(costs, "costs")
-    return torch.as_tensor(np.asarray(costs, np.float64))
+    return torch.from_numpy(np.require(costs, np.float64, ["C", "W"]))
 
 
 ANCHORS = ("zero", "least-squares")

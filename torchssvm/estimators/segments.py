@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from torchssvm.core.arguments import check_whole, number_of
+from torchssvm.core.arguments import check_readable, check_whole, number_of
 from torchssvm.estimators.base import SequenceEstimator
 from torchssvm.estimators.examples import (
     ARRAYS,
+    PerExample,
     batches_of,
     check_kind,
     check_list,
@@ -61,7 +62,7 @@ class SegmentSVC(SequenceEstimator):
         transitions_: ``[K, K]``, from the label before to the label after.
         durations_: ``[D, K]``, of durations 1 to D by label.
         temperature_: By which scores are divided for probabilities; of :meth:`calibrate`.
-        n_features_in_: F.
+        n_features_in_, feature_names_in_: F; and the names of columns, where X had them.
         certificate_, n_passes_, history_, head_, structure_: As in :class:`MultinomialSVC`.
 
     Example:
@@ -95,6 +96,7 @@ class SegmentSVC(SequenceEstimator):
         X, y, times, total = counted(X, y, sample_weight)
         if kind_of(X) != ARRAYS:
             raise ValueError("X must be a list of arrays [N, F], a row of features for each frame")
+        self._check_names(X, reset=self._begins)
         rows, lengths = rows_of(X), [size_of(sequence) for sequence in X]
         spans = _spans_of(y, lengths)
         classes, states = states_of(check_lists(_labels_of(spans), [len(own) for own in spans], "span"))
@@ -118,12 +120,12 @@ class SegmentSVC(SequenceEstimator):
         self.coef_, self.intercept_, self.transitions_, self.durations_ = (t.detach().numpy().copy() for t in found)
         return self
 
-    def predict(self, X: Any) -> list[list[Span]]:
+    def predict(self, X: Any) -> PerExample:
         """The best segmentation of every sequence, spans ``(start, end, label)``; [] for an empty one."""
         check_is_fitted(self)
         X = listed(X)
         check_list(X)
-        found: list[list[Span]] = [[] for _ in X]
+        found = PerExample([] for _ in X)
         for index, _, potentials in self._scored(X):
             for i, spans in zip(index, self.structure_.spans(self.structure_.decode(potentials)), strict=True):
                 names = self.classes_[[label for _, _, label in spans]].tolist()
@@ -156,10 +158,12 @@ def _spans_of(y: Any, lengths: list[int]) -> list[list[Span]]:
             [(end - size, end, label) for (label, size), end in zip(own, at, strict=True)]
             for own, at in zip(runs, ends, strict=True)
         ]
+    check_readable(y, "y")
     if len(y) != len(lengths):
         raise ValueError(f"X has {len(lengths)} examples and y has {len(y)}: each example needs its spans")
     for row, (own, length) in enumerate(zip(y, lengths, strict=True)):
         place, at = number_of(row), 0
+        check_readable(own, f"y[{place}]")
         for span in own:
             if fault := span_fault(span, at):
                 raise ValueError(f"y[{place}] has {span!r}: {fault}")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import is_whole, places_of, row_name
+from torchssvm.core.arguments import check_readable, is_whole, places_of, row_name
 from torchssvm.core.batch import select_tokens
 from torchssvm.core.gradients import evaluating
 from torchssvm.core.marginals import marginals_at
@@ -54,11 +54,14 @@ def tokenized(
         [[True, False, False], [False, True, True]]
     """
     states = places_of(labels)
+    for place, own in enumerate(tags):
+        check_readable(own, f"tags[{place}]")
     tags = [own.tolist() if hasattr(own, "tolist") else own for own in tags]
     several = any(isinstance(tag, _SEVERAL) for own in tags for tag in own)
     names = dict(enumerate(labels)) if all(isinstance(label, str) for label in labels) else {}  # of places
     found = []
     for place, (words, own) in enumerate(zip(sentences, tags, strict=True)):
+        check_readable(words, f"sentences[{place}]")
         if len(words) != len(own):
             raise ValueError(f"sentence {place} has {len(words)} words and {len(own)} tags")
         allowed = [

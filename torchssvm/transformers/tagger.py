@@ -17,7 +17,7 @@ from torchssvm.core.operators import plain_operators
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Structure
 from torchssvm.datasets.text.chunk_f1 import chunk_scores
-from torchssvm.datasets.text.tag_schemes import bio_transitions, bioes_transitions, to_bio
+from torchssvm.datasets.text.tag_schemes import SCHEMES, to_bio
 from torchssvm.solvers.feature_losses import SoftmaxMargin
 from torchssvm.solvers.solver import Relative, Solver, Tolerance
 from torchssvm.structures.chain.head import LinearChain
@@ -26,8 +26,6 @@ from torchssvm.structures.chain.transitions import Transitions
 from torchssvm.structures.hidden_states.structure import HiddenStates
 from torchssvm.transformers.batches import NO_WORD, Span, Words, collate, tag_texts, words_of
 from torchssvm.transformers.solving import Solved, calibrate, solve_head
-
-SCHEMES = {None: lambda labels: None, "BIO": bio_transitions, "BIOES": bioes_transitions}
 
 README = """# A structured tagger
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_number, check_object
+from torchssvm.core.arguments import check_number, check_object, warn
 
 from .sparse_rows import SparseRows
 
@@ -108,7 +108,9 @@ class Standardised(Scaling):
         rows = features.dense().double()
         mean = rows.mean(0)
         deviation = (rows - mean).square().mean(0).sqrt()
-        varies = deviation > 1e-7 * mean.abs()  # the mean of equal numbers is rounded
+        varies = deviation > torch.finfo(features.values.dtype).eps * mean.abs()  # of which they were rounded
+        if lost := ((rows != rows[:1]).any(0) & ~varies).nonzero().flatten().tolist():
+            warn(f"columns {lost[:8]} differ by rounding alone and become 0: subtract their mean, in float64")
         size = math.sqrt(max(int(varies.sum()), 1))
         return Standardised(mean, torch.where(varies, 1.0 / (size * deviation), 0.0))
 

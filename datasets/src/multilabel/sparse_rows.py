@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from torchssvm.core.arguments import check_tensor
+from torchssvm.core.arguments import check_readable, check_tensor
 from torchssvm.core.sparse_features import padded_lists
 
 
@@ -40,6 +40,8 @@ class SparseRows:
     @classmethod
     def of(cls, counts: ArrayLike, indices: ArrayLike, values: ArrayLike, num_columns: int) -> SparseRows:
         """Rows from the number of entries of each and all entries, which are sorted by column; zeros are dropped."""
+        for name, array in (("counts", counts), ("indices", indices), ("values", values)):
+            check_readable(array, name)
         sizes = np.array(counts, np.int64)
         columns, numbers = np.array(indices, np.int32), np.array(values, np.float32)
         row = np.repeat(np.arange(len(sizes)), sizes)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from torchssvm.core.arguments import check_choice, check_tensor, check_whole
+from torchssvm.core.arguments import check_choice, check_readable, check_tensor, check_whole
 from torchssvm.core.threads import available_memory
 
 from ..files import find, read_arrays
@@ -164,6 +164,7 @@ class RankedLists(PaddedDataset):
 
 
 def _numbers(given: Any, name: str) -> Tensor:
+    check_readable(given, name)
     try:
         return torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:  # texts, ragged lists, None

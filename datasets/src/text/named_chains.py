@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchssvm.core.arguments import check_object, check_several, check_whole, places_of
+from torchssvm.core.arguments import check_object, check_readable, check_several, check_whole, places_of
 from torchssvm.core.sparse_features import FeatureLists, NamedLists
 
 from .sparse_chains import SparseChains
@@ -62,6 +62,7 @@ class NamedChains(SparseChains):
         check_object({} if vocabulary is None else vocabulary, "vocabulary", "items", '{"word=the": 0}')
         for name, given in (("x", x), ("y", y), ("labels", labels or ())):
             check_several(given, name, "a list")
+            check_readable(given, name)
         _check_lengths(x, y)
         known = sorted({label for sequence in y for label in sequence}, key=str) if labels is None else list(labels)
         if wrong := [label for label in known if not isinstance(label, str)]:
@@ -92,6 +93,8 @@ def _check_lengths(x: Any, y: Any) -> None:
     if not len(x) or len(x) != len(y):
         raise ValueError(f"x has {len(x)} sequences and y has {len(y)}: give at least one, and labels for each")
     for i, (tokens, labels) in enumerate(zip(x, y, strict=True)):
+        check_readable(tokens, f"x[{i}]")
+        check_readable(labels, f"y[{i}]")
         if isinstance(labels, str):
             raise TypeError(f"y[{i}]={labels!r} must be a list of labels, one for each token of x[{i}]")
         if not len(tokens) or len(tokens) != len(labels):

@@ -132,3 +132,7 @@ def _inside(tags: Sequence[str]) -> Iterator[tuple[int, str]]:
             if f"B-{kind}" not in tags:
                 raise ValueError(f"tags has {tag!r} and no 'B-{kind}': a chunk of this type could not begin")
             yield state, kind
+
+
+SCHEMES = {None: lambda tags: None, "BIO": bio_transitions, "BIOES": bioes_transitions}
+"""Which labels may follow each other in a scheme, by its name; None allows all."""

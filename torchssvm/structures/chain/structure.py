@@ -288,11 +288,14 @@ class Chain(Labelled, Indexed):
 
     def extends(self, other: Structure) -> bool:
         """Also a chain of more states; the first ones are those of ``other``."""
-        if not isinstance(other, Chain) or self.transitions is not None:
-            return self.same_as(other)
+        if not isinstance(other, Chain):
+            return False
+        mine, theirs = self.transitions, other.transitions
+        if mine is not theirs and (mine is None or theirs is None or not mine.extends(theirs)):
+            return False
         size = min(other.num_states, self.num_states)
         weight = None if self.class_weight is None else self.class_weight[:size]
-        less = Chain(size, shared=self.shared, normalize=self.normalize, class_weight=weight)
+        less = Chain(size, shared=self.shared, normalize=self.normalize, class_weight=weight, transitions=theirs)
         return type(self) is Chain and less.same_as(other)
 
     def _token_costs(self, target: Tensor | WeightedLabels) -> Tensor:

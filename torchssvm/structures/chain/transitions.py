@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_tensor, row_name
+from torchssvm.core.arguments import check_tensor, number_of, row_name
 from torchssvm.core.operators import constant, on_host
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import digest
@@ -114,26 +116,31 @@ class Transitions:
         end = known.gather(1, last.unsqueeze(1)).squeeze(1)
         return fine.all(1) & allowed.first[known[:, 0]] & allowed.last[end]
 
-    def check(self, labels: Tensor) -> None:
-        """Raise ValueError, and say where, unless all sequences ``[B, N]`` are outputs."""
+    def check(self, labels: Tensor, names: Sequence[Any] | None = None) -> None:
+        """Raise ValueError, and say where, unless all sequences ``[B, N]`` are outputs; ``names`` are of the states."""
         labels = on_host(labels)  # the caller has checked them there
         wrong = ~self.allows(labels)
         if not bool(wrong.any()):
             return
         row = int(wrong.nonzero()[0, 0])
         own = labels[row][labels[row] >= 0].tolist()
+        shown = [f"state {state}" if names is None else repr(names[state]) for state in own]
         pairs, first, last = self.pairs.tolist(), self.first.tolist(), self.last.tolist()
         if not first[own[0]]:
-            what = f"begins with state {own[0]}"
+            what = f"begins with {shown[0]}"
         elif not last[own[-1]]:
-            what = f"ends with state {own[-1]}"
+            what = f"ends with {shown[-1]}"
         else:
             place = next(t for t in range(1, len(own)) if not pairs[own[t - 1]][own[t]])
-            what = f"has state {own[place]} after {own[place - 1]} at position {place}"
-        raise ValueError(
-            f"target {what} in {row_name(row)}, which the structure's transitions forbid: repair the target, or "
-            "allow it"
-        )
+            what = f"has {shown[place]} after {shown[place - 1].removeprefix('state ')} at position {place}"
+        which = f"target {what} in {row_name(row)}" if names is None else f"y[{number_of(row)}] {what}"
+        raise ValueError(f"{which}, which the transitions forbid: repair it, or allow it")
+
+    def extends(self, other: Transitions) -> bool:
+        """Whether the first states are those of ``other``, and the same sequences of them are outputs."""
+        size = len(other.first)
+        mine, theirs = ((own.pairs[:size, :size], own.first[:size], own.last[:size]) for own in (self, other))
+        return all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
     def __repr__(self) -> str:
         return f"Transitions({digest(torch.cat([self.pairs, self.first[None], self.last[None]]))})"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchssvm.core.arguments import check_flags, check_whole, row_name
+from torchssvm.core.arguments import check_flags, check_readable, check_whole, row_name
 from torchssvm.core.jit import njit
 from torchssvm.core.structure import digest
 from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, costs_of, node_pairs, refuse_given
@@ -95,6 +95,7 @@ class Knapsack(DecisionOracle):
     quick = True
 
     def __init__(self, weights: Any, capacity: int) -> None:
+        check_readable(weights, "weights")
         given = np.asarray(weights)
         self.weights = np.ascontiguousarray(given, dtype=np.int64)
         if self.weights.ndim != 1 or not len(self.weights) or (self.weights != given).any() or self.weights.min() < 0:

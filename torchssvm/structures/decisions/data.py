@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchssvm.core.arguments import check_tensor, naming
+from torchssvm.core.arguments import check_readable, check_tensor, naming
 from torchssvm.core.batch import Batch, tree_map
 from torchssvm.core.potentials import Potentials, as_parts
 from torchssvm.core.structure import reject_rows
@@ -108,6 +108,7 @@ class DecisionProblems(Dataset[int]):
         if not isinstance(structure, Decisions):
             raise TypeError(f"structure={structure!r} must be Decisions(oracle), not a {type(structure).__name__}")
         features = check_tensor(x.x if isinstance(x, Situations) else x, "x")
+        check_readable(costs, "costs")
         costs = torch.as_tensor(costs)
         if not len(features) or len(features) != len(costs):
             raise ValueError(f"x has {len(features)} examples, and costs {len(costs)}")

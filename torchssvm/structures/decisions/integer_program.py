@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from torchssvm.core.arguments import check_flags, check_number, needs, row_name
+from torchssvm.core.arguments import check_flags, check_number, check_readable, needs, row_name
 from torchssvm.core.structure import digest
 from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved
 
@@ -208,6 +208,7 @@ class IntegerProgram(DecisionOracle):
         return f"the integer program of {row_name(row)} is infeasible ({answer.status}): {why}"
 
     def _each(self, value: Any, name: str) -> Array:
+        check_readable(value, name)
         array = np.asarray(value, dtype=np.float64)
         if array.shape not in ((), (self.num_costs,)) or np.isnan(array).any():
             raise ValueError(f"{name} must be a number, or {self.num_costs} of them, got {value!r}")
@@ -228,6 +229,8 @@ def _rows(matrix: Any, sides: Any, name: str, make: Any) -> tuple[Any, Array]:
         raise ValueError(f"A_{name} and b_{name} go together: give both or none")
     if matrix is None:
         return None, np.empty(0)
+    check_readable(matrix, f"A_{name}")
+    check_readable(sides, f"b_{name}")
     if np.ndim(matrix) != 2:
         raise ValueError(f"A_{name} must be [M, D], a row for each constraint, got {[*np.shape(matrix)]}")
     rows, right = make(matrix, dtype=np.float64), np.asarray(sides, dtype=np.float64)

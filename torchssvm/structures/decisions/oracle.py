@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchssvm.core.arguments import check_flags, check_whole
+from torchssvm.core.arguments import check_flags, check_readable, check_whole
 
 Array = NDArray[Any]
 Solved = tuple[Array, Array, Array | None]
@@ -133,6 +133,7 @@ def refuse_given(oracle: DecisionOracle, given: Array | None) -> None:
 
 def as_numbers(value: Any, name: str) -> Array:
     """An array of real numbers, from an array, a tensor or nested lists; TypeError names the argument."""
+    check_readable(value, name)
     try:
         found = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError, RuntimeError) as error:  # a sparse or meta tensor, bfloat16, ragged lists
@@ -149,6 +150,7 @@ def costs_of(decisions: Array, costs: Array) -> Array:
 
 def node_pairs(value: Any, name: str) -> Array:
     """``[D, 2]`` int64, whole numbers of at least 0; ValueError names the argument."""
+    check_readable(value, name)
     given = np.asarray(value)
     if given.ndim != 2 or given.shape[1] != 2 or not len(given):
         raise ValueError(f"{name} must be [D, 2], pairs of nodes from 0, got {list(given.shape)}")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_several, check_tensor, describe, row_name
+from torchssvm.core.arguments import check_readable, check_several, check_tensor, describe, row_name
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, Structure, fit, reject_rows
 from torchssvm.structures.decisions.oracle import DecisionOracle, FunctionOracle
@@ -226,6 +226,8 @@ class Decisions(Structure):
             ValueError: Costs do not fit or are not finite, or the oracle did not prove its decisions optimal.
         """
         check_several(costs, "costs", f"numbers [B, {self.num_costs}]")
+        check_readable(costs, "costs")
+        check_readable(given, "given")
         costs = torch.as_tensor(costs)
         if costs.ndim != 2 or costs.shape[1] != self.num_costs:
             raise ValueError(f"costs must be [B, {self.num_costs}], got {list(costs.shape)}")

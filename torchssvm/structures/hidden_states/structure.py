@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_int64, check_tensor, naming
+from torchssvm.core.arguments import check_int64, check_readable, check_tensor, naming
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
 from torchssvm.core.structure import (
@@ -80,6 +80,7 @@ class HiddenStates(Around):
             if (states := getattr(structure, "num_states", None)) is None:
                 raise TypeError(f"shows=None, and structure={structure} has no num_states: say what each state shows")
             shows = range(states)
+        check_readable(shows, "shows")
         try:
             shown = torch.as_tensor(list(shows) if isinstance(shows, range) else shows).cpu()
         except (TypeError, ValueError, RuntimeError):  # strings, ragged lists
