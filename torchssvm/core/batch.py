@@ -314,7 +314,7 @@ def check_fits(head: Any, structure: Any, data: Any, collate_fn: Collate | None 
             raise ValueError(
                 f"the dataset has {name}={found} and the head {name}={own}: where features and labels have names, the "
                 "test set needs those of the training set, vocabulary=train.vocabulary, labels=train.labels, and where "
-                "they are numbers or hashed, the same num_features"
+                "they are numbers or hashed, the same num_features or in_features"
             )
 
 
