@@ -87,9 +87,10 @@ def read_columns(
 
     One or more blank lines end a sentence. UTF-8, plain or gzipped (by its first bytes, not its name); lines end with
     LF, CRLF or CR. Columns are separated by single tabs, or by any number of blanks and tabs: by that which gives more
-    lines of the file the same number of columns, and by tabs where both do; between tabs a word may be a blank. Without ``columns``, lines are ``word pos
-    tag``, by blanks and tabs wherever that gives three columns, and tags are O, B-X or I-X. With them, a file is taken
-    as it is: sentences of the word -DOCSTART- alone are left out; tags of IOB1, BIOES and BILOU become BIO.
+    lines of the file the same number of columns, and by tabs where both do; between tabs a word may be a blank. Without
+    ``columns``, lines are ``word pos tag``, by blanks and tabs wherever that gives three columns, and tags are O, B-X
+    or I-X. With them, a file is taken as it is: sentences of the word -DOCSTART- alone are left out; tags of IOB1,
+    BIOES and BILOU become BIO.
 
     Args:
         path: The file.

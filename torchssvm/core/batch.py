@@ -149,7 +149,7 @@ def _collate_of(dataset: Any, collate_fn: Collate | None) -> Collate:
     if collate is not None:
         return collate
     first, *others = [{"collate": getattr(own, "collate", None), **described(own)} for own in _parts(dataset)]
-    if any(own != first for own in others):
+    if others and (first["collate"] is None or any(own != first for own in others)):
         raise ValueError(
             "dataset is a ConcatDataset whose parts differ in `collate`, features or labels: join what they hold"
         )
@@ -165,9 +165,8 @@ def _parts(dataset: Any) -> list[Any]:
     """What a Subset or ConcatDataset, and those in it, are made of."""
     if isinstance(dataset, Subset):
         return _parts(dataset.dataset)
-    return (
-        [part for own in dataset.datasets for part in _parts(own)] if isinstance(dataset, ConcatDataset) else [dataset]
-    )
+    joined = isinstance(dataset, ConcatDataset)
+    return [part for own in dataset.datasets for part in _parts(own)] if joined else [dataset]
 
 
 def _fetched(dataset: Any, collate: Collate, index: Sequence[int]) -> Batch:
@@ -422,8 +421,8 @@ def described(dataset: Any) -> dict[str, Any]:
 class Part:
     """Some examples of a dataset as a dataset of its own, numbered from 0; an item is its number.
 
-    Items of ``torch.utils.data.Subset`` keep the numbers of the whole, which name other examples' dual blocks. What describes
-    columns and states, such as ``in_features``, ``vocabulary`` and, with it, ``labels``, is that of ``dataset``.
+    Items of ``torch.utils.data.Subset`` keep the numbers of the whole, which name other examples' dual blocks. What
+    describes columns and states, such as ``in_features``, ``vocabulary`` and, with it, ``labels``, is that of ``dataset``.
 
     Args:
         rows: Which examples, by their places in ``dataset``; int64 ``[m]`` as an attribute.
