@@ -421,8 +421,8 @@ def described(dataset: Any) -> dict[str, Any]:
 class Part:
     """Some examples of a dataset as a dataset of its own, numbered from 0; an item is its number.
 
-    Items of ``torch.utils.data.Subset`` keep the numbers of the whole, which name other examples' dual blocks. What
-    describes columns and states, such as ``in_features``, ``vocabulary`` and, with it, ``labels``, is that of ``dataset``.
+    ``torch.utils.data.Subset`` keeps the numbers of the whole, which name other examples' dual blocks. What describes
+    columns and states, such as ``in_features``, ``vocabulary`` and, with it, ``labels``, is that of ``dataset``.
 
     Args:
         rows: Which examples, by their places in ``dataset``; int64 ``[m]`` as an attribute.
