@@ -33,15 +33,19 @@ class RankedLists(PaddedDataset):
         y: ``[D]``, their grades: whole numbers, 0 for not relevant and more for better.
         sizes: ``[Q]`` int64, the number of documents of each query; they sum to D.
         relevant: Lists without a document of this grade or more are left out, as no order of them is better than
-            another for average precision and NDCG; 0 keeps all.
+            another for average precision and NDCG; 0 keeps all, which ``PairSwaps()`` trains on, and of which
+            :func:`ranking_scores` says with ``without_relevant`` what they count.
+
+    Attributes:
+        num_left_out: How many lists were left out.
 
     Raises:
         ValueError: Sizes do not fit, a grade is negative or not whole, a feature is not finite, or no list is left.
 
     Example:
         >>> lists = RankedLists(torch.rand(5, 3), torch.tensor([0, 2, 1, 0, 0]), torch.tensor([3, 2]))
-        >>> len(lists)  # the second one has no relevant document
-        1
+        >>> lists  # the second one has no relevant document
+        RankedLists: 1 examples, x [1, 3, 3], y [1, 3], 1 list without relevant documents left out
         >>> lists[0].y
         tensor([0, 2, 1])
     """
@@ -70,7 +74,7 @@ class RankedLists(PaddedDataset):
         kept = [(features, own) for features, own in pairs if int(own.max()) >= relevant]
         if not kept:
             raise ValueError(f"no list has a document of grade {relevant} or more: lower relevant={relevant}")
-        self.relevant = relevant
+        self.relevant, self.num_left_out = relevant, len(sizes) - len(kept)
         super().__init__(
             pad_sequence([features for features, _ in kept], batch_first=True),
             pad_sequence([own for _, own in kept], batch_first=True, padding_value=PADDING),
@@ -177,6 +181,11 @@ class RankedLists(PaddedDataset):
         arrays = read_arrays(find("ranking.npz", _PAGE, root), *(f"{name}_{split}" for name in ("x", "y", "queries")))
         x, y, sizes = map(torch.from_numpy, arrays)
         return cls(x, y, sizes.to(torch.int64))
+
+    def __repr__(self) -> str:
+        gone = self.num_left_out
+        left_out = f", {gone} list{'s' * (gone > 1)} without relevant documents left out" if gone else ""
+        return super().__repr__() + left_out
 
     @property
     def in_features(self) -> int:

@@ -197,7 +197,8 @@ class LamChoice:
 
     def __str__(self) -> str:
         scored = any(point.score != -point.held_out.loss for point in self.points)
-        names = ("example",) if self.best.held_out.is_plain else ("token", "example")
+        held_out = self.best.held_out
+        names = [] if held_out.example_error is None else ["example"] if held_out.is_plain else ["token", "example"]
         rows = [["lam", "lam n", "gap", "passes", "seconds", "loss", *(f"wrong {name}s" for name in names)]]
         rows[0] += ["score"] if scored else []
         for point in self.points:

@@ -159,3 +159,31 @@ def test_a_gzip_file_that_is_cut_off_is_refused(tmp_path):
     path.write_bytes(gzip.compress(b"2 qid:7 1:0.5\n0 qid:7 2:1\n")[:-12])
     with pytest.raises(ValueError, match=r"rank.gz is damaged.*ended before"):
         RankedLists.svmlight(path)
+
+
+def test_lists_without_relevant_documents_are_counted():
+    x, y, sizes = torch.rand(7, 3), torch.tensor([0, 2, 1, 0, 0, 1, 0]), [3, 2, 2]
+    few, every = RankedLists(x, y, sizes), RankedLists(x, y, sizes, relevant=0)
+    assert (few.num_left_out, every.num_left_out) == (1, 0)
+    assert repr(few).endswith("1 list without relevant documents left out")
+    assert "left out" not in repr(every)
+    places = torch.tensor([[2, 0, 1], [0, 1, -1], [1, 0, -1]])
+    kept = ranking_scores(few.y, places[[0, 2]], ks=(1, 3))
+    for count in (0.0, 1.0):
+        found = ranking_scores(every.y, places, ks=(1, 3), without_relevant=count)
+        assert found.num_lists == 3
+        assert found.ndcg[3] == pytest.approx((2 * kept.ndcg[3] + count) / 3)
+        assert found.mean_average_precision == pytest.approx((2 * kept.mean_average_precision + count) / 3)
+    with pytest.raises(ValueError, match=r"no relevant document in rows \[1\]"):
+        ranking_scores(every.y, places, ks=(1,))
+    with pytest.raises(ValueError, match="without_relevant=2"):
+        ranking_scores(every.y, places, without_relevant=2)
+
+
+def test_a_table_of_lambdas_has_no_columns_of_errors_that_rankings_lack():
+    lists = RankedLists(torch.rand(40, 3), torch.arange(40) % 3, [5] * 8)
+    choice = choose_lam(LinearRanking(3), *hold_out(lists, 0.25), lams=(1.0, 0.1), progress=False)
+    assert str(choice).splitlines()[0].split() == ["lam", "lam", "n", "gap", "passes", "seconds", "loss"]
+    head = LinearRanking(4)
+    with pytest.raises(ValueError, match=r"in_features=3 and the head in_features=4.* in_features"):
+        evaluate(head, head.structure, lists)
