@@ -92,12 +92,10 @@ def ranking_scores(
         measure.check(grades)
         return measure.loss(places, grades)
 
-    counted = without_relevant or 0.0
+    relevant, counted = check_whole(relevant, "relevant"), without_relevant or 0.0
     return RankingScores(
         ndcg={k: 1.0 - mean(partial(lost, measure=NDCG(k)), 1, 1.0 - counted) for k in ks},
-        mean_average_precision=mean(
-            partial(_average_precision, relevant=relevant), check_whole(relevant, "relevant"), counted
-        ),
+        mean_average_precision=mean(partial(_average_precision, relevant=relevant), relevant, counted),
         num_lists=len(grades),
     )
 

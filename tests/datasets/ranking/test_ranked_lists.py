@@ -5,7 +5,8 @@ import pytest
 import torch
 from tables import each_row
 
-from torchssvm.datasets import RankedLists, ranking_scores
+from torchssvm import LinearRanking, choose_lam, evaluate
+from torchssvm.datasets import RankedLists, hold_out, ranking_scores
 
 
 @pytest.fixture
