@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from torchssvm.core.arguments import check_choice, check_object, check_seed, check_whole, needs
+from torchssvm.core.batch import numbered
 from torchssvm.steps.directions import Order
 from torchssvm.steps.sampler import GapBatchSampler
 
@@ -143,7 +144,7 @@ class GapDataModule(L.LightningDataModule):
         return self._loader(dataset, batch_size=max(self.batch_size, self._evaluation_size), shuffle=False)
 
     def _loader(self, dataset: Any, **options: Any) -> DataLoader:
-        shown = self.shown(dataset)
+        shown = numbered(self.shown(dataset))
         workers: dict[str, Any] = {"num_workers": self.num_workers, "persistent_workers": self.num_workers > 0}
         return DataLoader(shown, collate_fn=shown.collate, **workers, **options)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from torchssvm.core.arguments import check_length_form, check_whole
-from torchssvm.core.batch import OUTPUT_SIZES, to_device
+from torchssvm.core.batch import OUTPUT_SIZES, numbered, to_device
 from torchssvm.core.gradients import apply_features, check_padded_ids, evaluating
 
 from .padded import PADDING, PaddedDataset, padded
@@ -54,6 +54,7 @@ class PrecomputedFeatures(PaddedDataset):
         batch_size = check_whole(batch_size, "batch_size")
         if not isinstance(features, nn.Module):
             raise TypeError(f"features is a {type(features).__name__}, and must be a module, such as a network")
+        dataset = numbered(dataset)
         collate = getattr(dataset, "collate", None)
         if collate is None:
             raise TypeError(f"dataset has no `collate`, which makes its batches: {type(dataset).__name__}")

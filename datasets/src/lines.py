@@ -1,7 +1,8 @@
-"""The lines of text files, however they end, and their columns, however they are separated."""
+"""The lines of text files, their columns, however they are separated, and numbers."""
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import os
 import re
@@ -19,25 +20,38 @@ UNPACKED_LIMIT = 2**29
 BLANKS = " \t\v\f"
 """What separates words. Others of Unicode do not: a word may contain a no-break space."""
 
+LARGEST = 3.4028234663852886e38
+"""The largest number of float32."""
+
 _GZIP = b"\x1f\x8b"
+_ARCHIVE = re.compile(rb"(?P<zip>PK\x03\x04)|(?P<xz>\xfd7zXZ\0)|(?P<bzip2>BZh[1-9]1AY&SY)|(?P<zstd>\x28\xb5\x2f\xfd)")
+_MARKS = {  # UTF-32 first: the mark of UTF-16 begins that of UTF-32
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 _BOM = "\ufeff"
 _WORD = re.compile(f"[^{BLANKS}]+")
 
 
 def read_lines(path: str | os.PathLike[str], limit: int = UNPACKED_LIMIT) -> list[str]:
-    """The lines of a UTF-8 file, unpacked where it is a gzip file, without byte order marks where files begin.
+    """The lines of a file, unpacked where it is a gzip file, without byte order marks where files begin.
 
-    LF, CRLF or a lone CR ends a line; after the last end there is one more, empty line. A gzip file may unpack to
-    ``limit`` bytes.
+    It is UTF-8, or what its byte order mark says, such as UTF-16. LF, CRLF or a lone CR ends a line; after the last end
+    there is one more, empty line. A gzip file may unpack to ``limit`` bytes.
 
     Raises:
         OSError: It cannot be opened.
-        ValueError: It is damaged, or not UTF-8; the message begins with its name.
+        ValueError: It is damaged, an archive, or not UTF-8; the message begins with its name.
     """
     content = read_content(Path(path), limit)
+    coding = next((name for mark, name in _MARKS.items() if content.startswith(mark)), "utf-8")
     try:
-        text = content.decode()
+        text = content.decode(coding)
     except UnicodeDecodeError as error:
+        if coding != "utf-8":
+            raise ValueError(f"{path} begins as {coding.upper()}, and is not: convert the file to UTF-8") from error
         number = _with_lf(content[: error.start].decode()).count("\n") + 1
         raise ValueError(
             f"{path}, line {number}: byte 0x{content[error.start]:02x} is not UTF-8 ({error.reason}); "
@@ -45,7 +59,9 @@ def read_lines(path: str | os.PathLike[str], limit: int = UNPACKED_LIMIT) -> lis
         ) from error
     if (place := text.find("\0")) >= 0:
         number = _with_lf(text[:place]).count("\n") + 1
-        raise ValueError(f"{path}, line {number}: a NUL byte; this is no text in UTF-8: convert it, e.g. with iconv")
+        raise ValueError(
+            f"{path}, line {number}: a NUL byte; this is no text in UTF-8: convert it, e.g. with iconv -f UTF-16"
+        )
     lines = _with_lf(text.removeprefix(_BOM)).split("\n")
     # Files that were joined have a mark at each beginning; a token may be this character, or begin with it.
     for at, line in enumerate(lines):
@@ -62,9 +78,15 @@ def _with_lf(text: str) -> str:
 def read_content(path: Path, limit: int = UNPACKED_LIMIT) -> bytes:
     """The bytes of a file, unpacked where it is a gzip file, at most to ``limit`` bytes.
 
-    ValueError if it is a gzip file that is damaged, or unpacks to more.
+    ValueError if it is a gzip file that is damaged, or unpacks to more, or an archive of another kind.
     """
-    limit = check_whole(limit, "limit")
+    content = _unpacked(path, check_whole(limit, "limit"))
+    if packed := _ARCHIVE.match(content):
+        raise ValueError(f"{path} is packed by {packed.lastgroup}: unpack it; text is read plain or packed by gzip")
+    return content
+
+
+def _unpacked(path: Path, limit: int) -> bytes:
     with path.open("rb") as file:
         if file.read(len(_GZIP)) != _GZIP:
             file.seek(0)
@@ -87,6 +109,25 @@ def is_blank(line: str) -> bool:
 def words_of(line: str) -> list[str]:
     """What stands between blanks and tabs."""
     return _WORD.findall(line)
+
+
+def number(token: str) -> float | None:
+    """A finite float32 in ASCII digits, or None. Python's float() takes underscores and digits of other scripts too."""
+    try:
+        value = float(token)
+    except ValueError:
+        return None
+    return value if abs(value) <= LARGEST and is_plain(token) else None
+
+
+def whole(token: str) -> int | None:
+    """A whole number, 0 or more, of at most 18 ASCII digits, or None."""
+    return int(token) if token.isascii() and token.isdigit() and len(token) <= 18 else None
+
+
+def is_plain(text: str) -> bool:
+    """Whether numbers in a text are spelt as data files spell them: in ASCII, without underscores."""
+    return text.isascii() and "_" not in text
 
 
 class Fields(NamedTuple):

@@ -10,10 +10,21 @@ from hypothesis import strategies as st
 from problems import examples
 from tables import each_row
 from torch import nn
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, random_split
 
 import torchssvm.datasets
-from torchssvm import Batch, DualState, GapBatchSampler, LinearChain, certify, evaluate, in_order, solve
+from torchssvm import (
+    Batch,
+    DualState,
+    GapBatchSampler,
+    LinearChain,
+    LinearMulticlass,
+    certify,
+    choose_lam,
+    evaluate,
+    in_order,
+    solve,
+)
 from torchssvm.datasets import OCR, Example, NamedChains, PaddedDataset, PrecomputedFeatures, hold_out
 from torchssvm.datasets.ocr import dataset as ocr_module
 from torchssvm.steps import LargestGap
@@ -218,6 +229,69 @@ def test_datasets_of_one_kind_are_joined_and_numbered_anew():
             in_order(ConcatDataset(wrong))
 
 
+class Users(Dataset):
+    """A dataset that knows nothing of this package but the batch."""
+
+    def __init__(self, x, y):
+        self.pairs = list(zip(x, y, strict=True))
+
+    def __len__(self):
+        return len(self.pairs)
+
+    def __getitem__(self, i):
+        return *self.pairs[i], i
+
+    def collate(self, items):
+        x, y, index = zip(*items, strict=True)
+        return Batch(torch.stack(x), torch.stack(y), torch.tensor(index))
+
+
+@pytest.mark.parametrize("make", [PaddedDataset, Users])
+def test_parts_of_a_dataset_are_numbered_anew(make):
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(12, 3, generator=random)
+    data = make(x, (x[:, 0] > 0).long())
+    rows = [7, 2, 9, 4, 11, 0]
+    wanted = make(x[rows], (x[rows, 0] > 0).long())
+    parts = {
+        "places": Subset(data, np.array(rows)),
+        "nested": Subset(Subset(data, [0, 2, 4, 7, 9, 11]), [3, 1, 4, 2, 5, 0]),
+        "of joined": Subset(ConcatDataset([Subset(data, range(6)), Subset(data, range(6, 12))]), rows),
+        "joined": ConcatDataset([Subset(data, rows[:2]), Subset(data, rows[2:])]),
+    }
+    head = LinearMulticlass(3, 2)
+    best = solve(head, wanted, 0.1, progress=False)
+    for part in parts.values():
+        mine, other = (next(iter(in_order(own))) for own in (part, wanted))
+        assert torch.equal(mine.x, other.x)
+        assert torch.equal(mine.index, other.index)
+        assert solve(LinearMulticlass(3, 2), part, 0.1, progress=False).primal == best.primal
+        assert evaluate(head, head.structure, part).loss == evaluate(head, head.structure, wanted).loss
+        assert [len(own) for own in hold_out(part, 0.5)] == [3, 3]
+        frozen = PrecomputedFeatures(part, nn.Identity())
+        assert torch.equal(frozen.x, x[rows])
+        loaded = torchssvm.datasets.GapDataModule.from_datasets(part, part, batch_size=2, by_gap=False)
+        assert sorted(i for batch in loaded.train_dataloader() for i in batch.index.tolist()) == list(range(6))
+    train, rest = random_split(data, [8, 4], random)
+    assert choose_lam(LinearMulticlass(3, 2), train, rest, lams=(1.0, 0.1), progress=False).best.lam in (1.0, 0.1)
+    own = next(iter(in_order(Subset(data, rows), collate_fn=lambda items: data.collate(items))))
+    assert own.index.tolist() == list(range(6))
+
+
+def test_a_part_of_a_dataset_knows_what_describes_it():
+    y = torch.zeros(3, 4, dtype=torch.int64)
+    data = PaddedDataset(torch.zeros(3, 4, 2), y, torch.tensor([4, 1, 3]))
+    data.in_features = 2
+    for wrong in (Subset(data, [2, 1]), ConcatDataset([data, data])):
+        with pytest.raises(ValueError, match="the dataset has in_features=2 and the head in_features=5"):
+            solve(LinearChain(5, 3), wrong, 0.1)
+    head = LinearChain(2, 3)
+    certificate = solve(head, Subset(data, [2, 1]), 0.1, progress=False)
+    assert certificate.gap <= 0.01 * certificate.primal
+    with pytest.raises(ValueError, match=r"Subset has no method `collate`"):
+        solve(head, Subset([1, 2], [0]), 0.1)
+
+
 class Network(nn.Module):
     """A letter-wise CNN whose output would betray training mode and, at the padding, its biases."""
 
@@ -317,8 +391,8 @@ def test_precomputed_features_errors(small):
     with pytest.raises(ValueError, match=r"returned \[626, 1792\].* must be \[626, 14\]"):
         PrecomputedFeatures(small, flat, batch_size=626)
     assert all(m.training for m in flat.modules())
-    with pytest.raises(TypeError, match="Subset"):
-        PrecomputedFeatures(Subset(small, [0]), nn.Identity())
+    with pytest.raises(TypeError, match="no `collate`.*list"):
+        PrecomputedFeatures([small[0]], nn.Identity())
 
 
 @pytest.mark.cuda

@@ -199,7 +199,9 @@ NO_LABEL = (
 )
 """The end of an error about a label such as -100."""
 
-OLD_NUMBERS = "items of a Subset or ConcatDataset keep the numbers that they had: make one dataset of what they hold"
+OLD_NUMBERS = (
+    "items of a Subset or ConcatDataset keep the numbers that they had: give in_order(dataset), or join what they hold"
+)
 """The end of an error about an index."""
 
 

@@ -131,30 +131,40 @@ def apply_head(head: Any, batch: Batch) -> Potentials:
 
 def fetcher(dataset: Any, collate_fn: Collate | None = None) -> partial[Batch]:
     """A function from indices to a batch, like a ``DataLoader`` without workers; no global generator is used."""
+    own = numbered(dataset, collate_fn)
+    return partial(_fetched, own, _collate_of(own, collate_fn if own is dataset else None))
+
+
+def numbered(dataset: Any, collate_fn: Collate | None = None) -> Any:
+    """The dataset; a ``Subset`` or ``ConcatDataset``, whose items keep their numbers, as a :class:`Part`."""
+    composed = isinstance(dataset, Subset | ConcatDataset)
+    return Part(dataset, range(len(dataset)), collate_fn) if composed else dataset
+
+
+def _collate_of(dataset: Any, collate_fn: Collate | None) -> Collate:
+    """``collate_fn``, or that of the dataset, or of what a Subset or ConcatDataset is made of."""
     if isinstance(dataset, DataLoader):
         raise TypeError("dataset is a DataLoader: give the dataset, not the loader")
     collate = collate_fn if collate_fn is not None else getattr(dataset, "collate", None)
-    if collate is None and isinstance(dataset, Subset):
+    if collate is not None:
+        return collate
+    first, *others = [{"collate": getattr(own, "collate", None), **described(own)} for own in _parts(dataset)]
+    if others and (first["collate"] is None or any(own != first for own in others)):
         raise ValueError(
-            "dataset is a Subset, whose items keep their numbers in the whole: use hold_out(dataset, share)"
+            "dataset is a ConcatDataset whose parts differ in `collate`, features or labels: join what they hold"
         )
-    if collate is None and isinstance(dataset, ConcatDataset):
-        first, *others = [{"collate": getattr(own, "collate", None), **described(own)} for own in _parts(dataset)]
-        if first["collate"] is None or any(own != first for own in others):
-            raise ValueError(
-                "dataset is a ConcatDataset whose parts differ in `collate`, features or labels: join what they hold"
-            )
-        return fetcher(Part(dataset, range(len(dataset)), first["collate"]))  # numbered anew
-    if collate is None:
+    if first["collate"] is None:
         raise ValueError(
             f"{type(dataset).__name__} has no method `collate`, which makes a Batch of items: use "
             "torchssvm.datasets.PaddedDataset(x, y, lengths), give collate_fn, or set dataset.collate"
         )
-    return partial(_fetched, dataset, collate)
+    return first["collate"]
 
 
 def _parts(dataset: Any) -> list[Any]:
-    """What a ConcatDataset, and those in it, are made of."""
+    """What a Subset or ConcatDataset, and those in it, are made of."""
+    if isinstance(dataset, Subset):
+        return _parts(dataset.dataset)
     joined = isinstance(dataset, ConcatDataset)
     return [part for own in dataset.datasets for part in _parts(own)] if joined else [dataset]
 
@@ -271,6 +281,9 @@ def pass_over(dataset: Any, collate_fn: Collate | None = None, batch_size: int =
 
 def lengths_of(dataset: Any) -> Tensor | None:
     """The attribute ``lengths`` of a dataset, if it is a tensor with a whole number for each example."""
+    if isinstance(dataset, Subset):
+        of_all = lengths_of(dataset.dataset)
+        return None if of_all is None else of_all[torch.as_tensor(dataset.indices, dtype=torch.int64)]
     lengths = getattr(dataset, "lengths", None)
     whole = isinstance(lengths, Tensor) and not lengths.is_floating_point() and lengths.shape == (len(dataset),)
     return lengths.to(torch.int64) if whole else None  # type: ignore[union-attr]
@@ -278,7 +291,7 @@ def lengths_of(dataset: Any) -> Tensor | None:
 
 def check_batches(batches: Any, *, reread: bool = False) -> Iterable[Batch]:
     """``batches``, if batches can be read from it; those of a map-style dataset with ``collate`` are made here."""
-    if isinstance(batches, ConcatDataset) or (hasattr(batches, "collate") and hasattr(batches, "__len__")):
+    if isinstance(batches, Subset | ConcatDataset) or (hasattr(batches, "collate") and hasattr(batches, "__len__")):
         return pass_over(batches)
     if isinstance(batches, Batch) or not isinstance(batches, Iterable):
         raise TypeError(
@@ -304,6 +317,8 @@ def check_fits(head: Any, structure: Any, data: Any, collate_fn: Collate | None 
         dataset, collate = data.fetch.args
     elif isinstance(data, DataLoader):
         dataset, collate = data.dataset, data.collate_fn
+    elif collate is None:
+        dataset = numbered(data)
     if collate is not None and collate != getattr(dataset, "collate", None):
         return
     if (place := getattr(dataset, "first_unknown", None)) is not None and not hasattr(structure, "complete"):
@@ -314,7 +329,7 @@ def check_fits(head: Any, structure: Any, data: Any, collate_fn: Collate | None 
             raise ValueError(
                 f"the dataset has {name}={found} and the head {name}={own}: where features and labels have names, the "
                 "test set needs those of the training set, vocabulary=train.vocabulary, labels=train.labels, and where "
-                "they are numbers or hashed, the same num_features"
+                "they are numbers or hashed, the same num_features or in_features"
             )
 
 
@@ -397,6 +412,7 @@ NAMES = ("vocabulary", "labels")
 
 def described(dataset: Any) -> dict[str, Any]:
     """What describes columns and states of a dataset: their numbers and, where features have names, the names."""
+    dataset = _parts(dataset)[0]
     sizes = {name: own for name in SIZES if isinstance(own := getattr(dataset, name, None), int)}
     names = {name: getattr(dataset, name) for name in NAMES if hasattr(dataset, name)}
     return sizes | (names if "vocabulary" in names else {})
@@ -419,7 +435,7 @@ class Part:
 
     def __init__(self, dataset: Any, rows: Sequence[int] | Tensor, collate_fn: Collate | None = None) -> None:
         self.rows = torch.as_tensor(rows, dtype=torch.int64)
-        self._fetch = fetcher(dataset, collate_fn)
+        self._fetch = partial(_fetched, dataset, _collate_of(dataset, collate_fn))
         lengths = lengths_of(dataset)
         self.lengths = None if lengths is None else lengths.cpu()[self.rows]
         if collate_fn is None:  # one of the user's own may make other features

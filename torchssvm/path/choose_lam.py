@@ -23,7 +23,7 @@ from torchssvm.core.arguments import (
     or_default,
     warn,
 )
-from torchssvm.core.batch import NAMES, Part, check_fits, device_of, pass_over
+from torchssvm.core.batch import NAMES, Part, check_fits, device_of, numbered, pass_over
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
 from torchssvm.path.run import Solved, walk
@@ -114,6 +114,7 @@ def held_out_batches(head: nn.Module, dataset: Any, held_out: Any, structure: St
         raise ValueError("held_out is the training set itself: give examples that are not trained on")
     if not len(held_out):
         raise ValueError("held_out is empty: give examples that are not trained on")
+    dataset, held_out = numbered(dataset), numbered(held_out)
     batches = pass_over(held_out)
     check_fits(head, structure, held_out)
     for name in NAMES if hasattr(dataset, "vocabulary") and hasattr(held_out, "vocabulary") else ():
@@ -196,7 +197,8 @@ class LamChoice:
 
     def __str__(self) -> str:
         scored = any(point.score != -point.held_out.loss for point in self.points)
-        names = ("example",) if self.best.held_out.is_plain else ("token", "example")
+        held_out = self.best.held_out
+        names = [] if held_out.example_error is None else ["example"] if held_out.is_plain else ["token", "example"]
         rows = [["lam", "lam n", "gap", "passes", "seconds", "loss", *(f"wrong {name}s" for name in names)]]
         rows[0] += ["score"] if scored else []
         for point in self.points:

@@ -15,7 +15,7 @@ from torchssvm.core.arguments import check_choice, check_whole
 from torchssvm.structures.segments.structure import Segments
 
 from ..files import fetch_texts
-from ..lines import read_lines
+from ..lines import number, read_lines
 from ..padded import PADDING, PaddedDataset
 
 _PAGE = "https://archive.ics.uci.edu/dataset/302"
@@ -102,7 +102,7 @@ class GesturePhases(PaddedDataset):
 def _read(file: Path) -> tuple[Tensor, Tensor]:
     """Features ``[N, 44]`` float64 and labels ``[N]`` of a video."""
     rows = [line.replace("Preparação", "Preparation").split(",") for line in read_lines(file)[1:] if line]
-    numbers = torch.tensor([[float(one) for one in row[:18]] for row in rows], dtype=torch.float64)
+    numbers = torch.tensor([[number(one) for one in row[:18]] for row in rows], dtype=torch.float64)
     spine, head = numbers[:, _SPINE], numbers[:, _HEAD]
     # One video has x and y in a unit of its own, but not z.
     body = (head - spine)[:, :2].norm(dim=1).median()

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .masks import MaskRule
 from .region_features import GraphSettings
 from .segmentation_files import Pair, changed
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 PLACES = "places"
 PLACE_COLUMNS = 11  # ends of nodes, edges and pixels; height and width; stamps of image and mask
@@ -39,12 +40,14 @@ def layout(settings: GraphSettings) -> dict[str, Array]:
     }
 
 
-def key_of(pairs: Sequence[Pair], settings: GraphSettings, empty_masks: bool) -> dict[str, Any]:
+def key_of(pairs: Sequence[Pair], settings: GraphSettings, rule: MaskRule) -> dict[str, Any]:
     """The key of a cache, in values that survive JSON: images and settings that it is made for."""
     return {
         "format": FORMAT,
         "settings": asdict(settings),
-        "empty_masks": empty_masks,
+        "empty_masks": rule.empty,
+        "foreground": None if rule.foreground is None else list(rule.foreground),
+        "ignore": list(rule.ignore),
         "train": [pair.name for pair in pairs if pair.train],
         "test": [pair.name for pair in pairs if not pair.train],
     }
@@ -84,8 +87,8 @@ class GraphCache:
     """A finished cache, read-only. Pickles contain the folder only; another process opens the cache anew.
 
     For image i with N superpixels, E edges and H x W pixels it has ``nodes`` ``[N, F]`` float32, ``sizes`` and
-    ``foreground`` ``[N]`` int32 (pixels), ``edge_features`` ``[E, P]`` float32, ``edges`` ``[E, 2]`` int32, ``images``
-    ``[H, W, 3]`` uint8, ``regions`` ``[H, W]`` uint16 and ``masks`` ``[H, W]`` bool.
+    ``foreground`` ``[N]`` int32 (pixels that count), ``edge_features`` ``[E, P]`` float32, ``edges`` ``[E, 2]`` int32,
+    ``images`` ``[H, W, 3]`` uint8, ``regions`` ``[H, W]`` uint16 and ``masks`` ``[H, W]`` bool.
 
     Args:
         folder: Its folder.
@@ -196,8 +199,9 @@ def _difference(made: dict[str, Any], wanted: dict[str, Any]) -> str:
         for name, value in wanted["settings"].items()
         if made["settings"].get(name) != value
     ]
-    if made["empty_masks"] != wanted["empty_masks"]:
-        parts.append(f"empty_masks={made['empty_masks']}, not {wanted['empty_masks']}")
+    for name in ("empty_masks", "foreground", "ignore"):
+        if made[name] != wanted[name]:
+            parts.append(f"{name}={made[name]}, not {wanted[name]}")
     for split in ("train", "test"):
         gone = [name for name in made[split] if name not in set(wanted[split])]
         new = [name for name in wanted[split] if name not in set(made[split])]

@@ -20,6 +20,7 @@ from torchssvm.core.files import write_text
 
 from .graph_cache import MANIFEST, PLACE_COLUMNS, PLACES, GraphCache, StaleCache, is_changed, key_of, layout
 from .graph_cache_words import drop_words, make_words, read_words, words_are_of
+from .masks import MaskRule
 from .region_features import GraphSettings, RegionGraph, region_graph
 from .segmentation_files import Pair, read_pair, stamps
 from .superpixels import scikit_image
@@ -35,7 +36,7 @@ def open_cache(
     pairs: Sequence[Pair],
     settings: GraphSettings,
     *,
-    empty_masks: bool = False,
+    rule: MaskRule,
     skip: bool = False,
     rebuild: bool = False,
     workers: int = 0,
@@ -50,7 +51,7 @@ def open_cache(
         StaleCache: The folder has a cache that is damaged, or made for other images or settings.
         ValueError: An image is unusable.
     """
-    key = key_of(pairs, settings, empty_masks)
+    key = key_of(pairs, settings, rule)
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
         if (folder / MANIFEST).exists():
@@ -62,7 +63,7 @@ def open_cache(
                 if not rebuild:
                     raise StaleCache(f"{error}. Give rebuild=True to make it anew, or name another folder") from error
                 (folder / MANIFEST).unlink()
-        _build(folder, pairs, settings, key, skip, workers, show)
+        _build(folder, pairs, settings, rule, key, skip, workers, show)
         return _usable(GraphCache(folder), skip)
 
 
@@ -79,6 +80,7 @@ def _build(
     folder: Path,
     pairs: Sequence[Pair],
     settings: GraphSettings,
+    rule: MaskRule,
     key: dict[str, Any],
     skip: bool,
     workers: int,
@@ -89,11 +91,10 @@ def _build(
 
     files = {**layout(settings), PLACES: ("<i8", (PLACE_COLUMNS,), -1)}
     done, skipped = _resumed(folder, pairs, key, files)
-    empty = bool(key["empty_masks"])
     with _mapping(workers) as mapping:
         vocabulary = read_words(folder)
         if vocabulary is None:
-            vocabulary = make_words(folder, pairs, settings, empty, skip, mapping, show)
+            vocabulary = make_words(folder, pairs, settings, rule, skip, mapping, show)
         write_text(folder / _BUILDING, json.dumps({"key": key, "skipped": skipped}))
         ends = np.zeros(3, np.int64) if not len(done) else done[-1, :3].copy()
         arrays = {
@@ -107,7 +108,7 @@ def _build(
                 array.commit()
 
         try:
-            work = partial(_graph, settings=settings, vocabulary=vocabulary, empty_masks=empty)
+            work = partial(_graph, settings=settings, vocabulary=vocabulary, rule=rule)
             results = mapping(work, pairs[len(done) :])
             bar = tqdm(results, "superpixel graphs", len(pairs) - len(done), disable=not show)
             for number, made in enumerate(bar, len(done)):
@@ -173,11 +174,11 @@ class _Made(NamedTuple):
     mask: np.ndarray | None = None
 
 
-def _graph(pair: Pair, settings: GraphSettings, vocabulary: Vocabulary, empty_masks: bool) -> _Made:
+def _graph(pair: Pair, settings: GraphSettings, vocabulary: Vocabulary, rule: MaskRule) -> _Made:
     now = stamps(pair)
     try:
-        image, mask = read_pair(pair, empty_masks)
-        return _Made(now, "", region_graph(image, mask, settings, vocabulary), image, mask)
+        image, mask = read_pair(pair, rule)
+        return _Made(now, "", region_graph(image, mask, settings, vocabulary), image, mask.filled(False))
     except ValueError as error:
         return _Made(now, f"{pair.name}: {error}")
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torchssvm.core.files import whole_file
 
 from .graph_cache import is_changed, listed
+from .masks import MaskRule
 from .region_features import GraphSettings, check_size
 from .segmentation_files import Pair, read_pair, stamps
 from .visual_words import Vocabulary, descriptors, k_means, pixels
@@ -31,12 +32,12 @@ class _Sample(NamedTuple):
     colours: Tensor | None = None
 
 
-def _sample(numbered: tuple[int, Pair], settings: GraphSettings, count: int, empty_masks: bool) -> _Sample:
+def _sample(numbered: tuple[int, Pair], settings: GraphSettings, count: int, rule: MaskRule) -> _Sample:
     """Random descriptors and colours of one image; the choice depends only on its number and the seed."""
     number, pair = numbered
     now = stamps(pair)
     try:
-        image, _ = read_pair(pair, empty_masks)
+        image, _ = read_pair(pair, rule)
         check_size(image, settings)
     except ValueError as error:
         return _Sample(now, f"{pair.name}: {error}")
@@ -52,7 +53,7 @@ def make_words(
     folder: Path,
     pairs: Sequence[Pair],
     settings: GraphSettings,
-    empty_masks: bool,
+    rule: MaskRule,
     skip: bool,
     mapping: Callable[..., Iterator[Any]],
     show: bool,
@@ -62,9 +63,7 @@ def make_words(
 
     train = [number for number, pair in enumerate(pairs) if pair.train]
     numbers = train[:: math.ceil(len(train) / _IMAGES)]
-    work = partial(
-        _sample, settings=settings, count=math.ceil(settings.samples / len(numbers)), empty_masks=empty_masks
-    )
+    work = partial(_sample, settings=settings, count=math.ceil(settings.samples / len(numbers)), rule=rule)
     samples = list(
         tqdm(mapping(work, [(n, pairs[n]) for n in numbers]), "visual words", len(numbers), disable=not show)
     )

@@ -13,6 +13,7 @@ from torchssvm.core.arguments import check_choice, warn
 from ..files import cache_folder, find
 from .graph_cache import key_of, listed
 from .graph_cache_build import open_cache
+from .masks import MaskRule
 from .region_features import GraphSettings
 from .segmentation_files import QUALITIES, Pair, find_pairs
 from .superpixel_graphs import SuperpixelGraphs
@@ -58,6 +59,11 @@ class HorseSegmentation(SuperpixelGraphs):
         on_bad: What to do with an image that is missing, unreadable, too small, of another shape than its mask, or has
             an empty mask: ``"raise"`` an error that names it, or ``"skip"`` it, with a warning that lists them all.
         empty_masks: Whether masks without foreground are allowed.
+        foreground: The numbers of a mask that are foreground, in palettes too; all others are background. None is for
+            masks of 0 and 255, or of 0 and 1, and refuses other numbers; JPEGs, as Weizmann's, are foreground above
+            127.
+        ignore: The numbers of pixels that count neither in targets nor in :meth:`scores`, such as 255 for borders in
+            PASCAL VOC; :meth:`mask` is False there.
         workers: Processes that build the graphs; with more than 0, a script needs
             ``if __name__ == "__main__":``.
         progress: Whether progress is shown while graphs are built.
@@ -90,6 +96,8 @@ class HorseSegmentation(SuperpixelGraphs):
         rebuild: bool = False,
         on_bad: Literal["raise", "skip"] = "raise",
         empty_masks: bool = False,
+        foreground: int | Sequence[int] | None = None,
+        ignore: int | Sequence[int] = (),
         workers: int = 0,
         progress: bool = True,
     ) -> None:
@@ -101,13 +109,13 @@ class HorseSegmentation(SuperpixelGraphs):
         place = _place(root)
         qualities = None if size is None else QUALITIES[: _SIZES[size]]
         pairs = find_pairs(place, images, masks, num_train, qualities)
-        settings = settings or GraphSettings()
-        folder = Path(cache) if cache is not None else _default_cache(place, pairs, settings, empty_masks)
+        settings, rule = settings or GraphSettings(), MaskRule.of(empty_masks, foreground, ignore)
+        folder = Path(cache) if cache is not None else _default_cache(place, pairs, settings, rule)
         opened = open_cache(
             folder,
             pairs,
             settings,
-            empty_masks=empty_masks,
+            rule=rule,
             skip=on_bad == "skip",
             rebuild=rebuild,
             workers=workers,
@@ -125,8 +133,8 @@ def _place(root: str | os.PathLike[str] | None) -> Path:
     return place / FOLDER if (place / FOLDER).is_dir() else place
 
 
-def _default_cache(place: Path, pairs: Sequence[Pair], settings: GraphSettings, empty_masks: bool) -> Path:
+def _default_cache(place: Path, pairs: Sequence[Pair], settings: GraphSettings, rule: MaskRule) -> Path:
     """A folder named after these paths and settings, not after file contents, so that changes are detected."""
     paths = [str(path and path.resolve()) for pair in pairs for path in (pair.image, pair.mask)]
-    number = zlib.crc32(repr((key_of(pairs, settings, empty_masks), paths)).encode())
+    number = zlib.crc32(repr((key_of(pairs, settings, rule), paths)).encode())
     return cache_folder() / "superpixels" / f"{place.name}-{number:08x}"

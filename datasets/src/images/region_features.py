@@ -9,7 +9,7 @@ import numpy as np
 
 from torchssvm.core.arguments import check_number, check_seed, check_whole
 
-from .superpixels import adjacency, foreground_sizes, neighbourhoods, region_sizes, superpixels
+from .superpixels import adjacency, neighbourhoods, pixels_of, superpixels
 from .visual_words import Vocabulary, words
 
 KINDS = ("gradient", "colour", "position")
@@ -114,8 +114,12 @@ class RegionGraph(NamedTuple):
     foreground: np.ndarray
 
 
-def region_graph(image: np.ndarray, mask: np.ndarray, settings: GraphSettings, vocabulary: Vocabulary) -> RegionGraph:
+def region_graph(
+    image: np.ndarray, mask: np.ma.MaskedArray, settings: GraphSettings, vocabulary: Vocabulary
+) -> RegionGraph:
     """The graph of one image, uint8 RGB ``[H, W, 3]``, whose mask ``[H, W]`` is True in the foreground.
+
+    Sizes are those of the pixels that count, where ``mask`` is not masked.
 
     Raises:
         ValueError: The image is too small to be divided.
@@ -130,8 +134,8 @@ def region_graph(image: np.ndarray, mask: np.ndarray, settings: GraphSettings, v
         nodes,
         edge_features(nodes, edges, settings),
         edges,
-        region_sizes(regions),
-        foreground_sizes(regions, mask),
+        pixels_of(regions, ~np.ma.getmaskarray(mask)),
+        pixels_of(regions, np.ma.filled(mask, False)),
     )
 
 

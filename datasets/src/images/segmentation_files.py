@@ -13,6 +13,7 @@ import torch
 
 from torchssvm.core.arguments import needs
 
+from .masks import MaskRule
 from .superpixels import NEEDS
 
 LAYOUTS = (("rgb", "figure_ground"), ("images/HorseSeg", "annotations/HorseSeg"), ("images", "masks"))
@@ -22,10 +23,9 @@ QUALITIES = ("gt", "bb", "no")
 """Endings of HorseSeg's annotations: by hand, made from boxes, made from the image alone."""
 
 _ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".gif"}
-_LOSSY = {".jpg", ".jpeg"}
-_THRESHOLD = 127
 _SAME_SHAPE = 0.1  # how much height : width of image and mask may differ
 _TEST = "test"
+_BLACK_AND_WHITE = MaskRule()
 
 
 class Pair(NamedTuple):
@@ -97,23 +97,24 @@ def find_pairs(
     return [Pair(name, pictures.get(name), annotations.get(name), name not in apart) for name in in_order]
 
 
-def read_pair(pair: Pair, empty_masks: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def read_pair(pair: Pair, rule: MaskRule = _BLACK_AND_WHITE) -> tuple[np.ndarray, np.ma.MaskedArray]:
     """An image and its mask, the image resized to the mask (bilinear, antialiased) where they differ.
 
-    Foreground is what is above 127 in the mask (in the largest channel of a coloured one), or above half of what the
-    file's numbers can be; in masks of zeros and ones, JPEGs excepted, it is the ones.
+    The ``rule`` says what is foreground: the numbers that it names, in palettes too; else what is white in masks of 0
+    and 255, or of 0 and 1, and above 127 in JPEGs.
 
-    Returns uint8 ``[H, W, 3]``, RGB, and bool ``[H, W]``. ValueError, naming the file, if one is missing, cannot be
-    read, does not fit the other, or is without foreground, unless ``empty_masks``.
+    Returns uint8 ``[H, W, 3]``, RGB, and bool ``[H, W]``, masked where pixels do not count. ValueError, naming the
+    file, if one is missing, cannot be read, does not fit the other, has other numbers, or no foreground where it must.
     """
     for what, path in (("image", pair.image), ("mask", pair.mask)):
         if path is None:
             raise ValueError(f"{pair.name} has no {what}: its {'mask' if what == 'image' else 'image'} stands alone")
     assert pair.image is not None
     assert pair.mask is not None
-    image = _colours(_read(pair.image))
-    mask = _foreground(_read(pair.mask), pair.mask.suffix.lower() not in _LOSSY)
-    if not empty_masks and not mask.any():
+    found, colours = _read(pair.image)
+    image = _colours(found if colours is None else colours)
+    mask = rule.apply(pair.mask, *_read(pair.mask))
+    if not rule.empty and not mask.any():
         raise ValueError(f"{pair.mask} has no foreground; empty_masks=True takes such masks for what they are")
     (height, width), (rows, columns) = image.shape[:2], mask.shape
     if abs(np.log(height * columns / (width * rows))) > np.log1p(_SAME_SHAPE):
@@ -174,19 +175,21 @@ def _tests(name: str) -> bool:
     return name.startswith(f"{_TEST}/")
 
 
-def _read(path: Path) -> np.ndarray:
+def _read(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """The numbers of a picture, and, where they are those of a palette, its colours."""
     with needs(NEEDS, "PIL"):
         from PIL import Image
     try:
         with Image.open(path) as picture:
-            # Palettes, CMYK and the like become colours; grey, bits, opacity and 16 bits stay.
-            plain = picture.mode in ("1", "L", "LA", "I", "F", "RGB", "RGBA") or picture.mode.startswith("I;16")
+            # CMYK and the like become colours; numbers of a palette, grey, bits, opacity and 16 bits stay.
+            plain = picture.mode in ("1", "L", "LA", "P", "I", "F", "RGB", "RGBA") or picture.mode.startswith("I;16")
             found = np.array(picture if plain else picture.convert("RGB"))
+            colours = np.array(picture.convert("RGB")) if picture.mode == "P" else None
     except Exception as error:  # decoders raise errors of many types
         raise ValueError(f"cannot read {path}, it may be cut off or no image: {error}") from error
     if found.ndim not in (2, 3) or found.size == 0 or found.dtype == object:
         raise ValueError(f"{path} is no picture: it holds an array of shape {list(found.shape)}")
-    return found
+    return found, colours
 
 
 def _colours(found: np.ndarray) -> np.ndarray:
@@ -197,15 +200,6 @@ def _colours(found: np.ndarray) -> np.ndarray:
     if found.dtype == np.uint8:
         return np.ascontiguousarray(found)
     return np.ascontiguousarray((found.astype(np.float64) * (255.0 / _largest(found))).round().astype(np.uint8))
-
-
-def _foreground(found: np.ndarray, exact: bool) -> np.ndarray:
-    if found.ndim == 3:
-        found = found[:, :, :3].max(2) if found.shape[2] >= 3 else found[:, :, 0]
-    # Ones are foreground in a mask of zeros and ones, but noise in a black JPEG.
-    if found.dtype == bool or (exact and found.max() <= 1):
-        return found > 0
-    return found > (_THRESHOLD if found.dtype == np.uint8 else _largest(found) / 2)
 
 
 def _largest(found: np.ndarray) -> float:

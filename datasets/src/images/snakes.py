@@ -84,6 +84,8 @@ class Snakes(Dataset[Snake]):
         shapes_fit = sizes.shape[1:] == (2,) and pixels.shape[1:] == (3,) and labels.ndim == 1
         if not (shapes_fit and len(pixels) == len(labels) == sizes.astype(np.int64).prod(1).sum()):
             raise RuntimeError(f"{file} is corrupt: its sizes, pixels and labels do not fit each other")
+        if not np.isin(labels, range(self.num_labels)).all():
+            raise RuntimeError(f"{file} is corrupt: labels_{split} must be 0 to {self.num_labels - 1}")
         self.sizes = torch.from_numpy(sizes.astype(np.int64))
         ends = np.cumsum(self.sizes.prod(1).numpy())[:-1]
         self._pixels = np.split(pixels, ends)

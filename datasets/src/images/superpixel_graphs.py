@@ -164,7 +164,8 @@ class SuperpixelGraphs(Dataset[GraphExample]):
         weights = sizes / sizes.sum()
         if self.balanced:
             of_class = np.bincount(labels, weights, minlength=2)
-            weights = weights / of_class[labels] / np.count_nonzero(of_class)
+            of_label = np.where(of_class > 0, of_class, 1.0)[labels]  # superpixels of ignored pixels have weight 0
+            weights = weights / of_label / np.count_nonzero(of_class)
         return WeightedLabels(torch.from_numpy(labels), torch.from_numpy(weights.astype(np.float32)))
 
     def __repr__(self) -> str:

@@ -39,13 +39,8 @@ def adjacency(regions: np.ndarray) -> np.ndarray:
     return np.stack(np.divmod(np.unique(np.concatenate(codes)), count), axis=1)
 
 
-def region_sizes(regions: np.ndarray) -> np.ndarray:
-    """Pixels of every region, int64 ``[N]``."""
-    return np.bincount(regions.ravel())
-
-
-def foreground_sizes(regions: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Foreground pixels of every region, int64 ``[N]``; regions and mask are ``[H, W]``."""
+def pixels_of(regions: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Pixels of every region in a mask, int64 ``[N]``; regions and mask are ``[H, W]``."""
     return np.bincount(regions[mask], minlength=int(regions.max()) + 1)
 
 

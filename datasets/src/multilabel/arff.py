@@ -6,14 +6,13 @@ The format: https://waikato.github.io/weka-wiki/formats_and_processing/arff_stab
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..lines import UNPACKED_LIMIT, read_lines
+from ..lines import UNPACKED_LIMIT, number, read_lines, whole
 from .sparse_rows import SparseRows
 
 _QUOTED = r"'(?:[^'\\]|\\.)*'|" + r'"(?:[^"\\]|\\.)*"'
@@ -22,7 +21,6 @@ _BEFORE_COMMENT = re.compile(rf"(?:[^%'\"]|{_QUOTED})*")
 _ENTRY = re.compile(rf"((?:[^,'\"]|{_QUOTED})*)(,|$)")
 _ESCAPE = re.compile(r"\\(.)")
 _NUMERIC = ("numeric", "real", "integer")
-_LARGEST = 3.4028234663852886e38  # of float32
 
 
 class Attribute(NamedTuple):
@@ -160,9 +158,9 @@ class _Reading:
             digits, _, token = entry.partition(" " if " " in entry else "\t")
             if digits.isascii() and digits.startswith("-") and digits[1:].strip("0").isdigit():  # -0 is only misspelt
                 raise ValueError(f"{where}: attribute {digits} must not be negative: they are counted from 0")
-            if not (digits.isascii() and digits.isdigit()) or not token.strip():
+            index = whole(digits)
+            if index is None or not token.strip():
                 raise ValueError(f"{where}: {entry!r} must be the number of an attribute, a blank, and its value")
-            index = int(digits)
             if index >= len(self.attributes):
                 raise ValueError(f"{where}: attribute {index} is out of range: there are {len(self.attributes)}")
             if index in seen:
@@ -246,15 +244,6 @@ def _unquoted(token: str) -> str:
     if len(token) >= 2 and token[0] in "'\"" and token[-1] == token[0]:
         return _ESCAPE.sub(r"\1", token[1:-1])
     return token
-
-
-def number(token: str) -> float | None:
-    """A finite float32, or None. Underscores, which Python's float() allows, are refused."""
-    try:
-        value = float(token)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and abs(value) <= _LARGEST and "_" not in token else None
 
 
 def _before_comment(line: str) -> str:

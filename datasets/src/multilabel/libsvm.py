@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from io import BytesIO
 
 import numpy as np
 
-from torchssvm.core.arguments import check_whole, needs
+from torchssvm.core.arguments import check_whole
 
-from ..lines import UNPACKED_LIMIT, is_blank, read_lines
+from ..lines import UNPACKED_LIMIT, is_blank, read_lines, whole
+from ..svmlight import parse
 from .mulan import LabelledRows
 from .sparse_rows import SparseRows
 
@@ -45,40 +45,29 @@ def read_libsvm(
     lines = read_lines(path, limit)
     while is_blank(lines[-1]) and len(lines) > 1:
         del lines[-1]
-    header = lines[0].split()
-    told = len(header) == 3 and all(token.isascii() and token.isdigit() for token in header)
+    sizes = [size for token in lines[0].split() if (size := whole(token)) is not None]
+    told = len(sizes) == len(lines[0].split()) == 3
     if told:
-        num_features = _agreed(num_features, int(header[1]), "num_features", path)
-        num_labels = _agreed(num_labels, int(header[2]), "num_labels", path)
+        num_features = _agreed(num_features, sizes[1], "num_features", path)
+        num_labels = _agreed(num_labels, sizes[2], "num_labels", path)
     if num_features is None or num_labels is None:
         name = "num_labels" if num_labels is None and num_features is not None else "num_features"
         raise ValueError(f"{name} is needed: the first line of the file does not say (examples, features, labels)")
     check_whole(num_features, "num_features")
     check_whole(num_labels, "num_labels")
-    numbers = []  # line numbers of the examples
+    examples = 0
     for number, line in enumerate(lines[told:], start=1 + told):
         if line.partition("#")[0].strip():
-            numbers.append(number)
+            examples += 1
         elif "#" not in line and len(lines) > 1:
             raise ValueError(
                 f"{path}, line {number}: an empty line, and more after it; an example has a label or a feature"
             )
-    if not numbers:
+    if not examples:
         raise ValueError(f"{path} has no example")
-    if told and len(numbers) != int(header[0]):
-        raise ValueError(f"{path}, line 1: {header[0]} examples, but {len(numbers)} follow; is it cut off?")
-    try:
-        matrix, labels = _load(lines[told:])
-    except (ValueError, OverflowError):
-        for number in numbers:  # scikit-learn does not name the line
-            try:
-                _load([lines[number - 1]])
-            except (ValueError, OverflowError) as error:
-                raise ValueError(f"{path}, line {number}: {error}; lines are 1,5 12:0.5 90:1, rising") from error
-        raise
-    if not (finite := np.isfinite(matrix.data)).all():
-        row = np.searchsorted(matrix.indptr, np.argmin(finite), side="right") - 1
-        raise ValueError(f"{path}, line {numbers[row]}: a value must be a finite float32 number")
+    if told and examples != sizes[0]:
+        raise ValueError(f"{path}, line 1: {sizes[0]} examples, but {examples} follow; is it cut off?")
+    matrix, labels, _, numbers = parse(path, lines[told:], "1,5 12:0.5 90:1", start=1 + told)
     features = [row.tolist() for row in np.split(matrix.indices, matrix.indptr[1:-1])]
     places = [
         _places(features, numbers, "feature", first_feature, num_features, path),
@@ -92,16 +81,6 @@ def read_libsvm(
         tuple(str(place + first_label) for place in range(num_labels)),
         str(path),
     )
-
-
-def _load(lines: list[str]) -> tuple:
-    """The features, a CSR matrix whose columns are the numbers in the file, and the labels of each example."""
-    with needs("LIBSVM files need scikit-learn: pip install 'torchssvm[data]'", "sklearn"):
-        from sklearn.datasets import load_svmlight_file
-    text = "\n".join(line.partition("#")[0] for line in lines)
-    if "qid:" in text:
-        raise ValueError("a query id, qid:, is for ranking")
-    return load_svmlight_file(BytesIO(text.encode()), dtype=np.float32, multilabel=True, zero_based=True)
 
 
 def _places(

@@ -13,7 +13,7 @@ from xml.parsers import expat
 
 from torchssvm.core.arguments import is_whole
 
-from ..lines import UNPACKED_LIMIT
+from ..lines import UNPACKED_LIMIT, read_content
 from .arff import Arff, Attribute, read_arff
 from .sparse_rows import SparseRows
 
@@ -35,7 +35,7 @@ class Label(NamedTuple):
     line: int
 
 
-_NUMBER_OF_LABELS = re.compile(r"(?:^|[\s:])-C\s+(-?\d+)", re.IGNORECASE)
+_NUMBER_OF_LABELS = re.compile(r"(?:^|[\s:])-C\s+(-?[0-9]{1,18})(?!\w)", re.IGNORECASE)
 _SPLIT = re.compile(r"[-_.](train|test|training|testing)$", re.IGNORECASE)
 
 
@@ -138,7 +138,7 @@ def read_labels(path: str | os.PathLike[str], *, page: str | None = None) -> lis
 
     parser.StartElementHandler, parser.EndElementHandler = start, end
     try:
-        text = Path(path).read_bytes()
+        text = read_content(Path(path))
     except FileNotFoundError as error:
         where = "" if page is None else f"; fetch it from {page}"
         raise FileNotFoundError(

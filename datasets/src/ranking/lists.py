@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -14,7 +15,9 @@ from torchssvm.core.arguments import check_choice, check_readable, check_tensor,
 from torchssvm.core.threads import available_memory
 
 from ..files import find, read_arrays
+from ..lines import UNPACKED_LIMIT, read_lines
 from ..padded import PADDING, PaddedDataset
+from ..svmlight import parse
 
 _PAGE = (
     "https://github.com/microsoft/LightGBM/tree/master/examples/lambdarank (rank.train and rank.test, packed by "
@@ -30,15 +33,19 @@ class RankedLists(PaddedDataset):
         y: ``[D]``, their grades: whole numbers, 0 for not relevant and more for better.
         sizes: ``[Q]`` int64, the number of documents of each query; they sum to D.
         relevant: Lists without a document of this grade or more are left out, as no order of them is better than
-            another for average precision and NDCG; 0 keeps all.
+            another for average precision and NDCG; 0 keeps all, which ``PairSwaps()`` trains on, and of which
+            :func:`ranking_scores` says with ``without_relevant`` what they count.
+
+    Attributes:
+        num_left_out: How many lists were left out.
 
     Raises:
         ValueError: Sizes do not fit, a grade is negative or not whole, a feature is not finite, or no list is left.
 
     Example:
         >>> lists = RankedLists(torch.rand(5, 3), torch.tensor([0, 2, 1, 0, 0]), torch.tensor([3, 2]))
-        >>> len(lists)  # the second one has no relevant document
-        1
+        >>> lists  # the second one has no relevant document
+        RankedLists: 1 examples, x [1, 3, 3], y [1, 3], 1 list without relevant documents left out
         >>> lists[0].y
         tensor([0, 2, 1])
     """
@@ -67,7 +74,7 @@ class RankedLists(PaddedDataset):
         kept = [(features, own) for features, own in pairs if int(own.max()) >= relevant]
         if not kept:
             raise ValueError(f"no list has a document of grade {relevant} or more: lower relevant={relevant}")
-        self.relevant = relevant
+        self.relevant, self.num_left_out = relevant, len(sizes) - len(kept)
         super().__init__(
             pad_sequence([features for features, _ in kept], batch_first=True),
             pad_sequence([own for _, own in kept], batch_first=True, padding_value=PADDING),
@@ -102,40 +109,58 @@ class RankedLists(PaddedDataset):
         return cls(x[order], y[order], numbers[order].unique_consecutive(return_counts=True)[1], relevant)
 
     @classmethod
-    def svmlight(cls, path: str | os.PathLike[str], relevant: int = 1, in_features: int | None = None) -> RankedLists:
-        """The lists of a file in the form of SVMlight: ``grade qid:3 1:0.5 7:1`` for each document; features from 1.
+    def svmlight(
+        cls,
+        path: str | os.PathLike[str],
+        relevant: int = 1,
+        in_features: int | None = None,
+        *,
+        first_feature: int = 1,
+        limit: int = UNPACKED_LIMIT,
+    ) -> RankedLists:
+        """The lists of a file in the form of SVMlight: ``grade qid:3 1:0.5 7:1`` for each document.
 
         Args:
-            path: The file, also packed by gzip; it is read by scikit-learn.
+            path: The file, plain or packed by gzip; it is parsed by scikit-learn.
             relevant: As above.
             in_features: F, for test files, in which the last features may not occur; None is the largest number.
+            first_feature: The number of the first feature in the file, 1 as in LETOR's, or 0 as in LightGBM's and
+                XGBoost's.
+            limit: Bytes that a gzip file may unpack to.
 
         Raises:
-            ValueError: As above, or the file has another form, no document, or one without a query.
+            ValueError: As above, or the file has another form, no document, or one without a query; the message begins
+                with the file and, if known, the line. Values such as ``NULL`` are refused: fill them in.
             MemoryError: The features, which are kept dense, would not fit.
             ImportError: scikit-learn is missing.
         """
-        from sklearn.datasets import load_svmlight_file
-
         path = os.fspath(path)
-        try:
-            x, y, qid = load_svmlight_file(
-                path, n_features=in_features, dtype="float32", zero_based=False, query_id=True
-            )
-        except (ValueError, OverflowError, EOFError) as error:  # EOFError: cut off, as a gzip file
-            raise ValueError(f"{path} has no lines as 'grade qid:3 1:0.5 7:1', with features from 1: {error}") from None
+        check_choice(first_feature, "first_feature", 0, 1)
+        if in_features is not None:
+            check_whole(in_features, "in_features")
+        x, y, qid, numbers = parse(path, read_lines(path, limit), "grade qid:3 1:0.5 7:1", queries=True)
         if not len(y):
             raise ValueError(f"{path} has no document")
-        needed, free = 12 * x.shape[0] * x.shape[1], available_memory(torch.device("cpu"))  # copied, then padded
+        for wrong, what in (
+            (x.indices < first_feature, "feature 0, and they are numbered from 1: give first_feature=0"),
+            (x.indices - first_feature >= (in_features or np.inf), f"a feature beyond in_features={in_features}"),
+        ):
+            if wrong.any():
+                row = np.searchsorted(x.indptr, wrong.argmax(), side="right") - 1
+                raise ValueError(f"{path}, line {numbers[row]}: {what}")
+        if (wrong := ~((y >= 0) & (y == y.round()) & (y < 2**31))).any():
+            row = wrong.argmax()
+            raise ValueError(f"{path}, line {numbers[row]}: grade {y[row]:g}; grades are whole numbers, 0 or more")
+        width = in_features or x.shape[1] - first_feature
+        needed, free = 12 * len(y) * width, available_memory(torch.device("cpu"))  # copied, then padded
         if needed > free:
             raise MemoryError(
-                f"{path} has {x.shape[0]} documents and features up to {x.shape[1]}, which would take "
-                f"{needed / 2**20:,.0f} MiB where {free / 2**20:,.0f} MiB are free: number the features from 1 without "
-                "gaps"
+                f"{path} has {len(y)} documents and features up to {x.shape[1] - 1}, which would take "
+                f"{needed / 2**20:,.0f} MiB where {free / 2**20:,.0f} MiB are free: number the features without gaps"
             )
-        if len(qid) != len(y):
-            raise ValueError(f"{path} has {len(y)} documents, and {len(qid)} of them a query, qid: give each its own")
-        return cls.of_queries(torch.from_numpy(x.toarray()), torch.from_numpy(y), torch.from_numpy(qid), relevant)
+        x.resize(len(y), width + first_feature)
+        features = torch.from_numpy(x.toarray()[:, first_feature:])
+        return cls.of_queries(features, torch.from_numpy(y), torch.from_numpy(qid), relevant)
 
     @classmethod
     def lightgbm(
@@ -156,6 +181,11 @@ class RankedLists(PaddedDataset):
         arrays = read_arrays(find("ranking.npz", _PAGE, root), *(f"{name}_{split}" for name in ("x", "y", "queries")))
         x, y, sizes = map(torch.from_numpy, arrays)
         return cls(x, y, sizes.to(torch.int64))
+
+    def __repr__(self) -> str:
+        gone = self.num_left_out
+        left_out = f", {gone} list{'s' * (gone > 1)} without relevant documents left out" if gone else ""
+        return super().__repr__() + left_out
 
     @property
     def in_features(self) -> int:

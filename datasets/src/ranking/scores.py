@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_int64, check_several, check_tensor, check_whole
+from torchssvm.core.arguments import as_number, check_int64, check_several, check_tensor, check_whole
 from torchssvm.core.structure import reject_rows
 from torchssvm.structures.ranking.measure import NDCG
 
@@ -38,7 +39,12 @@ class RankingScores:
 
 
 def ranking_scores(
-    grades: Tensor, places: Tensor, *, ks: Sequence[int] = (1, 3, 5, 10), relevant: int = 1
+    grades: Tensor,
+    places: Tensor,
+    *,
+    ks: Sequence[int] = (1, 3, 5, 10),
+    relevant: int = 1,
+    without_relevant: float | None = None,
 ) -> RankingScores:
     """NDCG@k and mean average precision of rankings.
 
@@ -47,9 +53,12 @@ def ranking_scores(
         places: int64 ``[n, N]``, the place of each document, 0 on top, as ``Ranking.decode`` gives it.
         ks: How many places NDCG counts.
         relevant: The smallest grade of a relevant document, for average precision.
+        without_relevant: What NDCG and average precision are in a list without a relevant document, 0 to 1: 1 in
+            LightGBM, 0 in LETOR's script. None refuses such lists.
 
     Raises:
-        ValueError: Shapes differ, two documents have one place, or a list has no relevant document.
+        ValueError: Shapes differ, two documents have one place, or a list has no relevant document, and
+            ``without_relevant`` does not say what it counts.
 
     Example:
         >>> ranking_scores(torch.tensor([[2, 0, 1]]), torch.tensor([[0, 2, 1]])).ndcg[3]
@@ -69,19 +78,31 @@ def ranking_scores(
             f"places of list {int(wrong.nonzero()[0])} must be 0, 1, 2 and so on, each once: those of scores [n, N] "
             "are scores.argsort(1, descending=True).argsort(1)"
         )
-    ndcg = {k: NDCG(k) for k in ks}
-    for measure in ndcg.values():
+    if without_relevant is not None and not 0.0 <= as_number(without_relevant, "without_relevant") <= 1.0:
+        raise ValueError(f"without_relevant={without_relevant} must be 0 to 1: what such lists count in a mean")
+
+    def mean(of_lists: Callable[[Tensor, Tensor], Tensor], least: int, otherwise: float) -> float:
+        """The mean of what some lists have, those of a grade of ``least`` or more, and others ``otherwise``."""
+        some = (grades >= least).any(1) if without_relevant is not None else slice(None)
+        found = torch.full((len(grades),), otherwise, dtype=torch.float64, device=grades.device)
+        found[some] = of_lists(places[some], grades[some])
+        return float(found.mean())
+
+    def lost(places: Tensor, grades: Tensor, measure: NDCG) -> Tensor:
         measure.check(grades)
+        return measure.loss(places, grades)
+
+    relevant, counted = check_whole(relevant, "relevant"), without_relevant or 0.0
     return RankingScores(
-        ndcg={k: 1.0 - float(measure.loss(places, grades).mean()) for k, measure in ndcg.items()},
-        mean_average_precision=float(_average_precision(places, grades, relevant).mean()),
+        ndcg={k: 1.0 - mean(partial(lost, measure=NDCG(k)), 1, 1.0 - counted) for k in ks},
+        mean_average_precision=mean(partial(_average_precision, relevant=relevant), relevant, counted),
         num_lists=len(grades),
     )
 
 
 def _average_precision(places: Tensor, grades: Tensor, relevant: int) -> Tensor:
     """The mean, over a list's relevant documents, of the share of such documents among those down to it, ``[n]``."""
-    hits = grades >= check_whole(relevant, "relevant")
+    hits = grades >= relevant
     reject_rows(~hits.any(1), f"grades have no document of grade {relevant} or more in {{rows}}: lower relevant")
     last = torch.where(grades >= 0, places, grades.shape[1] - 1)  # the padding is not relevant, wherever it stands
     by_place = torch.zeros_like(grades, dtype=torch.float64).scatter_reduce(1, last, hits.double(), "amax")

@@ -74,6 +74,6 @@ class EventSequences(PaddedDataset):
                 # Of ten events seven are followed by one of the next two labels, others by any other.
                 label = (label + (draw(1, 2) if draw(0, 9) < 7 else draw(1, labels - 1))) % labels
             sequences.append(spans)
-        codes = Segments(labels, 1).from_spans(sequences)
+        codes = Segments(labels, most).from_spans(sequences)
         x = means[codes % labels] + noise * torch.randn(n, length, features, generator=random)
         super().__init__(x, codes)

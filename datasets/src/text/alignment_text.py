@@ -11,8 +11,8 @@ from ..lines import read_lines, words_of
 Link = tuple[int, int]
 """A French and an English word, by their positions in the sentence, from 0."""
 
-_SENTENCE = re.compile(r"<s snum=(\d+)>(.*)</s>")
-_LINK = re.compile(r"(\d+)-(\d+)(-P)?")
+_SENTENCE = re.compile(r"<s snum=([0-9]{1,18})>(.*)</s>")
+_LINK = re.compile(r"([0-9]{1,18})-([0-9]{1,18})(-P)?")
 
 
 class SentencePair(NamedTuple):

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from torchssvm.core.arguments import check_several
 
+from .tag_schemes import to_bio
+
 
 class Chunk(NamedTuple):
     """The tokens ``start`` to ``stop - 1`` of a sentence.
@@ -30,11 +32,11 @@ class Chunk(NamedTuple):
 def chunks(tags: Sequence[str]) -> list[Chunk]:
     """The chunks of a sentence.
 
-    A chunk begins at B-X, and at I-X where the token before is O or of another type (or there is none); it ends before
-    the next token that is not I-X.
+    A chunk of type X begins and goes on where :func:`to_bio` has B-X and I-X: tags of IOB1, IOB2, BIOES and BILOU are
+    taken as they are.
 
     Args:
-        tags: The tags of its tokens: O, B-X or I-X.
+        tags: The tags of its tokens: O, or a letter (B, I, E, S, L, U or M), a hyphen and a type.
 
     Raises:
         ValueError: A tag has another form.
@@ -48,15 +50,12 @@ def chunks(tags: Sequence[str]) -> list[Chunk]:
         raise TypeError(f"tags={tags!r} must be a list of tags, such as ['B-NP', 'O']")
     found: list[Chunk] = []
     start, kind = 0, ""  # of the chunk that is open; no type: none is
-    for place, tag in enumerate(tags):
-        letter, _, its = tag.partition("-")
-        if tag != "O" and (letter not in ("B", "I") or not its):
-            raise ValueError(f"tags[{place}]={tag!r} must be O, or B-TYPE or I-TYPE for some type")
-        if letter == "I" and its == kind:
+    for place, tag in enumerate(to_bio(tags)):
+        if tag[0] == "I":
             continue
         if kind:
             found.append(Chunk(start, place, kind))
-        start, kind = place, its
+        start, kind = place, tag[2:]
     if kind:
         found.append(Chunk(start, len(tags), kind))
     return found
@@ -126,11 +125,11 @@ def chunk_scores(true: Iterable[Sequence[str]], predicted: Iterable[Sequence[str
     """Compare the chunks of sentences.
 
     Args:
-        true: The tags of each sentence.
+        true: The tags of each sentence, of any scheme that :func:`to_bio` takes.
         predicted: The predicted tags of the same sentences.
 
     Raises:
-        ValueError: Sentences or tags are missing, or a tag is not of the BIO form.
+        ValueError: Sentences or tags are missing, or a tag has another form.
 
     Example:
         >>> scores = chunk_scores(true=[["B-NP", "I-NP", "B-VP"]], predicted=[["B-NP", "I-NP", "O"]])

@@ -87,9 +87,10 @@ def read_columns(
 
     One or more blank lines end a sentence. UTF-8, plain or gzipped (by its first bytes, not its name); lines end with
     LF, CRLF or CR. Columns are separated by single tabs, or by any number of blanks and tabs: by that which gives more
-    lines of the file the same number of columns, and by tabs where both do. Without ``columns``, lines are ``word pos
-    tag``, by blanks and tabs wherever that gives three columns, and tags are O, B-X or I-X. With them, a file is taken
-    as it is: sentences of the word -DOCSTART- alone are left out; tags of IOB1, BIOES and BILOU become BIO.
+    lines of the file the same number of columns, and by tabs where both do; between tabs a word may be a blank. Without
+    ``columns``, lines are ``word pos tag``, by blanks and tabs wherever that gives three columns, and tags are O, B-X
+    or I-X. With them, a file is taken as it is: sentences of the word -DOCSTART- alone are left out; tags of IOB1,
+    BIOES and BILOU become BIO.
 
     Args:
         path: The file.
@@ -130,7 +131,8 @@ def read_columns(
     words, tags, pos = list[str](), list[str](), list[str]()
     for token in kept:
         row = fields.split(tokens.lines[token])
-        words.append(row[word])
+        # Between tabs a word may be a blank, as where every character is a token.
+        words.append(row[word] or (tokens.lines[token].split("\t")[word] if fields.separator == "tabs" else ""))
         tags.append("" if tag is None else row[tag])
         pos.append("_" if part is None else row[part])
     found = TaggedSentences(

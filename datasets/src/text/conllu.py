@@ -203,12 +203,13 @@ class CoNLLU(Dataset[Example]):
 
     An item is ``(x, y, index)``: columns ``[T, T+1, P]`` int64, computed by :func:`arc_columns` when the item is
     fetched; the heads, int64 ``[T]``; and its number in this dataset. :meth:`collate` pads items to a batch, whose x is
-    ``SparseFeatures`` for the head ``LinearArcs(num_features)``.
+    ``SparseFeatures`` for the head ``LinearArcs(in_features)``.
 
     Args:
         path: The file.
-        num_features: Columns of the features. With 2^16, features that share columns cost 4 points of attachment on an
+        in_features: Columns of the features. With 2^16, features that share columns cost 4 points of attachment on an
             English treebank; the default takes 16 MiB of weights.
+        num_features: The same by another name; give one of the two.
         tags: The column of the parts of speech, ``"upos"`` or ``"xpos"``.
         keep_features: Keep the features of a sentence, ``4 T (T+1) P`` bytes (P is about 40), instead of computing them
             in every pass.
@@ -219,11 +220,11 @@ class CoNLLU(Dataset[Example]):
             unless they are told otherwise (``Projective(single_root=True)``).
 
     Raises:
-        ValueError: The file is not CoNLL-U (see :func:`read_conllu`), ``num_features`` or ``tags`` is out of range, or
+        ValueError: The file is not CoNLL-U (see :func:`read_conllu`), ``in_features`` or ``tags`` is out of range, or
             no sentence is left.
 
     Example:
-        >>> trees = CoNLLU("treebank.conllu", num_features=2**16)
+        >>> trees = CoNLLU("treebank.conllu", in_features=2**16)
         >>> head = LinearArcs(trees.in_features)
         >>> solve(head, trees, lam=0.01, tolerance=Relative(0.1)).relative_gap <= 0.1
         True
@@ -233,7 +234,8 @@ class CoNLLU(Dataset[Example]):
         self,
         path: str | os.PathLike[str],
         *,
-        num_features: int = 2**22,
+        in_features: int = 2**22,
+        num_features: int | None = None,
         tags: str = "upos",
         keep_features: bool = False,
         skip_nonprojective: bool = False,
@@ -242,7 +244,11 @@ class CoNLLU(Dataset[Example]):
     ) -> None:
         if skip_nonprojective and not trees:
             raise ValueError("skip_nonprojective=True, and trees=False reads no trees to skip")
-        self.in_features = check_whole(num_features, "num_features", most=2**31 - 1)
+        if num_features is not None:
+            if in_features not in (2**22, num_features):
+                raise ValueError(f"num_features={num_features} and in_features={in_features} are the same: give one")
+            in_features = check_whole(num_features, "num_features", most=2**31 - 1)
+        self.in_features = check_whole(in_features, "in_features", most=2**31 - 1)
         self.path = Path(path)
         self._kept: dict[int, Tensor] | None = {} if keep_features else None
         every = read_conllu(path, tags=tags, trees=trees, single_root=single_root)

@@ -30,6 +30,7 @@ from torchssvm.datasets import (
     segmentation_scores,
 )
 from torchssvm.datasets.images import graph_cache_build, graph_cache_words
+from torchssvm.datasets.images.masks import MaskRule
 from torchssvm.datasets.images.region_features import ETAS, edge_features, node_features
 from torchssvm.datasets.images.segmentation_files import find_pairs, read_pair
 from torchssvm.datasets.images.superpixels import adjacency, neighbourhoods
@@ -37,7 +38,7 @@ from torchssvm.datasets.images.visual_words import Vocabulary, descriptors, k_me
 from torchssvm.steps import LargestGap
 
 pytest.importorskip("skimage")
-from skimage.io import imsave
+from skimage.io import imread, imsave
 
 SMALL = GraphSettings(segments=20, gradient_words=12, colour_words=6, samples=600)
 NAMES = [f"horse{number:03}" for number in range(1, 6)]
@@ -406,17 +407,100 @@ def test_images_are_resized_to_their_masks(tmp_path):
     np.testing.assert_array_equal(mask, other)  # ones and zeros
 
 
-@pytest.mark.parametrize("grey, foreground", [(127, False), (128, True)])
-def test_the_threshold(tmp_path, grey, foreground):
-    mask = np.full((40, 56), grey, np.uint8)
-    mask[0] = 255
+def numbered(tmp_path, numbers, palette=None, suffix="png"):
+    """An image and a mask that holds numbers, grey or of a palette."""
+    from PIL import Image
+
     save(tmp_path / "rgb" / "a.png", picture(0)[0][:, :, 0])  # grey
-    save(tmp_path / "figure_ground" / "a.png", mask)
     save(tmp_path / "rgb" / "b.png", picture(0)[0])
-    image, found = read_pair(find_pairs(tmp_path, num_train=1)[0])
-    assert image.shape == (40, 56, 3)
-    assert found[0].all()
-    assert (found[1:] == foreground).all()
+    made = Image.fromarray(numbers)
+    if palette is not None:
+        made = made.convert("P")
+        made.putdata(numbers.ravel().tolist())
+        made.putpalette(palette)
+    (tmp_path / "figure_ground").mkdir(exist_ok=True)
+    made.save(tmp_path / "figure_ground" / f"a.{suffix}", **({"quality": 95} if suffix == "jpg" else {}))
+    return find_pairs(tmp_path, num_train=1)[0]
+
+
+VOC = [0, 0, 0, 128, 0, 0, 0, 128, 0, *[90] * 756, 224, 224, 192]
+
+
+@pytest.mark.parametrize("palette", [None, VOC])
+def test_numbers_of_classes_need_to_be_named(tmp_path, palette):
+    mask = np.zeros((40, 56), np.uint8)
+    mask[8:32, 8:48], mask[10:30, 10:40], mask[10:30, 40:46] = 255, 1, 2
+    pair = numbered(tmp_path, mask, palette)
+    with pytest.raises(ValueError, match=r"a\.png has the values 0, 1, 2, 255.*foreground="):
+        read_pair(pair)
+    _, found = read_pair(pair, MaskRule.of(False, 1, ignore=255))
+    assert (found.filled(False) == (mask == 1)).all()
+    assert (found.mask == (mask == 255)).all()
+    _, found = read_pair(pair, MaskRule.of(False, [1, 2], ignore=()))
+    assert (found == np.isin(mask, (1, 2))).all()
+
+
+@pytest.mark.parametrize(
+    ("palette", "foreground", "message"),
+    [
+        ([0, 0, 0, 255, 255, 255], 1, None),
+        ([255, 255, 255, 0, 0, 0], 0, None),  # white is foreground
+        ([0, 0, 0, 128, 0, 0], 1, None),
+        ([0, 0, 90, 128, 0, 0], None, "number 0 is not black"),
+    ],
+)
+def test_palettes_of_two_colours(tmp_path, palette, foreground, message):
+    mask = picture(0)[1].astype(np.uint8)
+    pair = numbered(tmp_path, mask, palette)
+    if message is None:
+        assert (read_pair(pair)[1] == (mask == foreground)).all()
+    else:
+        with pytest.raises(ValueError, match=message):
+            read_pair(pair)
+
+
+def test_masks_that_do_not_say_what_is_foreground(tmp_path):
+    grey = np.where(picture(0)[1], 128, 0).astype(np.uint8)
+    colours = np.zeros((40, 56, 3), np.uint8)
+    colours[:20, :, 0], colours[20:30, :, 1] = 255, 255
+    for mask, suffix, rule, message in (
+        (grey, "png", MaskRule(), "values 0, 128"),
+        (grey, "jpg", MaskRule(), "neither black nor white"),
+        (grey, "jpg", MaskRule.of(False, 128, ()), "is a JPEG"),
+        (colours, "png", MaskRule(), "has colours"),
+        (colours, "png", MaskRule.of(False, 1, ()), "has colours"),
+        (grey, "png", MaskRule.of(True, 1, (0, 128)), "no pixel that counts"),
+    ):
+        for path in (tmp_path / "figure_ground").glob("*"):
+            path.unlink()
+        with pytest.raises(ValueError, match=message):
+            read_pair(numbered(tmp_path, mask, suffix=suffix), rule)
+    with pytest.raises(ValueError, match="foreground and ignore both have 1"):
+        MaskRule.of(False, 1, [1])
+
+
+def test_a_jpeg_is_read_by_its_brightness(tmp_path):
+    mask = picture(0)[1]
+    pair = numbered(tmp_path, np.where(mask, 255, 0).astype(np.uint8), suffix="jpg")
+    assert (read_pair(pair)[1] == mask).all()
+
+
+def test_ignored_pixels_count_nowhere(tmp_path):
+    root = write(tmp_path)
+    plain = open_small(root, cache=tmp_path / "plain")
+    for path in (root / "figure_ground").glob("*.png"):
+        mask = imread(path)
+        mask[:20] = 7
+        save(path, mask)
+    found = open_small(root, cache=tmp_path / "ignoring", foreground=255, ignore=7)
+    assert (found.mask(0) == plain.mask(0))[20:].all()
+    assert not found.mask(0)[:20].any()
+    counted = torch.bincount(found.regions(0)[20:].flatten(), minlength=len(found[0].y.labels))
+    assert found.graph(0).sizes.tolist() == counted.tolist()
+    assert torch.isfinite(found[0].y.weights).all()
+    assert (found[0].y.weights[counted == 0] == 0).all()
+    with pytest.raises(StaleCache, match=r"foreground=\[255\], not None; ignore=\[7\], not \[\]"):
+        open_small(root, cache=tmp_path / "ignoring")
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16", "CMYK"])

@@ -5,7 +5,8 @@ import pytest
 import torch
 from tables import each_row
 
-from torchssvm.datasets import RankedLists, ranking_scores
+from torchssvm import LinearRanking, choose_lam, evaluate
+from torchssvm.datasets import RankedLists, hold_out, ranking_scores
 
 
 @pytest.fixture
@@ -124,15 +125,24 @@ def test_a_file_of_svmlight_is_read(tmp_path):
     found = RankedLists.svmlight(path, in_features=4)
     assert [item.y.tolist() for item in found] == [[0, 1], [2, 0]]
     assert found[1].x.tolist() == [[0.5, 0.0, 1.0, 0.0], [2.0, 0.0, 0.0, 0.0]]
+    path.write_text("\ufeff2 qid:7 0:0.5 2:1\r\n0 qid:7 0:2\r\n", encoding="utf-16-le")
+    assert RankedLists.svmlight(path, first_feature=0)[0].x.tolist() == [[0.5, 0.0, 1.0], [2.0, 0.0, 0.0]]
 
 
 @each_row(
     "text, kind, words",
     [
-        ("2 1:0.5\n0 qid:3 2:1\n", ValueError, "2 documents, and 1 of them a query"),
+        ("1 qid:3 2:1\n\n2 1:0.5\n", ValueError, "rank.txt, line 3: no query id"),
         ("# nothing\n", ValueError, "rank.txt has no document"),
-        ("1 qid:1 0:0.5\n", ValueError, "rank.txt has no lines as .*features from 1"),
-        ("1 qid:99999999999999999999 1:0.5\n", ValueError, "rank.txt has no lines as"),
+        ("# nothing\n1 qid:1 0:0.5\n", ValueError, "rank.txt, line 2: feature 0, .* first_feature=0"),
+        ("1 qid:1 1:0.5\n0 qid:1 4:1\n", ValueError, "rank.txt, line 2: a feature beyond in_features=3"),
+        ("1 qid:1 1:0.5\n0 qid:1 3:1 2:1\n", ValueError, "rank.txt, line 2: .*sorted"),
+        ("1 qid:1 1:0.5\n0 qid:1 1:NULL\n", ValueError, "rank.txt, line 2: .*NULL"),
+        ("1 qid:1 1:0.5\n0 qid:1 1:nan\n", ValueError, "rank.txt, line 2: a value must be a finite"),
+        ("1 qid:1 1:0.5\n-1 qid:1 1:1\n", ValueError, "rank.txt, line 2: grade -1"),
+        ("1 qid:1 1:0.5\n0.5 qid:1 1:1\n", ValueError, "rank.txt, line 2: grade 0.5"),
+        ("1 qid:99999999999999999999 1:0.5\n", ValueError, "rank.txt, line 1: .*too large"),
+        ("1 qid:1 1:1_0\n", ValueError, "rank.txt, line 1: numbers are written in ASCII digits"),
         ("1 qid:1 2000000000:1\n" * 99, MemoryError, "99 documents and features up to 2000000000"),
     ],
 )
@@ -141,12 +151,40 @@ def test_files_of_another_form_are_refused(tmp_path, text, kind, words):
     path = tmp_path / "rank.txt"
     path.write_text(text)
     with pytest.raises(kind, match=words):
-        RankedLists.svmlight(path)
+        RankedLists.svmlight(path, in_features=None if kind is MemoryError else 3)
 
 
 def test_a_gzip_file_that_is_cut_off_is_refused(tmp_path):
     pytest.importorskip("sklearn")
     path = tmp_path / "rank.gz"
     path.write_bytes(gzip.compress(b"2 qid:7 1:0.5\n0 qid:7 2:1\n")[:-12])
-    with pytest.raises(ValueError, match=r"rank.gz has no lines as .*ended before"):
+    with pytest.raises(ValueError, match=r"rank.gz is damaged.*ended before"):
         RankedLists.svmlight(path)
+
+
+def test_lists_without_relevant_documents_are_counted():
+    x, y, sizes = torch.rand(7, 3), torch.tensor([0, 2, 1, 0, 0, 1, 0]), [3, 2, 2]
+    few, every = RankedLists(x, y, sizes), RankedLists(x, y, sizes, relevant=0)
+    assert (few.num_left_out, every.num_left_out) == (1, 0)
+    assert repr(few).endswith("1 list without relevant documents left out")
+    assert "left out" not in repr(every)
+    places = torch.tensor([[2, 0, 1], [0, 1, -1], [1, 0, -1]])
+    kept = ranking_scores(few.y, places[[0, 2]], ks=(1, 3))
+    for count in (0.0, 1.0):
+        found = ranking_scores(every.y, places, ks=(1, 3), without_relevant=count)
+        assert found.num_lists == 3
+        assert found.ndcg[3] == pytest.approx((2 * kept.ndcg[3] + count) / 3)
+        assert found.mean_average_precision == pytest.approx((2 * kept.mean_average_precision + count) / 3)
+    with pytest.raises(ValueError, match=r"no relevant document in rows \[1\]"):
+        ranking_scores(every.y, places, ks=(1,))
+    with pytest.raises(ValueError, match="without_relevant=2"):
+        ranking_scores(every.y, places, without_relevant=2)
+
+
+def test_a_table_of_lambdas_has_no_columns_of_errors_that_rankings_lack():
+    lists = RankedLists(torch.rand(40, 3), torch.arange(40) % 3, [5] * 8)
+    choice = choose_lam(LinearRanking(3), *hold_out(lists, 0.25), lams=(1.0, 0.1), progress=False)
+    assert str(choice).splitlines()[0].split() == ["lam", "lam", "n", "gap", "passes", "seconds", "loss"]
+    head = LinearRanking(4)
+    with pytest.raises(ValueError, match=r"in_features=3 and the head in_features=4.* in_features"):
+        evaluate(head, head.structure, lists)

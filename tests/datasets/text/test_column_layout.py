@@ -159,3 +159,12 @@ def test_wrong_tags():
         bio_transitions(["O", "S-A"])
     with pytest.raises(ValueError, match="tags has 'I-A' and no 'B-A'"):
         bio_transitions(["O", "I-A"])
+
+
+def test_a_word_between_tabs_may_be_a_blank(tmp_path):
+    path = tmp_path / "characters.txt"
+    path.write_text("".join(f"{word}\tO\n" for word in ("a", " ", "\u00a0", "b")))
+    assert read_columns(path, Columns(word=0, tag=1)).words == ["a", " ", "\u00a0", "b"]
+    path.write_text("a\tO\n\tO\n")
+    with pytest.raises(ValueError, match=r"characters.txt, line 2: the word is empty"):
+        read_columns(path, Columns(word=0, tag=1))

@@ -283,6 +283,7 @@ def test_spans_and_frames_are_read_back():
         (lambda: Segments(2, 2).from_frames([[0, 1]]), r"labels must be int64 \['B', 'N'\].*torch.as_tensor"),
         (lambda: Segments(2, 2).spans(torch.tensor([2, 0])), r"labeling must be int64 \['B', 'N'\]"),
         (lambda: Segments(2, 2).from_spans([[]]), "no span in row 0"),
+        (lambda: Segments(2, 2).from_spans([[(0, 2**70, 0)]]), "in row 0.* max_duration=2"),
         (lambda: Segments(2, 2).from_frames(torch.tensor([[2]])), "labels has 2"),
         (lambda: Segments(2, 2).from_frames(torch.tensor([[0, 1], [0, -1]]).flip(1)), "has -1 at position 0 of row 1"),
         (lambda: Segments(2, 2).from_frames(torch.tensor([[0, -100]])), "labels has -100 at position 1 of row 0"),

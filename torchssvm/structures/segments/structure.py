@@ -184,7 +184,7 @@ class Segments(Indexed):
         """The labeling of spans, which follow one another from frame 0 on, ``[B, N]`` int64.
 
         Raises:
-            ValueError: They do not, or a label is not one.
+            ValueError: They do not, a label is not one, or a span is longer than ``max_duration``.
         """
         check_several(spans, "spans", "lists of spans, one for each sequence")
         num_labels = self.num_labels
@@ -198,6 +198,10 @@ class Segments(Indexed):
                 start, end, label = span
                 if label not in range(num_labels):
                     raise ValueError(f"spans has {span!r} in {row_name(place)}: labels are 0 to {num_labels - 1}")
+                if end - start > self.max_duration:
+                    raise ValueError(
+                        f"spans has {span!r} in {row_name(place)}: more frames than max_duration={self.max_duration}"
+                    )
                 row += [int(label) + num_labels] + [int(label)] * int(end - start - 1)
             if not row:
                 raise ValueError(f"spans has no span in {row_name(place)}: a sequence has at least one")
