@@ -391,7 +391,7 @@ def test_precomputed_features_errors(small):
     with pytest.raises(ValueError, match=r"returned \[626, 1792\].* must be \[626, 14\]"):
         PrecomputedFeatures(small, flat, batch_size=626)
     assert all(m.training for m in flat.modules())
-    with pytest.raises(TypeError, match="no `collate`.*list"):
+    with pytest.raises(TypeError, match=r"no `collate`.*list"):
         PrecomputedFeatures([small[0]], nn.Identity())
 
 
