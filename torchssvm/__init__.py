@@ -1,6 +1,6 @@
 """torchssvm: max-margin structured training for PyTorch, with a certified duality gap.
 
-What is typed, by purpose:
+Public names, by purpose:
 
 * Training: ``solve``, ``make_trainer``, ``Solver``, ``Relative``; ``BCFW``, ``BlockGap``, ``StructuredHinge``,
   ``SoftmaxMargin``; ``CompiledBCFW``, ``TorchLoop``, ``GDMM``; ``save_checkpoint``, ``load_checkpoint``; targets with a
@@ -25,10 +25,6 @@ further rules in ``torchssvm.steps``; results of paths in ``torchssvm.path``. ``
 ``.models``, ``.datasets`` and ``.deployment`` are packages of their own.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-from torchssvm.core.arguments import warn
 from torchssvm.core.batch import Batch, in_order, select_tokens
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.sparse_features import SparseFeatures
@@ -172,22 +168,3 @@ __all__ = [
     "select_tokens",
     "solve",
 ]
-
-if not TYPE_CHECKING:  # a checker would take every name for one that is there
-    _ROOMS = (
-        *("core.structure", "core.marginals", "core.ranks", "steps", "path"),
-        *("solvers", "solvers.check", "solvers.gdmm", "solvers.kernel"),
-        *("structures.arborescence", "structures.chain", "structures.decisions", "structures.graph_cut"),
-        *("structures.matching", "structures.multilabel", "structures.pairwise_graph", "structures.pose"),
-        *("structures.ranking", "structures.slack_rescaling"),
-    )
-
-    def __getattr__(name: str) -> Any:
-        """What stood at the top level in 0.1, for this version: it lies in a room now."""
-        for room in map("torchssvm.{}".format, _ROOMS if not name.startswith("_") else ()):
-            module = importlib.import_module(room)
-            found = vars(module).get(name)
-            if name in getattr(module, "__all__", ()) or getattr(found, "__module__", "") == room:
-                warn(f"torchssvm.{name} is {room}.{name} now", DeprecationWarning)
-                return found
-        raise AttributeError(f"module 'torchssvm' has no attribute {name!r}: see CHANGELOG.md for old names")
