@@ -29,25 +29,44 @@ class UnitRows(nn.Module):
 
     Rows of zeros stay. Lists name a column once, as those of a scipy sparse matrix do.
 
+    Args:
+        shift: ``[F]``, what is subtracted from the columns before; None is nothing.
+        scale: ``[F]``, what they are multiplied by after that; None is 1.
+
     Example:
         >>> UnitRows()(torch.tensor([[3.0, 4.0]]))
         tensor([[0.6000, 0.8000]])
     """
 
-    def __init__(self) -> None:
+    shift: Tensor | None
+    scale: Tensor | None
+
+    def __init__(self, shift: Tensor | None = None, scale: Tensor | None = None) -> None:
         super().__init__()
+        self.register_buffer("shift", shift, persistent=False)
+        self.register_buffer("scale", scale, persistent=False)
 
     def forward(self, x: Any) -> Any:
         """The rows, scaled."""
         if isinstance(x, SparseFeatures):
             real = x.columns >= 0
-            values = real.float() if x.values is None else x.values * real
-            return SparseFeatures(x.columns, _scaled(values))
+            columns, values = x.columns, real.float() if x.values is None else x.values * real
+            if self.shift is not None:  # columns that are not listed are 0, less the shift
+                shift = self.shift.to(values.dtype)
+                values = values - shift[columns.clamp(min=0)] * real
+                others = shift.nonzero().squeeze(1).expand(len(columns), -1)
+                listed = (columns.unsqueeze(2) == others.unsqueeze(1)).any(1)
+                columns = torch.cat([columns, others.where(~listed, -1)], 1)
+                values = torch.cat([values, -shift[others] * ~listed], 1)
+            if self.scale is not None:
+                values = values * self.scale.to(values.dtype)[columns.clamp(min=0)]
+            return SparseFeatures(columns, _scaled(values))
         if not isinstance(x, Tensor):
             raise TypeError(
                 f"x must be a tensor or SparseFeatures, not a {type(x).__name__}: SparseFeatures holds sparse rows"
             )
-        return _scaled(x)
+        x = x if self.shift is None else x - self.shift.to(x.dtype)
+        return _scaled(x if self.scale is None else x * self.scale.to(x.dtype))
 
 
 Recipe = dict[str, Any]

@@ -16,14 +16,14 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from torchssvm.core.arguments import warn
-from torchssvm.core.batch import Part
 from torchssvm.core.max_marginals import margins_by_decoding
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.deployment import UnitRows, save_model
 from torchssvm.estimators.base import MATRIX, CalibratedEstimator, MatrixClassifier, once_calibrated
+from torchssvm.estimators.choose_c import PARTS, choose_from_guess
+from torchssvm.estimators.choose_pairs import all_pairs, choose_pairs
 from torchssvm.estimators.examples import Examples, check_classes, check_matrix, counted, of_matrix, weights_of
-from torchssvm.path.choose_lam import LamChoice, choose_lam
-from torchssvm.solvers.solver import Relative, Solver
+from torchssvm.path.choose_lam import LamChoice
 from torchssvm.structures.multiclass.head import LinearMulticlass
 from torchssvm.structures.multiclass.structure import Multiclass
 from torchssvm.structures.multilabel.head import LinearMultilabel, SparseLinearMultilabel
@@ -31,15 +31,8 @@ from torchssvm.structures.multilabel.structure import Multilabel
 
 GUESS, CHOOSE = "guess", "choose"
 
-_SHARE = 1 / 6
+_SHARE = 1 / 9
 """Of the lambda at which a label is fitted to one example alone; see docs/guides/label-sets.md for what it is worth."""
-
-_FACTORS = (3.0, 1.0, 0.3, 0.1)
-"""Of the guess, to choose from: at larger lambdas pairs outweigh labels, and many labels are slow to decode."""
-
-_HELD_OUT = 1 / 3
-_COARSE = 0.05
-"""The gap at each lambda that is tried, as a share of the primal."""
 
 _DENSE = 0.5
 """Columns are standardised where more than this share of an array is not zero."""
@@ -146,6 +139,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         y = _dense(y)
         check_classification_targets(y)
         X, y, times, total = counted(X, y, sample_weight)
+        total = total or X.shape[0]
         self._sets = y.ndim == 2
         if self._sets and type_of_target(y) != "multilabel-indicator":
             raise ValueError(_FORM)
@@ -156,7 +150,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         target = torch.from_numpy(indicator.astype(np.int64))
         labels = target.shape[1]
         make = SparseLinearMultilabel if sparse.issparse(X) else LinearMultilabel
-        pairs = 1 < labels <= (_MOST if self.interactions is None else labels) and self.interactions is not False
+        pairs = self._pairs(indicator, None if times is None else times * (total / len(times)))
         costs = None
         if self._sets and self.class_weight is not None:
             each = None if times is None else times[target.nonzero()[:, 0]]
@@ -167,19 +161,22 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
             times = by_class if times is None else times * by_class
             if not times.all():
                 raise ValueError(f"class_weight={self.class_weight!r} has a class of weight 0: leave its rows out")
-        structure = Multilabel(labels, pairwise=pairs, normalize=False, weights=costs)
-        head = make(X.shape[1], labels, bias=self.fit_intercept, pairwise=pairs, structure=structure)
+        structure = Multilabel(
+            labels, pairwise=pairs is not None, normalize=False, weights=costs, pairs=_unless_all(pairs, labels)
+        )
+        head = make(X.shape[1], labels, bias=self.fit_intercept, pairwise=pairs is not None, structure=structure)
         head = head.double() if X.dtype == np.float64 else head
         self.unit_rows_ = sparse.issparse(X) or np.count_nonzero(X) <= _DENSE * X.size
         mean, factor = (0.0, 1.0) if self.unit_rows_ else _standardised(X, self.fit_intercept, times)
-        given, X = X, _unit_rows(X) if self.unit_rows_ else ((X - mean) * factor).astype(X.dtype)
+        self.shift_, self.scale_ = _centred(X, times) if self.unit_rows_ and self.fit_intercept else (None, None)
+        given, X = X, self._unit_rows(X) if self.unit_rows_ else ((X - mean) * factor).astype(X.dtype)
         if self.interactions is None and labels > _MOST:
             warn(
                 f"interactions=None leaves out the {labels * (labels - 1) // 2} pairs of {labels} labels, as decoding "
                 f"takes long with more than {_MOST}. interactions=False says so without this warning; "
                 "torchssvm.GDMM(LinearMultilabel(...), ...) trains pairs of many labels without decoding"
             )
-        elif pairs and labels > _MANY:
+        elif self.interactions and labels > _MANY:
             warn(
                 f"{labels} labels have {labels * (labels - 1) // 2} pairs: branch and bound has a limited effort for "
                 "each example, and may leave the best sets open, so that upper bounds count, training is slow "
@@ -192,12 +189,12 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         if isinstance(C := self._own_C, str):
             squares = np.asarray((X.multiply(X) if sparse.issparse(X) else X * X).sum(1), np.float64).ravel()
             square = float(np.average(squares, weights=times)) + self.fit_intercept
-            lam = _SHARE * max(square, 1e-6) / (total or X.shape[0])
+            lam = _SHARE * max(square, 1e-6) / total
             if C == CHOOSE and times is not None:
                 raise ValueError(f"C={CHOOSE!r} holds examples out, which count alike: give C or lam with weights")
-            lam = lam if C == GUESS else self._chosen(copy.deepcopy(head), examples, lam)
+            lam = lam if C == GUESS else self._chosen(head, examples, lam)
         else:
-            lam = self._lam(total or X.shape[0])
+            lam = self._lam(total)
         self.lam_ = lam
         trained = self._train(head, examples, lam, weight=times)
         head = copy.deepcopy(trained).double()
@@ -209,7 +206,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
                 head.bias.sub_(torch.from_numpy(weight @ np.broadcast_to(mean, weight.shape[1])))
         self.head_, self.classes_, self.coef_ = head, classes, weight
         self.intercept_ = np.zeros(labels) if head.bias is None else head.bias.detach().numpy().copy()
-        self.interactions_ = head.interactions().detach().numpy() if pairs else None
+        self.interactions_ = None if pairs is None else head.interactions().detach().numpy()
         if self._sets and bool(target.any()) and not self._decides(X if self.unit_rows_ else given):
             warn(
                 "fit predicts no label for any example that it was trained on: large columns may hide the others, as "
@@ -217,6 +214,17 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
                 "(sklearn.preprocessing.MaxAbsScaler keeps zeros), or give a larger C"
             )
         return self
+
+    def _pairs(self, y: np.ndarray, times: np.ndarray | None) -> torch.Tensor | None:
+        """The pairs of labels that are scored, ``[P, 2]``; None where there are none."""
+        labels = y.shape[1]
+        if self.interactions is False or (self.interactions is None and labels > _MOST):
+            return None
+        if self._goes_on and self._run is not None and self._run[1].structure.num_labels == labels:
+            structure = self._run[1].structure  # a fit that goes on keeps its outputs
+            return structure.listed_pairs().T.contiguous() if structure.pairwise else None
+        pairs = all_pairs(y) if self.interactions else choose_pairs(y, times)
+        return torch.from_numpy(pairs) if len(pairs) else None
 
     def _decides(self, X: Any) -> bool:
         """Whether a row has a label; as :meth:`_sums` takes them."""
@@ -232,26 +240,19 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
             super()._check_parameters()
 
     def _chosen(self, head: Any, examples: Examples, guess: float) -> float:
-        """The lambda that predicts held-out examples best."""
-        n = len(examples)
-        held = round(_HELD_OUT * n)
-        if not held:
-            raise ValueError(f"C={CHOOSE!r} holds a third of the examples out, and there are {n}: give C or lam")
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        order = torch.from_numpy(np.random.RandomState(seed).permutation(n))
-        share = n / (n - held)  # lam n is that of all examples
-        self.choice_ = choice = choose_lam(
+        """The guess, or the lambda that predicts held-out examples better by more than chance."""
+        if len(examples) < PARTS:
+            raise ValueError(f"C={CHOOSE!r} holds a third of the examples out, and there are {len(examples)}: give C")
+        self.choice_ = choose_from_guess(
             head,
-            Part(examples, order[held:]),
-            Part(examples, order[:held]),
-            [factor * guess * share for factor in _FACTORS],
-            tolerance=Relative(max(_COARSE, float(self.tol))),
-            patience=2,
+            examples,
+            guess,
+            tol=float(self.tol),
             max_passes=float(self.max_passes),
-            solver=Solver(seed=seed),
+            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
             progress=bool(self.verbose),
         )
-        return choice.best.lam / share
+        return self.choice_.best.lam
 
     def decision_function(self, X: Any) -> np.ndarray:
         """For each label, the best score of a set with it less the best of one without it, ``[n, K]``.
@@ -346,11 +347,27 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         return Potentials({"unary": scores, **shared})
 
     def _features(self) -> UnitRows | None:
-        return UnitRows() if self.unit_rows_ else None
+        known = (None if each is None else torch.from_numpy(each) for each in (self.shift_, self.scale_))
+        return UnitRows(*known) if self.unit_rows_ else None
 
     def _scores(self, X: Any) -> torch.Tensor:
         X = self._matrix(X)
-        return self._sums(_unit_rows(X) if self.unit_rows_ else X)
+        return self._sums(self._unit_rows(X) if self.unit_rows_ else X)
+
+    def _unit_rows(self, X: Any) -> Any:
+        """Rows divided by their length; entries of a sparse matrix that are there twice are summed before."""
+        if sparse.issparse(X) and not X.has_canonical_format:
+            X = X.copy()
+            X.sum_duplicates()
+        if self.shift_ is not None:
+            shift, scale = self.shift_.astype(X.dtype), self.scale_.astype(X.dtype)
+            if sparse.issparse(X):
+                row = sparse.csr_matrix(shift)
+                X = X - sparse.vstack([row] * X.shape[0], format="csr")  # as long as X, at most twice
+                X.data *= scale[X.indices]
+            else:
+                X = (X - shift) * scale
+        return normalize(X)
 
     def _sums(self, X: Any) -> torch.Tensor:
         """Scores of labels alone; rows are of unit length where they are scaled so."""
@@ -369,12 +386,40 @@ def _dense(y: Any) -> np.ndarray:
     return y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
 
 
-def _unit_rows(X: Any) -> Any:
-    """Rows divided by their length; entries of a sparse matrix that are there twice are summed before."""
-    if sparse.issparse(X) and not X.has_canonical_format:
-        X = X.copy()
-        X.sum_duplicates()
-    return normalize(X)
+def _unless_all(pairs: torch.Tensor | None, labels: int) -> torch.Tensor | None:
+    """The pairs that :class:`Multilabel` is to list; None where there are none, or all."""
+    return None if pairs is None or len(pairs) == labels * (labels - 1) // 2 else pairs
+
+
+def _centred(X: Any, times: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """What is subtracted from each column, and what it is then multiplied by, ``[F]``; None where nothing is to be.
+
+    Columns that are mostly not zero get the median 0, which most rows have where one value is common: they stay sparse.
+    What is left is scaled so that entries which are not zero are as large as those of the other columns.
+    """
+    times = np.ones(X.shape[0]) if times is None else times
+    columns = X.tocsc() if sparse.issparse(X) else X
+    some = 0.5 * times.sum() * (1.0 - 1e-12)  # sums of weights are rounded
+    mostly = np.asarray((columns != 0).T @ times) > some
+    if not mostly.any():
+        return None, None
+    others = columns[:, ~mostly].tocoo() if sparse.issparse(X) else sparse.coo_matrix(X[:, ~mostly])
+    size = _size(others.data, times[others.row])
+    shift, scale = np.zeros(X.shape[1]), np.ones(X.shape[1])
+    for j in mostly.nonzero()[0]:
+        column = (columns[:, [j]].toarray().ravel() if sparse.issparse(X) else X[:, j]).astype(np.float64)
+        order = column.argsort(kind="stable")
+        shift[j] = column[order[np.searchsorted(times[order].cumsum(), some)]]
+        scale[j] = size / _size(column - shift[j], times)
+    return shift, scale
+
+
+def _size(values: np.ndarray, times: np.ndarray) -> float:
+    """The root mean square of the numbers that are not 0; 1 where there are none."""
+    largest = float(abs(values).max(initial=0.0))
+    if not largest:
+        return 1.0
+    return largest * float(np.average(np.square(values / largest), weights=times * (values != 0.0))) ** 0.5
 
 
 def _standardised(X: np.ndarray, centre: bool, times: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
