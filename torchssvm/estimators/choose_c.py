@@ -25,7 +25,7 @@ _SMALL = 1000
 _COARSE = 0.05
 """The gap at each lambda that is tried, as a share of the primal."""
 
-_ERRORS = 2.0
+_ERRORS = 3.0
 """The guess is kept unless another lambda's micro F1 is higher by more than so many standard errors."""
 
 

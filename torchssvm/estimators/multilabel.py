@@ -38,10 +38,10 @@ _DENSE = 0.5
 """Columns are standardised where more than this share of an array is not zero."""
 
 _MANY = 30
-"""With more labels, branch and bound leaves many sets open, unless the weights of pairs are small."""
+"""With all pairs of more labels, branch and bound leaves many sets open, unless the weights of pairs are small."""
 
 _MOST = 60
-"""With more labels, pairs are left out unless they are asked for: 53 take 4 times a chain's time, 159 do not end."""
+"""With more labels, pairs are left out unless they are asked for: with 70 to 160 labels chosen ones gained nothing."""
 
 _FORM = (
     "y must hold 0 and 1, [n, K]: 1 where an example has the label; or one class each, [n]. Of lists or sets of "
@@ -71,23 +71,30 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
 
     A set scores the sum of its labels' ``coef_ @ x + intercept_`` and of the ``interactions_`` of its pairs, the model
     of [Yen et al. 2016, section 5]; the loss is the number of wrong labels. Sets are decoded by branch and bound. Where
-    that leaves an example open, its upper bound counts: ``certificate_`` holds, and says ``exact=False``. With more
-    than 30 labels and their pairs that is usual: a warning names :class:`torchssvm.GDMM`, which trains without
-    decoding. Of more than 60 labels, pairs are left out by default.
+    that leaves an example open, its upper bound counts: ``certificate_`` holds, and says ``exact=False``. With all
+    pairs of more than 30 labels that is usual: a warning names :class:`torchssvm.GDMM`, which trains without decoding.
+
+    By default the pairs are scored whose counts differ from those of independent labels by more than chance, at most
+    five of each label. Labels that exclude each other, so that rows have about equally many, are also paired with the
+    five most frequent ones. Labels that are never or always on have no pairs; of more than 60 labels there are none.
 
     Features are scaled, so that rows are about 1 long: the columns of an array that is mostly not zero get mean 0 and
-    equal variances, and other rows, those of sparse matrices too, are divided by their length.
+    equal variances, and other rows, those of sparse matrices too, are divided by their length. Before that, columns
+    that most of these rows have lose their median, and become as large as the others: a column that is on in most rows
+    then marks those in which it is off. Sparse matrices stay sparse.
 
     ``y`` is an indicator matrix ``[n, K]``. A vector of classes stands for sets of one label, and ``predict`` then
     gives the label with the highest score.
 
     Args:
-        C: A number as in :class:`MultinomialSVC`; "guess", as None is, ``6 / m``, where m is the mean square of the
-            length of a scaled row and its intercept, so 3 or 6; or "choose", which trains at 3, 1, 0.3 and 0.1 times
-            the guess's lambda on two thirds of the examples, takes what predicts the rest best, and trains on all.
+        C: A number as in :class:`MultinomialSVC`; "guess", as None is, ``9 / m``, where m is the mean square of the
+            length of a scaled row and its intercept, so 4.5 or 9; or "choose", which trains at 3, 1, 0.3 and 0.1 times
+            the guess's lambda on two thirds of the examples, three times with fewer than 1000, keeps the guess unless
+            the micro F1 of held-out sets is higher elsewhere by three standard errors, and trains on all.
         lam, tol, max_passes, random_state, verbose, warm_start: As in :class:`MultinomialSVC`.
-        interactions: Whether pairs of labels are scored; None: with up to 60 labels, and else a warning says that they
-            are left out.
+        interactions: True scores all pairs of labels that are on in some examples and off in others, False none; None
+            chooses as above, and of more than 60 labels a warning says that pairs are left out. A fit that goes on
+            by ``warm_start`` keeps the pairs of the first.
         class_weight: None, "balanced", or a dictionary by label (0 to K - 1): the cost of deciding a label wrongly, on
             or off, "balanced" by how seldom it is on. Without pairs a label of cost c has the hinge ``max(0, c -
             margin)``, where scikit-learn has ``c max(0, 1 - margin)``: a larger margin at the same C, so that at a
@@ -98,10 +105,12 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
 
     Attributes:
         classes_: ``[K]``, the labels: 0 to K - 1 for an indicator matrix.
-        coef_: ``[K, F]``, for two classes in a vector ``[1, F]``; of rows as they are given, or of unit length.
+        coef_: ``[K, F]``, for two classes in a vector ``[1, F]``; of rows as they are given, or scaled to unit length.
         intercept_: ``[K]`` or ``[1]``, zero without intercepts.
-        interactions_: ``[K, K]``, symmetric with a zero diagonal; None without interactions.
+        interactions_: ``[K, K]``, symmetric, 0 for pairs that are not scored; None where none is.
         unit_rows_: Whether rows are divided by their length.
+        shift_, scale_: ``[F]``, what is subtracted from columns before, and what they are then multiplied by; None
+            where columns stay as they are.
         temperature_: By which margins are divided for probabilities; of :meth:`calibrate`.
         lam_, choice_: Lambda, and the :class:`torchssvm.path.LamChoice`; None where nothing was chosen.
         n_features_in_: F.
@@ -176,13 +185,10 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
                 f"takes long with more than {_MOST}. interactions=False says so without this warning; "
                 "torchssvm.GDMM(LinearMultilabel(...), ...) trains pairs of many labels without decoding"
             )
-        elif self.interactions and labels > _MANY:
+        elif pairs is not None and self.interactions and labels > _MANY:
             warn(
-                f"{labels} labels have {labels * (labels - 1) // 2} pairs: branch and bound has a limited effort for "
-                "each example, and may leave the best sets open, so that upper bounds count, training is slow "
-                f"and tol={self.tol:g} may be out of reach; verbose=True shows the gap. "
-                "torchssvm.GDMM(LinearMultilabel(...), ...) trains such models without decoding; interactions=False "
-                "leaves the pairs out"
+                f"interactions=True scores {len(pairs)} pairs of {labels} labels, which is slow and may not reach "
+                f"tol={self.tol:g}: interactions=None chooses few, torchssvm.GDMM trains all without decoding"
             )
         examples = of_matrix(X, target)
         self.choice_: LamChoice | None = None
