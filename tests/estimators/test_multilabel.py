@@ -127,7 +127,7 @@ def test_a_fit_that_decides_on_no_label_says_so():
     chance = np.random.default_rng(0)
     X = chance.normal(size=(40, 4))
     y = (X[:, :3] > 0.8).astype(int)
-    hidden = sparse.csr_matrix(np.hstack([X * (abs(X) > 0.6), np.eye(2)[np.arange(40) % 2] * 1e4]))
+    hidden = sparse.csr_matrix(np.hstack([X * (abs(X) > 0.7), np.eye(2)[np.arange(40) % 2] * 1e4]))
     with pytest.warns(UserWarning, match="no label for any example.*MaxAbsScaler"):
         silent = MultilabelSVC(tol=0.1, random_state=0).fit(hidden, y)
     assert not silent.predict(hidden).any()

@@ -42,8 +42,8 @@ def choose_from_guess(
     tried: list[list[HeldOutPoint]] = []
     counts: list[list[np.ndarray]] = []  # of each part, by lambda: right labels, and labels of both sets, [2, m]
     for own in parts if n < _SMALL else parts[:1]:
-        held_out = Part(examples, np.sort(own))
-        rest, seen = Part(examples, np.setdiff1d(np.arange(n), own)), []
+        held_out = Part(examples, np.sort(own).tolist())
+        rest, seen = Part(examples, np.setdiff1d(np.arange(n), own).tolist()), list[np.ndarray]()
 
         def score(trained: Any, held_out: Any = held_out, seen: list[np.ndarray] = seen) -> float:
             seen.append(_counted(trained, held_out))
@@ -67,9 +67,9 @@ def choose_from_guess(
     merged, sets = [], [np.concatenate(each, 1) for each in zip(*counts, strict=True)]
     for same, counted in zip(zip(*tried, strict=True), sets, strict=True):
         passes, seconds = (sum(getattr(each, name) for each in same) for name in ("passes", "seconds"))
-        held_out = merge_evaluations([each.held_out for each in same])
+        evaluated = merge_evaluations([each.held_out for each in same])
         merged.append(
-            same[-1]._replace(held_out=held_out, score=_micro_f1(counted), passes=passes, seconds=seconds, losses=None)
+            same[-1]._replace(held_out=evaluated, score=_micro_f1(counted), passes=passes, seconds=seconds, losses=None)
         )
     at = FACTORS.index(1.0)
     best = max(range(len(merged)), key=lambda place: merged[place].score)

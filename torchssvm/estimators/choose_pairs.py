@@ -17,7 +17,7 @@ _EXCLUSIVE = 0.5
 
 def all_pairs(y: np.ndarray) -> np.ndarray:
     """The pairs of labels that are on in some rows of ``y`` ``[n, K]`` and off in others: ``[P, 2]`` int64."""
-    varies = y.any(0) & ~y.all(0)
+    varies = np.asarray(y.any(0) & ~y.all(0))
     i, j = np.triu_indices(y.shape[1], 1)
     return np.stack([i, j], 1)[varies[i] & varies[j]]
 

@@ -226,9 +226,10 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         labels = y.shape[1]
         if self.interactions is False or (self.interactions is None and labels > _MOST):
             return None
-        if self._goes_on and self._run is not None and self._run[1].structure.num_labels == labels:
-            structure = self._run[1].structure  # a fit that goes on keeps its outputs
-            return structure.listed_pairs().T.contiguous() if structure.pairwise else None
+        if self._goes_on and self._run is not None and not self.interactions:  # a fit that goes on keeps its outputs
+            structure = getattr(self._run[1], "head", self._run[1]).structure
+            if structure.num_labels == labels:
+                return structure.listed_pairs().T.contiguous() if structure.pairwise else None
         pairs = all_pairs(y) if self.interactions else choose_pairs(y, times)
         return torch.from_numpy(pairs) if len(pairs) else None
 
@@ -365,7 +366,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         if sparse.issparse(X) and not X.has_canonical_format:
             X = X.copy()
             X.sum_duplicates()
-        if self.shift_ is not None:
+        if self.shift_ is not None and self.scale_ is not None:
             shift, scale = self.shift_.astype(X.dtype), self.scale_.astype(X.dtype)
             if sparse.issparse(X):
                 row = sparse.csr_matrix(shift)
@@ -405,8 +406,8 @@ def _centred(X: Any, times: np.ndarray | None) -> tuple[np.ndarray | None, np.nd
     """
     times = np.ones(X.shape[0]) if times is None else times
     columns = X.tocsc() if sparse.issparse(X) else X
-    some = 0.5 * times.sum() * (1.0 - 1e-12)  # sums of weights are rounded
-    mostly = np.asarray((columns != 0).T @ times) > some
+    half, rounding = 0.5 * times.sum(), 1e-12 * times.sum()
+    mostly = np.asarray((columns != 0).T @ times) > half + rounding
     if not mostly.any():
         return None, None
     others = columns[:, ~mostly].tocoo() if sparse.issparse(X) else sparse.coo_matrix(X[:, ~mostly])
@@ -415,7 +416,7 @@ def _centred(X: Any, times: np.ndarray | None) -> tuple[np.ndarray | None, np.nd
     for j in mostly.nonzero()[0]:
         column = (columns[:, [j]].toarray().ravel() if sparse.issparse(X) else X[:, j]).astype(np.float64)
         order = column.argsort(kind="stable")
-        shift[j] = column[order[np.searchsorted(times[order].cumsum(), some)]]
+        shift[j] = column[order[np.searchsorted(times[order].cumsum(), half - rounding)]]
         scale[j] = size / _size(column - shift[j], times)
     return shift, scale
 
