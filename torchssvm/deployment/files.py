@@ -55,7 +55,8 @@ class UnitRows(nn.Module):
                 shift = self.shift.to(values.dtype)
                 values = values - shift[columns.clamp(min=0)] * real
                 others = shift.nonzero().squeeze(1).expand(len(columns), -1)
-                listed = (columns.unsqueeze(2) == others.unsqueeze(1)).any(1)
+                seen = torch.zeros(len(columns), len(shift) + 1, dtype=torch.bool, device=columns.device)
+                listed = seen.scatter(1, columns.where(real, len(shift)), True).gather(1, others)
                 columns = torch.cat([columns, others.where(~listed, -1)], 1)
                 values = torch.cat([values, -shift[others] * ~listed], 1)
             if self.scale is not None:
