@@ -37,25 +37,45 @@ class UnitRows(nn.Module):
 
     Rows of zeros stay. Lists name a column once, as those of a scipy sparse matrix do.
 
+    Args:
+        shift: ``[F]``, what is subtracted from the columns before; None is nothing.
+        scale: ``[F]``, what they are multiplied by after that; None is 1.
+
     Example:
         >>> UnitRows()(torch.tensor([[3.0, 4.0]]))
         tensor([[0.6000, 0.8000]])
     """
 
-    def __init__(self) -> None:
+    shift: Tensor | None
+    scale: Tensor | None
+
+    def __init__(self, shift: Tensor | None = None, scale: Tensor | None = None) -> None:
         super().__init__()
+        self.register_buffer("shift", shift, persistent=False)
+        self.register_buffer("scale", scale, persistent=False)
 
     def forward(self, x: Any) -> Any:
         """The rows, scaled."""
         if isinstance(x, SparseFeatures):
             real = x.columns >= 0
-            values = real.float() if x.values is None else x.values * real
-            return SparseFeatures(x.columns, _scaled(values))
+            columns, values = x.columns, real.float() if x.values is None else x.values * real
+            if self.shift is not None:  # columns that are not listed are 0, less the shift
+                shift = self.shift.to(values.dtype)
+                values = values - shift[columns.clamp(min=0)] * real
+                others = shift.nonzero().squeeze(1).expand(len(columns), -1)
+                seen = torch.zeros(len(columns), len(shift) + 1, dtype=torch.bool, device=columns.device)
+                listed = seen.scatter(1, columns.where(real, len(shift)), True).gather(1, others)
+                columns = torch.cat([columns, others.where(~listed, -1)], 1)
+                values = torch.cat([values, -shift[others] * ~listed], 1)
+            if self.scale is not None:
+                values = values * self.scale.to(values.dtype)[columns.clamp(min=0)]
+            return SparseFeatures(columns, _scaled(values))
         if not isinstance(x, Tensor):
             raise TypeError(
                 f"x must be a tensor or SparseFeatures, not a {type(x).__name__}: SparseFeatures holds sparse rows"
             )
-        return _scaled(x)
+        x = x if self.shift is None else x - self.shift.to(x.dtype)
+        return _scaled(x if self.scale is None else x * self.scale.to(x.dtype))
 
 
 Recipe = dict[str, Any]
@@ -136,7 +156,7 @@ def _layout(head: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
 
 
 def _scaled(rows: Tensor) -> Tensor:
-    if rows.is_floating_point():  # squares of tiny or huge numbers vanish or overflow
+    if rows.is_floating_point() and rows.shape[-1]:  # squares of tiny or huge numbers vanish or overflow
         largest, least = rows.abs().amax(-1, keepdim=True), torch.finfo(rows.dtype).tiny ** 0.4
         rows = rows / largest.where((largest > 0.0) & ((largest < least) | (largest > 1.0 / least)), 1.0)
     length = rows.square().sum(-1, keepdim=True).sqrt()

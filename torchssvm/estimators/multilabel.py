@@ -16,11 +16,12 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from torchssvm.core.arguments import warn
-from torchssvm.core.batch import Part
 from torchssvm.core.max_marginals import margins_by_decoding
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.deployment import UnitRows, save_model
 from torchssvm.estimators.base import MATRIX, CalibratedEstimator, MatrixClassifier, once_calibrated
+from torchssvm.estimators.choose_c import PARTS, choose_from_guess
+from torchssvm.estimators.choose_pairs import all_pairs, choose_pairs
 from torchssvm.estimators.examples import (
     Examples,
     check_classes,
@@ -30,8 +31,7 @@ from torchssvm.estimators.examples import (
     of_matrix,
     weights_of,
 )
-from torchssvm.path.choose_lam import LamChoice, choose_lam
-from torchssvm.solvers.solver import Relative, Solver
+from torchssvm.path.choose_lam import LamChoice
 from torchssvm.structures.multiclass.head import LinearMulticlass
 from torchssvm.structures.multiclass.structure import Multiclass
 from torchssvm.structures.multilabel.head import LinearMultilabel, SparseLinearMultilabel
@@ -39,15 +39,8 @@ from torchssvm.structures.multilabel.structure import Multilabel
 
 GUESS, CHOOSE = "guess", "choose"
 
-_SHARE = 1 / 6
+_SHARE = 1 / 9
 """Of the lambda at which a label is fitted to one example alone; see docs/guides/label-sets.md for what it is worth."""
-
-_FACTORS = (3.0, 1.0, 0.3, 0.1)
-"""Of the guess, to choose from: at larger lambdas pairs outweigh labels, and many labels are slow to decode."""
-
-_HELD_OUT = 1 / 3
-_COARSE = 0.05
-"""The gap at each lambda that is tried, as a share of the primal."""
 
 _DENSE = 0.5
 """Columns are standardised where more than this share of an array is not zero."""
@@ -56,10 +49,10 @@ _LEAST = 1e-300
 """Columns of smaller deviations have no weights, which would overflow."""
 
 _MANY = 30
-"""With more labels, branch and bound leaves many sets open, unless the weights of pairs are small."""
+"""With all pairs of more labels, branch and bound leaves many sets open, unless the weights of pairs are small."""
 
 _MOST = 60
-"""With more labels, pairs are left out unless they are asked for: 53 take 4 times a chain's time, 159 do not end."""
+"""With more labels, pairs are left out unless they are asked for: with 70 to 160 labels chosen ones gained nothing."""
 
 _FORM = (
     "y must hold 0 and 1, [n, K]: 1 where an example has the label; or one class each, [n]. Of lists or sets of "
@@ -89,24 +82,31 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
 
     A set scores the sum of its labels' ``coef_ @ x + intercept_`` and of the ``interactions_`` of its pairs, the model
     of [Yen et al. 2016, section 5]; the loss is the number of wrong labels. Sets are decoded by branch and bound. Where
-    that leaves an example open, its upper bound counts: ``certificate_`` holds, and says ``exact=False``. With more
-    than 30 labels and their pairs that is usual: a warning names :class:`torchssvm.GDMM`, which trains without
-    decoding. Of more than 60 labels, pairs are left out by default.
+    that leaves an example open, its upper bound counts: ``certificate_`` holds, and says ``exact=False``. With all
+    pairs of more than 30 labels that is usual: a warning names :class:`torchssvm.GDMM`, which trains without decoding.
+
+    By default the pairs are scored whose counts differ from those of independent labels by more than chance, at most
+    five of each label. Labels that exclude each other, so that rows have about equally many, are also paired with the
+    five most frequent ones. Labels that are never or always on have no pairs; of more than 60 labels there are none.
 
     Features are scaled, so that rows are about 1 long: the columns of an array that is mostly not zero get mean 0 and
-    equal variances, and other rows, those of sparse matrices too, are divided by their length. A column whose numbers
-    differ by rounding alone has no weight, and a warning names it.
+    equal variances, and other rows, those of sparse matrices too, are divided by their length. Before that, columns
+    that most of these rows have lose their median, and become as large as the others: a column that is on in most rows
+    then marks those in which it is off. Sparse matrices stay sparse. A column whose numbers differ by rounding alone
+    has no weight, and a warning names it.
 
     ``y`` is an indicator matrix ``[n, K]``. A vector of classes stands for sets of one label, and ``predict`` then
     gives the label with the highest score.
 
     Args:
-        C: A number as in :class:`MultinomialSVC`; "guess", as None is, ``6 / m``, where m is the mean square of the
-            length of a scaled row and its intercept, so 3 or 6; or "choose", which trains at 3, 1, 0.3 and 0.1 times
-            the guess's lambda on two thirds of the examples, takes what predicts the rest best, and trains on all.
+        C: A number as in :class:`MultinomialSVC`; "guess", as None is, ``9 / m``, where m is the mean square of the
+            length of a scaled row and its intercept, so 4.5 or 9; or "choose", which trains at 3, 1, 0.3 and 0.1 times
+            the guess's lambda on two thirds of the examples, three times with fewer than 1000, keeps the guess unless
+            the micro F1 of held-out sets is higher elsewhere by three standard errors, and trains on all.
         lam, tol, max_passes, random_state, verbose, warm_start: As in :class:`MultinomialSVC`.
-        interactions: Whether pairs of labels are scored; None: with up to 60 labels, and else a warning says that they
-            are left out.
+        interactions: True scores all pairs of labels that are on in some examples and off in others, False none; None
+            chooses as above, and of more than 60 labels a warning says that pairs are left out. A fit that goes on
+            by ``warm_start`` keeps the pairs of the first.
         class_weight: None, "balanced", or a dictionary by label (0 to K - 1): the cost of deciding a label wrongly, on
             or off, "balanced" by how seldom it is on. Without pairs a label of cost c has the hinge ``max(0, c -
             margin)``, where scikit-learn has ``c max(0, 1 - margin)``: a larger margin at the same C, so that at a
@@ -117,10 +117,12 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
 
     Attributes:
         classes_: ``[K]``, the labels: 0 to K - 1 for an indicator matrix.
-        coef_: ``[K, F]``, for two classes in a vector ``[1, F]``; of rows as they are given, or of unit length.
+        coef_: ``[K, F]``, for two classes in a vector ``[1, F]``; of rows as they are given, or scaled to unit length.
         intercept_: ``[K]`` or ``[1]``, zero without intercepts.
-        interactions_: ``[K, K]``, symmetric with a zero diagonal; None without interactions.
+        interactions_: ``[K, K]``, symmetric, 0 for pairs that are not scored; None where none is.
         unit_rows_: Whether rows are divided by their length.
+        shift_, scale_: ``[F]``, what is subtracted from columns before, and what they are then multiplied by; None
+            where columns stay as they are.
         temperature_: By which margins are divided for probabilities; of :meth:`calibrate`.
         lam_, choice_: Lambda, and the :class:`torchssvm.path.LamChoice`; None where nothing was chosen.
         n_features_in_, feature_names_in_: F; and the names of columns, where X had them.
@@ -159,6 +161,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         y = _dense(y)
         check_classification_targets(y)
         X, y, times, total = counted(X, y, sample_weight)
+        total = total or X.shape[0]
         self._sets = y.ndim == 2
         if self._sets and type_of_target(y) != "multilabel-indicator":
             raise ValueError(_FORM)
@@ -169,7 +172,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         target = torch.from_numpy(indicator.astype(np.int64))
         labels = target.shape[1]
         make = SparseLinearMultilabel if sparse.issparse(X) else LinearMultilabel
-        pairs = 1 < labels <= (_MOST if self.interactions is None else labels) and self.interactions is not False
+        pairs = self._pairs(indicator, None if times is None else times * (total / len(times)))
         costs = None
         if self._sets and self.class_weight is not None:
             each = None if times is None else times[target.nonzero()[:, 0]]
@@ -180,40 +183,40 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
             times = by_class if times is None else times * by_class
             if not times.all():
                 raise ValueError(f"class_weight={self.class_weight!r} has a class of weight 0: leave its rows out")
-        structure = Multilabel(labels, pairwise=pairs, normalize=False, weights=costs)
-        head = make(X.shape[1], labels, bias=self.fit_intercept, pairwise=pairs, structure=structure)
+        structure = Multilabel(
+            labels, pairwise=pairs is not None, normalize=False, weights=costs, pairs=_unless_all(pairs, labels)
+        )
+        head = make(X.shape[1], labels, bias=self.fit_intercept, pairwise=pairs is not None, structure=structure)
         head = head.double() if X.dtype == np.float64 else head
         self.unit_rows_ = sparse.issparse(X) or np.count_nonzero(X) <= _DENSE * X.size
         mean, factor = (0.0, 1.0) if self.unit_rows_ else _standardised(X, self.fit_intercept, times)
         if not self.unit_rows_ and (lost := ((X[0] != X).any(0) & (factor == 0.0)).nonzero()[0].tolist()):
             lost = [self.feature_names_in_[place] if hasattr(self, "feature_names_in_") else place for place in lost]
             warn(f"columns {lost[:8]} of X differ by rounding alone and get no weight: subtract their mean, in float64")
-        given, X = X, _unit_rows(X) if self.unit_rows_ else ((X - mean) * factor).astype(X.dtype)
+        self.shift_, self.scale_ = _centred(X, times) if self.unit_rows_ and self.fit_intercept else (None, None)
+        given, X = X, self._unit_rows(X) if self.unit_rows_ else ((X - mean) * factor).astype(X.dtype)
         if self.interactions is None and labels > _MOST:
             warn(
                 f"interactions=None leaves out the {labels * (labels - 1) // 2} pairs of {labels} labels, as decoding "
                 f"takes long with more than {_MOST}. interactions=False says so without this warning; "
                 "torchssvm.GDMM(LinearMultilabel(...), ...) trains pairs of many labels without decoding"
             )
-        elif pairs and labels > _MANY:
+        elif pairs is not None and self.interactions and labels > _MANY:
             warn(
-                f"{labels} labels have {labels * (labels - 1) // 2} pairs: branch and bound has a limited effort for "
-                "each example, and may leave the best sets open, so that upper bounds count, training is slow "
-                f"and tol={self.tol:g} may be out of reach; verbose=True shows the gap. "
-                "torchssvm.GDMM(LinearMultilabel(...), ...) trains such models without decoding; interactions=False "
-                "leaves the pairs out"
+                f"interactions=True scores {len(pairs)} pairs of {labels} labels, which is slow and may not reach "
+                f"tol={self.tol:g}: interactions=None chooses few, torchssvm.GDMM trains all without decoding"
             )
         examples = of_matrix(X, target)
         self.choice_: LamChoice | None = None
         if isinstance(C := self._own_C, str):
             squares = np.asarray((X.multiply(X) if sparse.issparse(X) else X * X).sum(1), np.float64).ravel()
             square = float(np.average(squares, weights=times)) + self.fit_intercept
-            lam = _SHARE * max(square, 1e-6) / (total or X.shape[0])
+            lam = _SHARE * max(square, 1e-6) / total
             if C == CHOOSE and times is not None:
                 raise ValueError(f"C={CHOOSE!r} holds examples out, which count alike: give C or lam with weights")
-            lam = lam if C == GUESS else self._chosen(copy.deepcopy(head), examples, lam)
+            lam = lam if C == GUESS else self._chosen(head, examples, lam)
         else:
-            lam = self._lam(total or X.shape[0])
+            lam = self._lam(total)
         self.lam_ = lam
         trained = self._train(head, examples, lam, weight=times)
         head = copy.deepcopy(trained).double()
@@ -225,7 +228,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
                 head.bias.sub_(torch.from_numpy(weight @ np.broadcast_to(mean, weight.shape[1])))
         self.head_, self.classes_, self.coef_ = head, classes, weight
         self.intercept_ = np.zeros(labels) if head.bias is None else head.bias.detach().numpy().copy()
-        self.interactions_ = head.interactions().detach().numpy() if pairs else None
+        self.interactions_ = None if pairs is None else head.interactions().detach().numpy()
         if self._sets and bool(target.any()) and not self._decides(X if self.unit_rows_ else given):
             warn(
                 "fit predicts no label for any example that it was trained on: large columns may hide the others, as "
@@ -233,6 +236,18 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
                 "(sklearn.preprocessing.MaxAbsScaler keeps zeros), or give a larger C"
             )
         return self
+
+    def _pairs(self, y: np.ndarray, times: np.ndarray | None) -> torch.Tensor | None:
+        """The pairs of labels that are scored, ``[P, 2]``; None where there are none."""
+        labels = y.shape[1]
+        if self.interactions is False or (self.interactions is None and labels > _MOST):
+            return None
+        if self._goes_on and self._run is not None and not self.interactions:  # a fit that goes on keeps its outputs
+            structure = getattr(self._run[1], "head", self._run[1]).structure
+            if structure.num_labels == labels:
+                return structure.listed_pairs().T.contiguous() if structure.pairwise else None
+        pairs = all_pairs(y) if self.interactions else choose_pairs(y, times)
+        return torch.from_numpy(pairs) if len(pairs) else None
 
     def _decides(self, X: Any) -> bool:
         """Whether a row has a label; as :meth:`_sums` takes them."""
@@ -248,26 +263,19 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
             super()._check_parameters()
 
     def _chosen(self, head: Any, examples: Examples, guess: float) -> float:
-        """The lambda that predicts held-out examples best."""
-        n = len(examples)
-        held = round(_HELD_OUT * n)
-        if not held:
-            raise ValueError(f"C={CHOOSE!r} holds a third of the examples out, and there are {n}: give C or lam")
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        order = torch.from_numpy(np.random.RandomState(seed).permutation(n))
-        share = n / (n - held)  # lam n is that of all examples
-        self.choice_ = choice = choose_lam(
+        """The guess, or the lambda that predicts held-out examples better by more than chance."""
+        if len(examples) < PARTS:
+            raise ValueError(f"C={CHOOSE!r} holds a third of the examples out, and there are {len(examples)}: give C")
+        self.choice_ = choose_from_guess(
             head,
-            Part(examples, order[held:]),
-            Part(examples, order[:held]),
-            [factor * guess * share for factor in _FACTORS],
-            tolerance=Relative(max(_COARSE, float(self.tol))),
-            patience=2,
+            examples,
+            guess,
+            tol=float(self.tol),
             max_passes=float(self.max_passes),
-            solver=Solver(seed=seed),
+            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
             progress=bool(self.verbose),
         )
-        return choice.best.lam / share
+        return self.choice_.best.lam
 
     def decision_function(self, X: Any) -> np.ndarray:
         """For each label, the best score of a set with it less the best of one without it, ``[n, K]``.
@@ -362,11 +370,31 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         return Potentials({"unary": scores, **shared})
 
     def _saved(self) -> dict[str, Any]:
-        return {**super()._saved(), "features": UnitRows() if self.unit_rows_ else None}
+        known = (None if each is None else torch.from_numpy(each) for each in (self.shift_, self.scale_))
+        return {**super()._saved(), "features": UnitRows(*known) if self.unit_rows_ else None}
 
     def _scores(self, X: Any) -> torch.Tensor:
         X = self._matrix(X)
-        return self._sums(_unit_rows(X) if self.unit_rows_ else X)
+        return self._sums(self._unit_rows(X) if self.unit_rows_ else X)
+
+    def _unit_rows(self, X: Any) -> Any:
+        """Rows divided by their length; entries of a sparse matrix that are there twice are summed before."""
+        if sparse.issparse(X):
+            X = X.copy()
+            X.sum_duplicates()
+        if self.shift_ is not None and self.scale_ is not None:
+            shift, scale = self.shift_.astype(X.dtype), self.scale_.astype(X.dtype)
+            if sparse.issparse(X):
+                row = sparse.csr_matrix(shift)
+                X = X - sparse.vstack([row] * X.shape[0], format="csr")  # as long as X, at most twice
+                X.data *= scale[X.indices]
+            else:
+                X = (X - shift) * scale
+        size = np.frexp(abs(X).max(1).toarray() if sparse.issparse(X) else abs(X).max(1, keepdims=True))[1]
+        if sparse.issparse(X):  # powers of two round nothing; without them squares vanish, or overflow
+            X.data = np.ldexp(X.data, -np.repeat(size, np.diff(X.indptr)))
+            return normalize(X)
+        return normalize(np.ldexp(X, -size))
 
     def _sums(self, X: Any) -> torch.Tensor:
         """Scores of labels alone; rows are of unit length where they are scaled so."""
@@ -385,15 +413,40 @@ def _dense(y: Any) -> np.ndarray:
     return y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
 
 
-def _unit_rows(X: Any) -> Any:
-    """Rows divided by their length; entries of a sparse matrix that are there twice are summed before."""
-    if sparse.issparse(X):
-        X = X.copy()
-        X.sum_duplicates()
-        size = np.frexp(abs(X).max(1).toarray().ravel())[1]
-        X.data = np.ldexp(X.data, -np.repeat(size, np.diff(X.indptr)))  # else squares vanish, or overflow
-        return normalize(X)
-    return normalize(np.ldexp(X, -np.frexp(abs(X).max(1, keepdims=True))[1]))
+def _unless_all(pairs: torch.Tensor | None, labels: int) -> torch.Tensor | None:
+    """The pairs that :class:`Multilabel` is to list; None where there are none, or all."""
+    return None if pairs is None or len(pairs) == labels * (labels - 1) // 2 else pairs
+
+
+def _centred(X: Any, times: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """What is subtracted from each column, and what it is then multiplied by, ``[F]``; None where nothing is to be.
+
+    Columns that are mostly not zero get the median 0, which most rows have where one value is common: they stay sparse.
+    What is left is scaled so that entries which are not zero are as large as those of the other columns.
+    """
+    times = np.ones(X.shape[0]) if times is None else times
+    columns = X.tocsc() if sparse.issparse(X) else X
+    half, rounding = 0.5 * times.sum(), 1e-12 * times.sum()
+    mostly = np.asarray((columns != 0).T @ times) > half + rounding
+    if not mostly.any():
+        return None, None
+    others = columns[:, ~mostly].tocoo() if sparse.issparse(X) else sparse.coo_matrix(X[:, ~mostly])
+    size = _size(others.data, times[others.row])
+    shift, scale = np.zeros(X.shape[1]), np.ones(X.shape[1])
+    for j in mostly.nonzero()[0]:
+        column = (columns[:, [j]].toarray().ravel() if sparse.issparse(X) else X[:, j]).astype(np.float64)
+        order = column.argsort(kind="stable")
+        shift[j] = column[order[np.searchsorted(times[order].cumsum(), half - rounding)]]
+        scale[j] = size / _size(column - shift[j], times)
+    return shift, scale
+
+
+def _size(values: np.ndarray, times: np.ndarray) -> float:
+    """The root mean square of the numbers that are not 0; 1 where there are none."""
+    largest = float(abs(values).max(initial=0.0))
+    if not largest:
+        return 1.0
+    return largest * float(np.average(np.square(values / largest), weights=times * (values != 0.0))) ** 0.5
 
 
 def _standardised(X: np.ndarray, centre: bool, times: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

@@ -23,6 +23,7 @@ from torchssvm import (
     LinearChain,
     LinearMulticlass,
     LinearMultilabel,
+    Multilabel,
     SparseFeatures,
     SparseLinearChain,
     certify,
@@ -238,6 +239,9 @@ def test_heads_that_are_not_for_it():
             GDMM(head, task.everything(), num_examples=task.n, lam=0.1)
     with pytest.raises(TypeError, match=r"LinearMultilabel\(in_features=2.*no interactions: train it with BCFW"):
         GDMM(LinearMultilabel(2, 3, pairwise=False).double(), sets.everything(), num_examples=sets.n, lam=0.1)
+    few = LinearMultilabel(2, 3, structure=Multilabel(3, pairs=torch.tensor([[0, 1]])))
+    with pytest.raises(TypeError, match=r"head=LinearMultilabel.*train it with BCFW"):
+        GDMM(few.double(), sets.everything(), num_examples=sets.n, lam=0.1)
     with pytest.raises(TypeError, match="CPU"):
         GDMM(LinearChain(2, 3).double().to("meta"), task.everything(), num_examples=task.n, lam=0.1)
     for made in (task, sets):

@@ -28,12 +28,16 @@ class MultilabelCase(StructureTestCase):
     def make_structure(self):
         return Multilabel(K, **self.options)
 
+    def listed(self):
+        pairs = self.options.get("pairs", torch.triu_indices(K, K, 1).T)
+        return [(i, j) for i, j in pairs.tolist()]
+
     def make_potentials(self, random, batch, integers, dtype):
         def draw(*shape):
             numbers = torch.randn(shape, generator=random, dtype=torch.float64)
             return (2 * numbers).round().to(dtype) if integers else numbers.to(dtype)
 
-        unary, pairs = draw(batch, K), K * (K - 1) // 2
+        unary, pairs = draw(batch, K), len(self.listed())
         pairwise = draw(pairs).expand(batch, -1) if self.shared else draw(batch, pairs)
         tensors = {"unary": unary, "pairwise": pairwise.abs() if self.attractive else pairwise}
         return Potentials(tensors if self.options.get("pairwise", True) else {"unary": unary})
@@ -43,7 +47,7 @@ class MultilabelCase(StructureTestCase):
 
     def reference_score(self, potentials, labeling):
         on = [k for k, y in enumerate(labeling.tolist()) if y]
-        pairs = [(i, j) for i in range(K) for j in range(i + 1, K)]
+        pairs = self.listed()
         together = potentials.get("pairwise", torch.zeros(len(pairs))).tolist()
         own = sum(potentials["unary"][k].item() for k in on)
         return own + sum(w for (i, j), w in zip(pairs, together, strict=True) if i in on and j in on)
@@ -77,7 +81,9 @@ class MultilabelCase(StructureTestCase):
 
     def several(self, structure, potentials, seed, count):
         """At potentials of any sign, where messages alone are not exact."""
-        return super().several(Multilabel(K, pairwise=structure.pairwise), potentials, seed, count)
+        return super().several(
+            Multilabel(K, pairwise=structure.pairwise, pairs=structure.pairs), potentials, seed, count
+        )
 
     @each_row("value", [torch.nan, torch.inf, -torch.inf])
     def test_potentials_that_are_not_finite_are_refused(self, value):
@@ -113,6 +119,12 @@ class TestAttractiveByMessages(MultilabelCase):
 
     attractive = True
     options = {"decoder": MessagePassing(10_000)}  # noqa: RUF012
+
+
+class TestMultilabelOfSomePairs(MultilabelCase):
+    """Pairs that make no circle: messages alone are exact."""
+
+    options = {"decoder": MessagePassing(10_000), "pairs": torch.tensor([[0, 2], [1, 2], [1, 3]])}  # noqa: RUF012
 
 
 @examples(40)
@@ -156,6 +168,13 @@ def test_what_is_too_much_for_branching_has_a_bound():
         ({"weights": -torch.ones(4)}, "non-negative"),
         ({"weights": torch.tensor([1.0, 1.0, 1.0, math.nan])}, "finite"),
         ({"weights": torch.zeros(4)}, "weights=.*not all be 0"),
+        ({"pairs": torch.tensor([[0, 1]]), "pairwise": False}, "pairwise=False"),
+        ({"pairs": torch.tensor([[0, 1, 2]])}, "pairs must be int64"),
+        ({"pairs": torch.tensor([[0, 1]]).int()}, "pairs must be int64"),
+        ({"pairs": torch.tensor([[1, 0]])}, "pairs=.*ascending order"),
+        ({"pairs": torch.tensor([[0, 1], [0, 1]])}, "pairs=.*ascending order"),
+        ({"pairs": torch.tensor([[2, 4]])}, "pairs=.*ascending order"),
+        ({"pairs": torch.zeros(0, 2).long()}, "pairs=.*ascending order"),
     ],
 )
 def test_bad_options(options, words):

@@ -61,6 +61,17 @@ class TestWithoutBias(TestLinearMultilabel):
 
 
 @pytest.mark.variant
+class TestOfSomePairs(TestLinearMultilabel):
+    def make_head(self):
+        return LinearMultilabel(F, K, structure=Multilabel(K, pairs=torch.tensor([[0, 2], [1, 2]])))
+
+    def test_interactions(self):
+        head, _ = self.setting(3)
+        a, b = head.pairwise.tolist()
+        assert head.interactions().tolist() == [[0.0, 0.0, a], [0.0, 0.0, b], [a, b, 0.0]]
+
+
+@pytest.mark.variant
 class TestWithoutPairs(TestLinearMultilabel):
     pairwise = False
 

@@ -88,6 +88,8 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
                 f"head={head} has no interactions: train it with BCFW, whose oracle is immediate; or make a head with "
                 "pairwise=True"
             )
+        if head.structure.pairs is not None:
+            raise TypeError(f"head={head} has chosen pairs: give Multilabel without pairs, or train it with BCFW")
 
     @property
     def num_sides(self) -> int:  # type: ignore[override]

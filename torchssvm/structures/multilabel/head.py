@@ -22,8 +22,8 @@ class LinearMultilabel(LinearHead):
     """Potentials ``unary = U x + b`` and ``pairwise = v``, the same for all examples; zero weights at the start.
 
     The model of [Yen et al. 2016, section 5] for multilabel data: ``unary`` ``[K, F]`` as in ``nn.Linear``,
-    ``bias`` ``[K]`` and ``pairwise`` ``[P]``, one weight for each of the P = K (K - 1) / 2 pairs of labels. If pair
-    weights are bounded below by 0, decoding is exact::
+    ``bias`` ``[K]`` and ``pairwise`` ``[P]``, one weight for each of the P = K (K - 1) / 2 pairs of labels, or of those
+    that ``Multilabel(num_labels, pairs=...)`` lists. If pair weights are bounded below by 0, decoding is exact::
 
         BCFW([{"params": [head.unary, head.bias]}, {"params": [head.pairwise], "lower": 0.0}], dual)
 
@@ -85,7 +85,7 @@ class LinearMultilabel(LinearHead):
         """
         if self.pairwise is None:
             raise ValueError("the head was made with pairwise=False: there are no interactions")
-        return symmetric(self.pairwise, self.structure.num_labels)
+        return symmetric(self.structure.all_pairs(self.pairwise), self.structure.num_labels)
 
     def forward(self, x: Tensor, lengths: None = None) -> Potentials:
         """Features ``[B, F]`` -> ``unary`` ``[B, K]``, ``pairwise`` ``[B, P]``; in the weights' dtype, autocast off.

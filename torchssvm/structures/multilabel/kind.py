@@ -18,13 +18,18 @@ from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Examples, HeadAdapter, Ragged
 from torchssvm.kinds.block import loss_of
 from torchssvm.structures.multilabel.message_passing import workspace
-from torchssvm.structures.multilabel.oracle import decode_row, row_sums
+from torchssvm.structures.multilabel.oracle import by_first, decode_row, row_sums
 
 
 class LabelSets(NamedTuple):
-    """Limits of the decoder ``[2]``: rounds of messages, and pair updates of branch and bound."""
+    """Limits of the decoder ``[2]``: rounds of messages, and pair updates of branch and bound; and the pairs.
+
+    ``begin`` ``[K + 1]`` and ``other`` ``[P]`` are of :func:`torchssvm.structures.multilabel.oracle.by_first`.
+    """
 
     limits: Any
+    begin: Any
+    other: Any
 
 
 # Room to decode one example, float64: scores of labels and of pairs, sums of each label's pairs, messages
@@ -41,15 +46,14 @@ def make_room(num_labels: int) -> Room:
 @njit
 def score(kind, examples, i, labels, length, emission, transition):
     """The scores of labels that are on, and of their pairs."""
-    total, size, place = 0.0, examples.start[i + 1] - examples.start[i], 0
+    total, size = 0.0, examples.start[i + 1] - examples.start[i]
     for j in range(size):
         if labels[j]:
             total += emission[0, j]
             if len(transition):
-                for k in range(j + 1, size):
-                    if labels[k]:
-                        total += transition[0, place + k - j - 1]
-        place += size - j - 1
+                for p in range(kind.begin[j], kind.begin[j + 1]):
+                    if labels[kind.other[p]]:
+                        total += transition[0, p]
     return total
 
 
@@ -69,25 +73,24 @@ def mean_loss(kind, examples, i, t, psi, total, absolute):
 @njit
 def add_labeling(kind, examples, i, length, labels, mass, delta, pairs, counts):
     """The labels and the pairs that are on in one of the two alone."""
-    start, place = examples.start[i], 0
-    size = examples.start[i + 1] - start
-    for j in range(size):
+    start = examples.start[i]
+    for j in range(examples.start[i + 1] - start):
         new, old = labels[j], examples.y[start + j]
         if new != old:
             delta[0, j] += mass if new else -mass
         if len(pairs) and (new or old):
-            for k in range(j + 1, size):
+            for p in range(kind.begin[j], kind.begin[j + 1]):
+                k = kind.other[p]
                 change = new * labels[k] - old * examples.y[start + k]
                 if change:
-                    pairs[0, place + k - j - 1] += mass * change
-        place += size - j - 1
+                    pairs[0, p] += mass * change
 
 
 @block.decode.of(LabelSets)
 @njit
 def decode(kind, examples, i, length, scratch, transition, labels):
     """By messages, then branch and bound; the target where approximate labels are worse."""
-    start, room, place = examples.start[i], scratch.room, 0
+    start, room = examples.start[i], scratch.room
     size = examples.start[i + 1] - start
     for j in range(size):
         cost = examples.cost[start + j]
@@ -97,9 +100,9 @@ def decode(kind, examples, i, length, scratch, transition, labels):
             labels[j] = room.unary[j] > 0.0
         return loss_of(kind, examples, i, labels)
     for j in range(size):
-        for k in range(j + 1, size):
-            room.weights[j, k] = room.weights[k, j] = transition[0, place]
-            place += 1
+        for p in range(kind.begin[j], kind.begin[j + 1]):
+            k = kind.other[p]
+            room.weights[j, k] = room.weights[k, j] = transition[0, p]
     row_sums(room.weights, room.positive, room.negative)
     limits = kind.limits[0], kind.limits[1]
     value, bound = decode_row(room.unary, room.weights, room.positive, room.negative, *limits, room.memory, labels)
@@ -202,8 +205,8 @@ class LabelSetAdapter(HeadAdapter):
         return {self.emission: (one, (self.num_states,)), **pairs}
 
     def kind(self, *_: Any) -> Any:
-        """With the limits of the decoder."""
-        return LabelSets(self.limits)
+        """With the limits of the decoder, and the pairs."""
+        return LabelSets(self.limits, *by_first(self.structure.listed_pairs(), self.num_states))  # type: ignore[attr-defined]
 
     def whole(self) -> HeadAdapter | None:
         """Labels without pairs are solved one by one."""

@@ -146,6 +146,12 @@ def without_masks(unary: Tensor, weights: Tensor) -> Tensor:
     return torch.where(weights < _MASK * enough, enough, weights)
 
 
+def by_first(pairs: Tensor, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the pairs of each first label begin, ``[K + 1]``, and their second labels ``[P]``, of pairs ``[2, P]``."""
+    first, other = pairs.cpu().numpy()
+    return np.searchsorted(first, np.arange(num_labels + 1)), np.ascontiguousarray(other)
+
+
 @njit
 def row_sums(weights, positive, negative):
     """Sums of the positive and of the negative entries of each row of ``weights`` ``[K, K]``, for :func:`screen`."""
@@ -274,10 +280,10 @@ def score(unary, weights, labels, memory):
 
 
 @njit
-def add_pairs(labelings, mass, total):
+def add_pairs(labelings, mass, begin, other, total):
     """``total[b, p] += mass[b, c]`` where both labels of pair p are on in ``labelings[b, c]``.
 
-    Few labels are on, so the time goes into the scan for them.
+    ``begin`` and ``other`` are of :func:`by_first`. Few labels are on, so the time goes into the scan for them.
     """
     size = labelings.shape[2]
     for b in range(labelings.shape[0]):
@@ -285,8 +291,6 @@ def add_pairs(labelings, mass, total):
             labels = labelings[b, c]
             for i in range(size):
                 if labels[i] == 1:
-                    # The pairs of i begin after those of all before it: (size - 1) + (size - 2) + ...
-                    before = i * size - i * (i + 1) // 2 - i - 1
-                    for j in range(i + 1, size):
-                        if labels[j] == 1:
-                            total[b, before + j] += mass[b, c]
+                    for p in range(begin[i], begin[i + 1]):
+                        if labels[other[p]] == 1:
+                            total[b, p] += mass[b, c]

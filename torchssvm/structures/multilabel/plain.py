@@ -26,8 +26,11 @@ class LabelSetDecoder(nn.Module):
 
     ragged = False
 
-    def __init__(self, num_labels: int, pairwise: bool, max_rounds: int) -> None:
+    places: Tensor | None  # of the pairs among all
+
+    def __init__(self, num_labels: int, pairwise: bool, max_rounds: int, places: Tensor | None = None) -> None:
         super().__init__()
+        self.register_buffer("places", places, persistent=False)
         self.size, self.pairwise, self.most = num_labels, pairwise, max_rounds
 
     def forward(self, potentials: Parts, lengths: None) -> Tensor:
@@ -36,7 +39,11 @@ class LabelSetDecoder(nn.Module):
         if not self.pairwise:
             return (unary > 0.0).long()
         pairs = potentials["pairwise"].to(torch.float64)
-        weights = symmetric(pairs[0] if pairs.stride(0) == 0 else pairs, self.size)
+        pairs = pairs[0] if pairs.stride(0) == 0 else pairs
+        if self.places is not None:
+            whole = pairs.new_zeros(*pairs.shape[:-1], self.size * (self.size - 1) // 2)
+            pairs = whole.index_copy(-1, self.places, pairs)
+        weights = symmetric(pairs, self.size)
         weights = without_masks(unary, weights).view(-1, self.size, self.size)  # [1 or B, K, K]
         labels = self._send(unary, weights)
         return self._climb(unary, weights, labels)

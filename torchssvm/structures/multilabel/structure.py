@@ -91,7 +91,8 @@ class Multilabel(Structure):
     """A subset of K labels, with scores for labels and for pairs of labels, as in [Yen et al. 2016].
 
     Potentials: ``unary`` ``[B, K]``, the score of a label that is on (off scores 0), and ``pairwise`` ``[B, P]``, the
-    score of two labels that are both on: P = K (K - 1) / 2 pairs i < j in the order of ``torch.triu_indices(K, K, 1)``.
+    score of two labels that are both on: the P = K (K - 1) / 2 pairs i < j in the order of
+    ``torch.triu_indices(K, K, 1)``, or those of ``pairs``.
     Decoding is much faster if all examples share one vector expanded to B rows, as the heads return it.
     Labelings and targets: ``[B, K]`` int64, 1 where a label is on, else 0.
 
@@ -105,9 +106,12 @@ class Multilabel(Structure):
             asks for; None means 1 for all.
         decoder: ``BranchAndBound()`` or ``MessagePassing()``; None means ``BranchAndBound()``. Both return a bound for
             examples that they do not decode exactly.
+        pairs: ``[P, 2]`` int64, the pairs i < j that are scored, in ascending order; None means all. Pairs that make no
+            circle are decoded exactly by messages.
 
     Raises:
-        ValueError: ``num_labels`` is less than 1, or ``weights`` has another shape, a negative entry or only zeros.
+        ValueError: ``num_labels`` is less than 1, ``weights`` has another shape, a negative entry or only zeros, or
+            ``pairs`` are not distinct ascending pairs of labels.
 
     Example:
         >>> unary, pairwise = torch.tensor([[1.0, -0.2, -3.0]]), torch.tensor([[0.5, 0.0, 0.0]])
@@ -126,6 +130,7 @@ class Multilabel(Structure):
         normalize: bool = True,
         weights: Tensor | None = None,
         decoder: LabelSetOracle | None = None,
+        pairs: Tensor | None = None,
     ) -> None:
         num_labels = check_whole(num_labels, "num_labels")
         check_flags(pairwise=pairwise, normalize=normalize)
@@ -138,13 +143,30 @@ class Multilabel(Structure):
         self.weights = weights
         self.decoder = BranchAndBound() if decoder is None else decoder
         check_object(self.decoder, "decoder", "solve", "MessagePassing()")
+        self.pairs = pairs
+        self._places = None if pairs is None else _places(pairs, num_labels, pairwise)
         costs = torch.ones(num_labels, dtype=torch.float64) if weights is None else weights
         self._costs = costs / costs.sum() if normalize else costs
 
     @property
     def num_pairs(self) -> int:
         """P, or 0 without pairs."""
+        if self.pairs is not None:
+            return len(self.pairs)
         return self.num_labels * (self.num_labels - 1) // 2 if self.pairwise else 0
+
+    def listed_pairs(self) -> Tensor:
+        """The pairs that are scored, ``[2, P]`` int64."""
+        if self.pairs is not None:
+            return self.pairs.T
+        return torch.triu_indices(self.num_labels, self.num_labels, 1)
+
+    def all_pairs(self, scores: Tensor) -> Tensor:
+        """Scores ``[..., P]`` of the pairs as those of all, ``[..., K (K - 1) / 2]``: 0 for the others."""
+        if self._places is None:
+            return scores
+        whole = scores.new_zeros(*scores.shape[:-1], self.num_labels * (self.num_labels - 1) // 2)
+        return whole.index_copy(-1, constant(self._places, scores.device), scores)
 
     @property
     def costs(self) -> Tensor:
@@ -253,13 +275,13 @@ class Multilabel(Structure):
                 "decoder=MessagePassing()) to Decoder, which decodes the same weights by messages, beside the head; of "
                 "saved = load_head(path), saved.head and features=saved.features"
             )
-        return LabelSetDecoder(self.num_labels, self.pairwise, most)
+        return LabelSetDecoder(self.num_labels, self.pairwise, most, self._places)
 
     def _decode(self, potentials: Potentials, unary: Tensor) -> Decoding:
         if not self.pairwise:
             labels = (unary > 0.0).to(torch.int64)
             return Decoding(labels, unary.clamp(min=0.0).sum(1))
-        labels, value, bound = self.decoder.solve(unary, shared(potentials["pairwise"].detach()))
+        labels, value, bound = self.decoder.solve(unary, self.all_pairs(shared(potentials["pairwise"].detach())))
         exact = bool((bound <= value).all())
         return Decoding(labels, value, None if exact else bound, exact)
 
@@ -268,7 +290,7 @@ class Multilabel(Structure):
         labels = labelings.to(torch.float64)
         scores = potentials["unary"].detach().to(torch.float64).unsqueeze(1)
         if self.pairwise:
-            pairs = shared(potentials["pairwise"].detach()).to(torch.float64)
+            pairs = self.all_pairs(shared(potentials["pairwise"].detach()).to(torch.float64))
             scores = scores + 0.5 * (labels @ symmetric(pairs, self.num_labels))
         return (labels * scores).sum(2)
 
@@ -286,16 +308,30 @@ class Multilabel(Structure):
         labelings, mass = labelings.contiguous(), mass.contiguous()
         if fits_numba(labelings, mass):
             found["pairwise"] = mass.new_zeros(len(mass), self.num_pairs)
-            kernels.add_pairs(*arrays(labelings, mass, found["pairwise"]))
+            begin, other = kernels.by_first(self.listed_pairs(), self.num_labels)
+            kernels.add_pairs(*arrays(labelings, mass), begin, other, *arrays(found["pairwise"]))
         else:
-            i, j = torch.triu_indices(self.num_labels, self.num_labels, 1, device=labels.device)
+            i, j = self.listed_pairs().to(labels.device)
             found["pairwise"] = ((labels.mT * mass.unsqueeze(1)) @ labels)[:, i, j]
         return found
 
     def settings(self) -> str:
         """Without the decoder."""
         weights = None if self.weights is None else digest(self.weights)
-        return f"{self.num_labels}, pairwise={self.pairwise}, normalize={self.normalize}, weights={weights}"
+        pairs = "" if self.pairs is None else f", pairs={digest(self.pairs)}"
+        return f"{self.num_labels}, pairwise={self.pairwise}, normalize={self.normalize}, weights={weights}{pairs}"
 
     def __repr__(self) -> str:
         return f"Multilabel({self.settings()}, decoder={self.decoder})"
+
+
+def _places(pairs: Tensor, num_labels: int, pairwise: bool) -> Tensor:
+    """The places of the pairs ``[P, 2]`` among all, ``[P]`` ascending; ValueError where they are no such pairs."""
+    if not pairwise:
+        raise ValueError("pairwise=False scores no pairs, and pairs are given: leave one of the two out")
+    check_int64(pairs, "pairs", (len(pairs), 2), ", the labels of each pair")
+    i, j = pairs.unbind(1)
+    places = i * num_labels - i * (i + 1) // 2 + j - i - 1
+    if not (len(pairs) and bool(((i >= 0) & (i < j) & (j < num_labels)).all() and (places.diff() > 0).all())):
+        raise ValueError(f"pairs={pairs.tolist()} must be distinct pairs i < j of labels, in ascending order")
+    return places
