@@ -276,7 +276,7 @@ class StructuredEstimator(CertifiedEstimator):
             ValueError: UTF-8 cannot encode the name of a label or of a feature.
         """
         check_is_fitted(self)
-        names = getattr(self, "_names", None) or [str(label) for label in self.classes_]
+        names = list(map(str, getattr(self, "_names", None) or self.classes_))
         save_model(path, self.head_, labels=names, vocabulary=getattr(self, "vocabulary_", None), **self._saved())
 
     def _saved(self) -> dict[str, Any]:

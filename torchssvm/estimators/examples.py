@@ -60,10 +60,16 @@ def padded(arrays: Sequence[np.ndarray], fill: float) -> torch.Tensor:
     return torch.from_numpy(found)
 
 
-def check_matrix(X: Any, name: str = "X") -> None:
-    """Check that numbers are real and not masked, and the arrays of a sparse matrix, which SciPy trusts."""
+def check_matrix(X: Any, name: str = "X", *, labels: bool = False) -> None:
+    """Check that numbers are real and not masked, and the arrays of a sparse matrix, which SciPy trusts.
+
+    Unless they are ``labels``, columns have names that scikit-learn compares: texts, or none.
+    """
     check_readable(X, name)
     _check_real(X, name)
+    columns = list(getattr(X, "columns", ()))
+    if not labels and columns != list(range(len(columns))) and not all(isinstance(column, str) for column in columns):
+        raise ValueError(f"{name} has columns {columns[:4]} whose order is not checked: name all columns by texts")
     if not sparse.issparse(X):
         return
     try:
@@ -94,14 +100,14 @@ def _check_real(value: Any, name: str) -> None:
             raise ValueError(f"{name} holds {dtype}: give numbers, such as days since some date")
 
 
-def columns_of(tables: Iterable[Any], known: list[str] | None, name: str) -> list[str] | None:
+def columns_of(tables: Iterable[Any], known: list[Any] | None, name: str) -> list[Any] | None:
     """The names of the columns of tables: ``known``, else those of the first table; None where no table has names.
 
     ValueError for a table with other columns, or in another order.
     """
     for table in tables:
         columns = list(getattr(table, "columns", ()))
-        if not columns or not all(isinstance(column, str) for column in columns):
+        if not columns:
             continue
         known = known or columns
         if columns != known:
@@ -385,8 +391,8 @@ def kind_of(X: Any) -> str:
 
 
 def _is_array(sequence: Any) -> bool:
-    if hasattr(sequence, "__array__") and np.asarray(sequence).dtype != object:
-        return True
+    if hasattr(sequence, "columns") or (hasattr(sequence, "__array__") and np.asarray(sequence).dtype != object):
+        return True  # tables of several types are arrays of objects
     token = next(iter(sequence))
     row = isinstance(token, list | tuple) and bool(token) and isinstance(token[0], Real)
     return row or isinstance(token, np.ndarray | Real)

@@ -178,7 +178,7 @@ class GraphSVC(StructuredEstimator):
         """Check the names of columns, of nodes as scikit-learn does, of edges and their features as those of nodes."""
         self._check_names([graph[0] for graph in X], reset)
         known = [None, None] if reset else self._edge_columns
-        self._edge_columns: list[list[str] | None] = [
+        self._edge_columns: list[list[Any] | None] = [
             columns_of([graph[part] for graph in X if len(graph) > part], known[part - 1], name)
             for part, name in ((1, "a table of edges"), (2, "a table of edge features"))
         ]

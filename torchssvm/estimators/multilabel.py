@@ -151,10 +151,10 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         """
         self._check_parameters()
         check_matrix(X)
-        check_matrix(y, "y")
+        check_matrix(y, "y", labels=True)
         _check_sets(y)
         known = None if self._begins else self._names
-        self._names: list[str] = columns_of([y], known, "y") or [str(name) for name in getattr(y, "columns", ())]
+        self._names: list[Any] = columns_of([y], known, "y") or []
         X, y = validate_data(self, X, y, reset=self._begins, multi_output=True, **MATRIX)
         if y.ndim == 2 and y.shape[1] == 1:
             warn("y has one column and is taken as a vector of classes: predict gives a vector [n], no matrix [n, 1]")
@@ -309,7 +309,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         """
         check_is_fitted(self)
         check_matrix(X)
-        check_matrix(y, "y")
+        check_matrix(y, "y", labels=True)
         columns_of([y], self._names, "y")
         _, y = validate_data(self, X, y, reset=False, multi_output=True, **MATRIX)  # X keeps the names of its columns
         y, scores = _dense(y), self._two_or_more(X)

@@ -273,7 +273,7 @@ class PredictThenOptimize(CertifiedEstimator):
 
 
 def _as_costs(costs: Any) -> Tensor:
-    check_matrix(costs, "costs")
+    check_matrix(costs, "costs", labels=True)
     return torch.from_numpy(np.require(costs, np.float64, ["C", "W"]))
 
 

@@ -217,7 +217,7 @@ class LamChoice:
         top = highest(self.points)
         if top is not self.best:
             lines.append(
-                f"lam = {top.lam:.3g} scores highest, and lam = {self.best.lam:.3g} not less by more than the standard "
+                f"lam = {self.best.lam:.3g} is chosen: lam = {top.lam:.3g} scores highest, by less than the standard "
                 "error of the difference"
             )
         return "\n".join([*lines, self.advice] if self.advice else lines)

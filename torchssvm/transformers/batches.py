@@ -62,6 +62,8 @@ def tokenized(
     found = []
     for place, (words, own) in enumerate(zip(sentences, tags, strict=True)):
         check_readable(words, f"sentences[{place}]")
+        if isinstance(words, str):
+            raise ValueError(f"sentences[{place}]={words!r} is a text: give a list of its words")
         if len(words) != len(own):
             raise ValueError(f"sentence {place} has {len(words)} words and {len(own)} tags")
         allowed = [

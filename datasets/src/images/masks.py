@@ -55,7 +55,8 @@ class MaskRule(NamedTuple):
                 raise ValueError(f"{path} has a palette whose number 0 is not black: say which numbers are foreground=")
             found = colours if grey else found
         if found.ndim == 3:
-            if (found != found[:, :, :1]).any() and (self.foreground is not None or _several_colours(found)):
+            named = self.foreground is not None or found.max() not in _WHITE
+            if (found != found[:, :, :1]).any() and (named or _several_colours(found)):
                 raise ValueError(
                     f"{path} has colours: save it as numbers, grey or with a palette, and name foreground="
                 )
