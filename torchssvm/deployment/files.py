@@ -137,7 +137,8 @@ def _layout(head: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
 
 def _scaled(rows: Tensor) -> Tensor:
     if rows.is_floating_point():  # squares of tiny or huge numbers vanish or overflow
-        largest, least = rows.abs().amax(-1, keepdim=True), torch.finfo(rows.dtype).tiny ** 0.4
+        largest = nn.functional.pad(rows.abs(), (0, 1)).amax(-1, keepdim=True)  # there may be no column
+        least = torch.finfo(rows.dtype).tiny ** 0.4
         rows = rows / largest.where((largest > 0.0) & ((largest < least) | (largest > 1.0 / least)), 1.0)
     length = rows.square().sum(-1, keepdim=True).sqrt()
     return rows / length.where(length > 0.0, 1.0)
