@@ -152,7 +152,8 @@ def reached(kernel, classes) -> set[Kernel]:
     waiting, seen = [kernel], set()
     while waiting:
         for callee in kernel_sources._content(waiting.pop())[1]:
-            new = set(callee.versions(classes) if isinstance(callee, ByKind) else [callee]) - seen
+            versions = [kernel for _, kernel in callee.versions(classes)] if isinstance(callee, ByKind) else [callee]
+            new = set(versions) - seen
             waiting += new
             seen |= new
     return seen
@@ -171,12 +172,12 @@ def test_code_and_constants_of_every_called_kernel_count(monkeypatch, name, call
         code = other.py_func.__code__
         with monkeypatch.context() as patch:
             patch.setattr(other.py_func, "__code__", code.replace(co_consts=(*code.co_consts, "an edit")))
-            kernel_sources._content.cache_clear()
+            kernel_sources._first.clear()
             assert digest_of(kernel, classes) != before, other.__name__
-    kernel_sources._content.cache_clear()
+    kernel_sources._first.clear()
     assert digest_of(kernel, classes) == before
     monkeypatch.setattr(torchssvm.solvers.compiled.loop, "CORRECTIVE", 77)
-    kernel_sources._content.cache_clear()
+    kernel_sources._first.clear()
     assert (digest_of(kernel, classes) != before) == ("loop" in name)
 
 
@@ -189,6 +190,75 @@ def test_constants_are_read_and_values_that_change_are_not_kept(folder):
     assert digest_of(enclosing(np.ones(1)), []) != digest_of(enclosing(np.zeros(1)), [])
     with pytest.raises(kernel_sources.NotConstant):
         digest_of(enclosing([1.0]), [])
+
+
+def numbered(order):
+    return enclosing(namedtuple("Numbered", order)(1.0, 2.0))
+
+
+def with_local(dtype):
+    @numba.njit(locals={"share": dtype})
+    def third(x):
+        share = x / 3
+        return share
+
+    return third
+
+
+Left, Right = namedtuple("Left", "size"), namedtuple("Right", "size")
+
+
+def versions(left, right):
+    @ByKind
+    def size(kind):
+        """None but those of kinds."""
+
+    size.of(Left)(njit(left))
+    size.of(Right)(njit(right))
+    return size
+
+
+def given(size):
+    return njit(lambda pair: size(pair[0]) - size(pair[1]))
+
+
+def made_within(size):
+    return njit(lambda x: size(Left(x)) - size(Right(x)))
+
+
+def once(kind):
+    return kind.size
+
+
+def twice(kind):
+    return 2 * kind.size
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "classes"),
+    [
+        (numbered("x y"), numbered("y x"), []),
+        (with_local(numba.float64), with_local(numba.float32), []),
+        (given(versions(once, twice)), given(versions(twice, once)), [Left, Right]),
+        (made_within(versions(once, twice)), made_within(versions(once, once)), []),
+        (njit(lambda x: x[1:][...]), njit(lambda x: x[:1][...]), []),
+    ],
+    ids=["fields", "locals", "kinds given", "kinds made", "parts"],
+)
+def test_whatever_changes_the_code_counts(one, other, classes):
+    assert digest_of(one, classes) != digest_of(other, classes)
+
+
+RATE = 1.0
+
+
+def test_a_constant_that_this_process_has_changed_is_not_kept(monkeypatch):
+    """Numba has the old one in the code that it has made, and the new one in what it makes now."""
+    kernel = njit(lambda x: x * RATE)
+    digest_of(kernel, [])
+    monkeypatch.setitem(globals(), "RATE", 2.0)
+    with pytest.raises(kernel_sources.NotConstant):
+        digest_of(kernel, [])
 
 
 OWN_KIND = """

@@ -66,6 +66,11 @@ def test_rows_of_any_size_are_divided_by_their_length(made, size):
     assert torch.allclose(UnitRows()(rows * size), UnitRows()(rows))
 
 
+def test_unit_rows_of_no_columns():
+    assert UnitRows()(torch.zeros(3, 0)).shape == (3, 0)
+    assert UnitRows()(SparseFeatures(torch.zeros(3, 0, dtype=torch.int64))).values.shape == (3, 0)
+
+
 def test_columns_that_differ_by_rounding_are_named():
     X = np.random.default_rng(0).normal(size=(60, 3))
     y = (X[:, :2] > 0).astype(int)

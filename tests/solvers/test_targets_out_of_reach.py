@@ -79,6 +79,26 @@ def test_such_a_target_is_named_before_anything_is_trained(structure):
     assert bool((head.weight == 1).all())
 
 
+class Noisy(PaddedDataset):
+    def collate(self, items):
+        torch.rand(1)
+        return super().collate(items)
+
+
+class Checking(AtMostOne):
+    def check_target(self, target, potentials):
+        return target
+
+
+def test_training_draws_the_numbers_that_it_drew_without_the_test():
+    drawn = []
+    for structure in (AtMostOne(), Checking()):
+        torch.manual_seed(0)
+        make_trainer(Scores(structure), Noisy(torch.ones(40, 4), nn.functional.one_hot(torch.arange(40) % 3, 3)), 0.1)
+        drawn.append(torch.rand(1))
+    assert drawn[0] == drawn[1]
+
+
 def test_a_bound_that_the_target_keeps_is_no_proof():
     make_trainer(Scores(Approximate()), data(39), 0.1)
 

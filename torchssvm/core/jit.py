@@ -192,11 +192,15 @@ class ByKind:
             raise TypeError(f"{getattr(kind, '__name__', kind)} has no version of {self.__name__}")  # type: ignore[attr-defined]
         return found
 
-    def versions(self, kinds: Container[type]) -> list[Kernel]:
-        """The versions of these classes, in the order of their names, and the default."""
-        named = [kernel for kind, kernel in self._versions.items() if kind in kinds]
-        named.sort(key=lambda kernel: f"{kernel.py_func.__module__}.{kernel.py_func.__qualname__}")
-        return named if self._default is None else [*named, self._default]
+    def versions(self, kinds: Container[type]) -> list[tuple[str, Kernel]]:
+        """The versions of these classes with their names, in this order, and the default."""
+        named = [
+            (f"{kind.__module__}.{kind.__qualname__}", kernel)
+            for kind, kernel in self._versions.items()
+            if kind in kinds
+        ]
+        named.sort(key=lambda version: version[0])
+        return named if self._default is None else [*named, ("", self._default)]
 
     def is_default(self, kind: Any) -> bool:
         """Whether a named tuple has no version of its own."""

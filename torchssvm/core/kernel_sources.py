@@ -22,6 +22,10 @@ class NotConstant(Exception):
     """A kernel reads a value that has no lasting description."""
 
 
+_first: dict[Any, bytes] = {}
+"""The description of each function when it was first asked for; Numba keeps the constants that it then read."""
+
+
 def digest_of(kernel: Any, classes: Iterable[type]) -> str:
     """A digest of all code that a kernel is compiled from, for examples of these classes of named tuples.
 
@@ -29,19 +33,25 @@ def digest_of(kernel: Any, classes: Iterable[type]) -> str:
     before it does not count, and an edit of a comment changes nothing.
 
     Raises:
-        NotConstant: A function reads a value that may change, such as a list.
+        NotConstant: A function reads a value that may change, such as a list, or one that this process has changed.
     """
-    classes = set(classes)
+    classes, contents, callees = set(classes), dict[Any, bytes](), dict[Any, None]()
+    versions: list[tuple[str, Any]] = [("", kernel)]
+    while waiting := [called for _, called in versions if called not in contents]:
+        for one in waiting:
+            contents[one], called, made = _content(one)
+            if _first.setdefault(one, contents[one]) != contents[one]:
+                raise NotConstant(f"{one.__qualname__} reads a value that has changed")
+            callees |= dict.fromkeys(called)
+            classes |= made
+        versions = [
+            version
+            for callee in callees
+            for version in (callee.versions(classes) if hasattr(callee, "versions") else [("", callee)])
+        ]
     digest = hashlib.sha256(_compiler())
-    waiting, seen = [kernel], set()
-    while waiting:
-        code, callees = _content(waiting.pop())
-        digest.update(code)
-        for callee in callees:
-            for called in callee.versions(classes) if hasattr(callee, "versions") else [callee]:
-                if called not in seen:
-                    seen.add(called)
-                    waiting.append(called)
+    for text in (*contents.values(), *(f"{kind} {called.__qualname__}".encode() for kind, called in versions)):
+        digest.update(text)
     return digest.hexdigest()
 
 
@@ -54,12 +64,11 @@ def _compiler() -> bytes:
     return digest.digest()
 
 
-@functools.cache
-def _content(kernel: Any) -> tuple[bytes, list[Any]]:
-    """A description of one function and of the constants it reads, and the kernels it calls."""
-    function, options = kernel.py_func, kernel.targetoptions
+def _content(kernel: Any) -> tuple[bytes, list[Any], set[type]]:
+    """A description of one function and of the constants it reads, the kernels it calls, the named tuples it makes."""
+    function, options = kernel.py_func, {**kernel.targetoptions, "locals": getattr(kernel, "locals", {})}
     text = [_constant(function.__defaults__), *sorted(f"{key} {_sorted(value)}" for key, value in options.items())]
-    callees = []
+    callees, made = [], set()
     for code in _codes(function.__code__):
         constants = tuple(value for value in code.co_consts if not isinstance(value, CodeType))
         text.append(_constant((code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants)))
@@ -69,7 +78,9 @@ def _content(kernel: Any) -> tuple[bytes, list[Any]]:
                 text.append(f"{name} {value.__module__}.{value.__qualname__}")
             else:
                 text.append(f"{name} {_constant(value)}")
-    return "\n".join(text).encode(), callees
+            if hasattr(value, "_fields"):
+                made.add(value if isinstance(value, type) else type(value))
+    return "\n".join(text).encode(), callees, made
 
 
 def _values_read(function: Any, code: CodeType) -> Iterator[tuple[str, Any]]:
@@ -114,10 +125,17 @@ def _sorted(value: Any) -> str:
 
 def _constant(value: Any) -> str:
     """A description of a value that is the same in every process."""
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes | np.generic | np.dtype):
+    if (
+        value is None
+        or value is ...
+        or isinstance(value, bool | int | float | complex | str | bytes | np.generic | np.dtype)
+    ):
         return f"{type(value).__name__} {value!r}"
     if isinstance(value, tuple):
-        return f"{type(value).__name__} ({', '.join(map(_constant, value))})"
+        kind = describe_class(type(value)) if hasattr(value, "_fields") else "tuple"
+        return f"{kind} ({', '.join(map(_constant, value))})"
+    if isinstance(value, slice):
+        return f"slice {_constant((value.start, value.stop, value.step))}"
     if isinstance(value, frozenset):
         return f"frozenset ({', '.join(sorted(map(_constant, value)))})"
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:

@@ -357,7 +357,8 @@ def _check_targets(head: nn.Module, structure: Structure, dataset: Any, most: in
     """Decode some examples, from all over the dataset; ValueError names those whose target is no output."""
     own = Ranks.here().own(len(dataset))
     places = torch.linspace(0, len(own) - 1, min(most, len(own)), dtype=torch.float64).long().tolist()
-    batch = to_device(fetcher(dataset)([own[place] for place in places]), device_of(head))
+    with torch.random.fork_rng(devices=[]):  # items may draw numbers, and training then those that it drew before
+        batch = to_device(fetcher(dataset)([own[place] for place in places]), device_of(head))
     potentials = apply_head(head, batch)
     target = structure.check_target(batch.y, potentials)
     wrong = unreachable(structure, potentials, target) if structure.known_scores(potentials) is None else None
