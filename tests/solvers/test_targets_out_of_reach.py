@@ -7,7 +7,7 @@ import torch
 from one_of_each import KINDS
 from torch import nn
 
-from torchssvm import Chain, SlackRescaling, Structure, check, in_order, make_trainer
+from torchssvm import Batch, Chain, SlackRescaling, Structure, check, in_order, make_trainer
 from torchssvm.core.max_oracle import has_target_check, unreachable
 from torchssvm.core.structure import Decoding
 from torchssvm.datasets import PaddedDataset
@@ -79,10 +79,18 @@ def test_such_a_target_is_named_before_anything_is_trained(structure):
     assert bool((head.weight == 1).all())
 
 
-class Noisy(PaddedDataset):
+class Noisy:
+    """Items that draw random numbers, as augmented images do."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        return torch.rand(4), nn.functional.one_hot(torch.tensor(i % 3), 3), i
+
     def collate(self, items):
-        torch.rand(1)
-        return super().collate(items)
+        x, y, index = zip(*items, strict=True)
+        return Batch(torch.stack(x), torch.stack(y), torch.tensor(index))
 
 
 class Checking(AtMostOne):
@@ -94,7 +102,7 @@ def test_training_draws_the_numbers_that_it_drew_without_the_test():
     drawn = []
     for structure in (AtMostOne(), Checking()):
         torch.manual_seed(0)
-        make_trainer(Scores(structure), Noisy(torch.ones(40, 4), nn.functional.one_hot(torch.arange(40) % 3, 3)), 0.1)
+        make_trainer(Scores(structure), Noisy(), 0.1)
         drawn.append(torch.rand(1))
     assert drawn[0] == drawn[1]
 
