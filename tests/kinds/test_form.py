@@ -160,6 +160,11 @@ def test_a_kernel_that_makes_an_array_is_named_in_one_sentence(name):
     assert "\n" not in str(caught.value)
 
 
+def test_a_room_is_made_by_a_function():
+    with pytest.raises(TypeError, match="room"):
+        Form((head := Head()), head.kind, head.weight.T, room=np.zeros(3))
+
+
 def test_other_errors_of_numba_stay_as_they_are():
     @njit
     def misspelt(kind):

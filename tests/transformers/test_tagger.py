@@ -156,6 +156,12 @@ def test_the_dtype_asked_for_is_that_of_the_encoder(classifier, tmp_path, stored
     assert StructuredTagger.from_pretrained(tmp_path / "again", dtype=torch.float32).encoder.dtype == torch.float32
 
 
+def test_labels_of_a_saved_tagger_are_refused(tagger, tmp_path):
+    tagger.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="labels"):
+        StructuredTagger.from_pretrained(tmp_path, labels=LABELS)
+
+
 def test_the_folder_says_what_to_import(tagger, tmp_path):
     tagger.save_pretrained(tmp_path)
     assert "import torchssvm.transformers" in (tmp_path / "README.md").read_text()

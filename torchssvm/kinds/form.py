@@ -36,7 +36,7 @@ class Form(HeadAdapter):
         room: Makes the arrays that ``decode`` finds as ``scratch.room``, for each thread its own.
 
     Raises:
-        TypeError: A tensor is not a whole parameter of the head, or a view of one.
+        TypeError: A tensor is not a whole parameter of the head, or a view of one; or ``room`` is no function.
     """
 
     notes = True
@@ -58,6 +58,8 @@ class Form(HeadAdapter):
         self.head, self.structure, self._kind, self.emission = head, head.structure, kind, emission
         self.pairs = None if pairs is None else transition
         self.has_bias, self._labels, self._cost, self._room = bias is not None, labels, cost, room
+        if room is not None and not callable(room):
+            raise TypeError(f"room is a {type(room).__name__}: give a function that makes it, for each thread one")
         self._num_features, self._num_states = weight.shape
         self._pair_shape = (0, self._num_states) if pairs is None else tuple(pairs.shape)
         self._views = [None if w is None else _view_of(head, w) for w in (weight, pairs, bias)]

@@ -191,7 +191,7 @@ class StructuredTagger(PreTrainedModel):
                 behind its fourth layer.
 
         Raises:
-            ValueError: ``scheme`` is given without ``labels``.
+            ValueError: ``scheme`` is given without ``labels``, or ``labels`` of a saved tagger.
         """
         if labels is None:
             if scheme is not None:
@@ -200,7 +200,12 @@ class StructuredTagger(PreTrainedModel):
             (found[0] if isinstance(found, tuple) else found)._freeze()  # transformers makes new parameters
             return found
         own = {key: options.pop(key) for key in ("layers", "loss", "freeze_encoder") if key in options}
-        encoder = AutoModel.from_pretrained(name, *args, **options)
+        try:
+            encoder = AutoModel.from_pretrained(name, *args, **options)
+        except ValueError as error:
+            if StructuredTaggerConfig.__name__ in str(error):
+                raise ValueError(f"{name} holds a tagger with its labels: leave out labels=") from error
+            raise
         return cls(StructuredTaggerConfig(encoder.config, labels, scheme, **own), encoder).eval()  # as its encoder is
 
     def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> None:
