@@ -520,7 +520,7 @@ def test_label_sets_are_scored_beside_a_chain():
     part = PARTS["label_sets"]
     summary = part.summarise(part.collect(here(part), Settings(1, True)))
     scores, gaps = (table.rows for table in summary.tables)
-    assert [row[1] for row in scores] == ["structured SVM", *part.THEIRS, *part.ESTIMATORS]
+    assert [row[1] for row in scores] == ["structured SVM", *part.THEIRS, part.PLAIN, *part.ESTIMATORS]
     assert all(0.4 < float(row[3]) < 1.0 for row in scores)
     assert summary.limits[0].value == pytest.approx(float(scores[0][3]), abs=1e-4)
     assert summary.limits[0].limit == pytest.approx(float(scores[1][3]), abs=1e-4)

@@ -250,8 +250,8 @@ for capability in KINDS:
     with patch.object(JITFunction, "__getitem__", assemble):
         for what in calls:
             calls[what]()
-spilled = {key: row for key, row in table.items() if any(spills > 32 for _, spills in row.values())}
-assert not spilled, f"spills of more than 32 bytes: {spilled}"
+spilled = {key: row for key, row in table.items() if any(spills > 64 for _, spills in row.values())}
+assert not spilled, f"spills of more than 64 bytes: {spilled}"
 
 known = all_kernels()
 called = {

@@ -19,11 +19,11 @@ from torchssvm import (
     Multilabel,
     PairwiseGraph,
     Potentials,
-    Projective,
     SlackRescaling,
     Structure,
 )
 from torchssvm.core.potentials import conform
+from torchssvm.structures.arborescence import Projective
 from torchssvm.structures.decisions import DecisionPotentials, IntegerProgram, ShortestPath
 from torchssvm.structures.graph_cut import GraphPotentials, RoofDual
 from torchssvm.structures.multilabel import MessagePassing

@@ -13,7 +13,6 @@ from torchssvm import (
     HiddenStates,
     Multiclass,
     PairwiseGraph,
-    Projective,
     Segments,
     Structure,
     Tree,
@@ -21,6 +20,7 @@ from torchssvm import (
     structures,
 )
 from torchssvm.core.potentials import Potentials
+from torchssvm.structures.arborescence import Projective
 from torchssvm.structures.pairwise_graph import PairwisePotentials
 
 
