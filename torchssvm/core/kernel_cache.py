@@ -74,9 +74,8 @@ class KernelCache:
             made_from = digest_of(self._kernel, classes)
         except NotConstant:
             return None
-        name = f"{self._kernel.py_func.__module__}.{self._kernel.py_func.__qualname__}".replace("<", "").replace(
-            ">", ""
-        )
+        function = self._kernel.py_func
+        name = f"{function.__module__}.{function.__qualname__}".translate({ord("<"): None, ord(">"): None})
         arguments = hashlib.sha256("\n".join(texts).encode()).hexdigest()
         python = "".join(map(str, sys.version_info[:2]))
         return Path(self.cache_path) / f"{name}-py{python}-{arguments[:16]}-{made_from[:32]}.kernel"
@@ -117,7 +116,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _remove_old(path: Path) -> None:
-    """Remove files with other code for the same types of arguments, and those that were not read for long."""
+    """Remove files with other code for the same types of arguments, and files that no process has read for long."""
     same, _, _ = path.name.rpartition("-")
     for other in path.parent.glob("*.kernel"):
         with suppress(OSError):
