@@ -511,8 +511,8 @@ def main() -> None:
         parser.error("there is no CUDA device; --quick runs every part at tiny sizes on a pretended one")
     with ExitStack() as stack:
         if not torch.cuda.is_available():
-            sys.path.insert(0, str(ROOT / "tests/cases"))
-            from pretended_device import pretended_device
+            sys.path.insert(0, str(ROOT / "tests/support"))
+            from cases.pretended_device import pretended_device
 
             stack.enter_context(pretended_device())
         measure(flags)

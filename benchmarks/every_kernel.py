@@ -114,8 +114,8 @@ def main() -> None:
     sizes: dict[str, Any] = {"size": 3, "states": (2, 3), "blocks": (2, 3)} if flags.quick else {}
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
-        sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/cases"))
-        from pretended_device import pretended_device
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
+        from cases.pretended_device import pretended_device
 
         with pretended_device() as device:
             repeat(launches(device, **sizes), flags.repeat)

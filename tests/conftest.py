@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from covering import mark_repeated
+from cases.covering import mark_repeated
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():  # before anything imports Triton: its kernels run on the pretended device
@@ -61,7 +61,7 @@ def cuda() -> Iterator[torch.device]:
     if torch.cuda.is_available():
         yield torch.device("cuda")
         return
-    from pretended_device import pretended_device
+    from cases.pretended_device import pretended_device
 
     with pretended_device() as device:
         yield device

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from torchssvm.core.jit import njit
+from torchssvm.compiler.jit import njit
 
 _SKIP = 0.1  # blocks with a gap below this share of the mean allowed gap are skipped
 _CHUNK = 1024  # planes in float64 at a time

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import warn
+from torchssvm.compiler.jit import clock
+from torchssvm.compiler.packages import warn
 from torchssvm.core.batch import Batch, check_batches
-from torchssvm.core.jit import clock
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.core.structure import Structure

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import njit
+from torchssvm.compiler.jit import njit
 from torchssvm.kinds.adapter import Examples
 from torchssvm.structures.arborescence.kind import ArcsAdapter, arc_potentials
 from torchssvm.structures.arborescence.oracle import best_projective

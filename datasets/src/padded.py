@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from torchssvm.core.arguments import check_int64, check_length_form, check_tensor, warn
+from torchssvm.compiler.packages import warn
+from torchssvm.core.arguments import check_int64, check_length_form, check_tensor
 from torchssvm.core.batch import Batch
 
 PADDING = -1

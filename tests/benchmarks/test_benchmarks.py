@@ -11,7 +11,7 @@ import pytest
 import run as program
 import size
 import torch
-from benchmark_parts import measured, part_of
+from cases.benchmark_parts import measured, part_of
 from suite import baselines, descent, exact, growth, measuring, memory, oracles, roofline, solvers
 from suite.measuring import Kept, Limit, Settings, Summary, Table, asker, interpolate
 from suite.synthetic import Chains

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchssvm
-from torchssvm.core.jit import triton_available
+from torchssvm.compiler.jit import triton_available
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,7 +22,7 @@ PACKAGE = Path(torchssvm.__file__).parent
 
 
 def test_the_script_launches_every_kernel(cuda, monkeypatch):
-    from pretended_device import counted
+    from cases.pretended_device import counted
 
     chains = importlib.import_module("torchssvm.structures.chain.triton")
     monkeypatch.setattr(chains, "_IN_REGISTERS", 2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gzip
 
 import pytest
-from benchmark_parts import measured
-from treebanks import treebank
+from cases.benchmark_parts import measured
+from cases.treebanks import treebank
 
 pytestmark = pytest.mark.slow
 

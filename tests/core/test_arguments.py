@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import assert_same, chain, multiclass
-from tables import each_row
+from cases.problems import assert_same, chain, multiclass
+from cases.tables import each_row
 from torch import Tensor
 
 from torchssvm import (

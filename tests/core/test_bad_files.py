@@ -9,7 +9,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from tables import each_row
+from cases.tables import each_row
 
 from torchssvm.datasets import ChunkingDataset, RankedLists, Vocabulary, WordChains, read_columns, read_conllu
 from torchssvm.datasets import files as files_module

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from damages import damages, resealed
-from problems import PROBLEMS, assert_same, chain, through_a_file
+from cases.damages import damages, resealed
+from cases.problems import PROBLEMS, assert_same, chain, through_a_file
 
 from torchssvm import GDMM, CompiledBCFW, Corrective, DualState, GapBatchSampler, Labelings, MeanParts, Weights, certify
 from torchssvm.solvers import SuffixAverage, WeightedAverage

@@ -5,9 +5,9 @@ import io
 
 import pytest
 import torch
+from cases.problems import chain, examples, rng
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import chain, examples, rng
 
 from torchssvm import BCFW, BlockGap, CompiledBCFW, DualState, certify
 from torchssvm.core.problem import UNKNOWN, digest_targets

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from cases.problems import examples
+from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples
-from tables import each_row
 from torch._subclasses import FakeTensorMode
 
 from torchssvm import (

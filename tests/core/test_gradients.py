@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import rng
+from cases.problems import rng
 from torch import Tensor, nn
 
 from torchssvm import DualState, Multiclass, Potentials, Structure

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import rng
+from cases.problems import rng
 from torch import Tensor, nn
 
 from torchssvm import BCFW, BlockGap, DualState, Labelings, Multiclass, Potentials

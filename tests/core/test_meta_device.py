@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from every_head import HEADS
+from cases.every_head import HEADS
 
 from torchssvm import Chain, HiddenStates
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from any_order import on_a_device
-from kernel_problems import kernel_svm
-from problems import PROBLEMS, rng
+from cases.any_order import on_a_device
+from cases.kernel_problems import kernel_svm
+from cases.problems import PROBLEMS, rng
 
 from torchssvm import SparseFeatures
 from torchssvm.core.row_sparse import add_at, add_rows

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 import torch
-from kernel_problems import kernel_svm
-from lowered_precision import SETTINGS, is_rounded, lowered
-from problems import PROBLEMS, assert_same, multiclass, rng
+from cases.kernel_problems import kernel_svm
+from cases.lowered_precision import SETTINGS, is_rounded, lowered
+from cases.problems import PROBLEMS, assert_same, multiclass, rng
 from torch import nn
 
 from torchssvm import (
@@ -288,7 +288,7 @@ def test_features_below_a_head_stay_in_the_precision_of_the_process():
 
 def test_lightning_trains_a_users_head_in_full_precision():
     pytest.importorskip("lightning")
-    from short_words import trainer
+    from cases.short_words import trainer
 
     from torchssvm.lightning import StructuredSVM
 

@@ -5,7 +5,7 @@ import io
 
 import pytest
 import torch
-from pretended_device import counted, pretended_device
+from cases.pretended_device import counted, pretended_device
 from torch import nn
 
 

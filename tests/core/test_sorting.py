@@ -1,11 +1,11 @@
 """The stable sort of kernels."""
 
 import numpy as np
+from cases.problems import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples
 
-from torchssvm.core.vectors import sort_falling
+from torchssvm.compiler.vectors import sort_falling
 
 
 @examples(100)

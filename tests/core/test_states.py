@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from cases.problems import PROBLEMS, assert_same, examples
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, assert_same, examples
 from torch import Tensor, nn
 
 from torchssvm import GDMM, CompiledBCFW, Corrective, GapBatchSampler, Labelings, MeanParts, Weights

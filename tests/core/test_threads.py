@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 import torch
+from cases.problems import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
-from problems import examples
 
 from torchssvm.core.threads import run_in_chunks, split
 

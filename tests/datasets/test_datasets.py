@@ -4,11 +4,11 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from fresh import fresh_python
+from cases.fresh import fresh_python
+from cases.problems import examples
+from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples
-from tables import each_row
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, random_split
 

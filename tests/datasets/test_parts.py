@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from items import Items
-from problems import PROBLEMS
+from cases.items import Items
+from cases.problems import PROBLEMS
 
 from torchssvm import in_order, solve
 from torchssvm.core.batch import Part

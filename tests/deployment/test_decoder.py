@@ -6,7 +6,7 @@ import functools
 
 import pytest
 import torch
-from tables import each_row
+from cases.tables import each_row
 from torch import nn
 from torch.export import Dim, export
 

@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 import torch
-from tables import each_row
+from cases.tables import each_row
 from torch import nn
 
 from torchssvm import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from problems import rng
+from cases.problems import rng
 
 from torchssvm.distributed.exchange import _SWEEPS, Exchange, Figures, add_products, solve_box_qp
 from torchssvm.steps.line_search import exact_step

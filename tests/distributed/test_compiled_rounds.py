@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
-from compiled_kinds import ARCS, KINDS, Weighing, lists
-from problems import PROBLEMS, assert_same, flat
-from processes import in_processes
-from tables import each_row
+from cases.compiled_kinds import ARCS, KINDS, Weighing, lists
+from cases.problems import PROBLEMS, assert_same, flat
+from cases.processes import in_processes
+from cases.tables import each_row
 
 from torchssvm import CacheOracle, CompiledBCFW, Corrective, DualState, FrankWolfe, Labelings, Pairwise
 from torchssvm.dual import state as dual_state

@@ -8,9 +8,9 @@ import time
 
 import pytest
 import torch
-from items import Items
-from problems import PROBLEMS, assert_same
-from processes import ENDED, in_processes, refused
+from cases.items import Items
+from cases.problems import PROBLEMS, assert_same
+from cases.processes import ENDED, in_processes, refused
 
 from torchssvm import GDMM, BlockGap, CacheOracle, CompiledBCFW, DualState, Labelings, Pairwise, TorchLoop, certify
 from torchssvm.core.ranks import RankError

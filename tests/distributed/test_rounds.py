@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
-from compiled_kinds import lists
-from items import Items
-from problems import PROBLEMS, assert_same, flat, rng
-from processes import in_processes
+from cases.compiled_kinds import lists
+from cases.items import Items
+from cases.problems import PROBLEMS, assert_same, flat, rng
+from cases.processes import in_processes
 
 from torchssvm import (
     BlockGap,

@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
-from compiled_kinds import ARCS, lists, matchings
-from items import Items
-from problems import PROBLEMS, assert_same, flat
-from processes import in_processes, refused
+from cases.compiled_kinds import ARCS, lists, matchings
+from cases.items import Items
+from cases.problems import PROBLEMS, assert_same, flat
+from cases.processes import in_processes, refused
 
 from torchssvm import (
     BlockGap,

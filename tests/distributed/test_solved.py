@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from items import Items
-from problems import PROBLEMS, assert_same, flat
-from processes import in_processes
+from cases.items import Items
+from cases.problems import PROBLEMS, assert_same, flat
+from cases.processes import in_processes
 from torch.utils.data import DataLoader
 
 from torchssvm import (

@@ -7,7 +7,7 @@ import io
 
 import pytest
 import torch
-from problems import PROBLEMS, Reference, Training, assert_same, multiclass, reference, rng, steps_of
+from cases.problems import PROBLEMS, Reference, Training, assert_same, multiclass, reference, rng, steps_of
 
 from torchssvm import BlockGap, CacheOracle, Corrective, FrankWolfe, Labelings, LinearChain, Pairwise, certify
 from torchssvm.dual import DualState

@@ -9,12 +9,12 @@ import functools
 import numpy as np
 import pytest
 import torch
-from damages import resealed
-from explicit_duals import ExplicitDuals, recorded_moves
+from cases.damages import resealed
+from cases.explicit_duals import ExplicitDuals, recorded_moves
+from cases.problems import PROBLEMS, Training, WithoutAdjoint, assert_same, chain, examples, multiclass, reference, rng
+from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, Training, WithoutAdjoint, assert_same, chain, examples, multiclass, reference, rng
-from tables import each_row
 
 from torchssvm import CacheOracle, Corrective, FrankWolfe, Labelings, Pairwise, Potentials, Weights, certify
 from torchssvm.core.batch import apply_head

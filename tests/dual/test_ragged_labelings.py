@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pairwise_graphs import PairwiseProblem
-from problems import chain, rng
+from cases.pairwise_graphs import PairwiseProblem
+from cases.problems import chain, rng
 
 from torchssvm import BCFW, BlockGap, Corrective, DualState, Labelings, LinearRanking, Pairwise, Ranking, certify
 from torchssvm.core.batch import Batch, apply_head

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases.problems import PROBLEMS, chain, examples, multiclass, reference
+from cases.storage_cases import KINDS, SEEDS, StorageTestCase, block
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, chain, examples, multiclass, reference
-from storage_cases import KINDS, SEEDS, StorageTestCase, block
 
 from torchssvm import DualState, Labelings, LinearMulticlass, MeanParts, Weights, certify
 from torchssvm.core.batch import apply_head

@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from cases.tables import each_row
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
-from tables import each_row
 
 from torchssvm.datasets.text.tag_schemes import bio_transitions
 from torchssvm.deployment import load_head

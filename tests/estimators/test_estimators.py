@@ -11,15 +11,15 @@ import joblib
 import numpy as np
 import pytest
 import torch
+from cases.tables import each_row
+from cases.trainer_cases import FakeStream
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
-from tables import each_row
 from torch.nn.utils.rnn import pad_sequence
-from trainer_cases import FakeStream
 
 from torchssvm.deployment import batch_of_names, load_head, load_model
 from torchssvm.estimators import ChainSVC, GraphSVC, MultilabelSVC, MultinomialSVC, SegmentSVC

@@ -5,9 +5,9 @@ import time
 import numpy as np
 import pytest
 import torch
+from cases.tables import each_row
 from scipy.optimize import minimize
 from sklearn.base import clone
-from tables import each_row
 from torch import nn
 
 from torchssvm.estimators import PredictThenOptimize

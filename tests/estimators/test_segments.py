@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tables import each_row
+from cases.tables import each_row
 
 from torchssvm.estimators import SegmentSVC
 

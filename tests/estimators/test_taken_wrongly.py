@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from cases.tables import each_row
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.preprocessing import MultiLabelBinarizer
-from tables import each_row
 
 from torchssvm.datasets import NamedChains, RankedLists
 from torchssvm.deployment import load_head

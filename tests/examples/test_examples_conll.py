@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 
 import pytest
-from benchmark_parts import measured
-from chunking_problems import write
+from cases.benchmark_parts import measured
+from cases.chunking_problems import write
 
 from torchssvm import CompiledBCFW
 from torchssvm.datasets import CoNLL2000

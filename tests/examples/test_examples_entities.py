@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from benchmark_parts import measured
+from cases.benchmark_parts import measured
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmark_parts import measured
+from cases.benchmark_parts import measured
 
 from torchssvm.path import RegularizationPath
 

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from benchmark_parts import measured, part_of
-from multilabel_files import Column, arff_text, write
+from cases.benchmark_parts import measured, part_of
+from cases.multilabel_files import Column, arff_text, write
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from benchmark_parts import measured
+from cases.benchmark_parts import measured
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from chunking_problems import write
+from cases.chunking_problems import write
 
 from torchssvm.datasets import CoNLL2000
 from torchssvm.datasets.text import conll2000

@@ -27,7 +27,7 @@ from torchssvm import (
     in_order,
     solve,
 )
-from torchssvm.core.jit import njit
+from torchssvm.compiler.jit import njit
 from torchssvm.core.structure import Decoding, Structure
 from torchssvm.datasets import PaddedDataset
 from torchssvm.kinds import Form, block

@@ -17,8 +17,8 @@ import torch
 
 pytest.importorskip("lightning")
 
-import ddp_runs
-from lightning_words import WORDS, loader, some_words
+from cases import ddp_runs
+from cases.lightning_words import WORDS, loader, some_words
 
 pytestmark = pytest.mark.slow
 

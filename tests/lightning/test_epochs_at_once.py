@@ -9,9 +9,9 @@ import torch
 
 L = pytest.importorskip("lightning")
 
+from cases.short_words import N, Words, trainer  # noqa: E402
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint, OnExceptionCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
-from short_words import N, Words, trainer  # noqa: E402
 
 from torchssvm import LinearChain, Relative, Solver, StructuredHinge, make_trainer  # noqa: E402
 from torchssvm.lightning import DualityGap, GapBar, JointTraining, StructuredSVM  # noqa: E402

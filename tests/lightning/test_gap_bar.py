@@ -7,9 +7,9 @@ import torch
 
 pytest.importorskip("lightning")
 
-from lightning_words import Features, chain, everything, loader, some_words, trainer
+from cases.lightning_words import Features, chain, everything, loader, some_words, trainer
+from cases.trainer_cases import FakeStream
 from torch.utils.data import DataLoader
-from trainer_cases import FakeStream
 
 from torchssvm import LinearChain, LinearMultilabel
 from torchssvm.datasets import PaddedDataset

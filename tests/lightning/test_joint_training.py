@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
-from items import with_solver  # noqa: E402
+from cases.items import with_solver  # noqa: E402
+from cases.lightning_words import WORDS, Features, everything, loader, some_words, trainer  # noqa: E402
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint  # noqa: E402
-from lightning_words import WORDS, Features, everything, loader, some_words, trainer  # noqa: E402
 
 from torchssvm import (  # noqa: E402
     Chain,
@@ -343,7 +343,7 @@ def fit(folder, resume=None, **options):
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.parametrize("compiled", [None, False])
 def test_resuming_within_each_stage_and_between_them(compiled, tmp_path):
-    from problems import assert_same
+    from cases.problems import assert_same
 
     alone = fit(tmp_path / "alone", compiled=compiled)
     assert alone["history"]

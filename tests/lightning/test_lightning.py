@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from fresh import fresh_python
-from tables import each_row
+from cases.fresh import fresh_python
+from cases.tables import each_row
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 L = pytest.importorskip("lightning")
 
+from cases.lightning_words import WORDS, Features, chain, everything, loader, some_words, trainer  # noqa: E402
 from lightning.pytorch.callbacks import (  # noqa: E402
     Callback,
     EarlyStopping,
@@ -25,7 +26,6 @@ from lightning.pytorch.callbacks import (  # noqa: E402
     TQDMProgressBar,
 )
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger  # noqa: E402
-from lightning_words import WORDS, Features, chain, everything, loader, some_words, trainer  # noqa: E402
 
 from torchssvm import (  # noqa: E402
     BCFW,

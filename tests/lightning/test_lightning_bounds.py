@@ -6,13 +6,13 @@ import re
 
 import pytest
 import torch
-from tables import each_row
+from cases.tables import each_row
 
 pytest.importorskip("lightning")
 
-from items import with_solver
+from cases.items import with_solver
+from cases.lightning_words import everything, loader, trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning_words import everything, loader, trainer
 
 from torchssvm import BCFW, BlockGap, DualState, LinearChain, MeanParts, certify
 from torchssvm.datasets import OCR, PaddedDataset

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
+from cases.short_words import MODELS, Watch, Words, svm, trainer  # noqa: E402
 from lightning.pytorch.callbacks import (  # noqa: E402
     BatchSizeFinder,
     Callback,
@@ -34,7 +35,6 @@ from lightning.pytorch.callbacks import (  # noqa: E402
 )
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
 from lightning.pytorch.tuner import Tuner  # noqa: E402
-from short_words import MODELS, Watch, Words, svm, trainer  # noqa: E402
 
 from torchssvm import Batch, LinearChain, LinearSegments, MeanParts, Segments, Solver, certify  # noqa: E402
 from torchssvm.lightning import AveragedWeights, DualityGap, FactorwiseSVM, SpanF1, StructuredSVM, compiled_epochs  # noqa: E402

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
-from short_words import trainer  # noqa: E402
+from cases.short_words import trainer  # noqa: E402
 
 from torchssvm import (  # noqa: E402
     Batch,

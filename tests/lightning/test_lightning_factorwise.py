@@ -11,8 +11,8 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from short_words import Words
-from short_words import trainer as quiet
+from cases.short_words import Words
+from cases.short_words import trainer as quiet
 from torch import nn
 from torch.utils.data import DataLoader
 

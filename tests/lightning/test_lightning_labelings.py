@@ -7,16 +7,16 @@ import dataclasses
 
 import pytest
 import torch
-from problems import Problem, Training, chain, reference
-from tables import each_row
+from cases.problems import Problem, Training, chain, reference
+from cases.tables import each_row
 from torch.utils.data import DataLoader
 
 pytest.importorskip("lightning")
 
-from items import with_solver
+from cases.items import with_solver
+from cases.lightning_words import loader, trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
-from lightning_words import loader, trainer
 
 from torchssvm import (
     CacheOracle,

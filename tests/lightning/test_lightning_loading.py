@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tables import each_row
+from cases.tables import each_row
 from torch import nn
 
 L = pytest.importorskip("lightning")
 
-from every_head import HEADS  # noqa: E402
-from short_words import Words, trainer  # noqa: E402
+from cases.every_head import HEADS  # noqa: E402
+from cases.short_words import Words, trainer  # noqa: E402
 
 import torchssvm.structures as structures  # noqa: E402
 from torchssvm import Chain, LinearChain, LinearMulticlass, Multiclass, SlackRescaling, Solver  # noqa: E402

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
+from cases.short_words import MODELS, Watch, Words, svm, trainer  # noqa: E402
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint  # noqa: E402
-from short_words import MODELS, Watch, Words, svm, trainer  # noqa: E402
 
 from torchssvm import LinearChain, certify  # noqa: E402
 from torchssvm.lightning import DualityGap, FactorwiseSVM, StructuredSVM, compiled_epochs  # noqa: E402

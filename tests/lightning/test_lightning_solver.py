@@ -8,7 +8,7 @@ import pytest
 
 L = pytest.importorskip("lightning")
 
-from short_words import Words, svm, trainer  # noqa: E402
+from cases.short_words import Words, svm, trainer  # noqa: E402
 
 from torchssvm import (  # noqa: E402
     CacheOracle,

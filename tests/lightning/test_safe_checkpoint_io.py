@@ -9,8 +9,8 @@ import torch
 
 L = pytest.importorskip("lightning")
 
+from cases.short_words import trainer as quiet  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
-from short_words import trainer as quiet  # noqa: E402
 
 from torchssvm import LinearChain  # noqa: E402
 from torchssvm.datasets import OCRData  # noqa: E402

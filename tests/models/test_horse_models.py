@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tables import each_row
+from cases.tables import each_row
 from torch import nn
 
 from torchssvm import Batch, Graphs, LinearGraph, StructuredHinge, WeightedLabels

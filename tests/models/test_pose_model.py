@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from problems import flat, rng
-from tables import each_row
+from cases.problems import flat, rng
+from cases.tables import each_row
 
 from torchssvm import BCFW, BlockGap, DualState, Weights, certify
 from torchssvm.core.batch import Batch

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from poses import tiny_pose
-from problems import rng
-from tables import each_row
+from cases.poses import tiny_pose
+from cases.problems import rng
+from cases.tables import each_row
 
 from torchssvm import LinearPose, StructuredHinge, check
 from torchssvm.core.batch import Batch

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from items import Items
-from problems import PROBLEMS, Problem, reference
-from tables import each_row
+from cases.items import Items
+from cases.problems import PROBLEMS, Problem, reference
+from cases.tables import each_row
 
 from torchssvm import Chain, Relative, Solver, choose_lam, evaluate, guess_lam, in_order, solve
 from torchssvm.core.batch import Part

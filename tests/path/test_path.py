@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases.items import Items, plainly
+from cases.problems import PROBLEMS, Problem, assert_same, chain, examples, multiclass, reference, rng
+from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
-from items import Items, plainly
-from problems import PROBLEMS, Problem, assert_same, chain, examples, multiclass, reference, rng
-from tables import each_row
 
 from torchssvm import DualState, Labelings, MeanParts, Multiclass, Solver, Weights, certify
 from torchssvm.core.structure import Decoding

@@ -7,11 +7,11 @@ import copy
 import numpy as np
 import pytest
 import torch
-from bounded import optimum_within
-from graphs import GraphProblem
-from items import Items, plainly
-from problems import flat, rng
-from tables import each_row
+from cases.bounded import optimum_within
+from cases.graphs import GraphProblem
+from cases.items import Items, plainly
+from cases.problems import flat, rng
+from cases.tables import each_row
 
 from torchssvm import Corrective, Labelings, MeanParts, Weights, certify
 from torchssvm.path import Certified, Heuristic, PathRun, regularization_path

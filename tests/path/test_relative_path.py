@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from items import Items, plainly
-from problems import PROBLEMS, multiclass, reference
+from cases.items import Items, plainly
+from cases.problems import PROBLEMS, multiclass, reference
 
 from torchssvm import Relative, certify, regularization_path
 from torchssvm.path import PathRun, RegularizationPath

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from treebanks import treebank
+from cases.treebanks import treebank
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

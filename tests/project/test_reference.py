@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import example_files
 import pytest
+from cases import example_files
 
 import torchssvm
 

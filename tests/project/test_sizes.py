@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-import wrong_sizes
-from vector_twins import run_in_python
+from cases import wrong_sizes
+from cases.vector_twins import run_in_python
 
 
 @pytest.mark.slow

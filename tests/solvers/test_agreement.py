@@ -10,9 +10,9 @@ from typing import NamedTuple
 import pytest
 import torch
 from baselines import CuttingPlane, ExponentiatedGradient, NSlack, OneSlack, Subgradient
-from items import Items
-from kernel_problems import kernel_svm
-from problems import PROBLEMS, Problem, Training, chain, flat, multiclass, reference, rng
+from cases.items import Items
+from cases.kernel_problems import kernel_svm
+from cases.problems import PROBLEMS, Problem, Training, chain, flat, multiclass, reference, rng
 
 from torchssvm import (
     BCFW,

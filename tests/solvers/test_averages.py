@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from average_cases import AverageTestCase, schedule
-from bounded import Bounded, box_dual, optimum_within
-from custom import Approximate, label_sets
-from problems import assert_same, chain, flat, reference
+from cases.average_cases import AverageTestCase, schedule
+from cases.bounded import Bounded, box_dual, optimum_within
+from cases.custom import Approximate, label_sets
+from cases.problems import assert_same, chain, flat, reference
 
 from torchssvm import BCFW, BlockGap, CompiledBCFW, DualState, Labelings, MeanParts, Weights, certify
 from torchssvm.core.potentials import as_potentials

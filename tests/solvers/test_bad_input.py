@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from custom import LabelSets, Scores, label_sets
-from damages import resealed
-from problems import PROBLEMS, Problem, Training, assert_same, chain, multiclass, rng
-from problems import refused as unchanged
-from tables import each_row
+from cases.custom import LabelSets, Scores, label_sets
+from cases.damages import resealed
+from cases.problems import PROBLEMS, Problem, Training, assert_same, chain, multiclass, rng
+from cases.problems import refused as unchanged
+from cases.tables import each_row
 from torch import nn
 
 from torchssvm import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import PROBLEMS, assert_same, chain, flat, multiclass, through_a_file
+from cases.problems import PROBLEMS, assert_same, chain, flat, multiclass, through_a_file
 
 from torchssvm import BCFW, BlockGap, DualState, GapBatchSampler, MeanParts, Weights, certify
 

@@ -10,11 +10,11 @@ import re
 import numpy as np
 import pytest
 import torch
-from bounded import Bounded, groups_of, optimum_within
+from cases.bounded import Bounded, groups_of, optimum_within
+from cases.problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference, rng, steps_of
+from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference, rng, steps_of
-from tables import each_row
 from torch import nn
 
 from torchssvm import (

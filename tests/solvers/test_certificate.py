@@ -6,10 +6,10 @@ import warnings
 
 import pytest
 import torch
-from custom import Approximate, LabelSets, label_sets
+from cases.custom import Approximate, LabelSets, label_sets
+from cases.problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference, refused, rng
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference, refused, rng
 
 from torchssvm import (
     BCFW,

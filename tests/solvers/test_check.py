@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compiled_kinds import ARCS, OTHERS
-from custom import Approximate, LabelSets, Scores, label_sets
-from problems import assert_same, chain, multiclass
-from tables import each_row
+from cases.compiled_kinds import ARCS, OTHERS
+from cases.custom import Approximate, LabelSets, Scores, label_sets
+from cases.problems import assert_same, chain, multiclass
+from cases.tables import each_row
 from torch import nn
 
 from torchssvm import (

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from items import Items
-from kernel_problems import kernel_svm
-from problems import assert_same, chain, multiclass
+from cases.items import Items
+from cases.kernel_problems import kernel_svm
+from cases.problems import assert_same, chain, multiclass
 from torch import nn
 from torch.utils.data import DataLoader
 

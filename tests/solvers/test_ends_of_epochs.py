@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from items import Items
-from problems import assert_same, chain
+from cases.items import Items
+from cases.problems import assert_same, chain
 from torch.utils.data import DataLoader
 
 from torchssvm import GapBatchSampler, certify, load_checkpoint, save_checkpoint

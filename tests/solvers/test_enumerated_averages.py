@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bounded import Bounded, limits
-from enumerated import Listing, linear_problem, listing, optimum_between
-from problems import Problem, assert_same, flat, rng
+from cases.bounded import Bounded, limits
+from cases.enumerated import Listing, linear_problem, listing, optimum_between
+from cases.problems import Problem, assert_same, flat, rng
 
 from torchssvm import (
     CacheOracle,

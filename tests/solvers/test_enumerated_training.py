@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from bounded import Bounded
-from enumerated import linear_problem, listing, optimum_between
-from problems import Reference, flat, rng
+from cases.bounded import Bounded
+from cases.enumerated import linear_problem, listing, optimum_between
+from cases.problems import Reference, flat, rng
 
 from torchssvm import (
     BlockGap,

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from tables import each_row
+from cases.tables import each_row
 from torch.nn.utils.rnn import pad_sequence
 
 from torchssvm import Batch, Chain, Labelings, LinearChain, MeanParts, Relative, Solver, Weights, make_trainer, solve

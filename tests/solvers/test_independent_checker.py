@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checker import KINDS, Trace, check, check_latent, check_processes, dtype_of, faults, make, run
-from problems import THOROUGH
+from cases.checker import KINDS, Trace, check, check_latent, check_processes, dtype_of, faults, make, run
+from cases.problems import THOROUGH
 
 COUNT = max(8, THOROUGH) if THOROUGH else 2
 """Problems of each kind; the first three have both dtypes."""

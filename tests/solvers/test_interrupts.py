@@ -6,11 +6,11 @@ import signal
 
 import pytest
 import torch
-from compiled_kinds import label_sets, matchings, trees
-from interrupts import interrupted
-from items import Items
-from kernel_problems import kernel_svm
-from problems import chain, multiclass
+from cases.compiled_kinds import label_sets, matchings, trees
+from cases.interrupts import interrupted
+from cases.items import Items
+from cases.kernel_problems import kernel_svm
+from cases.problems import chain, multiclass
 
 from torchssvm import (
     BCFW,

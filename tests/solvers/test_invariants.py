@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
+from cases.problems import PROBLEMS, Problem, Training, assert_same, chain, examples, flat, multiclass, reference, rng
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, Problem, Training, assert_same, chain, examples, flat, multiclass, reference, rng
 
 from torchssvm import MeanParts, StructuredHinge, Weights, certify
 from torchssvm.core.batch import apply_head

@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 
 import pytest
-from items import Items
-from problems import PROBLEMS
+from cases.items import Items
+from cases.problems import PROBLEMS
 
 from torchssvm import Relative, guess_lam, solve
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from items import Items
-from problems import chain, multiclass
+from cases.items import Items
+from cases.problems import chain, multiclass
 
 from torchssvm import Solver, guess_lam, make_trainer
 from torchssvm.steps import BoxQP

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases.problems import PROBLEMS, Training, examples, flat, multiclass, reference, rng, steps_of, with_weights
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, Training, examples, flat, multiclass, reference, rng, steps_of, with_weights
 
 from torchssvm import BlockGap, MeanParts, SoftmaxMargin, StructuredHinge, Weights
 from torchssvm.core.batch import apply_head

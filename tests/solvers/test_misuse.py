@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
-from problems import assert_same
-from tables import each_row
+from cases.problems import assert_same
+from cases.tables import each_row
 from torch import nn
 
 from torchssvm import (

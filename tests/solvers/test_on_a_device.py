@@ -6,8 +6,8 @@ import copy
 
 import pytest
 import torch
-from compiled_kinds import ARCS, KINDS
-from problems import chain, through_a_file
+from cases.compiled_kinds import ARCS, KINDS
+from cases.problems import chain, through_a_file
 
 from torchssvm import (
     BCFW,

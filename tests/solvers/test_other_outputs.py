@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from problems import chain, rng
+from cases.problems import chain, rng
 
 from torchssvm import (
     BCFW,

@@ -7,8 +7,8 @@ import re
 
 import pytest
 import torch
-from problems import PROBLEMS, WithoutAdjoint, assert_same, chain, multiclass, refused
-from tables import each_row
+from cases.problems import PROBLEMS, WithoutAdjoint, assert_same, chain, multiclass, refused
+from cases.tables import each_row
 from torch import Tensor, nn
 
 from torchssvm import (

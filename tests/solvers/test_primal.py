@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from custom import Approximate, LabelSets, label_sets
+from cases.custom import Approximate, LabelSets, label_sets
+from cases.problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference, rng
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference, rng
 from torch import nn
 
 from torchssvm import certify

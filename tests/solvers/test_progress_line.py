@@ -6,9 +6,9 @@ import math
 import sys
 
 import pytest
-from items import Items
-from problems import chain
-from trainer_cases import FakeStream
+from cases.items import Items
+from cases.problems import chain
+from cases.trainer_cases import FakeStream
 
 from torchssvm import Solver, choose_lam, make_trainer, regularization_path, solve
 from torchssvm.datasets import hold_out

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from cases.items import Items
+from cases.kernel_problems import kernel_svm
+from cases.problems import PROBLEMS, Problem, assert_same, chain, examples, flat, rng
 from hypothesis import given
 from hypothesis import strategies as st
-from items import Items
-from kernel_problems import kernel_svm
-from problems import PROBLEMS, Problem, assert_same, chain, examples, flat, rng
 
 from torchssvm import (
     BCFW,

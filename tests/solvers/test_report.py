@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fresh import fresh_python
+from cases.fresh import fresh_python
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

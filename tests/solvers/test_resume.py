@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
 
-from items import with_solver  # noqa: E402
+from cases.items import with_solver  # noqa: E402
+from cases.problems import assert_same  # noqa: E402
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: E402
-from problems import assert_same  # noqa: E402
 
 from torchssvm import (  # noqa: E402
     CacheOracle,

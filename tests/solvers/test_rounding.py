@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from problems import rng
+from cases.problems import rng
 from torch import nn
 
 from torchssvm import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compiled_kinds import SEQUENCES as KINDS
-from problems import PROBLEMS, Training, WithoutAdjoint, assert_same, flat, reference, refused
-from tables import each_row
+from cases.compiled_kinds import SEQUENCES as KINDS
+from cases.problems import PROBLEMS, Training, WithoutAdjoint, assert_same, flat, reference, refused
+from cases.tables import each_row
 
 from torchssvm import (
     BlockGap,

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases.problems import PROBLEMS, Problem, chain, examples, flat, reference, with_weights
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, Problem, chain, examples, flat, reference, with_weights
 
 from torchssvm import Chain, Multiclass, SoftmaxMargin, StructuredHinge, Tree
 from torchssvm.core.batch import apply_head

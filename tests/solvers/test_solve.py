@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from items import Items
-from problems import PROBLEMS, chain, multiclass, reference
+from cases.items import Items
+from cases.problems import PROBLEMS, chain, multiclass, reference
 from torch.utils.data import DataLoader
 
 from torchssvm import (

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from problems import Problem, Training, chain, multiclass, reference, rng
+from cases.problems import Problem, Training, chain, multiclass, reference, rng
 
 from torchssvm import (
     Corrective,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from chain_twins import CHAIN_TWINS, TREE_TWINS
+from cases.chain_twins import CHAIN_TWINS, TREE_TWINS
 
 from torchssvm import (
     BCFW,
@@ -116,7 +116,7 @@ def test_refusals_of_a_device_change_nothing(cuda):
 
 def _counted_step(batch: Batch, head: torch.nn.Module, twins: Any = CHAIN_TWINS) -> Any:
     """What the third step of a batch of all examples launches and waits for."""
-    pretended = pytest.importorskip("pretended_device")
+    pretended = pytest.importorskip("cases.pretended_device")
     dual = DualState.for_head(head, num_examples=len(batch.y), lam=0.1)
     loss, optimizer = BlockGap(dual), BCFW(head.parameters(), dual)
     with pretended.computed_by(twins):  # the interpreter takes 60 ms for a chain
@@ -145,7 +145,7 @@ def test_rules_of_transitions_stay_on_the_device(cuda):
 @pytest.mark.parametrize(("size", "most"), [(64, 48), (1024, 48), (4096, 52 + 5 * 16)])
 def test_a_step_waits_twice_for_the_device_and_starts_48_kernels(size, most, cuda):
     """And one for each 256 blocks of a sweep where there are more than 1024."""
-    pretended = pytest.importorskip("pretended_device")
+    pretended = pytest.importorskip("cases.pretended_device")
     batch = _problem(size).to(cuda)
     head = LinearChain(3, 4).to(cuda)
     hinge, counts = StructuredHinge(head.structure), _counted_step(batch, head)
@@ -201,7 +201,7 @@ def _kind(name: str, n: int) -> tuple[torch.nn.Module, Batch, Any]:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="launches are counted on the pretended device")
 @pytest.mark.parametrize("name", COUNTS)
 def test_a_certificate_waits_four_times_and_once_for_each_further_batch(name, cuda):
-    pretended = pytest.importorskip("pretended_device")
+    pretended = pytest.importorskip("cases.pretended_device")
     head, everything, twins = _kind(name, 80)
     step, first, further = COUNTS[name]
     counts = _counted_step(everything.to(cuda), head.to(cuda), twins)
@@ -225,7 +225,7 @@ def test_a_certificate_waits_four_times_and_once_for_each_further_batch(name, cu
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="launches are counted on the pretended device")
 def test_steps_between_certificates_wait_for_nothing_else(cuda):
-    pretended = pytest.importorskip("pretended_device")
+    pretended = pytest.importorskip("cases.pretended_device")
     everything = _problem(64)
     data = PaddedDataset(everything.x, everything.y, everything.lengths)
     solver = Solver(compiled=False, batch_size=16)
@@ -286,7 +286,7 @@ def _train_by(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="launches are counted on the pretended device")
 @pytest.mark.parametrize("name", RULES)
 def test_steps_by_every_rule_are_those_of_the_cpu_and_wait_seldom(name, cuda):
-    pretended = pytest.importorskip("pretended_device")
+    pretended = pytest.importorskip("cases.pretended_device")
     most, rules = RULES[name]
     expected, _ = _train_by("cpu", nullcontext, **rules)
     with pretended.computed_by(CHAIN_TWINS):

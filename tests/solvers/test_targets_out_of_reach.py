@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from one_of_each import KINDS
+from cases.one_of_each import KINDS
 from torch import nn
 
 from torchssvm import Batch, Chain, SlackRescaling, Structure, check, in_order, make_trainer

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from items import Items
-from problems import PROBLEMS, Problem, chain, multiclass, reference
+from cases.items import Items
+from cases.problems import PROBLEMS, Problem, chain, multiclass, reference
 
 from torchssvm import BCFW, BlockGap, DualState, Permutation, TorchLoop, Uniform, in_order
 from torchssvm.solvers import Certificate, EveryPasses, WhenEstimated

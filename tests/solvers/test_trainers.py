@@ -8,10 +8,10 @@ import types
 
 import pytest
 import torch
-from items import Items
-from kernel_problems import kernel_svm
-from problems import chain, multiclass
-from trainer_cases import TrainerTestCase
+from cases.items import Items
+from cases.kernel_problems import kernel_svm
+from cases.problems import chain, multiclass
+from cases.trainer_cases import TrainerTestCase
 
 import torchssvm
 from torchssvm import GDMM, Batch, BlockGap, CompiledBCFW, DualState, Solver, TorchLoop, in_order

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases.problems import PROBLEMS, Training, assert_same, examples, reference, rng
+from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, Training, assert_same, examples, reference, rng
-from tables import each_row
 
 from torchssvm import BlockGap, CacheOracle, Corrective, FrankWolfe, Labelings, Pairwise, Sequential, certify
 from torchssvm.steps import Away, BoxQP, CommonStep, Hybrid

@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 import torch
+from cases.problems import chain, examples, multiclass, rng
+from cases.resumed_draws import check_resuming
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import chain, examples, multiclass, rng
-from resumed_draws import check_resuming
 from scipy import stats
 
 from torchssvm import (

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import qpsolvers
-from direction_cases import KINDS, SEEDS, DirectionTestCase, Setting
+from cases.direction_cases import KINDS, SEEDS, DirectionTestCase, Setting
+from cases.problems import examples, multiclass
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples, multiclass
 
 import torchssvm
 from torchssvm import BlockGap, Corrective, FrankWolfe, Pairwise

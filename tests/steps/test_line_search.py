@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from bounded import Bounded
+from cases.bounded import Bounded
+from cases.problems import PROBLEMS, Problem, chain, examples, flat, multiclass, reference, rng
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, Problem, chain, examples, flat, multiclass, reference, rng
 from scipy.optimize import minimize_scalar
 
 from torchssvm import BCFW, BlockGap, DualState, certify

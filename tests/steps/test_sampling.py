@@ -6,12 +6,12 @@ from collections import Counter
 
 import pytest
 import torch
+from cases.problems import assert_same, chain, examples, multiclass, rng
+from cases.resumed_draws import check_resuming, run
+from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import assert_same, chain, examples, multiclass, rng
-from resumed_draws import check_resuming, run
 from scipy import stats
-from tables import each_row
 from torch.utils.data import DataLoader, Dataset
 
 from torchssvm import GapBatchSampler, Permutation, Proportional, Uniform, certify

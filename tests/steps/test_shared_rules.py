@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from problems import rng
+from cases.problems import rng
 
 from torchssvm import CacheOracle, FrankWolfe
 from torchssvm.dual.active_sets import victims

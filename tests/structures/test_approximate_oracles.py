@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from approximate_oracles import Adversary
-from custom import LabelSets, label_sets
+from cases.approximate_oracles import Adversary
+from cases.custom import LabelSets, label_sets
+from cases.problems import PROBLEMS, examples, multiclass, reference, rng
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, examples, multiclass, reference, rng
 from torch.utils.data import DataLoader
 
 from torchssvm import (
@@ -134,7 +134,7 @@ def test_a_report_says_whether_the_oracle_was_exact(exact):
 def classes_under_a_trainer(structure, tolerance, *callbacks, **options):
     """Twenty random examples; the model, the trainer and its certificates."""
     pytest.importorskip("lightning")
-    from short_words import trainer
+    from cases.short_words import trainer
 
     from torchssvm.lightning import DualityGap, StructuredSVM
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from one_of_each import KINDS
-from problems import rng
+from cases.one_of_each import KINDS
+from cases.problems import rng
 
 from torchssvm.core.max_oracle import find_corner
 

@@ -6,9 +6,9 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from covering import cover
-from head_cases import HeadTestCase
-from tables import each_row
+from cases.covering import cover
+from cases.head_cases import HeadTestCase
+from cases.tables import each_row
 
 from torchssvm import (
     Chain,

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from approximate_oracles import Adversary
-from graphs import GraphProblem
-from multilabel_problems import MultilabelProblem
-from optima import enclose
-from poses import pose_problem, pose_reference
-from problems import Reference, Training, chain, reference, rng
+from cases.approximate_oracles import Adversary
+from cases.graphs import GraphProblem
+from cases.multilabel_problems import MultilabelProblem
+from cases.optima import enclose
+from cases.poses import pose_problem, pose_reference
+from cases.problems import Reference, Training, chain, reference, rng
 from torch import Tensor, nn
 
 from torchssvm import (
@@ -94,7 +94,7 @@ class EventProblem:
 
     def __init__(self, name: str, seed: int, lam: float) -> None:
         pytest.importorskip("torch_struct")
-        from torch_struct_cases import CASES
+        from cases.torch_struct_cases import CASES
 
         case = next(case for case in CASES if case.name == name)
         random, n = rng(seed), 4

@@ -6,9 +6,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from cases.problems import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples
 from qpsolvers import solve_qp
 
 from torchssvm.steps import box_qp

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from problems import rng
-from torch_struct_cases import CASES
+from cases.problems import rng
+from cases.torch_struct_cases import CASES
 
 from torchssvm import (
     Arborescence,

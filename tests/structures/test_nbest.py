@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases.problems import examples
+from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples
-from tables import each_row
 
 from torchssvm import Chain, Potentials, Segments
 from torchssvm.core.potentials import inner

@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 import torch
+from cases.problems import examples, rng
+from cases.random_potentials import assert_same, chains, strided, trees
+from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples, rng
-from random_potentials import assert_same, chains, strided, trees
-from tables import each_row
 
 from torchssvm.core import threads
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 
-import plain_structures as plain
 import pytest
 import torch
-from custom import LabelSets
+from cases import plain_structures as plain
+from cases.custom import LabelSets
+from cases.problems import examples, rng
+from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples, rng
-from tables import each_row
 
 from torchssvm import Chain, Multiclass, Potentials, SlackRescaling, Structure, WeightedLabels
 from torchssvm.core.max_oracle import find_corner

@@ -7,11 +7,11 @@ import copy
 import numpy as np
 import pytest
 import torch
-from custom import LabelSets, label_sets
+from cases.custom import LabelSets, label_sets
+from cases.items import Items
+from cases.problems import PROBLEMS, Problem, Reference, assert_same, chain, examples, flat, multiclass, reference, rng
 from hypothesis import given
 from hypothesis import strategies as st
-from items import Items
-from problems import PROBLEMS, Problem, Reference, assert_same, chain, examples, flat, multiclass, reference, rng
 
 from torchssvm import (
     BCFW,

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from one_of_each import KINDS, B
-from problems import rng
+from cases.one_of_each import KINDS, B
+from cases.problems import rng
 
 from torchssvm.core.batch import tree_replace, tree_tensors
 from torchssvm.core.structure import as_decoding, loss_by_name

@@ -1,11 +1,11 @@
 from types import ModuleType
 
-import plain_structures as plain
 import pytest
 import torch
-from custom import LabelSets
-from labelings_cases import LabelingsTestCase
-from problems import rng
+from cases import plain_structures as plain
+from cases.custom import LabelSets
+from cases.labelings_cases import LabelingsTestCase
+from cases.problems import rng
 
 from torchssvm import (
     Arborescence,

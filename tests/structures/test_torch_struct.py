@@ -7,13 +7,13 @@ import warnings
 
 import pytest
 import torch
+from cases.labelings_cases import LabelingsTestCase
+from cases.problems import examples
+from cases.tables import each_row
+from cases.torch_struct_cases import CASES, Case
 from hypothesis import given
 from hypothesis import strategies as st
-from labelings_cases import LabelingsTestCase
-from problems import examples
-from tables import each_row
 from torch import Tensor
-from torch_struct_cases import CASES, Case
 
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Potentials, inner

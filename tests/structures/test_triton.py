@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from problems import rng
-from random_potentials import chains, draw, segments, trees
+from cases.problems import rng
+from cases.random_potentials import chains, draw, segments, trees
 
-from torchssvm.core.jit import triton_available
+from torchssvm.compiler.jit import triton_available
 from torchssvm.steps import box_qp
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.chain.oracle import viterbi
@@ -23,7 +23,7 @@ from torchssvm.structures.tree.oracle import max_sum_tree
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).resolve().parents[1] / "cases"
+HERE = Path(__file__).resolve().parents[1] / "support"
 LARGE = pytest.mark.skipif(not torch.cuda.is_available(), reason="takes minutes in the interpreter of Triton")
 
 
@@ -42,7 +42,7 @@ def python(*arguments, **environment):
 
 def test_kernels_in_the_interpreter():
     pytest.importorskip("triton")
-    found = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "interpreted_triton.py", TRITON_INTERPRET="1")
+    found = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "cases/interpreted_triton.py", TRITON_INTERPRET="1")
     assert "passed" in found
     assert "skipped" not in found
 
@@ -50,7 +50,7 @@ def test_kernels_in_the_interpreter():
 def test_kernels_are_assembled_for_real_devices(tmp_path):
     """Triton's compiler needs no device: types, layouts and no fused multiply-add."""
     pytest.importorskip("triton")
-    found = python("-W", "error", "assembled_triton.py", TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")
+    found = python("-W", "error", "-m", "cases.assembled_triton", TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")
     assert "for sm_80, sm_90a, sm_100a" in found
 
 

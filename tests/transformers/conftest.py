@@ -9,14 +9,14 @@ import pytest
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    from taggers import make_tokenizer
+    from cases.taggers import make_tokenizer
 
     return make_tokenizer()
 
 
 @pytest.fixture(scope="module")
 def classifier():
-    from taggers import make_classifier
+    from cases.taggers import make_classifier
 
     return make_classifier()
 
@@ -30,6 +30,6 @@ def tagger(classifier):
 
 @pytest.fixture(scope="module")
 def items(tokenizer):
-    from taggers import make_items
+    from cases.taggers import make_items
 
     return make_items(tokenizer)

@@ -11,7 +11,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from taggers import LABELS, NO, random_batch  # noqa: E402
+from cases.taggers import LABELS, NO, random_batch  # noqa: E402
 
 from torchssvm.transformers import tokenized  # noqa: E402
 

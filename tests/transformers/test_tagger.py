@@ -15,7 +15,7 @@ from torchssvm.datasets import PaddedDataset, PrecomputedFeatures, chunk_scores
 
 transformers = pytest.importorskip("transformers")
 
-from taggers import LABELS, NO, batch_of, encoder_config, random_batch  # noqa: E402
+from cases.taggers import LABELS, NO, batch_of, encoder_config, random_batch  # noqa: E402
 
 from torchssvm.transformers import StructuredTagger, StructuredTaggerConfig, TaggerDecoder, tokenized  # noqa: E402
 from torchssvm.transformers.batches import batches_of  # noqa: E402

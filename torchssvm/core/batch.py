@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
-from torchssvm.core.arguments import NO_LABEL, check_dataset, check_tensor, describe, is_ours, naming, row_name
+from torchssvm.compiler.packages import is_ours
+from torchssvm.core.arguments import NO_LABEL, check_dataset, check_tensor, describe, naming, row_name
 from torchssvm.core.operators import on_host, upload
 from torchssvm.core.potentials import Potentials, as_potentials
 

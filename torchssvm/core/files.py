@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from torchssvm.core.arguments import warn
+from torchssvm.compiler.packages import warn
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp
 from torch.nn.modules.conv import _ConvNd
 
-from torchssvm.core.arguments import warn
+from torchssvm.compiler.packages import warn
 from torchssvm.core.batch import device_of, tree_replace, tree_tensors
 from torchssvm.core.operators import full_precision, is_lowered, lowered_advice, on_host, transformed
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, scale

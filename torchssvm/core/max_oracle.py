@@ -8,7 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import is_ours, naming
+from torchssvm.compiler.packages import is_ours
+from torchssvm.core.arguments import naming
 from torchssvm.core.operators import full_precision, on_host, read_together
 from torchssvm.core.potentials import Potentials, conform, inner, padding_of
 from torchssvm.core.structure import (

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
+from torchssvm.compiler.jit import fits_numba, fits_triton, njit_fastmath
 from torchssvm.core.arguments import check_length_form, check_object, check_tensor, check_whole, read_numbers, row_names
-from torchssvm.core.jit import fits_numba, fits_triton, njit_fastmath
 from torchssvm.core.operators import apart, pick, plain
 from torchssvm.core.threads import once
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import COMPILED, Kernel
+from torchssvm.compiler.jit import COMPILED, Kernel
 
 # Numba's parallel loops do not work here: the default threading layer aborts the process if two Python threads enter it
 # at once, and its pools do not survive a fork.

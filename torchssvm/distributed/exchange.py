@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import njit
+from torchssvm.compiler.jit import njit
 from torchssvm.core.ranks import Ranks, sum_in_order
 from torchssvm.core.row_sparse import dense, rows_of
 from torchssvm.steps.box_qp import solve_box_qp

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.compiler.jit import njit
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
-from torchssvm.core.jit import njit
 from torchssvm.core.operators import read_together, upload
 from torchssvm.core.schema import Each, Entry, Maybe, Own, Same, Schema, Stateful, damaged
 from torchssvm.core.structure import Labeling, fit

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import fits_numba, fits_triton, njit
+from torchssvm.compiler.jit import fits_numba, fits_triton, njit
 from torchssvm.core.operators import on_host, upload
 from torchssvm.core.schema import Entry, Field, Own, Schema, Stateful, damaged
 

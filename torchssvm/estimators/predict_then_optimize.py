@@ -15,10 +15,10 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
+from torchssvm.compiler.jit import clock
 from torchssvm.core.arguments import check_flags, check_number, check_readable, check_tensor, or_default
 from torchssvm.core.batch import tree_map
 from torchssvm.core.gradients import largest_feature
-from torchssvm.core.jit import clock
 from torchssvm.estimators.base import CertifiedEstimator
 from torchssvm.estimators.examples import check_matrix, columns_of, counted, times_of
 from torchssvm.path.choose_lam import LamChoice, choose_lam

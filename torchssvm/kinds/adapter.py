@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from torchssvm.compiler.jit import njit
+from torchssvm.compiler.vectors import exact_dot
 from torchssvm.core.batch import Batch, apply_head, device_of, tree_tensors
 from torchssvm.core.gradients import is_check
-from torchssvm.core.jit import njit
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.sparse_features import Lists
 from torchssvm.core.structure import Labeling, Structure
-from torchssvm.core.vectors import exact_dot
 from torchssvm.kinds.long import Long
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.jit import ByKind, njit, njit_fastmath
-from torchssvm.core.vectors import (
+from torchssvm.compiler.jit import ByKind, njit, njit_fastmath
+from torchssvm.compiler.vectors import (
     add_each,
     add_row,
     add_rows,

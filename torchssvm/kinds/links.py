@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import ByKind, njit, njit_fastmath
+from torchssvm.compiler.jit import ByKind, njit, njit_fastmath
+from torchssvm.compiler.vectors import add_rows, exact_dot, set_row
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Labeling, reject_rows
-from torchssvm.core.vectors import add_rows, exact_dot, set_row
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Examples, HeadAdapter, Ragged, Weights
 from torchssvm.kinds.block import (

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchssvm.core.jit import ByKind, njit
-from torchssvm.core.vectors import add_row, exact_dot, set_row
+from torchssvm.compiler.jit import ByKind, njit
+from torchssvm.compiler.vectors import add_row, exact_dot, set_row
 
 
 class Long(NamedTuple):

@@ -13,7 +13,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchssvm.core.arguments import as_number, check_number, check_whole, warn
+from torchssvm.compiler.packages import warn
+from torchssvm.core.arguments import as_number, check_number, check_whole
 from torchssvm.core.batch import Batch
 from torchssvm.core.gradients import apply_features, evaluating
 from torchssvm.core.random_state import RandomState

@@ -14,9 +14,9 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader
 
+from torchssvm.compiler.jit import compiling_seconds
 from torchssvm.core.batch import Batch, apply_head, to_device
 from torchssvm.core.gradients import evaluating
-from torchssvm.core.jit import compiling_seconds
 from torchssvm.core.structure import as_decoding
 from torchssvm.lightning.duality_gap import DualityGap
 from torchssvm.lightning.loaders import exact_pass_loader, fit_of, in_precision, of_all

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchssvm.compiler.packages import warn
 from torchssvm.core.arguments import (
     as_number,
     check_dataset,
@@ -21,7 +22,6 @@ from torchssvm.core.arguments import (
     check_whole,
     new_figure,
     or_default,
-    warn,
 )
 from torchssvm.core.batch import NAMES, Part, check_fits, device_of, numbered, pass_over
 from torchssvm.core.problem import find_structure

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchssvm.compiler.jit import clock
 from torchssvm.core.arguments import as_number, check_number, check_object, or_default
 from torchssvm.core.batch import Batch, apply_head, device_of, fetcher, in_order, restrict, to_device
-from torchssvm.core.jit import clock
 from torchssvm.core.operators import full_precision
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import squared_norm

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_parameters, warn
+from torchssvm.compiler.packages import warn
+from torchssvm.core.arguments import check_parameters
 from torchssvm.core.operators import full_precision
 from torchssvm.core.problem import Box
 from torchssvm.core.schema import Declaration, Entry, Schema, StatefulOptimizer, damaged, groups_like

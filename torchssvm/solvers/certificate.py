@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_flags, warn
+from torchssvm.compiler.jit import clock
+from torchssvm.compiler.packages import warn
+from torchssvm.core.arguments import check_flags
 from torchssvm.core.batch import Batch, check_fits
-from torchssvm.core.jit import clock
 from torchssvm.core.operators import full_precision, on_host, scalars, upload
 from torchssvm.core.problem import digest_examples
 from torchssvm.core.ranks import sum_in_order

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from torchssvm.compiler.jit import clock
 from torchssvm.core.arguments import OLD_NUMBERS, check_int64, check_whole
 from torchssvm.core.batch import (
     Batch,
@@ -32,7 +33,6 @@ from torchssvm.core.batch import (
     tree_tensors,
 )
 from torchssvm.core.gradients import state_kept
-from torchssvm.core.jit import clock
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.operators import (
     Reading,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torchssvm.compiler.jit import clock
 from torchssvm.core.arguments import check_parameters
 from torchssvm.core.batch import Batch
-from torchssvm.core.jit import clock
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Entry, Field, Maybe, Noted, Same, Schema, Stateful, damaged, seal, version
 from torchssvm.core.threads import undisturbed

@@ -14,8 +14,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
+from torchssvm.compiler.jit import clock, compiling_seconds
 from torchssvm.core.arguments import check_number, check_object
-from torchssvm.core.jit import clock, compiling_seconds
 from torchssvm.core.ranks import Ranks
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_dataset, naming, or_default, warn
+from torchssvm.compiler.packages import warn
+from torchssvm.core.arguments import check_dataset, naming, or_default
 from torchssvm.core.batch import (
     Batch,
     Part,

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchssvm.compiler.jit import arrays, fits_numba, triton_available
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.gradients import combine
-from torchssvm.core.jit import arrays, fits_numba, triton_available
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.row_sparse import gram_of_rows, rows_of, select_examples, squared_norm
 from torchssvm.core.structure import Labeling, OracleResult, Structure

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from torchssvm.core.jit import njit
-from torchssvm.core.vectors import add_row, dot, exact_dot, set_row
+from torchssvm.compiler.jit import njit
+from torchssvm.compiler.vectors import add_row, dot, exact_dot, set_row
 
 FRANK_WOLFE, PAIRWISE, AWAY, HYBRID, CORRECTIVE = range(5)
 """The directions of this package, by the attribute ``rule`` of each."""

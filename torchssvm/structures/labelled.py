@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchssvm.compiler.jit import fits_triton
 from torchssvm.core.arguments import check_int64, check_tensor
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
-from torchssvm.core.jit import fits_triton
 from torchssvm.core.operators import constant, on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import arrays, njit
+from torchssvm.compiler.jit import arrays, njit
 
 
 @torch.no_grad()

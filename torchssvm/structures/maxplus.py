@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from torchssvm.core.jit import njit
-from torchssvm.core.vectors import add_row, first_equal, max_rows, max_rows_of_two
+from torchssvm.compiler.jit import njit
+from torchssvm.compiler.vectors import add_row, first_equal, max_rows, max_rows_of_two
 
 
 @njit

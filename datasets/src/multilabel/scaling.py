@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_number, check_object, warn
+from torchssvm.compiler.packages import warn
+from torchssvm.core.arguments import check_number, check_object
 
 from .sparse_rows import SparseRows
 

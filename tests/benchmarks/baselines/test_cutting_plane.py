@@ -10,10 +10,10 @@ import pytest
 import torch
 from baselines import CuttingPlane, NSlack, OneSlack
 from baselines.block_qp import PlaneBlocks, _ascend, ascend_simplex
-from custom import Approximate, label_sets
+from cases.custom import Approximate, label_sets
+from cases.problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference
 from hypothesis import example, given, reject
 from hypothesis import strategies as st
-from problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference
 
 from torchssvm import SlackRescaling
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from baselines import CuttingPlane, ExponentiatedGradient, NSlack
+from cases.problems import PROBLEMS, Reference, assert_same, examples, flat, multiclass, reference
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PROBLEMS, Reference, assert_same, examples, flat, multiclass, reference
 
 pytestmark = pytest.mark.slow  # methods to compare with, outside of the package
 

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 from baselines import grid_search
-from items import Items, plainly
-from problems import PROBLEMS, assert_same, multiclass, reference
-from tables import each_row
+from cases.items import Items, plainly
+from cases.problems import PROBLEMS, assert_same, multiclass, reference
+from cases.tables import each_row
 
 
 class TestGrid:

@@ -8,7 +8,7 @@ import io
 import pytest
 import torch
 from baselines import Subgradient
-from problems import PROBLEMS, assert_same, chain, flat, multiclass, reference, rng
+from cases.problems import PROBLEMS, assert_same, chain, flat, multiclass, reference, rng
 
 from torchssvm import StructuredHinge
 from torchssvm.core.batch import apply_head

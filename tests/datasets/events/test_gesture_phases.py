@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from tables import each_row
+from cases.tables import each_row
 
 from torchssvm import Segments
 from torchssvm.datasets import GesturePhases

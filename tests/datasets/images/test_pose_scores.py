@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from problems import rng
-from tables import each_row
+from cases.problems import rng
+from cases.tables import each_row
 
 from torchssvm.datasets import RandomViews, detected_joints, pose_scores
 from torchssvm.datasets.images.lspet import MIRRORED

@@ -5,10 +5,10 @@ import re
 
 import pytest
 import torch
+from cases.multilabel_files import write
+from cases.problems import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from multilabel_files import write
-from problems import examples
 
 from torchssvm.datasets.multilabel.libsvm import read_libsvm
 

@@ -5,10 +5,10 @@ import re
 import numpy as np
 import pytest
 import torch
+from cases.multilabel_files import DENSE, SPARSE, XML, Column, arff_text, write
+from cases.problems import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from multilabel_files import DENSE, SPARSE, XML, Column, arff_text, write
-from problems import examples
 
 from torchssvm.datasets.multilabel.arff import read_arff
 from torchssvm.datasets.multilabel.mulan import read_labels, read_mulan

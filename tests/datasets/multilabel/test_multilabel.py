@@ -6,10 +6,10 @@ import re
 import numpy as np
 import pytest
 import torch
+from cases.multilabel_files import DENSE, SPARSE, XML, multilabel_or_skip, write
+from cases.problems import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from multilabel_files import DENSE, SPARSE, XML, multilabel_or_skip, write
-from problems import examples
 from torch.utils.data import DataLoader, Subset
 
 from torchssvm import SparseFeatures

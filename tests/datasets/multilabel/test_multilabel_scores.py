@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from cases.problems import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples
 
 from torchssvm.datasets import MultilabelScores, multilabel_scores
 

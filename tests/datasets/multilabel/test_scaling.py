@@ -5,10 +5,10 @@ import re
 import numpy as np
 import pytest
 import torch
+from cases.multilabel_files import DENSE, SPARSE, XML, write
+from cases.problems import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from multilabel_files import DENSE, SPARSE, XML, write
-from problems import examples
 
 from torchssvm.datasets import ByDensity, Multilabel, SparseRows, Standardised, UnitRows, Unscaled
 

@@ -3,7 +3,7 @@ import gzip
 import numpy as np
 import pytest
 import torch
-from tables import each_row
+from cases.tables import each_row
 
 from torchssvm import LinearRanking, choose_lam, evaluate
 from torchssvm.datasets import RankedLists, hold_out, ranking_scores

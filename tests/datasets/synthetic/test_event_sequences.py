@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from tables import each_row
+from cases.tables import each_row
 
 from torchssvm import Segments
 from torchssvm.datasets import EventSequences

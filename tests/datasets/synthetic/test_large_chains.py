@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 import torch
+from cases.problems import examples
+from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples
-from tables import each_row
 from torch.utils.data import DataLoader, Subset
 
 from torchssvm import SparseFeatures, SparseLinearChain

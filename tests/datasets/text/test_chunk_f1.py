@@ -1,10 +1,10 @@
 """Chunk scores against a hand-worked example, against chunks by their definition, and against seqeval."""
 
 import pytest
+from cases.problems import examples
+from cases.tables import each_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import examples
-from tables import each_row
 
 from torchssvm.datasets import Chunk, chunk_scores, chunks
 

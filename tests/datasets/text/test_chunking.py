@@ -6,10 +6,10 @@ import urllib.request
 import numpy as np
 import pytest
 import torch
-from chunking_problems import conll2000_or_skip, write
+from cases.chunking_problems import conll2000_or_skip, write
+from cases.problems import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples
 
 from torchssvm import Batch, DualState, LinearChain
 from torchssvm.core.sparse_features import SparseFeatures

@@ -6,11 +6,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from chunking_problems import conll2000_or_skip, sentences_of, write
+from cases.chunking_problems import conll2000_or_skip, sentences_of, write
+from cases.problems import examples
+from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples
-from tables import each_row
 
 from torchssvm.datasets import Vocabulary, read_columns
 from torchssvm.datasets.text.chunking_features import attributes, sorted_tags

@@ -4,10 +4,10 @@ import re
 
 import pytest
 import torch
-from chunking_problems import write
+from cases.chunking_problems import write
+from cases.problems import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples
 
 from torchssvm.datasets import Columns, chunks, read_columns, to_bio
 from torchssvm.datasets.text.tag_schemes import bio_transitions

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from chunking_problems import TWO_SENTENCES, write
+from cases.chunking_problems import TWO_SENTENCES, write
+from cases.problems import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples
 
 from torchssvm.datasets import ChunkingDataset, Columns, NamedEntities, Vocabulary, read_columns
 

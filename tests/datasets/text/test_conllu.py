@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases.treebanks import treebank
 from torch.utils.data import DataLoader
-from treebanks import treebank
 
 from torchssvm import Arborescence, DualState, LinearArcs, Potentials, certify, evaluate, in_order, solve
 from torchssvm.core.sparse_features import SparseFeatures

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tables import each_row
+from cases.tables import each_row
 from torch.utils.data import DataLoader
 
 from torchssvm import SparseLinearChain, choose_lam, evaluate, in_order, solve

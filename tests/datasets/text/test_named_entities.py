@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from chunking_problems import sentences_of, write
+from cases.chunking_problems import sentences_of, write
+from cases.problems import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples
 
 from torchssvm import CompiledBCFW, DualState, in_order
 from torchssvm.datasets import ChunkingDataset, Columns, NamedEntities, Vocabulary, read_columns

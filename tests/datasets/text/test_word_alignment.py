@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases.problems import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples
 
 from torchssvm import BlockGap, CacheOracle, Corrective, DualState, Edges, Labelings, Solver, TorchLoop, check
 from torchssvm.datasets import AlignmentErrors, SentencePair, WordAlignment, alignment_errors
@@ -324,7 +324,7 @@ def test_rules_on_a_coefficient():
 
 def test_the_data_module(root):
     pytest.importorskip("lightning")
-    from short_words import trainer
+    from cases.short_words import trainer
 
     from torchssvm.datasets import WordAlignmentData
     from torchssvm.lightning import DualityGap, StructuredSVM

@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from chunking_problems import conll2000_or_skip
+from cases.chunking_problems import conll2000_or_skip
+from cases.problems import examples
+from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples
-from tables import each_row
 
 from torchssvm.datasets import Vocabulary, WordChains
 from torchssvm.datasets.text.spelling import Spellings

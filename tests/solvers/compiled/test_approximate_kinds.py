@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compiled_kinds import ARCS, label_sets, labelled_graphs, matchings
-from problems import Problem, assert_same, flat
+from cases.compiled_kinds import ARCS, label_sets, labelled_graphs, matchings
+from cases.problems import Problem, assert_same, flat
 
 from torchssvm import (
     CompiledBCFW,

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compiled_kinds import ARCS, KINDS
-from fresh import fresh_python
-from problems import PROBLEMS, Problem, Training, assert_same, flat, reference, rng, through_a_file
-from tables import each_row
+from cases.compiled_kinds import ARCS, KINDS
+from cases.fresh import fresh_python
+from cases.problems import PROBLEMS, Problem, Training, assert_same, flat, reference, rng, through_a_file
+from cases.tables import each_row
 
 from torchssvm import (
     CacheOracle,
@@ -90,7 +90,7 @@ def test_a_resumed_run_is_the_one_left_alone_to_the_bit(direction, oracle, order
 
 
 IN_A_PROCESS = """
-from compiled_kinds import KINDS
+from cases.compiled_kinds import KINDS
 from torchssvm import CacheOracle, CompiledBCFW, Corrective, DualState, Labelings
 
 for kind in {kinds}:
@@ -105,7 +105,7 @@ print(dual.value().hex())
 @pytest.mark.slow
 def test_bits_do_not_depend_on_what_the_process_trained_before():
     """Both kinds multiply by a vector operation that LLVM rounds otherwise in the one than in the other."""
-    cases = Path(__file__).parents[2] / "cases"
+    cases = Path(__file__).parents[2] / "support"
     alone, later = (
         fresh_python(IN_A_PROCESS.format(kinds=kinds), path=cases) for kinds in (["matchings"], ["chain", "matchings"])
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from problems import assert_same
-from tables import each_row
+from cases.problems import assert_same
+from cases.tables import each_row
 
 from torchssvm import (
     BCFW,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from compiled_kinds import SIX, decisions, forests, labelled_graphs, matchings, rankings
-from problems import Problem, Training, flat, rng
+from cases.compiled_kinds import SIX, decisions, forests, labelled_graphs, matchings, rankings
+from cases.problems import Problem, Training, flat, rng
 
 from torchssvm import (
     Batch,

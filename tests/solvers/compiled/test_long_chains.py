@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from problems import rng
-from vector_twins import run_in_python
+from cases.problems import rng
+from cases.vector_twins import run_in_python
 
 from torchssvm import (
     CacheOracle,

@@ -6,8 +6,8 @@ import copy
 
 import pytest
 import torch
-from compiled_kinds import ARCS, KINDS, Weighing
-from problems import Training, assert_same, flat, through_a_file
+from cases.compiled_kinds import ARCS, KINDS, Weighing
+from cases.problems import Training, assert_same, flat, through_a_file
 
 from torchssvm import (
     BlockGap,

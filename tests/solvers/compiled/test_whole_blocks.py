@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from compiled_kinds import KINDS
-from problems import PROBLEMS, THOROUGH, assert_same
+from cases.compiled_kinds import KINDS
+from cases.problems import PROBLEMS, THOROUGH, assert_same
 
 from torchssvm import (
     Batch,

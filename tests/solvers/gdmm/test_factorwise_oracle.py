@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from problems import examples
-from random_entries import (
+from cases.problems import examples
+from cases.random_entries import (
     STAMP,
     check_found,
     check_heaps,

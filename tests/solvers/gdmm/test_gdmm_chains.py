@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from factor_graphs import Duals, FactorGraph, Task, chain_graph, chain_task, label_set_task
-from gdmm_cases import FactorGraphTestCase, rules, saved
-from problems import flat, listed_parts, rng
+from cases.factor_graphs import Duals, FactorGraph, Task, chain_graph, chain_task, label_set_task
+from cases.gdmm_cases import FactorGraphTestCase, rules, saved
+from cases.problems import flat, listed_parts, rng
 from torch import nn
 
 from torchssvm import (

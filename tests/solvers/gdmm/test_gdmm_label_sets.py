@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import scipy.optimize
 import torch
-from factor_graphs import Duals, FactorGraph, Task, label_set_graph, label_set_task
-from gdmm_cases import ORACLES, RULES, FactorGraphTestCase, rules
+from cases.factor_graphs import Duals, FactorGraph, Task, label_set_graph, label_set_task
+from cases.gdmm_cases import ORACLES, RULES, FactorGraphTestCase, rules
+from cases.optima import enclose
+from cases.problems import Reference, examples, flat, rng
 from hypothesis import given
 from hypothesis import strategies as st
-from optima import enclose
-from problems import Reference, examples, flat, rng
 
 from torchssvm import GDMM, DualState
 from torchssvm.core.batch import apply_head

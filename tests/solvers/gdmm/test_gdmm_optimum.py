@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from optima import Bounds, checked, enclose, solve_dual
-from problems import Reference, flat, rng
+from cases.optima import Bounds, checked, enclose, solve_dual
+from cases.problems import Reference, flat, rng
 
 from torchssvm import BCFW, GDMM, Batch, BlockGap, LinearChain, LinearMultilabel, certify
 from torchssvm.solvers.gdmm import (

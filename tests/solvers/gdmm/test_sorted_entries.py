@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from problems import examples
-from random_entries import (
+from cases.problems import examples
+from cases.random_entries import (
     STAMP,
     best_in_column,
     best_in_row,
@@ -20,7 +20,7 @@ from random_entries import (
     some,
     touch,
 )
-from tables import each_row
+from cases.tables import each_row
 
 from torchssvm.solvers.gdmm.sorted_entries import (
     VISITED,

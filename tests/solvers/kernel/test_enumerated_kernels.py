@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from enumerated import Listing, listing, optimum_between
-from problems import rng
+from cases.enumerated import Listing, listing, optimum_between
+from cases.problems import rng
 
 from torchssvm import Multiclass
 from torchssvm.solvers.kernel import (

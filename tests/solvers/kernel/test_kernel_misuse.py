@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_problems import kernel_head, kernel_svm
-from problems import assert_same, chain, multiclass
-from tables import each_row
+from cases.kernel_problems import kernel_head, kernel_svm
+from cases.problems import assert_same, chain, multiclass
+from cases.tables import each_row
 
 from torchssvm import LinearChain
 from torchssvm.solvers.kernel import RBF, KernelChain, KernelHead, KernelMulticlass, KernelSSVM, Linear, Polynomial

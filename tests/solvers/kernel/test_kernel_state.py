@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from damages import resealed
-from kernel_problems import circles, kernel_head, kernel_svm
-from problems import PROBLEMS, Problem, WithoutAdjoint, assert_same, chain, multiclass, rng, through_a_file
+from cases.damages import resealed
+from cases.kernel_problems import circles, kernel_head, kernel_svm
+from cases.problems import PROBLEMS, Problem, WithoutAdjoint, assert_same, chain, multiclass, rng, through_a_file
 from torch import Tensor
 
 from torchssvm import (

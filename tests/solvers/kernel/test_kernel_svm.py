@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_problems import circles, gram_features, kernel_svm, monomials, with_features
-from problems import PROBLEMS, Problem, chain, flat, multiclass, reference, rng
+from cases.kernel_problems import circles, gram_features, kernel_svm, monomials, with_features
+from cases.problems import PROBLEMS, Problem, chain, flat, multiclass, reference, rng
 
 from torchssvm import LinearMulticlass, Multiclass, certify
 from torchssvm.solvers.kernel import RBF, Linear, Polynomial

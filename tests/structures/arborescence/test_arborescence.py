@@ -4,13 +4,13 @@ import itertools
 
 import pytest
 import torch
-from arborescences import crosses, own_outputs, reaches_root
-from head_cases import SEEDS, HeadTestCase
+from cases.arborescences import crosses, own_outputs, reaches_root
+from cases.head_cases import SEEDS, HeadTestCase
+from cases.problems import examples, rng
+from cases.structure_cases import StructureTestCase
+from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples, rng
-from structure_cases import StructureTestCase
-from tables import each_row
 
 from torchssvm import Arborescence, LinearArcs, Potentials
 from torchssvm.core.max_oracle import find_corner

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from arborescences import KINDS, own_outputs
+from cases.arborescences import KINDS, own_outputs
+from cases.problems import examples, rng
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples, rng
 
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.arborescence.structure import has_root, is_projective

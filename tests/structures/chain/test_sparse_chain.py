@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from head_cases import HeadTestCase
-from problems import rng
-from tables import each_row
+from cases.head_cases import HeadTestCase
+from cases.problems import rng
+from cases.tables import each_row
 
 from torchssvm import (
     BCFW,

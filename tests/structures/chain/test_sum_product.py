@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 import torch
+from cases.problems import examples, rng
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples, rng
 from torch import Tensor
 
 from torchssvm.structures.chain.sum_product import sum_product

@@ -8,9 +8,9 @@ import pickle
 
 import pytest
 import torch
-from compiled_kinds import TRANSITIONS
-from problems import PROBLEMS, Training, is_allowed, reference
-from tables import each_row
+from cases.compiled_kinds import TRANSITIONS
+from cases.problems import PROBLEMS, Training, is_allowed, reference
+from cases.tables import each_row
 
 from torchssvm import GDMM, CacheOracle, Chain, CompiledBCFW, Corrective, DualState, Labelings, Potentials, certify
 from torchssvm.structures.chain import Transitions

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 import torch
-from head_cases import HeadTestCase
-from problems import rng
-from structure_cases import StructureTestCase
+from cases.head_cases import HeadTestCase
+from cases.problems import rng
+from cases.structure_cases import StructureTestCase
 
 from torchssvm import (
     CacheOracle,

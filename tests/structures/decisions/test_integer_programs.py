@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 import torch
-from problems import rng
-from tables import each_row
+from cases.problems import rng
+from cases.tables import each_row
 
 from torchssvm import Decisions, LinearDecisions, Relative, evaluate, solve
 from torchssvm.deployment import load_head, save_model

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from problems import assert_same, rng
+from cases.problems import assert_same, rng
 
 from torchssvm import (
     BCFW,

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tables import each_row
+from cases.tables import each_row
 
 from torchssvm.structures.decisions import Assignment, Knapsack, Selection, ShortestPath, SpanningTree
 

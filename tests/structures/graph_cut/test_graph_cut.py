@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from graph_cases import GraphStructureCase
-from graphs import random_potentials
-from problems import rng
+from cases.graph_cases import GraphStructureCase
+from cases.graphs import random_potentials
+from cases.problems import rng
 
 from torchssvm import GraphCut
 from torchssvm.structures.graph_cut import GraphPotentials, RoofDual

@@ -3,11 +3,11 @@ import sys
 import numpy as np
 import pytest
 import torch
-from fresh import fresh_python
-from graphs import best_scores, random_potentials
+from cases.fresh import fresh_python
+from cases.graphs import best_scores, random_potentials
+from cases.problems import examples, rng
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples, rng
 from scipy.optimize import linprog
 
 from torchssvm import GraphCut

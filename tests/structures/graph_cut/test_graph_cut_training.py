@@ -3,11 +3,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from bounded import Bounded, optimum_within
-from graph_cases import GraphHeadCase
-from graphs import GraphProblem
-from problems import flat
-from tables import each_row
+from cases.bounded import Bounded, optimum_within
+from cases.graph_cases import GraphHeadCase
+from cases.graphs import GraphProblem
+from cases.problems import flat
+from cases.tables import each_row
 from torch.utils.data import DataLoader
 
 from torchssvm import (
@@ -109,7 +109,7 @@ def test_head_and_structure_pass_the_check(oracle, bounds):
 @pytest.mark.slow
 def test_lightning_decodes_and_writes_segmentations(tmp_path):
     pytest.importorskip("lightning")
-    from short_words import trainer
+    from cases.short_words import trainer
 
     from torchssvm.lightning import DualityGap, StructuredSVM, WritePredictions
 

@@ -3,10 +3,10 @@ import math
 
 import pytest
 import torch
+from cases.problems import examples, rng
+from cases.structure_cases import StructureTestCase
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples, rng
-from structure_cases import StructureTestCase
 
 from torchssvm import (
     BCFW,

@@ -6,12 +6,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from head_cases import HeadTestCase
+from cases.head_cases import HeadTestCase
+from cases.problems import examples, rng
+from cases.structure_cases import StructureTestCase
+from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples, rng
-from structure_cases import StructureTestCase
-from tables import each_row
 
 from torchssvm import (
     Edges,

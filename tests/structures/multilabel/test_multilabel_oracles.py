@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from cases.problems import examples, rng
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples, rng
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
+from cases.problems import examples, rng
+from cases.structure_cases import BATCHES, SEEDS, StructureTestCase
+from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples, rng
-from structure_cases import BATCHES, SEEDS, StructureTestCase
-from tables import each_row
 
 from torchssvm import Multilabel, Potentials
 from torchssvm.core.max_oracle import find_corner

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from bounded import Bounded, optimum_within
-from head_cases import HeadTestCase
-from multilabel_problems import F, K, MultilabelProblem
-from problems import flat
-from tables import each_row
+from cases.bounded import Bounded, optimum_within
+from cases.head_cases import HeadTestCase
+from cases.multilabel_problems import F, K, MultilabelProblem
+from cases.problems import flat
+from cases.tables import each_row
 
 from torchssvm import (
     Corrective,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from bounded import Bounded
-from graph_cases import GraphHeadCase, GraphStructureCase
+from cases.bounded import Bounded
+from cases.graph_cases import GraphHeadCase, GraphStructureCase
+from cases.pairwise_graphs import PairwiseProblem, best_scores, random_potentials
+from cases.problems import examples, flat, rng
 from hypothesis import given
 from hypothesis import strategies as st
-from pairwise_graphs import PairwiseProblem, best_scores, random_potentials
-from problems import examples, flat, rng
 from torch import nn
 
 from torchssvm import (

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 import torch
+from cases.problems import examples, rng
+from cases.random_potentials import random_parents
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples, rng
-from random_potentials import random_parents
 
 from torchssvm.structures.pose.oracle import max_sum_grid, max_sum_grid_torch
 

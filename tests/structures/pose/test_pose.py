@@ -6,14 +6,14 @@ import functools
 
 import pytest
 import torch
-from bounded import Bounded, limits, optimum_within
-from head_cases import HeadTestCase
+from cases.bounded import Bounded, limits, optimum_within
+from cases.head_cases import HeadTestCase
+from cases.poses import all_outputs, as_maps, definition, pose_problem, pose_reference, tiny_pose, truncated_distance
+from cases.problems import examples, rng
+from cases.structure_cases import StructureTestCase
+from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
-from poses import all_outputs, as_maps, definition, pose_problem, pose_reference, tiny_pose, truncated_distance
-from problems import examples, rng
-from structure_cases import StructureTestCase
-from tables import each_row
 
 from torchssvm import (
     Corrective,

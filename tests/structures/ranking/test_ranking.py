@@ -3,13 +3,13 @@ import math
 
 import pytest
 import torch
-from head_cases import HeadTestCase
+from cases.head_cases import HeadTestCase
+from cases.problems import examples, rng
+from cases.structure_cases import StructureTestCase
+from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples, rng
 from scipy.optimize import linear_sum_assignment
-from structure_cases import StructureTestCase
-from tables import each_row
 
 from torchssvm import (
     LinearRanking,

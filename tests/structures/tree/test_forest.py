@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tables import each_row
+from cases.tables import each_row
 
 from torchssvm import Batch, CompiledBCFW, DualState
 from torchssvm.structures.tree import ForestFeatures, LinearForest

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 import torch
+from cases.problems import examples, rng
+from cases.random_potentials import assert_same, trees
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import examples, rng
-from random_potentials import assert_same, trees
 
 from torchssvm.structures.tree.oracle import max_sum_tree, max_sum_tree_torch
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from head_cases import HeadTestCase
-from plain_structures import LabelledTokensCase
+from cases.head_cases import HeadTestCase
+from cases.plain_structures import LabelledTokensCase
 
 from torchssvm import LinearTree, Potentials, Tree
 

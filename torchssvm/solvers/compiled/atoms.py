@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.jit import njit
-from torchssvm.core.vectors import exact_dots, set_row, set_rows
+from torchssvm.compiler.jit import njit
+from torchssvm.compiler.vectors import exact_dots, set_row, set_rows
 from torchssvm.dual.active_sets import victim
 from torchssvm.kinds.block import (
     add_labeling,

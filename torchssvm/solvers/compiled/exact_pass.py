@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import njit
+from torchssvm.compiler.jit import njit
+from torchssvm.compiler.vectors import exact_dots, exact_sums
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.threads import run_in_chunks, split
-from torchssvm.core.vectors import exact_dots, exact_sums
 from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import Examples, Model, Scratch, squares_of_rows, with_types
 from torchssvm.kinds.block import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.jit import njit
+from torchssvm.compiler.jit import njit
 from torchssvm.kinds.block import (
     add_to_weights,
     decode,

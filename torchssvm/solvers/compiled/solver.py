@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_whole, warn
+from torchssvm.compiler.packages import warn
+from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import Batch, Part, pass_over, to_device, tree_map
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.problem import Box, digest_examples, digest_targets

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchssvm.core.jit import njit
-from torchssvm.core.vectors import add_row, set_row
+from torchssvm.compiler.jit import njit
+from torchssvm.compiler.vectors import add_row, set_row
 from torchssvm.kinds.block import add_to_weights, examine_block, potentials, solve_block
 
 SHARE = 0.03

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchssvm.core.jit import njit, njit_fastmath
+from torchssvm.compiler.jit import njit, njit_fastmath
 from torchssvm.kinds.adapter import Examples
 from torchssvm.solvers.gdmm.problem import squares_of
 from torchssvm.solvers.gdmm.ragged import Ragged, drop, empty, insert, offsets, repacked, single

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import njit
+from torchssvm.compiler.jit import njit
 from torchssvm.core.schema import Entry, Schema, damaged
 from torchssvm.solvers.gdmm import ragged
 from torchssvm.solvers.gdmm.chain_pass import AWAY, add_row, away_direction, exact_step, project

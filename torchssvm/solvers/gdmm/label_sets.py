@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.compiler.jit import njit, njit_fastmath
 from torchssvm.core.batch import Batch
-from torchssvm.core.jit import njit, njit_fastmath
 from torchssvm.core.potentials import Parts
 from torchssvm.core.schema import Entry, Field, Noted, Same, Schema, damaged
 from torchssvm.dual.state import DualState

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import warn
+from torchssvm.compiler.packages import warn
 from torchssvm.core.batch import Batch, device_of, tree_tensors
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.problem import digest_examples

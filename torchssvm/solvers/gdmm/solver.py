@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import check_number, check_seed, warn
+from torchssvm.compiler.jit import clock
+from torchssvm.compiler.packages import warn
+from torchssvm.core.arguments import check_number, check_seed
 from torchssvm.core.batch import Batch, device_of
 from torchssvm.core.gradients import is_check
-from torchssvm.core.jit import clock
 from torchssvm.core.random_state import check_random_state
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm

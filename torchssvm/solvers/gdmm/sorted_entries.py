@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import njit
+from torchssvm.compiler.jit import njit
 from torchssvm.core.schema import Entry, Field, Same, check, damaged
 
 COUNT, POOL_END, VISITED = 0, 1, 2

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchssvm.core.jit import njit
+from torchssvm.compiler.jit import njit
 from torchssvm.solvers.gdmm.sorted_entries import (
     VISITED,
     SortedEntries,

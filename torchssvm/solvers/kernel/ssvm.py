@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_limit, check_whole, warn
+from torchssvm.compiler.jit import clock
+from torchssvm.compiler.packages import warn
+from torchssvm.core.arguments import check_limit, check_whole
 from torchssvm.core.gradients import check_at_first_call, combine, per_example_adjoint
-from torchssvm.core.jit import clock
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.operators import full_precision
 from torchssvm.core.potentials import Parts, Potentials, inner

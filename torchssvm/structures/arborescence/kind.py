@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import njit, njit_fastmath
+from torchssvm.compiler.jit import njit, njit_fastmath
+from torchssvm.compiler.vectors import dot, exact_dot
 from torchssvm.core.sparse_features import Lists, SparseFeatures
 from torchssvm.core.structure import Labeling
-from torchssvm.core.vectors import dot, exact_dot
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Examples, Ragged, VectorAdapter
 from torchssvm.kinds.block import add_states, loss_of, size_of, uniform_mean_loss

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.compiler.jit import COMPILED, Kernel, njit, triton_available
 from torchssvm.core.arguments import check_scores
-from torchssvm.core.jit import COMPILED, Kernel, njit, triton_available
 from torchssvm.core.operators import apart, define
 from torchssvm.core.threads import compiles, launch
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from torchssvm.compiler.jit import arrays, fits_numba, fits_triton
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
-from torchssvm.core.jit import arrays, fits_numba, fits_triton
 from torchssvm.core.operators import apart, full_precision, gradient_of_weight, plain, product, transformed, upload
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.row_sparse import rows_of

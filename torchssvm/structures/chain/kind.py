@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.compiler.jit import njit
+from torchssvm.compiler.vectors import set_row, set_rows
 from torchssvm.core.batch import tree_tensors
-from torchssvm.core.jit import njit
 from torchssvm.core.sparse_features import Lists, lists_within
 from torchssvm.core.structure import Labeling
-from torchssvm.core.vectors import set_row, set_rows
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import HeadAdapter
 from torchssvm.kinds.block import respond_marked, size_of, triangle

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import COMPILED, arrays, fits_numba, njit
+from torchssvm.compiler.jit import COMPILED, arrays, fits_numba, njit
 from torchssvm.core.potentials import Parts
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchssvm.core.jit import on_device
+from torchssvm.compiler.jit import on_device
 from torchssvm.core.threads import by_example
 
 _BLOCK = 1024  # numbers of a table that a program takes

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import njit
-from torchssvm.core.vectors import set_row
+from torchssvm.compiler.jit import njit
+from torchssvm.compiler.vectors import set_row
 from torchssvm.structures.maxplus import first_maximiser, send_forward
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from torchssvm.compiler.jit import arrays, fits_numba, fits_triton
 from torchssvm.core.arguments import check_costs, check_flags, check_int64, check_tensor, check_whole
-from torchssvm.core.jit import arrays, fits_numba, fits_triton
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.operators import constant, on_host, upload
 from torchssvm.core.potentials import Parts, Potentials

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchssvm.compiler.jit import triton_available
 from torchssvm.core.arguments import check_scores
-from torchssvm.core.jit import triton_available
 from torchssvm.core.threads import compiles
 
 

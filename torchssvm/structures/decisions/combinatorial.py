@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchssvm.compiler.jit import njit
 from torchssvm.core.arguments import check_flags, check_readable, check_whole, row_name
-from torchssvm.core.jit import njit
 from torchssvm.core.structure import digest
 from torchssvm.structures.decisions.oracle import Array, DecisionOracle, Solved, costs_of, node_pairs, refuse_given
 from torchssvm.structures.matching.oracle import best_matching

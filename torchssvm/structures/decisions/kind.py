@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import ByKind, njit
+from torchssvm.compiler.jit import ByKind, njit
+from torchssvm.compiler.vectors import sort_falling
 from torchssvm.core.potentials import SINGLE, Potentials
-from torchssvm.core.vectors import sort_falling
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Examples, HeadAdapter, Ragged
 from torchssvm.kinds.block import loss_of, size_of

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import njit
+from torchssvm.compiler.jit import njit
+from torchssvm.compiler.vectors import dot, exact_dot, set_row
 from torchssvm.core.potentials import SINGLE, Potentials
 from torchssvm.core.structure import fit
-from torchssvm.core.vectors import dot, exact_dot, set_row
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Examples, Ragged, VectorAdapter
 from torchssvm.kinds.block import loss_of, size_of

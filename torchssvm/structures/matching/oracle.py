@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.compiler.jit import njit, triton_available
 from torchssvm.core.arguments import check_int64
-from torchssvm.core.jit import njit, triton_available
 
 
 def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | None = None) -> Tensor:

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.compiler.jit import ByKind, njit, njit_fastmath
+from torchssvm.compiler.vectors import add_row, add_rows, add_to_rows, set_row
 from torchssvm.core.batch import Batch
-from torchssvm.core.jit import ByKind, njit, njit_fastmath
 from torchssvm.core.potentials import SINGLE
 from torchssvm.core.sparse_features import Lists, SparseFeatures, lists_of_rows, one_token
 from torchssvm.core.structure import Labeling
-from torchssvm.core.vectors import add_row, add_rows, add_to_rows, set_row
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Dense, Examples, Listed, squares_of_rows
 from torchssvm.structures.chain import kind as sequences

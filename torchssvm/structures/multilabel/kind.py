@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import njit
+from torchssvm.compiler.jit import njit
 from torchssvm.core.sparse_features import Lists, lists_of_rows
 from torchssvm.core.structure import Labeling
 from torchssvm.kinds import block

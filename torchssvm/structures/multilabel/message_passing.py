@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchssvm.core.jit import njit
+from torchssvm.compiler.jit import njit
 
 EPS = float(np.finfo(np.float64).eps)
 _ROUNDS = 2  # of branch and bound, for each subproblem, which starts from the messages of the previous one

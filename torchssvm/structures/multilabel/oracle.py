@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import njit, triton_available
+from torchssvm.compiler.jit import njit, triton_available
 from torchssvm.core.threads import launch
 from torchssvm.structures.multilabel.message_passing import Workspace, branch, pass_messages, reduce, workspace
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.compiler.jit import njit
+from torchssvm.compiler.vectors import add_row, largest_sum, max_rows, set_row
 from torchssvm.core.arguments import check_whole
-from torchssvm.core.jit import njit
 from torchssvm.core.threads import run_in_chunks
-from torchssvm.core.vectors import add_row, largest_sum, max_rows, set_row
 from torchssvm.structures.common import check_edges, own_lengths
 from torchssvm.structures.pairwise_graph.plan import make_plan
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.compiler.jit import njit, triton_available
 from torchssvm.core.arguments import check_scores
-from torchssvm.core.jit import njit, triton_available
 from torchssvm.core.operators import apart, define
 from torchssvm.core.threads import LANES, compiles, launch, once
 from torchssvm.structures.tree.oracle import node_depths

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import njit
+from torchssvm.compiler.jit import njit
+from torchssvm.compiler.vectors import sort_falling
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.vectors import sort_falling
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Examples, Ragged, VectorAdapter
 from torchssvm.kinds.block import length_of

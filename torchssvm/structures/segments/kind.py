@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import njit
-from torchssvm.core.vectors import set_row
+from torchssvm.compiler.jit import njit
+from torchssvm.compiler.vectors import set_row
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Examples, HeadAdapter
 from torchssvm.kinds.block import size_of

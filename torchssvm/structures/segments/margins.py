@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import njit
+from torchssvm.compiler.jit import njit
 from torchssvm.core.threads import launch, once
 from torchssvm.structures.max_marginals import best_of_others, margins_of
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchssvm.compiler.jit import njit, triton_available
 from torchssvm.core.arguments import check_scores
-from torchssvm.core.jit import njit, triton_available
 from torchssvm.core.operators import apart, define, upload
 from torchssvm.core.threads import compiles, launch, once
 from torchssvm.structures.common import own_lengths

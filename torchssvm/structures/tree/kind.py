@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.jit import njit
+from torchssvm.compiler.jit import njit
+from torchssvm.compiler.vectors import set_rows
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Labeling
-from torchssvm.core.vectors import set_rows
 from torchssvm.kinds import block
 from torchssvm.kinds.adapter import Examples, HeadAdapter
 from torchssvm.kinds.block import add_states, loss_of, size_of, uniform_mean_loss

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchssvm.core.jit import on_device
+from torchssvm.compiler.jit import on_device
 from torchssvm.core.operators import on_host, upload
 
 _TILE = 64  # most states of a tile, for children and for parents

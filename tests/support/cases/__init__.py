@@ -1,0 +1,1 @@
+"""What tests share: problems, counterexamples, checkers, and test classes to inherit."""

@@ -1,0 +1,566 @@
+"""What GDMM must do on every kind of factor graph: inherit ``FactorGraphTestCase``, get the tests.
+
+The reference is ``factor_graphs``: everything written out, in numpy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cases.damages import damages, replaced, resealed
+from cases.factor_graphs import Duals, FactorGraph, Task
+from cases.problems import assert_same, examples, flat, through_a_file
+from torchssvm import BCFW, GDMM, BlockGap, DualState, SparseFeatures, certify
+from torchssvm.core.batch import apply_head
+from torchssvm.solvers import EveryPasses
+from torchssvm.solvers.gdmm import AwayStep, BlockGreedy, BruteForce, FullyCorrective, Penalty, SortedOracle
+from torchssvm.solvers.gdmm.problem import Hinges
+
+RULES = [FullyCorrective(), AwayStep(), BlockGreedy()]
+ORACLES = [SortedOracle(), BruteForce()]
+rules = pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+oracles = pytest.mark.parametrize("oracle", ORACLES, ids=lambda oracle: type(oracle).__name__)
+SEEDS = st.integers(0, 2**31 - 1)
+
+
+def saved(gdmm: GDMM) -> dict[str, Any]:
+    """Its state after a trip through a file."""
+    return through_a_file(gdmm.state_dict())
+
+
+def scaled(x: Any, factor: float) -> Any:
+    """Features times a number."""
+    return x._replace(values=x.values * factor) if isinstance(x, SparseFeatures) else x * factor
+
+
+class FactorGraphTestCase(ABC):
+    """A kind of factor graph."""
+
+    #: Options of ``make``: all kinds of heads and losses.
+    VARIANTS: ClassVar[list[dict[str, Any]]]
+
+    @abstractmethod
+    def make(self, seed: int, **options: Any) -> Task:
+        """A tiny task; the options are ``n``, ``lam``, ``dtype``, ``sparse``, ``bias`` and those of ``VARIANTS``."""
+
+    @abstractmethod
+    def graph(self, task: Task) -> FactorGraph:
+        """The same, written out."""
+
+    @abstractmethod
+    def duals(self, gdmm: GDMM, graph: FactorGraph) -> Duals:
+        """What the optimizer holds."""
+
+    @abstractmethod
+    def check_room(self, gdmm: GDMM) -> None:
+        """No list is longer than its room."""
+
+    @abstractmethod
+    def rounded(self, gdmm: GDMM, graph: FactorGraph) -> Duals:
+        """The consistent point that it makes of that."""
+
+    def gdmm(self, task: Task, **options: Any) -> GDMM:
+        return GDMM(task.head, task.everything(), num_examples=task.n, lam=task.lam, **options)
+
+    def trained(self, number: int = 0, *, passes: int = 5, **options: Any) -> GDMM:
+        gdmm = self.gdmm(self.make(number), **options)
+        for _ in range(passes):
+            gdmm.step()
+        self.check_room(gdmm)
+        return gdmm
+
+    # -- The optimum -----------------------------------------------------------------------------------------
+
+    def check_optimum(self, task: Task, *, tolerance: float = 3e-6, **options: Any) -> None:
+        best = self.graph(task).optimum()
+        gdmm = self.gdmm(task, **{"penalty": Penalty(), **options})
+        found = gdmm.solve(tolerance, violation=1e-3, max_passes=4000)
+        assert found.relaxed_gap <= tolerance
+        assert found.violation <= 1e-3
+        assert found.relaxed_primal == pytest.approx(best, abs=1e-5)
+        assert found.relaxed_dual == pytest.approx(best, abs=1e-5)
+        assert found.relaxed_dual - 1e-6 <= best <= found.relaxed_primal + 1e-6
+
+    @oracles
+    @rules
+    def test_the_optimum_is_that_of_a_qp_solver(self, rule, oracle):
+        self.check_optimum(self.make(2), rule=rule, oracle=oracle)
+
+    def test_the_optimum_of_all_kinds_of_heads_and_losses(self):
+        for seed, options in enumerate(self.VARIANTS):
+            self.check_optimum(self.make(seed + 10, **options))
+
+    # -- What holds at every step ----------------------------------------------------------------------------
+
+    @pytest.mark.every_variant
+    @examples(12)
+    @given(
+        seed=SEEDS,
+        rule=st.sampled_from(RULES),
+        oracle=st.sampled_from(ORACLES),
+        variant=st.integers(0, 99),
+        rho=st.floats(1e-3, 30.0),
+        lam=st.floats(0.02, 2.0),
+        passes=st.lists(st.integers(0, 6), min_size=1, max_size=4),
+    )
+    def test_the_certificate_encloses_the_optimum(self, seed, rule, oracle, variant, rho, lam, passes):
+        task = self.make(seed, lam=lam, **self.VARIANTS[variant % len(self.VARIANTS)])
+        graph = self.graph(task)
+        best, before = graph.optimum(), 0.0
+        gdmm = self.gdmm(task, rule=rule, oracle=oracle, penalty=Penalty(rho), seed=seed)
+        for count in passes:
+            for _ in range(count):
+                gdmm.step()
+            found = gdmm.certify()
+            assert found.dual <= found.relaxed_dual
+            assert found.relaxed_dual - 2e-6 <= best <= found.relaxed_primal + 2e-6
+            assert found.relaxed_primal - found.relaxed_dual == pytest.approx(found.relaxed_gap, abs=1e-12)
+            assert found.relaxed_gap >= 0.0
+            assert found.relaxed_dual >= before
+            assert 0.0 <= found.violation <= found.worst_violation <= 1.0 + 1e-12
+            assert found.drift <= 1e-9
+            before = found.relaxed_dual
+            primal = graph.primal(flat(task.head.parameters()).double().numpy())
+            assert found.relaxed_primal >= primal - 1e-6
+            if found.relaxed_primal == found.primal:
+                assert found.primal == pytest.approx(primal, abs=1e-6)  # which a solver of linear programs gave
+            if not found.has_relaxation:
+                assert (found.primal, found.dual) == (found.relaxed_primal, found.relaxed_dual)
+            self.check_rounded(gdmm, graph)
+
+    def check_rounded(self, gdmm: GDMM, graph: FactorGraph) -> None:
+        """The rounded points are in the polytope, and loss and length are their own."""
+        point = self.rounded(gdmm, graph)
+        for mass in point.variables:
+            assert mass.min() >= 0.0
+            assert mass.sum() == pytest.approx(1.0, abs=1e-12)
+        for place, factor in enumerate(graph.factors):
+            mass = point.factors[place]
+            assert mass is not None
+            assert mass.min() >= -1e-15
+            assert np.abs(mass.sum(1) - point.variables[factor.left]).max() <= 1e-12
+            assert np.abs(mass.sum(0) - point.variables[factor.right]).max() <= 1e-12
+        w, found = graph.weights(point), gdmm.problem.rounded().relaxed
+        assert found.loss == pytest.approx(graph.loss(point), abs=1e-12)
+        assert found.squared == pytest.approx(float(w @ w), rel=1e-9, abs=1e-12)
+
+    @examples(12)
+    @given(
+        seed=SEEDS,
+        rule=st.sampled_from(RULES),
+        oracle=st.sampled_from(ORACLES),
+        variant=st.integers(0, 99),
+        rho=st.floats(1e-3, 30.0),
+    )
+    def test_no_visit_increases_the_augmented_lagrangian(self, seed, rule, oracle, variant, rho):
+        task = self.make(seed, **self.VARIANTS[variant % len(self.VARIANTS)])
+        graph = self.graph(task)
+        gdmm = self.gdmm(task, rule=rule, oracle=oracle, penalty=Penalty(rho))
+        order = torch.Generator().manual_seed(seed)
+        for _ in range(4):
+            for i in torch.randperm(task.n, generator=order).tolist():
+                before = self.duals(gdmm, graph)
+                start = graph.lagrangian(before, rho)
+                gdmm.visit(torch.tensor([i]))
+                after = self.duals(gdmm, graph)
+                self.check_held(gdmm, graph, after)
+                # A new factor starts near its labels, which is a term that was not there; without it:
+                known = [a is not None and b is None for a, b in zip(after.factors, before.factors, strict=True)]
+                for place, new in enumerate(known):
+                    if new:
+                        after.factors[place] = after.multipliers[place] = None
+                assert graph.lagrangian(after, rho) <= start + 1e-9 * (1.0 + abs(start))
+            gdmm.end_pass()
+            self.check_held(gdmm, graph, self.duals(gdmm, graph))
+
+    def check_held(self, gdmm: GDMM, graph: FactorGraph, duals: Duals) -> None:
+        """Distributions are distributions, and the weights are theirs."""
+        for mass in (*duals.variables, *(f for f in duals.factors if f is not None)):
+            assert mass.min() >= -1e-15
+            assert mass.sum() == pytest.approx(1.0, abs=1e-9)
+        held = flat(gdmm.problem.held()).numpy()
+        assert np.abs(held - graph.weights(duals)).max() <= 1e-9
+
+    @pytest.mark.every_variant
+    @rules
+    def test_the_violation_is_the_total_variation(self, rule):
+        task = self.make(4)
+        graph, gdmm = self.graph(task), self.gdmm(task, rule=rule)
+        for _ in range(3):
+            report = gdmm.step()
+            duals, found = self.duals(gdmm, graph), []
+            for place, mass in enumerate(duals.factors):
+                if mass is not None:
+                    scale = 0.5 if graph.factors[place].counted.all() else 1.0  # of two labels one counts
+                    found += [scale * np.abs(e).sum() for e in graph.excesses(duals, place)]
+            assert report.violation == pytest.approx(np.mean(found) if found else 0.0, abs=1e-12)
+            assert report.worst_violation == pytest.approx(max(found, default=0.0), abs=1e-12)
+
+    # -- Portions, seeds and checkpoints ---------------------------------------------------------------------
+
+    @oracles
+    @rules
+    def test_a_pass_may_be_made_in_any_portions(self, rule, oracle):
+        whole, pieces = (self.trained(3, passes=0, rule=rule, oracle=oracle, seed=7) for _ in range(2))
+        order = torch.Generator().manual_seed(7)
+        for turn in range(12):
+            whole.step()
+            index = torch.randperm(pieces.num_examples, generator=order)
+            for part in index.split(1 + turn % 3):
+                pieces.visit(part)
+            pieces.visit(index[:0])
+            pieces.end_pass()
+            if turn == 6:
+                whole.certify(), pieces.certify()
+        pieces._generator.set_state(order.get_state())
+        assert_same(saved(pieces), saved(whole))
+
+    @abstractmethod
+    def compiled(self) -> Any:
+        """The compiled loop over examples."""
+
+    @rules
+    def test_the_same_seed_makes_the_same_bits(self, rule):
+        first, second, other = (self.trained(3, rule=rule, seed=seed) for seed in (5, 5, 6))
+        assert_same(saved(first), saved(second))
+        assert not torch.equal(flat(first.head.parameters()), flat(other.head.parameters()))
+
+    @oracles
+    @rules
+    def test_a_resumed_run_is_the_one_left_alone_to_the_bit(self, rule, oracle):
+        def second(gdmm: GDMM) -> GDMM:
+            gdmm.end_pass()
+            for _ in range(12):
+                gdmm.step()
+            gdmm.certify()
+            gdmm.step()
+            return gdmm
+
+        def first() -> GDMM:
+            gdmm = self.trained(1, rule=rule, oracle=oracle)
+            gdmm.certify()
+            gdmm.step()
+            gdmm.visit(torch.tensor([0, 2]))  # in the middle of a pass
+            return gdmm
+
+        alone, held = second(first()), saved(first())
+        again = self.trained(1, passes=3, rule=rule, oracle=oracle, seed=99)
+        again.load_state_dict(held)
+        assert_same(saved(again), held)
+        second(again)
+        assert_same(saved(again), saved(alone))
+        for a, b in zip(again.head.parameters(), alone.head.parameters(), strict=True):
+            assert torch.equal(a, b)
+
+    @pytest.mark.parametrize(("hinge", "words"), [(math.nan, "not finite"), (math.inf, "not finite"), (-9.0, "defect")])
+    def test_primals_that_cannot_be_make_no_certificate(self, hinge, words, monkeypatch):
+        gdmm = self.trained(1)
+        found, calls = gdmm.certify(), gdmm.oracle_calls
+        gdmm.step()
+        wrong = np.full(gdmm.num_examples, hinge)
+        monkeypatch.setattr(gdmm.problem, "hinges", lambda _: Hinges(wrong, wrong, exact=True))
+        with pytest.raises(RuntimeError, match=words):
+            gdmm.certify()
+        assert (gdmm.best_dual, gdmm.best_relaxed_dual) == (found.dual, found.relaxed_dual)
+        assert gdmm.oracle_calls == calls
+
+    def test_both_of_the_best_duals_travel_in_checkpoints(self):
+        first, other = self.trained(1, passes=12), self.trained(1, passes=1)
+        first.certify()
+        assert 0.0 < first.best_dual <= first.best_relaxed_dual
+        other.load_state_dict(saved(first))
+        assert (other.best_dual, other.best_relaxed_dual) == (first.best_dual, first.best_relaxed_dual)
+        task = self.make(1)
+        task.x = scaled(task.x, 0.5)
+        moved = self.gdmm(task)
+        with pytest.warns(UserWarning, match="other features"):
+            moved.load_state_dict(saved(first))
+        assert (moved.best_dual, moved.best_relaxed_dual) == (0.0, 0.0)
+        for name in ("best_dual", "best_relaxed_dual"):
+            with pytest.raises(ValueError, match=name):
+                other.load_state_dict(replaced(saved(first), ("gdmm", name)))
+
+    @oracles
+    def test_checkpoints_that_are_damaged_or_of_others_change_nothing(self, oracle):
+        good = saved(self.trained(1, oracle=oracle))
+        gdmm = self.trained(1, passes=2, oracle=oracle)
+        before, weights = saved(gdmm), flat(gdmm.head.parameters()).clone()
+        for path, bad in self.damages(good):
+            state = bad if path is None else resealed(replaced(good, path, bad))
+            with pytest.raises(ValueError, match=r"checkpoint|lacks|must|value|size|row|heaps|parameter"):
+                gdmm.load_state_dict(state)
+                pytest.fail(f"{path} was taken: {bad}")
+        assert_same(saved(gdmm), before)
+        assert torch.equal(flat(gdmm.head.parameters()), weights)
+        gdmm.step()
+
+    def damages(self, good: dict[str, Any]):
+        """Everything that is wrong with an entry, numbers that are out of range, and states of other problems."""
+        yield None, {}
+        yield None, {**good, "gdmm": 3}
+        yield None, {**good, "gdmm": {name: value for name, value in good["gdmm"].items() if name != "format"}}
+        yield ("gdmm", "format"), 1
+        for name, bad in (("param_groups", []), ("param_groups", "x"), ("param_groups", 3), ("state", 3)):
+            yield None, {**good, name: bad}
+        for path, state in damages({"gdmm": good["gdmm"]}):
+            if path[1:]:
+                yield None, {**good, **state}
+        for name, bad in (("rho", math.nan), ("rho", 0.0), ("rho", -1.0), ("passes", -1), ("oracle_calls", -5)):
+            yield ("gdmm", name), bad
+        for name in ("passes", "oracle_calls", "features"):
+            yield ("gdmm", name), 10**30
+            yield ("gdmm", name), True
+        for name, bad in (
+            ("best_relaxed_dual", math.inf),
+            ("best_dual", math.nan),
+            ("violation", math.nan),
+            ("lam", 7.0),
+            ("num_examples", 3),
+        ):
+            yield ("gdmm", name), bad
+        for options in ({"n": 5}, {"features": 3}, {"bias": False}, {"lam": 0.7}):
+            yield None, saved(self.gdmm(self.make(1, **options)))
+        yield None, saved(self.gdmm(self.make(2)))  # other targets
+        yield from self.own_damages(good)
+
+    def own_damages(self, good: dict[str, Any]):
+        """Those that only this kind of graph can have: ``(path, value)``."""
+        yield from ()
+
+    # -- Handing over ----------------------------------------------------------------------------------------
+
+    def test_the_dual_goes_on_with_bcfw(self):
+        for seed, options in itertools.product((1, 2), ({}, {"sparse": True})):
+            task = self.make(seed, **options)
+            best, gdmm = self.graph(task).optimum(), self.gdmm(task)
+            for _ in range(8):
+                gdmm.step()
+            dual = gdmm.dual_state(task.everything(3))
+            found = certify(task.head, dual, task.everything())
+            assert found.drift <= 1e-9
+            assert found.dual == pytest.approx(dual.value(), abs=1e-12)
+            assert 0.0 < found.dual <= best + 1e-6  # which is that of the relaxation
+            assert best - 1e-6 <= found.primal or not found.exact or self.is_loose
+            loss = BlockGap(dual)
+            optim = BCFW(task.head.parameters(), dual)
+            before = found.dual
+            for rows in torch.arange(task.n).repeat(3).split(2):
+                batch = task.batch(rows)
+                optim.zero_grad()
+                loss(apply_head(task.head, batch), batch.y, batch.index).backward()
+                optim.step()
+                assert dual.value() >= before - 1e-12
+                before = dual.value()
+            self.check_means(task, dual)
+
+    #: Whether the relaxed optimum may be above that of the problem itself.
+    is_loose = False
+
+    @abstractmethod
+    def parts(self, task: Task, dual: DualState, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of one example mu ``[p]``; the parts ``[Y, p]`` of all labelings and their losses; and l_i."""
+
+    def check_means(self, task: Task, dual: DualState) -> None:
+        """Every block is the mean of labelings, and of their losses."""
+        for i in range(task.n):
+            mean, parts, losses = self.parts(task, dual, i)
+            loss = float(dual.loss[i]) * task.n
+            corners = np.concatenate([parts, losses[:, None], np.ones((len(parts), 1))], 1)
+            wanted = np.concatenate([mean, [loss, 1.0]])
+            _, distance = scipy.optimize.nnls(corners.T, wanted)
+            assert distance <= 1e-9
+
+    def test_a_dual_is_not_made_of_other_batches(self):
+        gdmm = self.trained(1)
+        task = self.make(1)
+        weights = flat(gdmm.head.parameters()).clone()
+        every = task.everything()
+        for batches, words in (
+            (every[:-1], "left out"),
+            (every + every[:1], "twice"),
+            ([task.batch([0, 0]), *every], "twice"),
+            ([], "left out|empty"),
+            ([1], "Batch"),
+        ):
+            with pytest.raises((ValueError, TypeError), match=words):
+                gdmm.dual_state(batches)
+        assert torch.equal(flat(gdmm.head.parameters()), weights)
+        from torchssvm import Labelings
+
+        with pytest.raises(ValueError, match="MeanParts"):
+            gdmm.dual_state(every, storage=Labelings())
+        gdmm.step()
+
+    def test_a_dual_of_other_features_is_theirs(self):
+        gdmm, task = self.trained(1), self.make(1)
+        task.x = scaled(task.x, 3.0)
+        dual = gdmm.dual_state(task.everything())
+        task.head = gdmm.head
+        found = certify(gdmm.head, dual, task.everything())
+        assert found.drift <= 1e-9
+        assert found.dual <= self.graph(task).optimum() + 1e-6
+        self.check_means(task, dual)
+
+    def test_features_that_are_not_finite_are_not_handed_over_to(self):
+        gdmm, task = self.trained(1), self.make(1)
+        weights = flat(gdmm.head.parameters()).clone()
+        every = task.everything()
+        wrong = [batch.replace(x=scaled(batch.x, math.inf)) for batch in every]
+        with pytest.raises(ValueError, match="not finite"):
+            gdmm.dual_state(wrong)
+        assert torch.equal(flat(gdmm.head.parameters()), weights)
+        with pytest.raises(TypeError, match=r"give a list of them, \[batch\]"):
+            gdmm.dual_state(every[0])
+        gdmm.step()  # it has not handed anything over
+
+    def test_the_weights_are_handed_over_and_may_be_taken_back(self):
+        gdmm, task = self.trained(1), self.make(1)
+        before, weights = saved(gdmm), flat(gdmm.head.parameters()).clone()
+        for again in (before, None):
+            gdmm.dual_state(task.everything())
+            for use in (gdmm.step, gdmm.certify, lambda: gdmm.dual_state(task.everything())):
+                with pytest.raises(RuntimeError, match=r"handed .* over .*load_state_dict\(optim.state_dict\(\)\)"):
+                    use()
+            gdmm.load_state_dict(gdmm.state_dict() if again is None else again)
+            assert torch.equal(flat(gdmm.head.parameters()), weights)
+            assert_same(saved(gdmm), before)
+        gdmm.step()
+
+    @pytest.mark.parametrize("factor", [0.25, 1.001, 4.0])  # what was certified is too low, or too high
+    def test_duals_of_other_features_are_noticed(self, factor):
+        good = self.trained(1, passes=30)
+        good.certify()
+        task = self.make(1)
+        task.x = scaled(task.x, factor)
+        other = self.gdmm(task)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(UserWarning, match="other features"):
+                other.load_state_dict(saved(good))
+        assert not any(bool(p.any()) for p in other.head.parameters())  # a warning that is an error changes nothing
+        with pytest.warns(UserWarning, match="other features"):
+            other.load_state_dict(saved(good))
+        found = other.certify()
+        best = self.graph(task).optimum()
+        assert found.drift <= 1e-9
+        assert found.relaxed_dual - 1e-6 <= best <= found.relaxed_primal + 1e-6
+        same = self.gdmm(self.make(1))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            same.load_state_dict(saved(good))
+            again, before = same.certify(), good.certify()
+            assert (again.dual, again.relaxed_dual) == (before.dual, before.relaxed_dual)
+            other.certify()  # which has the weights of its features by now
+
+    # -- Misuse ----------------------------------------------------------------------------------------------
+
+    def test_what_does_not_fit_is_refused(self):
+        task = self.make(1)
+        every, wrong = task.everything(), (ValueError, TypeError)
+        moving = [batch.replace(x=batch.x.clone().requires_grad_()) for batch in every]
+        numpy = [batch.replace(x=batch.x.numpy()) for batch in every]
+        beyond = task.batch([0]).replace(index=torch.tensor([task.n]))
+        for options, error, words in (
+            ({"batches": every[0]}, TypeError, r"give a list of them, \[batch\]"),
+            ({"batches": 3}, TypeError, "batches is a int"),
+            ({"batches": moving}, ValueError, "fixed: detach"),
+            ({"batches": numpy}, TypeError, "x .*must be a .*tensor"),
+            ({"batches": every[:-1]}, wrong, "left out"),
+            ({"batches": every + every[-1:]}, wrong, "twice"),
+            ({"batches": [task.batch([1, 1])]}, wrong, "twice"),
+            ({"batches": []}, wrong, "left out|empty"),
+            ({"batches": [beyond]}, wrong, "num_examples"),
+            ({"batches": [1]}, wrong, "Batch"),
+            ({"head": task.head.parameters()}, TypeError, "head is a generator, and must be a module"),
+            *(({"num_examples": n}, ValueError, "num_examples") for n in (0, -1)),
+            *(({"lam": lam}, ValueError, "lam") for lam in (0.0, -1.0, math.nan, math.inf)),
+            ({"lam": "0.1"}, TypeError, r"lam='0\.1' must be a number"),
+            ({"rule": FullyCorrective}, TypeError, "must be FullyCorrective"),
+            ({"rule": "away"}, TypeError, "rule='away' must be FullyCorrective"),
+            ({"penalty": 1.0}, TypeError, r"penalty=1.0 must be an object: Penalty\(rho\)"),
+            ({"oracle": "sorted"}, TypeError, r"oracle='sorted' must be SortedOracle\(\) or BruteForce\(\)$"),
+            ({"seed": "x"}, TypeError, "seed='x' must be a whole number"),
+        ):
+            with pytest.raises(error, match=words):
+                GDMM(**{"head": task.head, "batches": every, "num_examples": task.n, "lam": 0.1, **options})
+        with pytest.raises(ValueError, match="GDMM should be a dict, it is a NoneType"):
+            self.trained(1).load_state_dict(None)
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e200])
+    def test_features_that_are_not_finite(self, bad):
+        task = self.make(1)
+        torch.nn.init.ones_(next(task.head.parameters()))
+        task.x[-1].view(-1)[0] = bad
+        with pytest.raises(ValueError, match=rf"example {task.n - 1} .*finite.* column 0|overflow"):
+            self.gdmm(task)
+        assert bool((next(task.head.parameters()) == 1.0).all())
+
+    def test_index_and_limits(self):
+        gdmm = self.trained(1, passes=1)
+        before, n = saved(gdmm), gdmm.num_examples
+        for index in ([0, 1], torch.tensor([0.0]), torch.tensor([[0]]), torch.tensor([n]), torch.tensor([0, -1])):
+            with pytest.raises(ValueError, match="index"):
+                gdmm.visit(index)
+        with pytest.raises(ValueError, match=f"an index is 0 to {n - 1}"):
+            gdmm.visit(torch.tensor([n]))
+        for options in ({"tolerance": -1.0}, {"tolerance": math.nan}, {"tolerance": 0.0}, {"max_passes": 0}):
+            with pytest.raises(ValueError, match=next(iter(options))):
+                gdmm.solve(**{"tolerance": 0.1, **options})
+        assert_same(saved(gdmm), before)
+
+    def test_weights_edited_by_hand_are_noticed(self):
+        gdmm = self.trained(1)
+        before = saved(gdmm)
+        with torch.no_grad():
+            next(gdmm.head.parameters()).add_(1.0)
+        for use in (
+            gdmm.step,
+            gdmm.certify,
+            gdmm.end_pass,
+            lambda: gdmm.visit(torch.tensor([0])),
+            lambda: gdmm.dual_state([]),
+        ):
+            with pytest.raises(RuntimeError, match=r"changed by others.*load_state_dict\(optim.state_dict\(\)\)"):
+                use()
+        gdmm.load_state_dict(gdmm.state_dict())
+        assert_same(saved(gdmm), before)
+        gdmm.step()
+
+    def test_weights_that_are_not_zero_are_replaced_with_a_warning(self):
+        task = self.make(1)
+        torch.nn.init.ones_(next(task.head.parameters()))
+        with pytest.warns(UserWarning, match="not zero"):
+            self.gdmm(task)
+        assert not bool(flat(task.head.parameters()).any())
+
+    # -- Precision ----------------------------------------------------------------------------------
+
+    def test_float32(self):
+        task = self.make(2, dtype=torch.float32)
+        best, gdmm = self.graph(task).optimum(), self.gdmm(task)
+        found = gdmm.solve(1e-4, max_passes=2000)
+        assert all(p.dtype == torch.float32 for p in task.head.parameters())
+        assert found.drift <= 1e-4
+        assert found.relaxed_gap <= 1e-4
+        assert found.relaxed_dual - 1e-6 <= best <= found.relaxed_primal + 1e-5
+
+    def test_solve_stops_and_reports(self):
+        gdmm = self.trained(2, passes=0)
+        checks = []
+        found = gdmm.solve(0.0, max_passes=7, schedule=EveryPasses(3), on_check=checks.append)
+        assert [check.passes for check in checks] == [3, 6, 7]
+        assert found is checks[-1]
+        assert found.passes == 7.0
+        assert str(found).startswith("primal")
+        assert str(gdmm.step()).startswith("pass 8")

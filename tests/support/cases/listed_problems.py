@@ -1,0 +1,246 @@
+"""Tiny random training problems of every kind of output, with all outputs listed: NumPy, and nothing of the package.
+
+What is listed follows from the definitions of score, loss and target. The package's own head, structure and batches of
+the same problem are beside it, for the code that is checked.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from cases.graphs import pad_edges
+from cases.problems import Reference, is_allowed
+from torchssvm import (
+    Batch,
+    Chain,
+    Graphs,
+    HiddenStates,
+    LinearChain,
+    LinearMulticlass,
+    LinearMultilabel,
+    LinearPairwiseGraph,
+    SlackRescaling,
+    SparseFeatures,
+    SparseLinearChain,
+)
+from torchssvm.structures.chain import Transitions
+
+Features = dict[str, np.ndarray]
+"""phi of an output by the names of the head's parameters."""
+
+
+@dataclass
+class Listed:
+    """A problem; it is a map-style dataset too.
+
+    Attributes:
+        head: The package's head, with weights of zero.
+        take: The batch of some rows, as the head takes it.
+        truth: All outputs: losses and feature differences.
+        structure: What is trained, if not ``head.structure``.
+        observed: Of hidden states: for each example the outputs that show its labels.
+    """
+
+    head: torch.nn.Module
+    take: Callable[[list[int]], Batch]
+    truth: Reference
+    structure: Any = None
+    observed: list[np.ndarray] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return self.truth.n
+
+    def __getitem__(self, i: int) -> int:
+        return i
+
+    def collate(self, rows: list[int]) -> Batch:
+        return self.take(list(rows))
+
+    def weights(self) -> np.ndarray:
+        return np.concatenate([p.detach().double().numpy().ravel() for p in self.head.parameters()])
+
+
+class Maker:
+    """Lists one problem, example by example, in the order of the head's parameters."""
+
+    def __init__(self, head: torch.nn.Module, lam: float) -> None:
+        self.head, self.truth = head, Reference([], [], [], lam)
+
+    def vector(self, phi: Features) -> np.ndarray:
+        pieces = []
+        for name, parameter in self.head.named_parameters():
+            assert phi[name].shape == tuple(parameter.shape), name
+            pieces.append(phi[name].ravel())
+        return np.concatenate(pieces)
+
+    def add(self, losses: Sequence[float], outputs: list[Features], target: Features | np.ndarray) -> None:
+        own = target if isinstance(target, np.ndarray) else self.vector(target)
+        self.truth.losses.append(np.array(losses, dtype=np.float64))
+        self.truth.changes.append(np.stack([self.vector(phi) for phi in outputs]) - own)
+
+
+def draw(random: np.random.Generator, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Normal numbers of this dtype; sometimes of another scale, and sometimes whole, where scores tie."""
+    found = torch.from_numpy(random.normal(size=shape) * float(random.choice([1.0, 1.0, 1.0, 1e-3, 30.0])))
+    return (found.round() if random.random() < 0.15 else found).to(dtype)
+
+
+def rescaled(random: np.random.Generator, made: Listed) -> Listed:
+    """The same problem with slack rescaling: the loss multiplies the change of the features."""
+    truth = made.truth
+    truth.changes = [losses[:, None] * changes for losses, changes in zip(truth.losses, truth.changes, strict=True)]
+    made.structure = SlackRescaling(made.head.structure)
+    return made
+
+
+def hidden(made: Listed, shows: np.ndarray, every: list[list[tuple[int, ...]]], labels: list[list[int]]) -> Listed:
+    """States are hidden: losses are those of the labels that they show, and features are no differences."""
+    for row, (outputs, label) in enumerate(zip(every, labels, strict=True)):
+        made.truth.losses[row] = np.array([float(np.mean(shows[list(o)] != label)) for o in outputs])
+        made.observed.append(np.flatnonzero(made.truth.losses[row] == 0.0))
+    made.structure = HiddenStates(made.head.structure, shows)
+    return made
+
+
+def classes(random: np.random.Generator, lam: float, dtype: torch.dtype, *, shows: np.ndarray | None = None) -> Listed:
+    n, width, bias = int(random.integers(1, 6)), 2, bool(random.random() < 0.5)
+    states = int(random.integers(2, 5)) if shows is None else len(shows)
+    x, y = draw(random, n, width, dtype=dtype), torch.from_numpy(random.integers(0, states, n))
+    head = LinearMulticlass(width, states, bias=bias).to(dtype)
+    made, eye = Maker(head, lam), np.eye(states)
+    for own, label in zip(x.double().numpy(), y.tolist(), strict=True):
+        outputs = [{"weight": np.outer(row, own), "bias": row} for row in eye]
+        target = outputs[label] if shows is None else np.zeros(1)
+        made.add([float(k != label) for k in range(states)], outputs, target)
+    if shows is None:
+        return Listed(head, lambda rows: Batch(x[rows], y[rows], torch.tensor(rows)), made.truth)
+    labels = torch.from_numpy(shows)[y]
+    found = Listed(head, lambda rows: Batch(x[rows], labels[rows], torch.tensor(rows)), made.truth)
+    return hidden(found, shows, [[(k,) for k in range(states)]] * n, labels[:, None].tolist())
+
+
+def chains(
+    random: np.random.Generator,
+    lam: float,
+    dtype: torch.dtype,
+    *,
+    shows: np.ndarray | None = None,
+    forbidding: float = 0.6,
+) -> Listed:
+    """Chains, dense or with sparse features, a share of them with forbidden states and pairs."""
+    n, width = int(random.integers(1, 5)), 3
+    states = int(random.integers(2, 4)) if shows is None else len(shows)
+    sparse, bias, boundary, forbids = (bool(random.random() < share) for share in (0.4, 0.5, 0.5, forbidding))
+    lengths = random.integers(1, 5, n)
+    rules = None
+    if forbids:
+        pairs, first, last = (torch.from_numpy(random.random(s) < 0.6) for s in ((states, states), states, states))
+        pairs[tuple(random.permutation(states)[:2])] = False
+        pairs.fill_diagonal_(True)
+        first[0] = last[0] = True  # state 0 all along is an output
+        rules = Transitions(pairs, first=first, last=last)
+    structure = Chain(states, transitions=rules)
+    make = SparseLinearChain if sparse else LinearChain
+    head = make(width, states, bias=bias, boundary=boundary, structure=structure).to(dtype)
+    x = draw(random, n, int(lengths.max()), width, dtype=dtype) * torch.from_numpy(random.random((n, 1, width)) < 0.7)
+    every = [
+        [o for o in itertools.product(range(states), repeat=size) if rules is None or is_allowed(rules, o)]
+        for size in lengths.tolist()
+    ]
+    labels = [outputs[int(random.integers(len(outputs)))] for outputs in every]
+    made, eye = Maker(head, lam), np.eye(states)
+
+    def features(own: np.ndarray, output: tuple[int, ...]) -> Features:
+        one = eye[list(output)]
+        emission = own.T @ one
+        return {
+            "emission": emission if sparse else emission.T,
+            "transition": one[:-1].T @ one[1:],
+            "bias": one.sum(0),
+            "start_transitions": one[0],
+            "end_transitions": one[-1],
+        }
+
+    for row, (outputs, label) in enumerate(zip(every, labels, strict=True)):
+        own = x[row, : lengths[row]].double().numpy()
+        losses = [sum(a != b for a, b in zip(o, label, strict=True)) / len(o) for o in outputs]
+        made.add(losses, [features(own, o) for o in outputs], features(own, label) if shows is None else np.zeros(1))
+    shown = [list(label) if shows is None else shows[list(label)].tolist() for label in labels]
+
+    def take(rows: list[int]) -> Batch:
+        sizes = torch.from_numpy(lengths[rows])
+        y = torch.full((len(rows), int(sizes.max())), -1)
+        for place, row in enumerate(rows):
+            y[place, : len(shown[row])] = torch.tensor(shown[row])
+        own: Any = x[rows, : y.shape[1]]
+        if sparse:
+            columns = torch.arange(width).expand(own.shape)
+            own = SparseFeatures(columns, own)
+        return Batch(own, y, torch.tensor(rows), sizes)
+
+    found = Listed(head, take, made.truth)
+    return found if shows is None else hidden(found, shows, every, shown)
+
+
+def label_sets(random: np.random.Generator, lam: float, dtype: torch.dtype) -> Listed:
+    n, labels, width, bias = int(random.integers(1, 5)), int(random.integers(2, 5)), 2, bool(random.random() < 0.5)
+    x, y = draw(random, n, width, dtype=dtype), torch.from_numpy(random.integers(0, 2, (n, labels)))
+    head = LinearMultilabel(width, labels, bias=bias).to(dtype)
+    made, pairs = Maker(head, lam), list(itertools.combinations(range(labels), 2))
+    every = [np.array(bits) for bits in itertools.product((0.0, 1.0), repeat=labels)]
+    for own, label in zip(x.double().numpy(), y.double().numpy(), strict=True):
+        outputs, target = (
+            [
+                {"unary": np.outer(o, own), "bias": o, "pairwise": np.array([o[k] * o[j] for k, j in pairs])}
+                for o in these
+            ]
+            for these in (every, [label])
+        )
+        made.add([float(np.mean(o != label)) for o in every], outputs, target[0])
+    return Listed(head, lambda rows: Batch(x[rows], y[rows], torch.tensor(rows)), made.truth)
+
+
+def graphs(random: np.random.Generator, lam: float, dtype: torch.dtype) -> Listed:
+    """Graphs with labels and features of edges; some have cycles, some no edge."""
+    n, states, width, links = int(random.integers(1, 4)), int(random.integers(2, 4)), 2, 2
+    lengths = random.integers(1, 5, n)
+    share = float(random.choice([0.0, 0.4, 0.9]))
+    edges = [
+        torch.tensor([pair for pair in itertools.combinations(range(size), 2) if random.random() < share]).view(-1, 2)
+        for size in lengths.tolist()
+    ]
+    x = draw(random, n, int(lengths.max()), width, dtype=dtype)
+    z = [draw(random, len(own), links, dtype=dtype) for own in edges]
+    y = torch.from_numpy(random.integers(0, states, (n, int(lengths.max()))))
+    head = LinearPairwiseGraph(width, links, states).to(dtype)
+    made, eye = Maker(head, lam), np.eye(states)
+
+    def features(row: int, labels: tuple[int, ...]) -> Features:
+        one = eye[list(labels)]
+        node, edge = one.T @ x[row, : len(labels)].double().numpy(), np.zeros((links, states, states))
+        for own, (a, b) in zip(z[row].double().numpy(), edges[row].tolist(), strict=True):
+            edge[:, labels[a], labels[b]] += own
+        return {"node": node, "edge": edge}
+
+    for row, size in enumerate(lengths.tolist()):
+        label = tuple(y[row, :size].tolist())
+        outputs = list(itertools.product(range(states), repeat=size))
+        losses = [sum(a != b for a, b in zip(o, label, strict=True)) / size for o in outputs]
+        made.add(losses, [features(row, o) for o in outputs], features(row, label))
+
+    def take(rows: list[int]) -> Batch:
+        sizes = torch.from_numpy(lengths[rows])
+        padded = pad_edges([edges[row] for row in rows])
+        own = torch.ones(*padded.shape[:2], links, dtype=dtype)
+        for place, row in enumerate(rows):
+            own[place, : len(z[row])] = z[row]
+        most = int(sizes.max())
+        return Batch(Graphs(x[rows, :most], own, padded), y[rows, :most], torch.tensor(rows), sizes)
+
+    return Listed(head, take, made.truth)

@@ -1,0 +1,308 @@
+"""Compiled kernels: Numba's on the CPU, compiled at their first call; Triton's on CUDA, where it is installed."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib.util
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Container
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchssvm.compiler.packages import is_ours, warn
+
+_spent = 0.0  # seconds, all compilations that have ended
+_since: list[float] = []  # when those under way began; kernels compile the kernels that they call
+_told = False
+
+
+def clock() -> float:
+    """Seconds of a clock that stands still while kernels are compiled; only differences have a meaning."""
+    now = time.perf_counter()
+    return now - _spent - (now - _since[0] if _since else 0.0)
+
+
+def compiling_seconds() -> float:
+    """Seconds that this process has spent on compiling kernels, those under way included."""
+    return _spent + (time.perf_counter() - _since[0] if _since else 0.0)
+
+
+@functools.cache
+def watch() -> None:
+    """Notice compilations from now on; the first one is announced on stderr.
+
+    Python looks for cycles among its objects after them: within, that took a twelfth of the time and found little.
+    """
+    from numba.core import event
+
+    class Listener(event.Listener):
+        collects = False
+
+        def on_start(self, event: Any) -> None:
+            if not _since:
+                self.collects = gc.isenabled()
+                gc.disable()
+            dispatcher = event.data["dispatcher"]
+            inner = dispatcher.targetoptions.get("no_cpython_wrapper")  # of another kernel, with whose code it is kept
+            if not inner and is_ours(dispatcher.py_func):  # users may have kernels too
+                _announce(dispatcher)
+            _since.append(time.perf_counter())
+
+        def on_end(self, event: Any) -> None:
+            global _spent
+            began = _since.pop()
+            if not _since:
+                _spent += time.perf_counter() - began
+                if self.collects:
+                    gc.enable()
+
+    event.register("numba:compile", Listener())
+
+
+def _announce(dispatcher: Any) -> None:
+    global _told
+    if _told:
+        return
+    _told = True
+    folder = getattr(getattr(dispatcher, "_cache", None), "cache_path", None)
+    kept = (
+        f"once for each kernel of this installation (kept in {folder})"
+        if folder
+        else ("in every process: no folder can be written to, so set NUMBA_CACHE_DIR to one that can")
+    )
+    print(f"torchssvm compiles kernels, which takes 10 to 60 seconds, {kept}", file=sys.stderr, flush=True)
+
+
+COMPILED = (torch.float32, torch.float64)
+"""The dtypes that kernels of scores take."""
+
+
+class Kernel:
+    """A function that Numba compiles when it is first called; other kernels may call it too.
+
+    Numba is imported at that call, since it takes half a second. Kernels release the GIL. They make and keep no arrays:
+    they write to those that they are given.
+    """
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        functools.update_wrapper(self, function)
+        # Numba's runtime is left out: it counts references, with an atomic operation whenever an array is taken out of
+        # a tuple, and that took a third of all time.
+        self.py_func, self.targetoptions = function, {"nogil": True, "_nrt": False, **options}  # Numba's names
+
+    @functools.cached_property
+    def dispatcher(self) -> Any:
+        """Numba's own object; its code is cached on disk."""
+        import numba
+
+        from torchssvm.compiler.kernel_cache import KernelCache
+        from torchssvm.compiler.kernel_compiler import KernelCompiler
+
+        watch()
+        options: Any = {"no_cfunc_wrapper": True, **self.targetoptions}  # C code calls none of them
+        made = numba.njit(pipeline_class=KernelCompiler, **options)(self.py_func)
+        with suppress(RuntimeError):  # there is no folder that it could be written to: compile in every process
+            made._cache = KernelCache(self)
+        return made
+
+    @property
+    def _numba_type_(self) -> Any:
+        """Numba asks for it where another kernel calls this one."""
+        return self._inner._numba_type_
+
+    @functools.cached_property
+    def _inner(self) -> Any:
+        """For other kernels, whose code takes it up: without the calls from Python and C, and without files."""
+        import numba
+
+        from torchssvm.compiler.kernel_compiler import InlinedCompiler
+
+        options: Any = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, **self.targetoptions}
+        return numba.njit(pipeline_class=InlinedCompiler, **options)(self.py_func)
+
+    def __reduce__(self) -> str:
+        """Copies and pickles refer to it by its name in its module."""
+        return self.py_func.__qualname__
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the compiled function; TypeError if it makes arrays."""
+        try:
+            return self.dispatcher(*arguments)
+        except Exception as error:
+            if (place := _allocation(error)) is not None:
+                raise TypeError(
+                    f"{place}: kernels can neither make nor return arrays or lists: make them once in "
+                    "Form(room=function), and use scratch.room"
+                ) from None
+            raise
+
+
+def _allocation(error: Exception) -> str | None:
+    """Where a kernel makes an array, if Numba refused that; Numba's own page does not name it."""
+    refused = ("NRT required but not enabled", "Only accept returning of array passed into the function as argument")
+    text = str(error)
+    if not (type(error).__module__ == "numba.core.errors" and any(reason in text for reason in refused)):
+        return None
+    places = re.findall(r" at (.+) \((\d+)\)$", text, re.MULTILINE)  # from the innermost call on
+    return next((f"{file}, line {line}" for file, line in places if f"{os.sep}numba{os.sep}" not in file), "a kernel")
+
+
+class ByKind:
+    """A kernel with a version for each kind of example, which the type of its first argument says.
+
+    Numba takes the version when it compiles the kernel that calls it, so that a run compiles those of its own kind.
+    ``default`` is the version of all other types; or a plain function, which says what a version must do, if there is
+    none.
+    """
+
+    def __init__(self, default: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, default)
+        self._default = default if isinstance(default, Kernel) else None
+        self._versions: dict[Any, Kernel] = {}
+
+    def of(self, kind: type) -> Callable[[Kernel], Kernel]:
+        """A decorator: the kernel is the version of a named tuple.
+
+        TypeError if the class has one already, or its name is that of a kind of this package: Numba tells types by
+        names.
+        """
+
+        def add(kernel: Kernel) -> Kernel:
+            if kind in self._versions:
+                raise TypeError(f"{kind.__name__} has a version of {self.__name__} already: declare the class again")  # type: ignore[attr-defined]
+            for other in self._versions:
+                if other.__name__ == kind.__name__ and is_ours(other) != is_ours(kind):
+                    raise TypeError(f"{kind.__name__} is the name of a kind of torchssvm: take another one")
+            self._versions[kind] = kernel
+            return kernel
+
+        return add
+
+    def version(self, kind: Any) -> Kernel:
+        """The version of a named tuple's class; TypeError if there is none."""
+        found = self._versions.get(kind, self._default)
+        if found is None:
+            raise TypeError(f"{getattr(kind, '__name__', kind)} has no version of {self.__name__}")  # type: ignore[attr-defined]
+        return found
+
+    def versions(self, kinds: Container[type]) -> list[tuple[str, Kernel]]:
+        """The versions of these classes with their names, in this order, and the default."""
+        named = [
+            (f"{kind.__module__}.{kind.__qualname__}", kernel)
+            for kind, kernel in self._versions.items()
+            if kind in kinds
+        ]
+        named.sort(key=lambda version: version[0])
+        return named if self._default is None else [*named, ("", self._default)]
+
+    def is_default(self, kind: Any) -> bool:
+        """Whether a named tuple has no version of its own."""
+        return type(kind) not in self._versions
+
+    @functools.cached_property
+    def _numba_type_(self) -> Any:
+        from torchssvm.compiler.kernel_compiler import KindFunction
+
+        return KindFunction(self)
+
+    def __call__(self, kind: Any, *arguments: Any) -> Any:
+        """Run the version of ``kind``."""
+        return self.version(type(kind))(kind, *arguments)
+
+
+class Vectorised:
+    """A name in kernels, which get the vector operation of that name in :mod:`.vector_code`.
+
+    That module is imported when the first kernel that uses one is compiled, as it imports Numba.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @functools.cached_property
+    def _numba_type_(self) -> Any:
+        from numba.core.registry import cpu_target
+
+        from torchssvm.compiler import vector_code
+
+        cpu_target.typing_context.refresh()
+        return cpu_target.typing_context.resolve_value_type(getattr(vector_code, self.name))
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Refuse: vector operations are written for LLVM alone."""
+        raise NotImplementedError(f"{self.name} runs in compiled kernels alone: unset NUMBA_DISABLE_JIT")
+
+
+def njit(function: Callable[..., Any]) -> Any:
+    """Compile in the written order of operations, so that rounding and ties are those of the source."""
+    return Kernel(function)
+
+
+def njit_fastmath(function: Callable[..., Any]) -> Any:
+    """Compile so that products may be contracted and sums reordered, and run in vector registers.
+
+    Results are those of the source up to rounding, the same at every call on one machine; NaN and infinities propagate.
+    """
+    return Kernel(function, fastmath={"contract", "nsz", "reassoc"})
+
+
+def fits_numba(*tensors: Tensor) -> bool:
+    """Whether Numba's kernels take these tensors: on the CPU, contiguous, not of half precision or being traced."""
+    for tensor in tensors:
+        if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.dtype in (torch.float16, torch.bfloat16):
+            return False
+    return not torch.compiler.is_compiling()
+
+
+def arrays(*tensors: Tensor) -> tuple[Any, ...]:
+    """The tensors as numpy arrays of the same memory, cut from any graph.
+
+    Whole numbers that say where kernels read and write are in memory of their own since they were checked: lengths in
+    :class:`.Potentials`, targets in ``check_target``, so that no other thread changes them.
+    """
+    return tuple([t.detach().numpy() if t.requires_grad else t.numpy() for t in tensors])  # a generator is slower
+
+
+def fits_triton(*tensors: Tensor) -> bool:
+    """Whether Triton's kernels take these tensors: on a CUDA device, contiguous, not of half precision or traced."""
+    for tensor in tensors:
+        if not (tensor.is_cuda and tensor.is_contiguous()) or tensor.dtype in (torch.float16, torch.bfloat16):
+            return False
+    return not torch.compiler.is_compiling() and triton_available()
+
+
+@functools.cache
+def triton_available() -> bool:
+    """Whether Triton is installed, as it is with the CUDA builds of torch, and can compile; warns where it cannot."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    import triton
+    import triton.language
+
+    if not hasattr(triton.language, "gather"):
+        lacking = f"Triton {triton.__version__} has no gather: install torch 2.7 or newer, which brings Triton 3.3"
+    elif not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1":
+        return True
+    else:
+        try:
+            triton.runtime.driver.active.get_current_target()  # which compiles what starts kernels
+            return True
+        except Exception as error:
+            lacking = (
+                f"Triton found no C compiler or no Python.h ({type(error).__name__}: {str(error).strip()[:200]}): "
+                "install gcc and the headers of Python, such as python3-dev"
+            )
+    warn(f"kernels for CUDA are replaced by torch operations and by kernels of the CPU, which is slower: {lacking}")
+    return False
+
+
+def on_device(tensor: Tensor) -> AbstractContextManager[object]:
+    """A context in which Triton starts its kernels on the device of ``tensor``; nothing in its interpreter on a CPU."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()

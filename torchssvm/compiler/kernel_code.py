@@ -1,0 +1,194 @@
+"""LLVM's code of kernels: named tuples as pointers, and elements of arrays in few instructions."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import cgutils, types
+from numba.core.compiler_machinery import register_pass
+from numba.core.datamodel import models, register_default
+from numba.core.imputils import lower_getattr_generic
+from numba.core.lowering import Lower
+from numba.core.typed_passes import NativeLowering
+from numba.core.typing.typeof import typeof_impl
+from numba.extending import NativeValue, unbox
+
+from torchssvm.compiler.packages import is_ours
+
+
+class Fields(types.NamedTuple):
+    """The type of a named tuple of this package, which kernels get as a pointer to its fields.
+
+    One that a kernel makes keeps Numba's type: LLVM may read fields of these before what the kernel has written.
+    """
+
+
+@register_default(Fields)
+class _FieldsModel(models.TupleModel):
+    """A pointer, from which a kernel loads the fields that it reads.
+
+    Numba holds a tuple as one value of all numbers of all arrays in it: hundreds for an example, which every use of a
+    field copied before LLVM found out that one is needed.
+    """
+
+    def get_value_type(self) -> Any:
+        """A pointer to bytes: the names of all fields would fill most of the code otherwise."""
+        return cgutils.voidptr_t
+
+    get_argument_type = get_value_type
+
+    @functools.cached_property
+    def held(self) -> Any:
+        """What it points to."""
+        return super().get_value_type()
+
+    @functools.cache  # noqa: B019
+    def offset(self, target: Any, at: int) -> int:
+        """Where a field begins, in bytes."""
+        return self.held.get_element_offset(target, at)
+
+    def as_argument(self, builder: Any, value: Any) -> Any:
+        """As it is."""
+        return value
+
+    def from_argument(self, builder: Any, value: Any) -> Any:
+        """As it is."""
+        return value
+
+
+@lower_getattr_generic(Fields)
+def _field(context: Any, builder: Any, kind: Any, value: Any, name: str) -> Any:
+    model, at = context.data_model_manager[kind], kind.fields.index(name)
+    place = builder.gep(value, [cgutils.intp_t(model.offset(context.target_data, at))], inbounds=True)
+    loaded = builder.load(builder.bitcast(place, model.held.elements[at].as_pointer()))
+    module = builder.module
+    field = module.add_metadata(["field", module.add_metadata(["torchssvm"]), cgutils.intp_t(0)])
+    # nothing writes to fields: LLVM may load one before the loop that uses it
+    loaded.set_metadata("tbaa", module.add_metadata([field, field, cgutils.intp_t(0), cgutils.intp_t(1)]))
+    return loaded
+
+
+@unbox(Fields)
+def _unbox(kind: Any, obj: Any, c: Any) -> NativeValue:
+    fields = cgutils.alloca_once(c.builder, c.context.data_model_manager[kind].held)
+    failed = cgutils.false_bit
+    cleanups = []
+    for i, field in enumerate(kind):
+        native = c.unbox(field, c.pyapi.tuple_getitem(obj, i))
+        c.builder.store(native.value, cgutils.gep_inbounds(c.builder, fields, 0, i))
+        failed = c.builder.or_(failed, native.is_error)
+        cleanups.append(native.cleanup)
+
+    def cleanup() -> None:
+        for clean in reversed(cleanups):
+            if clean is not None:
+                clean()
+
+    return NativeValue(c.builder.bitcast(fields, cgutils.voidptr_t), failed, cleanup)
+
+
+_numbas = typeof_impl.dispatch(tuple)
+
+
+@typeof_impl.register(tuple)
+def _typeof(value: Any, context: Any) -> Any:
+    kind = _numbas(value, context)
+    return Fields(kind.types, type(value)) if hasattr(value, "_fields") and is_ours(type(value)) else kind
+
+
+class _Lower(Lower):
+    """Numba's lowering, without what counts of references need, and with few instructions for an element."""
+
+    def delvar(self, name: str) -> None:
+        """Nothing: no variable holds memory."""
+
+    def storevar(self, value: Any, name: str, argidx: Any = None) -> None:
+        """Store a value; the old one is not read first."""
+        self._alloca_var(name, self.typeof(name))
+        if name in self._singly_assigned_vars:
+            self._blk_local_varmap[name] = value
+        else:
+            self.builder.store(value, self.getvar(name))
+
+    def debug_print(self, message: str) -> None:
+        """Nothing."""
+
+    def lower_getitem(self, resty: Any, expr: Any, value: Any, index: Any, signature: Any) -> Any:
+        """An element, or the part of an array that the first indices say."""
+        kind = self.typeof(value.name)
+        indices = self._indices(kind, index)
+        if indices is None:
+            return super().lower_getitem(resty, expr, value, index, signature)
+        array, builder = self.loadvar(value.name), self.builder
+        place, shape = self._place(kind, array, indices)
+        if not shape:
+            return self.context.cast(builder, self.context.unpack_value(builder, kind.dtype, place), kind.dtype, resty)
+        size = functools.reduce(builder.mul, shape)
+        strides = cgutils.unpack_tuple(builder, builder.extract_value(array, 6), kind.ndim)[len(indices) :]
+        part = ir.Constant(self.context.get_value_type(resty), None)
+        whole = (
+            size,
+            builder.extract_value(array, 3),
+            place,
+            cgutils.pack_array(builder, shape),
+            cgutils.pack_array(builder, strides),
+        )
+        for at, held in enumerate(whole, 2):
+            part = builder.insert_value(part, held, at)
+        return part
+
+    def lower_setitem(self, target_var: Any, index_var: Any, value_var: Any, signature: Any) -> Any:
+        """Set an element."""
+        kind = self.typeof(target_var.name)
+        indices = self._indices(kind, index_var)
+        if indices is None or len(indices) < kind.ndim:
+            return super().lower_setitem(target_var, index_var, value_var, signature)
+        value = self.context.cast(self.builder, self.loadvar(value_var.name), self.typeof(value_var.name), kind.dtype)
+        place, _ = self._place(kind, self.loadvar(target_var.name), indices)
+        self.context.pack_value(self.builder, kind.dtype, value, place)
+        return None
+
+    def _indices(self, kind: Any, index: Any) -> Any:
+        """Numba's types and LLVM's values of whole numbers that say a place in a contiguous array, or None."""
+        if not isinstance(kind, types.Array) or kind.layout != "C" or not kind.aligned:
+            return None
+        of: Any = self.typeof(index.name)
+        several = isinstance(of, types.BaseTuple)
+        every = list(of) if several else [of]
+        if not every or not all(isinstance(one, types.Integer) for one in every):
+            return None
+        value = self.loadvar(index.name)
+        values = cgutils.unpack_tuple(self.builder, value, len(every)) if several else [value]
+        return list(zip(every, values, strict=True))
+
+    def _place(self, kind: Any, array: Any, indices: Any) -> Any:
+        """A pointer to the place, and the sizes of the axes that are left."""
+        builder = self.builder
+        shape = cgutils.unpack_tuple(builder, builder.extract_value(array, 5), kind.ndim)
+        place = cgutils.intp_t(0)
+        for axis, size in enumerate(shape):
+            if axis:
+                place = builder.mul(place, size)
+            if axis < len(indices):
+                of, index = indices[axis]
+                index = self.context.cast(builder, index, of, types.intp if of.signed else types.uintp)
+                if of.signed and getattr(of, "literal_value", -1) < 0:  # counted from the end
+                    index = builder.select(
+                        builder.icmp_signed("<", index, cgutils.intp_t(0)), builder.add(index, size), index
+                    )
+                place = builder.add(place, index) if axis else index
+        return builder.gep(builder.extract_value(array, 4), [place]), shape[len(indices) :]
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class Lowering(NativeLowering):
+    """The pass that makes LLVM's code."""
+
+    _name = "torchssvm_lowering"
+
+    @property
+    def lowering_class(self) -> Any:
+        """That of kernels."""
+        return _Lower

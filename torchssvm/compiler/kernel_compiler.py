@@ -1,0 +1,173 @@
+"""How Numba compiles kernels, and kernels for the kernels that call them."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from types import BuiltinFunctionType
+from typing import Any
+
+from llvmlite.binding import (  # type: ignore[import-untyped]
+    Linkage,
+    create_pass_builder,
+    create_pipeline_tuning_options,
+)
+from numba.core import types
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
+from numba.core.datamodel import models, register_default
+from numba.core.typed_passes import NativeLowering
+
+from torchssvm.compiler.kernel_code import Lowering
+
+
+class _Typing:
+    """Numba's typing context, which finds the type of a built-in operation once for the same types of arguments.
+
+    A kernel has some 15 operations for each that differs, and Numba tries every meaning of each: an eighth of the time
+    of the first call. Kernels of other options, such as fast arithmetic, may have another implementation.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._found: dict[Any, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def resolve_setitem(self, target: Any, index: Any, value: Any) -> Any:
+        """The signature of an assignment to an element."""
+        return self.resolve_function_type(operator.setitem, (target, index, value), {})
+
+    def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
+        """The signature of a call."""
+        if isinstance(func, BuiltinFunctionType):
+            func = self.resolve_value_type(func)
+        if not isinstance(func, types.Function) or kws:
+            return self._context.resolve_function_type(func, args, kws)
+        if (func, args) not in self._found:
+            signature = self._context.resolve_function_type(func, args, kws)
+            self._found[func, args] = signature, func.get_impl_key(signature)
+        signature, func._impl_keys[signature.args] = self._found[func, args]  # type: ignore[attr-defined]
+        return signature
+
+
+@functools.cache
+def _typing(context: Any, options: str) -> _Typing:
+    return _Typing(context)
+
+
+class _OwnCode(JITCodeLibrary):
+    """Code that shares nothing with other kernels'."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.enable_object_caching()
+
+    def _optimize_final_module(self) -> None:
+        """LLVM's passes once, and no loop unrolled: Numba's own way took up to three times as long for the same speed.
+
+        Numba makes the passes twice, as counts of references are taken out between; there are none. What is worth
+        unrolling is written in vectors.
+        """
+        for function in self._final_module.functions:
+            if not function.is_declaration and function.linkage == Linkage.linkonce_odr:
+                function.linkage = "internal"
+        tuning = create_pipeline_tuning_options(speed_level=3)
+        tuning.loop_unrolling = False
+        builder = create_pass_builder(self._codegen._tm, tuning)
+        builder.getModulePassManager().run(self._final_module, builder)
+
+
+class _Library(JITCodeLibrary):
+    """Code that its callers optimise, and that has no address."""
+
+    @property
+    def codegen(self) -> Any:
+        """Numba keeps the globals of a function where its machine code is; there is none."""
+        return _WithoutGlobals(self._codegen)
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """No address."""
+        return 0
+
+    def _optimize_final_module(self) -> None:
+        """Left to the callers."""
+
+    def _finalize_final_module(self) -> None:
+        """As far as callers need it."""
+        self._finalize_dynamic_globals()
+        self._verify_declare_only_symbols()
+        self._finalized = True
+
+
+class _WithoutGlobals:
+    def __init__(self, codegen: Any) -> None:
+        self._codegen = codegen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._codegen, name)
+
+    def set_env(self, name: str, env: Any) -> None:
+        """Nothing to set."""
+
+
+class _KernelCompiler(Compiler):
+    _library: type[JITCodeLibrary]
+
+    def __init__(self, typingctx: Any, targetctx: Any, library: Any, args: Any, result: Any, flags: Any, *rest: Any):
+        super().__init__(_typing(typingctx, repr(flags)), targetctx, library, args, result, flags, *rest)
+        self.state.library = self._library(self.state.targetctx.codegen(), "kernel")
+
+    def define_pipelines(self) -> Any:
+        """Numba's, but for the pass that makes LLVM's code."""
+        [manager] = super().define_pipelines()
+        manager.passes = [(Lowering if made is NativeLowering else made, name) for made, name in manager.passes]
+        manager.finalize()
+        return [manager]
+
+
+class KernelCompiler(_KernelCompiler):
+    """Numba's compiler, for kernels whose rounding does not depend on the kernels that a process loaded before.
+
+    Code that a kernel takes from others may be shared between kernels: a process then keeps the first that it loads,
+    and LLVM may have rounded it otherwise for another caller. The code of a kernel is its own here.
+    """
+
+    _library = _OwnCode
+
+
+class InlinedCompiler(_KernelCompiler):
+    """Numba's compiler, which goes as far as LLVM's code of a function, for callers that are compiled later.
+
+    Numba optimises every function that it compiles and makes machine code of it. The code of these kernels is taken up
+    by their callers, where both is done once more; without it the first call of a kernel takes two thirds of the time.
+    """
+
+    _library = _Library
+
+
+class KindFunction(types.Callable, types.Dummy):
+    """The type of a :class:`~torchssvm.compiler.jit.ByKind`: a call is one of the version for its first argument."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        super().__init__(f"ByKind({function.__module__}.{function.__name__})")
+
+    def _version(self, arguments: Any) -> Any:
+        return self.function.version(getattr(arguments[0], "instance_class", None))._numba_type_
+
+    def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
+        """That of the version."""
+        return self._version(args).get_call_type(context, args, kws)
+
+    def get_call_signatures(self) -> Any:
+        """Any."""
+        return (), True
+
+    def get_impl_key(self, sig: Any) -> Any:
+        """That of the version."""
+        return self._version(sig.args).get_impl_key(sig)
+
+
+register_default(KindFunction)(models.OpaqueModel)
