@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from cases.problems import assert_same, chain, multiclass
-from cases.tables import each_row
 from torch import Tensor
 
 from torchssvm import (
@@ -209,15 +208,15 @@ SIZED: list[tuple[str, Any]] = [
 ]
 
 
-@each_row("size", [2.5, "3", True, -1, [3]])
-@each_row(("name", "make"), SIZED)
+@pytest.mark.parametrize("size", [2.5, "3", True, -1, [3]])
+@pytest.mark.parametrize(("name", "make"), SIZED)
 def test_sizes(name, make, size):
     kind = TypeError if isinstance(size, str | list) else ValueError
     with pytest.raises(kind, match=rf"{name}=.* must be a whole number"):
         make(size)
 
 
-@each_row("seed", ["x", 2.5, True, None])
+@pytest.mark.parametrize("seed", ["x", 2.5, True, None])
 def test_seeds(seed):
     for make in (
         lambda: GapBatchSampler(num_examples=5, batch_size=2, seed=seed),
@@ -266,14 +265,14 @@ def _crf() -> Any:
     return torch_struct.LinearChainCRF
 
 
-@each_row("value", ["x", "0.5", [0.5]])
-@each_row(("name", "make"), NUMBERS)
+@pytest.mark.parametrize("value", ["x", "0.5", [0.5]])
+@pytest.mark.parametrize(("name", "make"), NUMBERS)
 def test_numbers_are_no_words(name, make, value):
     with pytest.raises(TypeError, match=rf"{name}=.* must be a number, not a {type(value).__name__}"):
         make(value)
 
 
-@each_row("limit", [-5, "a", 1e9, True])
+@pytest.mark.parametrize("limit", [-5, "a", 1e9, True])
 def test_memory_limits(limit):
     problem = multiclass(1, dtype=torch.float32)
     kernel = KernelMulticlass(RBF(), 3, 3)
@@ -285,7 +284,7 @@ def test_memory_limits(limit):
             make()
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: LinearMulticlass(3, 3, bias="no"), "bias='no' must be True or False"),
@@ -354,8 +353,8 @@ BAD_TARGETS: dict[str, tuple[Any, str]] = {
 }
 
 
-@each_row("kind", BAD_TARGETS)
-@each_row("problem", [multiclass, chain])
+@pytest.mark.parametrize("kind", BAD_TARGETS)
+@pytest.mark.parametrize("problem", [multiclass, chain])
 def test_targets_of_another_kind(problem, kind):
     spoil, words = BAD_TARGETS[kind]
     training = problem(1).train().run([[0], [1, 2]])
@@ -376,7 +375,7 @@ def test_targets_of_another_kind(problem, kind):
     training.step([0])
 
 
-@each_row("kind", BAD_TARGETS)
+@pytest.mark.parametrize("kind", BAD_TARGETS)
 def test_targets_of_another_kind_for_gdmm(kind):
     spoil, words = BAD_TARGETS[kind]
     problem = chain(1)
@@ -389,7 +388,7 @@ def _applied(head: Any, batch: Any) -> Any:
     return head(batch.x) if batch.lengths is None else head(batch.x, batch.lengths)
 
 
-@each_row("weights", [None, [1.0], torch.ones(5, 3, device="meta"), torch.ones(5, 3).to_sparse()])
+@pytest.mark.parametrize("weights", [None, [1.0], torch.ones(5, 3, device="meta"), torch.ones(5, 3).to_sparse()])
 def test_weights_of_labels_of_another_kind(weights):
     training = chain(1).train()
     batch = training.problem.everything()[0]
@@ -406,8 +405,8 @@ BAD_FEATURES: dict[str, tuple[Any, str]] = {
 }
 
 
-@each_row("kind", BAD_FEATURES)
-@each_row("problem", [multiclass, chain])
+@pytest.mark.parametrize("kind", BAD_FEATURES)
+@pytest.mark.parametrize("problem", [multiclass, chain])
 def test_features_of_another_kind(problem, kind):
     spoil, words = BAD_FEATURES[kind]
     training = problem(1).train().run([[0], [1, 2]])
@@ -418,7 +417,7 @@ def test_features_of_another_kind(problem, kind):
     assert_same(training.snapshot(), before)
 
 
-@each_row("spoil", [lambda t: t.to("meta"), lambda t: t.to(torch.complex128), lambda t: t.to_sparse()])
+@pytest.mark.parametrize("spoil", [lambda t: t.to("meta"), lambda t: t.to(torch.complex128), lambda t: t.to_sparse()])
 def test_potentials_of_another_kind(spoil):
     training = multiclass(1).train().run([[0]])
     batch = training.problem.batch([0, 1])
@@ -427,7 +426,7 @@ def test_potentials_of_another_kind(spoil):
         training.loss(potentials, batch.y, batch.index)
 
 
-@each_row("name", ["index", "lengths"])
+@pytest.mark.parametrize("name", ["index", "lengths"])
 def test_index_and_lengths_without_numbers(name):
     training = chain(1).train()
     batch = training.problem.everything()[0]
@@ -439,7 +438,7 @@ def test_index_and_lengths_without_numbers(name):
 X, Y = torch.zeros(3, 4, 2), torch.zeros(3, 4, dtype=torch.int64)
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: PaddedDataset([[1]], Y), "x must be a dense, real tensor, not a list"),
@@ -492,7 +491,7 @@ def test_data_of_another_kind(make, words):
 SETS = Multilabel(2, pairwise=False)
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("call", "name"),
     [
         (lambda bad: in_order(bad), "dataset"),

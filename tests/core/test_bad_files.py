@@ -9,7 +9,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from cases.tables import each_row
 
 from torchssvm.datasets import ChunkingDataset, RankedLists, Vocabulary, WordChains, read_columns, read_conllu
 from torchssvm.datasets import files as files_module
@@ -69,7 +68,7 @@ def test_nul_bytes(tmp_path, read, content, line):
         read(file)
 
 
-@each_row("word", ["a\0b", 3])
+@pytest.mark.parametrize("word", ["a\0b", 3])
 def test_words_that_are_none(word):
     with pytest.raises(ValueError, match=r"sentences hold .*: a word is a str without NUL"):
         WordChains.from_sentences([["a", "b"], [word, "b"]], num_states=2, min_count=1)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from cases.problems import examples
-from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
@@ -68,7 +67,7 @@ def test_selected_tokens_come_first_in_their_order(rows):
     assert torch.equal(whole, y.masked_fill(~mask, -1))
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("mask", "tensors", "words"),
     [
         (MASK.long(), (X,), "mask must be bool"),
@@ -112,7 +111,7 @@ def test_a_mask_is_not_taken_for_lengths(entry, mask):
         entry(mask)
 
 
-@each_row("missing", [-1, -100])
+@pytest.mark.parametrize("missing", [-1, -100])
 def test_labels_that_are_missing_are_refused_with_their_place(missing):
     y = torch.tensor([[0, 1, 2, 0, 1], [2, 1, missing, -1, -1]])
     lengths = torch.tensor([5, 3])
@@ -151,7 +150,7 @@ class _Classes:
         return Batch(self.x[index], self.y[index], index)
 
 
-@each_row("compiled", [True, False])
+@pytest.mark.parametrize("compiled", [True, False])
 def test_minus_100_is_padding_beyond_the_lengths_alone_where_labels_are_needed(compiled):
     y = torch.tensor([[0, 1, -100], [2, -100, -100]])
     head, solver = LinearChain(4, 3), Solver(compiled=compiled)
@@ -176,7 +175,7 @@ def test_a_loader_without_collate_fn_names_it():
         next(iter(torch.utils.data.DataLoader(data, batch_size=2)))
 
 
-@each_row("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_examples_whose_scores_are_not_finite_are_not_evaluated(value):
     x = torch.randn(9, 5, 4)
     x[6, 1, 0] = value

@@ -6,7 +6,6 @@ import pytest
 import torch
 from cases.fresh import fresh_python
 from cases.problems import examples
-from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -105,7 +104,7 @@ def test_decode_word():
         OCR.decode_word([-2])
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"split": "val"}, "split must be .* not 'val'"),

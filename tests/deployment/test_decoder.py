@@ -6,7 +6,6 @@ import functools
 
 import pytest
 import torch
-from cases.tables import each_row
 from torch import nn
 from torch.export import Dim, export
 
@@ -290,7 +289,7 @@ def test_what_a_subclass_decodes_counts(structure) -> None:
     assert torch.equal(Decoder(head, structure)(x), K - 1 - Decoder(head)(x))
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("head", "structure"),
     [
         (LinearChain(F, K), Multiclass(K)),
@@ -306,7 +305,7 @@ def test_a_structure_that_does_not_fit_the_head_is_refused_at_once(head, structu
         Decoder(head, structure)
 
 
-@each_row(
+@pytest.mark.parametrize(
     "head, words",
     [
         (lambda: LinearForest(2, 2, 3), "Forest cannot be decoded in plain torch operators"),

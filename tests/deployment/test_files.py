@@ -10,7 +10,6 @@ import textwrap
 
 import pytest
 import torch
-from cases.tables import each_row
 from torch import nn
 
 from torchssvm import (
@@ -297,7 +296,7 @@ def test_a_file_with_another_byte_gives_a_model_or_an_error_that_names_it(tmp_pa
     assert not unnamed
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("sentences", "vocabulary", "words"),
     [
         ([[["a"]]], None, "vocabulary=None must map names of features to columns"),

@@ -10,7 +10,6 @@ import torch
 from cases.compiled_kinds import ARCS, KINDS, Weighing, lists
 from cases.problems import PROBLEMS, assert_same, flat
 from cases.processes import in_processes
-from cases.tables import each_row
 
 from torchssvm import CacheOracle, CompiledBCFW, Corrective, DualState, FrankWolfe, Labelings, Pairwise
 from torchssvm.dual import state as dual_state
@@ -109,7 +108,7 @@ def test_a_process_without_gaps_waits_for_the_others(kind):
     assert in_processes(2, train) == [True, True]
 
 
-@each_row("visits", [0, -1, 2.5, True, "4"])
+@pytest.mark.parametrize("visits", [0, -1, 2.5, True, "4"])
 def test_the_size_of_a_round_in_a_checkpoint_is_checked(visits):
     loop = make(PROBLEMS["multiclass"](4, n=14, lam=0.1))
     with pytest.raises(ValueError, match=r"\['round_visits'\] should be an int, at least 1"):

@@ -12,7 +12,6 @@ import torch
 from cases.damages import resealed
 from cases.explicit_duals import ExplicitDuals, recorded_moves
 from cases.problems import PROBLEMS, Training, WithoutAdjoint, assert_same, chain, examples, multiclass, reference, rng
-from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -292,7 +291,7 @@ def with_one(position: tuple[int, ...], number: float):
     return change
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("path", "options"),
     [
         (("kind",), {"value": "mean_parts"}),

@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from cases.tables import each_row
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
@@ -48,7 +47,7 @@ def one(place, value, of=X):
     return [value if i == place else own for i, own in enumerate(of)]
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("x", "labels", "message"),
     [
         (one(1, X[1][:, 0]), y, r"X\[1\] has shape \[3\]"),
@@ -173,7 +172,7 @@ def _words(tags):
     return [[{"tag": tag} for tag in own] for own in tags]
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("given", "tags", "error", "words"),
     [
         ("BIO", [["O", "I-X"]], ValueError, r"y\[4\] has 'I-X' after 'O' at position 1"),

@@ -11,7 +11,6 @@ import joblib
 import numpy as np
 import pytest
 import torch
-from cases.tables import each_row
 from cases.trainer_cases import FakeStream
 from scipy import sparse
 from sklearn.base import clone
@@ -367,7 +366,7 @@ def test_margins_of_tokens_agree_with_the_labels():
         assert all((rows.max(1) >= 0.0).all() and (rows.min(1) <= 0.0).all() for rows in margins)
 
 
-@each_row("changed", [{"class_weight": {"x": 5.0, "y": 1.0, "z": 1.0}}, {"normalize": True}])
+@pytest.mark.parametrize("changed", [{"class_weight": {"x": 5.0, "y": 1.0, "z": 1.0}}, {"normalize": True}])
 def test_a_warm_start_refuses_another_loss(changed):
     X, y = _sequences()
     estimator = ChainSVC(tol=0.2, warm_start=True).fit(X, y)

@@ -5,7 +5,6 @@ import time
 import numpy as np
 import pytest
 import torch
-from cases.tables import each_row
 from scipy.optimize import minimize
 from sklearn.base import clone
 from torch import nn
@@ -177,7 +176,7 @@ def test_a_model_of_pyepo_maximises_and_is_checked():
         OptModel(Choice)
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("options", "error", "said"),
     [
         ({"anchor": "mean"}, ValueError, "anchor='mean' must be one of 'zero', 'least-squares'"),

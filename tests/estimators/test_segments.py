@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from cases.tables import each_row
 
 from torchssvm.estimators import SegmentSVC
 
@@ -34,7 +33,7 @@ def one(place, value, of=X):
     return [value if i == place else own for i, own in enumerate(of)]
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("options", "x", "y", "message"),
     [
         ({}, X, SPANS[:2], "X has 3 examples and y has 2"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from cases.tables import each_row
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.preprocessing import MultiLabelBinarizer
@@ -143,7 +142,7 @@ def test_a_missing_class_is_refused_and_two_classes_may_be_minus_1_and_1(kind):
     assert set(kind(**QUICK).fit(ROWS, y.astype(str)).classes_) == {"-1", "1", "-100"}
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("y", "first"),
     [
         ([(0, 2), (1,), (), (0,)] * 3, r"y\[1\]=\(1,\)"),
@@ -214,7 +213,7 @@ def test_negative_edge_features_are_refused_where_minimum_cuts_decode():
         fitted.predict([(ROWS[:3], cycle, mixed)])
 
 
-@each_row("value", [None, float("nan"), float("-inf"), 10**400, 1j])
+@pytest.mark.parametrize("value", [None, float("nan"), float("-inf"), 10**400, 1j])
 def test_a_wrong_feature_is_named_with_sentence_and_token(value):
     x = [[{"word": "a"}, {"word": "b"}] for _ in range(30)]
     y = [["A", "B"] for _ in x]

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from cases.fresh import fresh_python
-from cases.tables import each_row
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
@@ -119,7 +118,7 @@ def test_an_interrupted_run_says_so(error, words, tmp_path):
     assert (tmp_path / "report.json").exists() == isinstance(error, KeyboardInterrupt)
 
 
-@each_row("arguments", [{"tolerance": -1.0}, {"tolerance": math.nan}, {"every_n_epochs": 0}])
+@pytest.mark.parametrize("arguments", [{"tolerance": -1.0}, {"tolerance": math.nan}, {"every_n_epochs": 0}])
 def test_duality_gap_refuses_nonsense(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         DualityGap(**arguments)

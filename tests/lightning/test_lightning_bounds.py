@@ -6,7 +6,6 @@ import re
 
 import pytest
 import torch
-from cases.tables import each_row
 
 pytest.importorskip("lightning")
 
@@ -108,7 +107,7 @@ def test_the_average_is_certified_within_its_bounds(words):
         assert certify(model, model.dual, everything(words), refresh=False).primal == pytest.approx(found.primal)
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("bounds", "error", "words"),
     [
         ({"pairs": (0.0, None)}, ValueError, "bounds names 'pairs'"),

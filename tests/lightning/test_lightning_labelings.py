@@ -8,7 +8,6 @@ import dataclasses
 import pytest
 import torch
 from cases.problems import Problem, Training, chain, reference
-from cases.tables import each_row
 from torch.utils.data import DataLoader
 
 pytest.importorskip("lightning")
@@ -74,7 +73,7 @@ def test_the_storage_is_what_direction_and_oracle_need(rules, storage, words):
         assert getattr(made.dual.storage, "capacity", None) == getattr(rules["storage"], "capacity", None)
 
 
-@each_row(
+@pytest.mark.parametrize(
     "options, error, words_of_it",
     [
         ({"direction": Away(), "storage": MeanParts()}, ValueError, r"direction=Away\(\) .* storage=MeanParts\(\)"),

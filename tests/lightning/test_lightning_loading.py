@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases.tables import each_row
 from torch import nn
 
 L = pytest.importorskip("lightning")
@@ -67,7 +66,7 @@ NOT_MADE = [
 ]
 
 
-@each_row("name", [*NOT_MADE, "Potentials", "EdgePotentials", "OracleResult"])
+@pytest.mark.parametrize("name", [*NOT_MADE, "Potentials", "EdgePotentials", "OracleResult"])
 def test_nothing_else_is_made_from_a_checkpoint(name: str):
     with pytest.raises(ValueError, match=f"the class '{name}', and it may be one of"):
         rebuild({"class": name, "arguments": {}})
@@ -99,7 +98,7 @@ def test_what_is_not_of_this_package_has_no_recipe():
     assert describe(changed) is None
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("recipe", "words"),
     [
         ({"class": "os.system", "arguments": {"command": "true"}}, "'os.system', and it may be one of"),

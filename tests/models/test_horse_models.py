@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from cases.tables import each_row
 from torch import nn
 
 from torchssvm import Batch, Graphs, LinearGraph, StructuredHinge, WeightedLabels
@@ -65,7 +64,7 @@ def test_features_have_half_the_size_and_logits_that_of_the_image():
         assert classifier(image).shape == (2, height, width)
 
 
-@each_row(
+@pytest.mark.parametrize(
     "make, message",
     [
         (lambda: PixelFeatures(0), "width=0 must be a whole number, at least 1"),

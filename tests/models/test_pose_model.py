@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from cases.problems import flat, rng
-from cases.tables import each_row
 
 from torchssvm import BCFW, BlockGap, DualState, Weights, certify
 from torchssvm.core.batch import Batch
@@ -69,7 +68,7 @@ def test_clusters_of_displacements():
     assert float(mean_displacements(places, [1, -1, 1], 3)[1].min()) == 1.0
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("places", "options", "words"),
     [
         (torch.zeros(4, 3, 2), {}, r"\[n, 2, 2\]"),
@@ -147,7 +146,9 @@ def test_the_bounds_are_a_head_that_finds_bodies_already():
     assert bool((head.deformation[..., ::2].abs() <= 0.02).all())
 
 
-@each_row("options", [{"strength": 0.0}, {"strength": 0.1, "types": -1.0}, {"strength": 0.1, "types": "x"}])
+@pytest.mark.parametrize(
+    "options", [{"strength": 0.0}, {"strength": 0.1, "types": -1.0}, {"strength": 0.1, "types": "x"}]
+)
 def test_bounds_that_make_no_sense(options):
     with pytest.raises((TypeError, ValueError), match=f"{list(options)[-1]}="):
         body_bounds(**options)

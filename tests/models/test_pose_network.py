@@ -6,7 +6,6 @@ import pytest
 import torch
 from cases.poses import tiny_pose
 from cases.problems import rng
-from cases.tables import each_row
 
 from torchssvm import LinearPose, StructuredHinge, check
 from torchssvm.core.batch import Batch
@@ -29,7 +28,7 @@ def test_maps_are_log_probabilities():
     torch.testing.assert_close(network(images[1:2]).unary, maps.unary[1:2])  # a batch changes nothing
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"widths": (8, 12)}, "multiples of 8"),

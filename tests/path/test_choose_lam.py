@@ -11,7 +11,6 @@ import pytest
 import torch
 from cases.items import Items
 from cases.problems import PROBLEMS, Problem, reference
-from cases.tables import each_row
 
 from torchssvm import Chain, Relative, Solver, choose_lam, evaluate, guess_lam, in_order, solve
 from torchssvm.core.batch import Part
@@ -329,7 +328,7 @@ class TestGuess:
 
 
 class TestBadInput:
-    @each_row(
+    @pytest.mark.parametrize(
         ("options", "message"),
         [
             ({"lams": []}, "distinct positive numbers, at least one"),

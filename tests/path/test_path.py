@@ -11,7 +11,6 @@ import pytest
 import torch
 from cases.items import Items, plainly
 from cases.problems import PROBLEMS, Problem, assert_same, chain, examples, multiclass, reference, rng
-from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -360,7 +359,7 @@ class TestPath:
         assert {str(steps) for steps in seen} == {"CommonStep()"}
         assert path.gap(1.0) <= 0.1 + 1e-12
 
-    @each_row(
+    @pytest.mark.parametrize(
         "wrong, message",
         [
             ({"epsilon": 0.0}, "epsilon=0.0 must be positive"),

@@ -11,7 +11,6 @@ from cases.bounded import optimum_within
 from cases.graphs import GraphProblem
 from cases.items import Items, plainly
 from cases.problems import flat, rng
-from cases.tables import each_row
 
 from torchssvm import Corrective, Labelings, MeanParts, Weights, certify
 from torchssvm.path import Certified, Heuristic, PathRun, regularization_path
@@ -102,7 +101,7 @@ def test_other_bounds_are_not_resumed():
         run.load_state_dict(states[1])
 
 
-@each_row("lower", [0.5, -1.0])
+@pytest.mark.parametrize("lower", [0.5, -1.0])
 def test_bounds_that_are_not_0_are_refused(lower):
     problem = GraphProblem(2)
     with pytest.raises(ValueError, match="a number other than 0"):

@@ -15,7 +15,6 @@ from cases.custom import LabelSets, Scores, label_sets
 from cases.damages import resealed
 from cases.problems import PROBLEMS, Problem, Training, assert_same, chain, multiclass, rng
 from cases.problems import refused as unchanged
-from cases.tables import each_row
 from torch import nn
 
 from torchssvm import (
@@ -107,7 +106,7 @@ BATCHES = [
 
 
 @pytest.mark.parametrize(("storage", "steps"), [(MeanParts, 3), (Weights, 0)])
-@each_row(("kind", "change", "words"), BATCHES)
+@pytest.mark.parametrize(("kind", "change", "words"), BATCHES)
 def test_batches(storage, steps, kind, change, words):
     training = started(kind, storage, steps)
     with refused(training, ValueError, words):
@@ -132,7 +131,7 @@ def test_numbers_of_the_head_that_are_not_finite():
     training.step([0])
 
 
-@each_row("visits, storage", [(1, MeanParts()), (6, MeanParts()), (6, Labelings())])
+@pytest.mark.parametrize("visits, storage", [(1, MeanParts()), (6, MeanParts()), (6, Labelings())])
 def test_an_example_whose_length_changes(visits, storage):
     training = chain(1).train(storage=storage).run([[k % 5] for k in range(visits)])
     batch = training.problem.batch([0])
@@ -200,7 +199,7 @@ STRUCTURES = [
 
 
 @pytest.mark.parametrize("steps", [0, 6])
-@each_row(("wrong", "words"), STRUCTURES)
+@pytest.mark.parametrize(("wrong", "words"), STRUCTURES)
 def test_structures(wrong, words, steps):
     head, structure, batch = label_sets(3)
     dual = DualState.for_head(head, 5, 0.1, structure=structure)
@@ -250,7 +249,7 @@ class Hidden(LinearMulticlass):
 NOT_LINEAR, NOT_ZERO = "not linear in its weights", "not zero when all its weights are"
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         (torch.relu, f"{NOT_LINEAR}.*activation"),
@@ -326,7 +325,7 @@ def test_parameters_must_be_the_heads():
     BCFW(head.parameters(), dual)
 
 
-@each_row("options", [{"momentum": 0.9}, {"weight_decay": 0.1, "nesterov": True}, {"bounds": "0"}])
+@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"weight_decay": 0.1, "nesterov": True}, {"bounds": "0"}])
 def test_unknown_options_of_a_group(options):
     head = LinearMulticlass(3, 3)
     dual = DualState.for_head(head, 6, 0.5)
@@ -364,7 +363,7 @@ def test_lam():
         DualState.for_head(LinearMulticlass(3, 3), 6, np.bool_(True))
 
 
-@each_row("n", [0, -1, 2.5, True, None, "6"])
+@pytest.mark.parametrize("n", [0, -1, 2.5, True, None, "6"])
 def test_num_examples(n):
     kind = TypeError if n is None or isinstance(n, str) else ValueError
     with pytest.raises(kind, match=f"num_examples={n!r} must be a whole number.*is the dataset empty"):
@@ -470,7 +469,7 @@ def test_small_gradients_that_were_changed(adjoint, steps):
                 training.optim.step()
 
 
-@each_row(("adjoint", "steps"), [(adjoint, steps) for adjoint in (True, False) for steps in (0, 3)])
+@pytest.mark.parametrize(("adjoint", "steps"), [(adjoint, steps) for adjoint in (True, False) for steps in (0, 3)])
 def test_gradients_of_accumulated_batches_that_were_changed(adjoint, steps):
     training = started("chain", steps=steps, adjoint=adjoint)
     training.optim.zero_grad()
@@ -481,7 +480,7 @@ def test_gradients_of_accumulated_batches_that_were_changed(adjoint, steps):
         training.optim.step()
 
 
-@each_row("adjoint", [True, False])
+@pytest.mark.parametrize("adjoint", [True, False])
 def test_stale_gradients(adjoint):
     """zero_grad() was forgotten: the old gradient is still in .grad."""
     training = started("chain", steps=1, adjoint=adjoint)
@@ -490,7 +489,9 @@ def test_stale_gradients(adjoint):
         training.optim.step()
 
 
-@each_row(("adjoint", "loaded"), [(adjoint, loaded) for adjoint in (True, False) for loaded in (True, False)])
+@pytest.mark.parametrize(
+    ("adjoint", "loaded"), [(adjoint, loaded) for adjoint in (True, False) for loaded in (True, False)]
+)
 def test_a_forward_pass_from_before_another_step_or_state(adjoint, loaded):
     """The directions start from blocks that have moved since."""
     training = started("chain", steps=4, adjoint=adjoint)
@@ -560,7 +561,9 @@ def test_a_scaled_loss_is_fine_and_an_unscaled_gradient_is_not(steps, adjoint):
         b.optim.step()
 
 
-@each_row(("scale", "steps"), [(s, k) for s in (-1.0, 0.0, float("nan"), float("inf"), -1e-3) for k in (0, 3)])
+@pytest.mark.parametrize(
+    ("scale", "steps"), [(s, k) for s in (-1.0, 0.0, float("nan"), float("inf"), -1e-3) for k in (0, 3)]
+)
 def test_upstream_factors_that_make_no_sense(scale, steps):
     training = started("chain", steps=steps)
     training.optim.zero_grad()
@@ -675,7 +678,7 @@ def saved(**options: Any) -> dict[str, Any]:
     return copy.deepcopy(training.optim.state_dict())
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"n": 7}, r"num_examples'\] is 7 there and 6 here"),
@@ -717,7 +720,7 @@ def with_entry(*path: Any, value: Any = None, change: Any = None) -> Any:
     return spoil
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("spoil", "words"),
     [
         (with_entry("dual", "loss", 1, value=-1.0), "numbers are not those that were saved"),  # some costs are negative
@@ -737,14 +740,14 @@ def test_checkpoints_with_wrong_numbers(spoil, words):
         training.optim.load_state_dict(state)
 
 
-@each_row("state", [None, [1], "state"])
+@pytest.mark.parametrize("state", [None, [1], "state"])
 def test_checkpoints_that_are_no_dictionary(state):
     training = started()
     with refused(training, ValueError, f"BCFW should be a dict, it is an? {type(state).__name__}"):
         training.optim.load_state_dict(state)
 
 
-@each_row(
+@pytest.mark.parametrize(
     "spoil",
     [
         with_entry("values", change=lambda t: t[:0]),

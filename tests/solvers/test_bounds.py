@@ -12,7 +12,6 @@ import pytest
 import torch
 from cases.bounded import Bounded, groups_of, optimum_within
 from cases.problems import PROBLEMS, assert_same, chain, examples, flat, multiclass, reference, rng, steps_of
-from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -411,7 +410,7 @@ def test_bounds_that_make_no_sense(options, error, words):
     assert not dual.box.has_bounds
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("before", "after"),
     [({}, {"weight": (0.0, None)}), ({"weight": (0.0, None)}, {}), ({"weight": (0.0, None)}, {"weight": (0.1, None)})],
 )
@@ -424,7 +423,7 @@ def test_a_trained_dual_keeps_its_bounds(before, after):
     run.step([0])
 
 
-@each_row(("name", "value"), [("lower", -5.0), ("upper", 1.0), ("lower", None)])
+@pytest.mark.parametrize(("name", "value"), [("lower", -5.0), ("upper", 1.0), ("lower", None)])
 def test_bounds_cannot_be_changed_later(name, value):
     run = Bounded(multiclass(1), {"weight": (0.0, None)}).run([[0], [1, 2]])
     held = run.snapshot()

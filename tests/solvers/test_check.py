@@ -7,7 +7,6 @@ import torch
 from cases.compiled_kinds import ARCS, OTHERS
 from cases.custom import Approximate, LabelSets, Scores, label_sets
 from cases.problems import assert_same, chain, multiclass
-from cases.tables import each_row
 from torch import nn
 
 from torchssvm import (
@@ -128,7 +127,7 @@ def scores(change):
     return type("Wrong", (Scores,), {"forward": forward})
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("change", "name", "words"),
     [
         (lambda _, x, found: found.relu(), LINEAR, "not linear"),
@@ -202,7 +201,7 @@ COSTLY = {"loss": lambda *a: RIGHT.loss(*a) + 0.5, "loss_potentials": loss_poten
 NEGATIVE = {"loss": lambda *a: -RIGHT.loss(*a), "loss_potentials": loss_potentials(lambda d, c: (-d, c))}
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("methods", "names", "words"),
     [
         ({"argmax": second_best}, {ARGMAX, AUGMENTED}, "another output has"),

@@ -11,7 +11,6 @@ import pytest
 import torch
 from cases.kernel_problems import kernel_svm
 from cases.problems import assert_same, chain, multiclass
-from cases.tables import each_row
 
 from torchssvm import (
     GDMM,
@@ -96,7 +95,7 @@ def test_trainers_go_on_alike_and_apart(make, way):
     assert_same(state_of(twin), state_of(run))
 
 
-@each_row("way", WAYS)
+@pytest.mark.parametrize("way", WAYS)
 def test_a_gdmm_whose_weights_were_changed_is_still_refused(way):
     run = TRAINERS["gdmm of chains"]()
     run.step()

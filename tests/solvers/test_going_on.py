@@ -5,7 +5,6 @@ import pickle
 
 import pytest
 import torch
-from cases.tables import each_row
 from torch.nn.utils.rnn import pad_sequence
 
 from torchssvm import Batch, Chain, Labelings, LinearChain, MeanParts, Relative, Solver, Weights, make_trainer, solve
@@ -142,7 +141,7 @@ def test_the_head_of_the_start_may_be_trained_again():
     same_optimum(third, fresh)
 
 
-@each_row("storage", [lambda: Labelings(1), MeanParts])
+@pytest.mark.parametrize("storage", [lambda: Labelings(1), MeanParts])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_features_and_states_may_be_more(storage, compiled, recwarn):
     old = trained(storage=storage(), compiled=compiled)
@@ -154,7 +153,7 @@ def test_features_and_states_may_be_more(storage, compiled, recwarn):
     same_optimum(last, solve(head(6, 4), data, 0.05, tolerance=Relative(0.05), progress=False))
 
 
-@each_row("storage", [lambda: Labelings(1), MeanParts])
+@pytest.mark.parametrize("storage", [lambda: Labelings(1), MeanParts])
 def test_no_example_may_stay(storage):
     old = trained(storage=storage(), compiled=False)
     given = {"start": old.dual, "kept": torch.full((5,), -1), "solver": Solver(compiled=False), "progress": False}
@@ -196,7 +195,7 @@ REFUSED = [
 ]
 
 
-@each_row("moved", [1, 2])
+@pytest.mark.parametrize("moved", [1, 2])
 def test_a_trainer_compares_the_targets_of_examples_that_stay(moved):
     old, own = trained(), head()
     state = [p.clone() for p in own.parameters()]

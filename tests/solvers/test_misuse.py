@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 from cases.problems import assert_same
-from cases.tables import each_row
 from torch import nn
 
 from torchssvm import (
@@ -195,7 +194,7 @@ def test_loss_potentials_that_are_wrong_are_named():
         find_corner(Deltas(lambda delta, constant: (30.0 * delta, constant)), better, y)
 
 
-@each_row(("token", "words"), [(3, r"not finite \(in the padding\): check"), (2, "not finite: check")])
+@pytest.mark.parametrize(("token", "words"), [(3, r"not finite \(in the padding\): check"), (2, "not finite: check")])
 def test_numbers_that_are_not_finite_are_placed(token, words):
     x = torch.randn(2, 4, 4)
     x[0, token] = torch.nan

@@ -8,7 +8,6 @@ import re
 import pytest
 import torch
 from cases.problems import PROBLEMS, WithoutAdjoint, assert_same, chain, multiclass, refused
-from cases.tables import each_row
 from torch import Tensor, nn
 
 from torchssvm import (
@@ -271,7 +270,7 @@ def test_a_copy_of_features_and_head_is_certified_as_they_are():
 OUT_OF_RANGE = [(1e-300, "float32"), (1e-45, "float32"), (1e39, "float32"), (1e-310, "float64"), (1e308, "float64")]
 
 
-@each_row(("lam", "dtype"), OUT_OF_RANGE)
+@pytest.mark.parametrize(("lam", "dtype"), OUT_OF_RANGE)
 def test_a_lam_out_of_range_is_refused(lam, dtype):
     head = LinearMulticlass(2, 3).to(getattr(torch, dtype))
     with pytest.raises(ValueError, match=re.escape(f"lam={lam:g} with num_examples=50 is out of range")):
@@ -285,7 +284,7 @@ def test_a_lam_out_of_range_is_refused(lam, dtype):
     assert dual.lam == 1.0
 
 
-@each_row(("lam", "dtype"), [(1e-12, torch.float32), (1e12, torch.float32), (1e-60, torch.float64)])
+@pytest.mark.parametrize(("lam", "dtype"), [(1e-12, torch.float32), (1e12, torch.float32), (1e-60, torch.float64)])
 def test_a_lam_within_range_certifies_finite_numbers(lam, dtype):
     problem = multiclass(0, n=5, features=2, lam=lam, dtype=dtype)
     training = problem.train().run([range(5)] * 20)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from cases.compiled_kinds import SEQUENCES as KINDS
 from cases.problems import PROBLEMS, Training, WithoutAdjoint, assert_same, flat, reference, refused
-from cases.tables import each_row
 
 from torchssvm import (
     BlockGap,
@@ -132,7 +131,7 @@ def test_a_gradient_that_was_changed_is_refused():
         training.optim.step()
 
 
-@each_row(
+@pytest.mark.parametrize(
     "storage, rules",
     [
         (Labelings(), {"direction": Pairwise()}),

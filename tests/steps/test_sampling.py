@@ -8,7 +8,6 @@ import pytest
 import torch
 from cases.problems import assert_same, chain, examples, multiclass, rng
 from cases.resumed_draws import check_resuming, run
-from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -323,7 +322,7 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(change, words):
     assert run(training, sampler, 2)
 
 
-@each_row("order", [Permutation(), Proportional()])
+@pytest.mark.parametrize("order", [Permutation(), Proportional()])
 def test_what_is_drawn_at_once_must_be_there(order):
     """Orders without gaps draw a whole epoch; the others all examples whose gaps are unknown."""
     training = multiclass(3, n=8).train()

@@ -8,7 +8,6 @@ import pytest
 import torch
 from cases.covering import cover
 from cases.head_cases import HeadTestCase
-from cases.tables import each_row
 
 from torchssvm import (
     Chain,
@@ -108,7 +107,7 @@ for _place, (_bias, _boundary, _positions, _lengths) in enumerate(_OPTIONS):
     globals()[_name] = type(_name, (LinearChainCase,), {**_options, "__module__": __name__})
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"structure": Chain(4)}, "num_states=3"),
@@ -171,7 +170,7 @@ def test_states_with_transposed_weights_are_refused(name, strict):
         assert all(torch.equal(a, b) for a, b in zip(other.parameters(), head.parameters(), strict=True))
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("dense", "sparse"),
     [(LinearMultilabel(3, 3), SparseLinearMultilabel(3, 3)), (LinearChain(3, 3), SparseLinearChain(3, 3))],
 )

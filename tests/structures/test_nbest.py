@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from cases.problems import examples
-from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,7 +75,7 @@ FRAMES = {"emission": torch.zeros(1, 2, 2), "segment": torch.zeros(1, 4, 2)}
 NAN = {"emission": torch.full((1, 2, 2), torch.nan)}
 
 
-@each_row(
+@pytest.mark.parametrize(
     "structure, tensors, lengths, n, words",
     [
         (Chain(2), CHAIN, None, 0, "n=0"),

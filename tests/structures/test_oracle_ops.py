@@ -8,7 +8,6 @@ import pytest
 import torch
 from cases.problems import examples, rng
 from cases.random_potentials import assert_same, chains, strided, trees
-from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -148,7 +147,7 @@ def drawn(name, batch=9):
     return decode, scores, rest
 
 
-@each_row("name", FLOATING)
+@pytest.mark.parametrize("name", FLOATING)
 def test_scores_are_floating(name):
     """Whole numbers and truth values are refused by name; half precision and mixed dtypes take the torch operations."""
     decode, scores, rest = drawn(name)
@@ -253,7 +252,7 @@ REFUSED = [
 ]
 
 
-@each_row("decode, good, place, wrong, words", REFUSED)
+@pytest.mark.parametrize("decode, good, place, wrong, words", REFUSED)
 def test_what_does_not_fit_is_refused(decode, good, place, wrong, words):
     with pytest.raises(ValueError, match=words):
         decode(*good[:place], wrong, *good[place + 1 :])

@@ -9,7 +9,6 @@ import torch
 from cases import plain_structures as plain
 from cases.custom import LabelSets
 from cases.problems import examples, rng
-from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,7 +118,7 @@ def test_without_an_exact_oracle_the_error_names_them_all():
         assert oracle in str(caught.value)
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("structure", "oracle", "words"),
     [
         (Unlisted(4, 2), BruteForceSearch(), r"Unlisted does not define enumerate\(\)(.|\n)*BruteForceSearch"),
@@ -136,7 +135,7 @@ def test_what_does_not_fit_is_refused(structure, oracle, words):
         SlackRescaling(structure, oracle)
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: BruteForceSearch(0), "most=0"),

@@ -9,7 +9,6 @@ import pytest
 import torch
 from cases.labelings_cases import LabelingsTestCase
 from cases.problems import examples
-from cases.tables import each_row
 from cases.torch_struct_cases import CASES, Case
 from hypothesis import given
 from hypothesis import strategies as st
@@ -281,7 +280,7 @@ class Subset:
         return (self.scores > 0) * self.limit
 
 
-@each_row(
+@pytest.mark.parametrize(
     "name, shape, message",
     [
         ("LinearChainCRF", (2, 3, 2), r"\[B, N-1, C, C\].*got \[2, 3, 2\]"),
@@ -299,7 +298,7 @@ def test_potentials_of_a_wrong_shape_are_refused(name, shape, message):
         decode(TorchStruct(getattr(torch_struct, name)), Potentials(torch.zeros(shape)))
 
 
-@each_row(
+@pytest.mark.parametrize(
     "name, shape, bad, message",
     [
         ("LinearChainCRF", (2, 3, 2, 2), 1, "between 2 and 4.*got 1 to 3"),
@@ -317,7 +316,7 @@ def test_lengths_out_of_range_are_refused(name, shape, bad, message):
         structure.check_target(torch.zeros(shape), Potentials(torch.zeros(shape), torch.tensor([3, bad])))
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("error", "words", "arguments", "options"),
     [
         (ValueError, "distribution=AlignmentCRF: .*genbmm", [torch_struct.AlignmentCRF], {}),
@@ -347,7 +346,7 @@ def target_with(place, value):
     return target
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("error", "words", "target"),
     [
         (TypeError, "list", chain_batch()[2].tolist()),

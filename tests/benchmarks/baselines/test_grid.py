@@ -9,7 +9,6 @@ import torch
 from baselines import grid_search
 from cases.items import Items, plainly
 from cases.problems import PROBLEMS, assert_same, multiclass, reference
-from cases.tables import each_row
 
 
 class TestGrid:
@@ -51,7 +50,7 @@ class TestGrid:
         )
         assert all(5 <= point.passes < 8 for point in points)
 
-    @each_row("lams", [[], [0.0], [-1.0, 1.0], [1.0, 1.0], [math.inf], [math.nan]])
+    @pytest.mark.parametrize("lams", [[], [0.0], [-1.0, 1.0], [1.0, 1.0], [math.inf], [math.nan]])
     def test_bad_input(self, lams):
         problem = multiclass(4)
         with pytest.raises(ValueError, match="must hold distinct positive numbers"):

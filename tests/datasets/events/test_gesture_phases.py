@@ -8,7 +8,6 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from cases.tables import each_row
 
 from torchssvm import Segments
 from torchssvm.datasets import GesturePhases
@@ -98,7 +97,7 @@ def test_runs_of_phases_are_segments(folder):
     assert coarse.lengths.tolist() == [14, 15, 16]
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"split": "dev"}, "'train' or 'test', not 'dev'"),
@@ -143,7 +142,7 @@ def test_files_are_unpacked_from_one_download(published, tmp_path, monkeypatch):
     assert len(asked) == 2
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"<html>", "302/gesture.*zip is no zip file with a1_raw.csv in it"),

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from cases.problems import examples
-from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -194,7 +193,7 @@ def test_the_sizes_are_those_of_the_paper():
     assert sorted(at for s in place.values() for at in range(s.start, s.stop)) == list(range(1, 1969))
 
 
-@each_row(
+@pytest.mark.parametrize(
     "wrong, message",
     [
         ({"segments": 0}, "segments=0"),
@@ -378,7 +377,7 @@ def test_pooling_is_the_mean_and_differentiable():
     assert pool_regions(features.half(), regions).dtype == torch.float16
 
 
-@each_row(
+@pytest.mark.parametrize(
     "features, regions, count, message",
     [
         (torch.zeros(1, 2, 3, 4), torch.zeros(1, 3, 5, dtype=torch.int64), None, "interpolate"),

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from cases.problems import rng
-from cases.tables import each_row
 
 from torchssvm.datasets import RandomViews, detected_joints, pose_scores
 from torchssvm.datasets.images.lspet import MIRRORED
@@ -20,7 +19,7 @@ def test_known_values():
     assert scores == pytest.approx((3 / 6, 5 / 6, (1 + 2 + 2.5 + 0 + 0.75 + 0.5) / 6, 0.875), abs=1e-6)
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("found", "within", "words"),
     [
         (torch.zeros(2, 3, 2), 0.1, r"\[2, 3, 2\] and \[1, 3, 2\]"),

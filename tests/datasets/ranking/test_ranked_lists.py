@@ -3,7 +3,6 @@ import gzip
 import numpy as np
 import pytest
 import torch
-from cases.tables import each_row
 
 from torchssvm import LinearRanking, choose_lam, evaluate
 from torchssvm.datasets import RankedLists, hold_out, ranking_scores
@@ -37,7 +36,7 @@ def test_lists_are_read(folder):
         RankedLists.lightgbm(root=folder / "none")
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"y": torch.tensor([1, -1, 0])}, "y has -1 in row 1"),
@@ -129,7 +128,7 @@ def test_a_file_of_svmlight_is_read(tmp_path):
     assert RankedLists.svmlight(path, first_feature=0)[0].x.tolist() == [[0.5, 0.0, 1.0], [2.0, 0.0, 0.0]]
 
 
-@each_row(
+@pytest.mark.parametrize(
     "text, kind, words",
     [
         ("1 qid:3 2:1\n\n2 1:0.5\n", ValueError, "rank.txt, line 3: no query id"),

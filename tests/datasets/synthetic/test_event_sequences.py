@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-from cases.tables import each_row
 
 from torchssvm import Segments
 from torchssvm.datasets import EventSequences
@@ -23,7 +22,7 @@ def test_events_are_segments_and_the_same_each_time():
     assert len(clean.x.flatten(0, 1).unique(dim=0)) == 5
 
 
-@each_row(
+@pytest.mark.parametrize(
     "wrong",
     [{"split": "all"}, {"num_sequences": 0}, {"length": 1}, {"num_labels": 2}, {"max_duration": 3}, {"noise": -1.0}],
 )

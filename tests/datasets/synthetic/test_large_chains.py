@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 from cases.problems import examples
-from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Subset
@@ -135,7 +134,7 @@ def test_items_and_batches():
         chains[20]
 
 
-@each_row(
+@pytest.mark.parametrize(
     "arguments,message",
     [
         ({"split": "dev"}, "split must be 'train' or 'test', not 'dev'"),

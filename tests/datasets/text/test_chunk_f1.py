@@ -2,7 +2,6 @@
 
 import pytest
 from cases.problems import examples
-from cases.tables import each_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,13 +24,15 @@ def test_chunks_of_a_sentence():
     assert chunks(["I-NP"]) == [Chunk(0, 1, "NP")]
 
 
-@each_row("tag", ["NP", "B", "B-", "-NP", "X-NP", "", "o", "O-NP"])
+@pytest.mark.parametrize("tag", ["NP", "B", "B-", "-NP", "X-NP", "", "o", "O-NP"])
 def test_other_tags_are_refused(tag):
     with pytest.raises(ValueError, match=rf"tags\[1\]='{tag}' must be O"):
         chunks(["O", tag])
 
 
-@each_row("tags", [["B-NP", "E-NP", "S-NP", "O"], ["B-NP", "L-NP", "U-NP", "O"], ["I-NP", "I-NP", "B-NP", "O"]])
+@pytest.mark.parametrize(
+    "tags", [["B-NP", "E-NP", "S-NP", "O"], ["B-NP", "L-NP", "U-NP", "O"], ["I-NP", "I-NP", "B-NP", "O"]]
+)
 def test_other_schemes_are_taken(tags):
     assert chunks(tags) == [(0, 2, "NP"), (2, 3, "NP")]
     assert chunk_scores([tags], [["B-NP", "I-NP", "O", "O"]]).overall.f1 == pytest.approx(2 / 3)

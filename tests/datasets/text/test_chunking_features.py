@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from cases.chunking_problems import conll2000_or_skip, sentences_of, write
 from cases.problems import examples
-from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -87,7 +86,7 @@ def test_tags_of_a_vocabulary(tmp_path):
         Vocabulary.of(untagged)
 
 
-@each_row("least", [0, -1, 1.5, True, "3"])
+@pytest.mark.parametrize("least", [0, -1, 1.5, True, "3"])
 def test_min_count_is_checked(least):
     with pytest.raises((TypeError, ValueError), match=r"min_count=.* must be a whole number"):
         Vocabulary.of(sentences_of([[("a", "A")]]), least)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from cases.tables import each_row
 from torch.utils.data import DataLoader
 
 from torchssvm import SparseLinearChain, choose_lam, evaluate, in_order, solve
@@ -39,7 +38,7 @@ def test_dictionaries_lists_and_sets_of_names_are_read_as_crfsuite_reads_them():
         NamedChains([[{"grams": [1]}]], [["N"]])
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("x", "y", "options", "error", "message"),
     [
         (X, Y[:1], {}, ValueError, "x has 2 sequences and y has 1"),

@@ -7,7 +7,6 @@ import pytest
 import torch
 from cases.chunking_problems import conll2000_or_skip
 from cases.problems import examples
-from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,7 +82,7 @@ def test_noise_is_repeated_by_its_seed():
         assert set(mine) == seen_of(spelt) & attributes
 
 
-@each_row(
+@pytest.mark.parametrize(
     "arguments,message",
     [
         ({"noise": 1.0}, "noise=1.0 must be a probability below 1"),
@@ -101,7 +100,7 @@ def test_arguments_are_checked(arguments, message):
         WordChains.from_sentences(SENTENCES, **{"num_states": 3, **arguments})
 
 
-@each_row("sentences", [[], [[]], [["a"], []], [["a", ""]]])
+@pytest.mark.parametrize("sentences", [[], [[]], [["a"], []], [["a", ""]]])
 def test_sentences_are_checked(sentences):
     with pytest.raises(ValueError, match="sentences must be at least one, each of at least one word"):
         WordChains.from_sentences(sentences, num_states=2)

@@ -14,7 +14,6 @@ import torch
 from cases.compiled_kinds import ARCS, KINDS
 from cases.fresh import fresh_python
 from cases.problems import PROBLEMS, Problem, Training, assert_same, flat, reference, rng, through_a_file
-from cases.tables import each_row
 
 from torchssvm import (
     CacheOracle,
@@ -326,7 +325,7 @@ def test_trainings_in_threads_have_the_bits_of_trainings_in_turn():
         assert_same(list(pool.map(train, range(4))), in_turn)
 
 
-@each_row(
+@pytest.mark.parametrize(
     "index, words",
     [
         (torch.tensor([0, 8]), "index holds 0 to 8; the dual has num_examples=8"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from cases.problems import assert_same, flat, rng
-from cases.tables import each_row
 
 from torchssvm import (
     BCFW,
@@ -164,7 +163,7 @@ def test_transforms_of_torch_func_go_through_the_head():
     torch.testing.assert_close(found["start_transitions"][:, :, 1, 1], torch.tensor([[1.0, 0, 0, 0]] * 2))
 
 
-@each_row(
+@pytest.mark.parametrize(
     "change, words",
     [
         (lambda batch: [tuple(batch)], "batches gave a tuple"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from cases.problems import assert_same
-from cases.tables import each_row
 
 from torchssvm import (
     BCFW,
@@ -122,7 +121,7 @@ def test_the_padding_of_edges_is_finite_too():
         certify(head, dual, [batch])
 
 
-@each_row("labels", [7, -1])
+@pytest.mark.parametrize("labels", [7, -1])
 def test_labels_that_the_head_does_not_have_are_refused(labels):
     head, dual, batch = small()
     CompiledBCFW(head, dual, [batch]).step(60)

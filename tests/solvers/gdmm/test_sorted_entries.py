@@ -20,7 +20,6 @@ from cases.random_entries import (
     some,
     touch,
 )
-from cases.tables import each_row
 
 from torchssvm.solvers.gdmm.sorted_entries import (
     VISITED,
@@ -90,7 +89,7 @@ def test_resumes_to_the_same_bits(symmetric, tmp_path):
         assert torch.equal(value, theirs[name]) if isinstance(value, torch.Tensor) else value == theirs[name]
 
 
-@each_row(
+@pytest.mark.parametrize(
     "name, damage, message",
     [
         ("row", lambda x: x + 50, "at most 8"),

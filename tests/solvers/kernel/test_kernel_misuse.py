@@ -10,7 +10,6 @@ import pytest
 import torch
 from cases.kernel_problems import kernel_head, kernel_svm
 from cases.problems import assert_same, chain, multiclass
-from cases.tables import each_row
 
 from torchssvm import LinearChain
 from torchssvm.solvers.kernel import RBF, KernelChain, KernelHead, KernelMulticlass, KernelSSVM, Linear, Polynomial
@@ -26,7 +25,7 @@ class Wrong:
         return a @ b.T if self.result is None else self.result(a @ b.T)
 
 
-@each_row(
+@pytest.mark.parametrize(
     "kernel, message",
     [
         (lambda a, b: (a @ b.T)[:, :-1], r"must return \[M, N\]"),
@@ -50,7 +49,7 @@ def test_kernels_of_a_wrong_type() -> None:
         kernel_svm(chain(0), "rbf")
 
 
-@each_row(
+@pytest.mark.parametrize(
     "result, message",
     [(lambda values: values * math.inf, "not finite"), (lambda values: values[:1, :1], r"must return \[M, N\]")],
 )
@@ -77,7 +76,7 @@ def test_a_kernel_that_turns_indefinite_is_refused() -> None:
         svm.visit([0])
 
 
-@each_row(
+@pytest.mark.parametrize(
     "make, message",
     [
         (lambda: RBF(0.0), "gamma=0.0"),
@@ -140,7 +139,7 @@ class TestData:
             with pytest.raises(ValueError, match="unary="):
                 KernelSSVM(head, problem.x, problem.y, problem.lengths, lam=0.1)
 
-    @each_row("index", [[], [5], [-1], [0.5], torch.zeros(2, 2, dtype=torch.int64), [True]])
+    @pytest.mark.parametrize("index", [[], [5], [-1], [0.5], torch.zeros(2, 2, dtype=torch.int64), [True]])
     def test_index(self, index: Any) -> None:
         svm = kernel_svm(chain(0), RBF())
         svm.visit([0])

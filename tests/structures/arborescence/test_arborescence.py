@@ -8,7 +8,6 @@ from cases.arborescences import crosses, own_outputs, reaches_root
 from cases.head_cases import SEEDS, HeadTestCase
 from cases.problems import examples, rng
 from cases.structure_cases import StructureTestCase
-from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -223,7 +222,7 @@ class TestLinearArcsUnpadded(TestLinearArcs):
 COLUMNS = torch.zeros(2, 3, 4, 5, dtype=torch.int64)
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("x", "words"),
     [
         (COLUMNS[..., 0], r"columns must be \[B, N, N\+1, P\]"),

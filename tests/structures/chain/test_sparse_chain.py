@@ -6,7 +6,6 @@ import pytest
 import torch
 from cases.head_cases import HeadTestCase
 from cases.problems import rng
-from cases.tables import each_row
 
 from torchssvm import (
     BCFW,
@@ -349,7 +348,7 @@ def test_check_finds_nothing_wrong():
     assert report.ok, str(report)
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("x", "error", "words"),
     [
         (torch.zeros(2, 3, 4), TypeError, "SparseFeatures"),
@@ -371,7 +370,7 @@ def test_dense_heads_say_which_head_takes_lists():
         LinearChain(F, K)(SparseFeatures(torch.zeros(2, 3, 4, dtype=torch.int64)))
 
 
-@each_row("compiled", [True, False])
+@pytest.mark.parametrize("compiled", [True, False])
 def test_values_that_are_not_finite_are_refused(compiled):
     data = problem()
     data[0].values[3, 0, 0] = torch.nan
@@ -385,7 +384,7 @@ def test_values_that_are_not_finite_are_refused(compiled):
             BlockGap(dual)(head(batch.x, batch.lengths), batch.y, batch.index)
 
 
-@each_row("compiled", [True, False])
+@pytest.mark.parametrize("compiled", [True, False])
 def test_values_beyond_the_lists_do_not_matter(compiled):
     data = problem()
     data[0].values[data[0].columns < 0] = torch.nan

@@ -10,7 +10,6 @@ import pytest
 import torch
 from cases.compiled_kinds import TRANSITIONS
 from cases.problems import PROBLEMS, Training, is_allowed, reference
-from cases.tables import each_row
 
 from torchssvm import GDMM, CacheOracle, Chain, CompiledBCFW, Corrective, DualState, Labelings, Potentials, certify
 from torchssvm.structures.chain import Transitions
@@ -23,7 +22,7 @@ def make():
     return PROBLEMS["chain"](5, n=5, states=3, longest=3, lam=0.5, transitions=TRANSITIONS)
 
 
-@each_row(
+@pytest.mark.parametrize(
     "arguments, message",
     [
         ({"pairs": EVERY.float()}, r"pairs must be bool \[K, K\], got torch.float32"),

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import torch
 from cases.problems import rng
-from cases.tables import each_row
 
 from torchssvm import Decisions, LinearDecisions, Relative, evaluate, solve
 from torchssvm.deployment import load_head, save_model
@@ -152,7 +151,7 @@ def test_trained_heads_go_through_a_file(oracle, tmp_path):
         assert torch.equal(found.structure.decode(found(x)), head.structure.decode(head(x)))
 
 
-@each_row(
+@pytest.mark.parametrize(
     "make, words",
     [
         (lambda: IntegerProgram(), "one of them or both"),
@@ -176,7 +175,7 @@ def test_arguments_that_do_not_fit_are_refused(make, words):
         make()
 
 
-@each_row(
+@pytest.mark.parametrize(
     "words, feasible, said",
     [
         ("Infeasible", True, r"is infeasible \(Infeasible\)"),

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from cases.tables import each_row
 
 from torchssvm.structures.decisions import Assignment, Knapsack, Selection, ShortestPath, SpanningTree
 
@@ -70,7 +69,7 @@ def test_only_paths_to_the_sink_are_followed():
     assert len(ShortestPath(grid.arcs, 208, 224).decisions()) == 2  # and as many begin elsewhere
 
 
-@each_row(
+@pytest.mark.parametrize(
     "make, words",
     [
         (lambda: ShortestPath([[0, 1], [1, 2], [2, 0]], 0, 2), r"cycle through nodes \[0, 1, 2\]"),
@@ -99,7 +98,7 @@ def test_problems_that_do_not_fit_are_refused(make, words):
         make()
 
 
-@each_row("oracle", [ShortestPath.grid(2, 2), Assignment(2), SpanningTree(KITE)])
+@pytest.mark.parametrize("oracle", [ShortestPath.grid(2, 2), Assignment(2), SpanningTree(KITE)])
 def test_what_is_given_and_not_used_is_refused(oracle):
     with pytest.raises(ValueError, match=r"given has shape \[1, 2\], and .* takes costs alone"):
         oracle.solve(np.ones((1, oracle.num_costs)), np.ones((1, 2)))

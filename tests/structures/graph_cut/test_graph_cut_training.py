@@ -7,7 +7,6 @@ from cases.bounded import Bounded, optimum_within
 from cases.graph_cases import GraphHeadCase
 from cases.graphs import GraphProblem
 from cases.problems import flat
-from cases.tables import each_row
 from torch.utils.data import DataLoader
 
 from torchssvm import (
@@ -40,7 +39,7 @@ class TestLinearGraph(GraphHeadCase):
         edge = [sum(x[q, 3 + 2 * p + g] * head.head.pairwise[g] for g in range(2)) for p, q in pairs]
         return {"node": node, "edge": torch.stack(edge) if edge else x.new_zeros(0)}
 
-    @each_row("sizes", [(0, 1), (1, 0)])
+    @pytest.mark.parametrize("sizes", [(0, 1), (1, 0)])
     def test_there_are_features(self, sizes):
         with pytest.raises(ValueError, match="must be a whole number, at least 1"):
             LinearGraph(*sizes)

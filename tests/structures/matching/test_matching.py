@@ -9,7 +9,6 @@ import torch
 from cases.head_cases import HeadTestCase
 from cases.problems import examples, rng
 from cases.structure_cases import StructureTestCase
-from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -167,7 +166,7 @@ def test_targets_that_are_no_matchings_are_refused():
         Matching().check_target(target, potentials)
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"precision_cost": -1.0}, "precision_cost=-1"),
@@ -288,7 +287,9 @@ def test_ties_are_those_of_scipy(seed, left, right, dtype, whole):
         assert np.array_equal(chosen, expected)
 
 
-@each_row("sizes", [(torch.tensor([1, 1]), None), (None, torch.tensor([1.0])), (torch.tensor([[1]]), None)])
+@pytest.mark.parametrize(
+    "sizes", [(torch.tensor([1, 1]), None), (None, torch.tensor([1.0])), (torch.tensor([[1]]), None)]
+)
 def test_sizes_that_do_not_fit_the_batch_are_refused(sizes):
     scores = torch.ones(1, 2, 2)
     with pytest.raises(ValueError, match=r"(rows|columns) must be"):

@@ -8,7 +8,6 @@ import pytest
 import torch
 from cases.problems import examples, rng
 from cases.structure_cases import BATCHES, SEEDS, StructureTestCase
-from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,7 +84,7 @@ class MultilabelCase(StructureTestCase):
             Multilabel(K, pairwise=structure.pairwise, pairs=structure.pairs), potentials, seed, count
         )
 
-    @each_row("value", [torch.nan, torch.inf, -torch.inf])
+    @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
     def test_potentials_that_are_not_finite_are_refused(self, value):
         structure, potentials, target = self.setting(5, 3)
         for name in potentials.tensors:
@@ -160,7 +159,7 @@ def test_what_is_too_much_for_branching_has_a_bound():
     assert bool((found.bound <= messages.bound + 1e-9).all())
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"num_labels": 0}, "num_labels=0"),

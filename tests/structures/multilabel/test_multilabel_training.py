@@ -7,7 +7,6 @@ from cases.bounded import Bounded, optimum_within
 from cases.head_cases import HeadTestCase
 from cases.multilabel_problems import F, K, MultilabelProblem
 from cases.problems import flat
-from cases.tables import each_row
 
 from torchssvm import (
     Corrective,
@@ -128,7 +127,7 @@ def test_the_pairs_are_one_vector_for_all_examples():
     assert LinearMultilabel(F, K)(torch.randn(5, F))["pairwise"].stride(0) == 0
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("x", "error", "words"),
     [
         (torch.zeros(2, 3), TypeError, "SparseFeatures"),

@@ -11,7 +11,6 @@ from cases.head_cases import HeadTestCase
 from cases.poses import all_outputs, as_maps, definition, pose_problem, pose_reference, tiny_pose, truncated_distance
 from cases.problems import examples, rng
 from cases.structure_cases import StructureTestCase
-from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -137,7 +136,7 @@ class TestLabeling:
         ]
         assert torch.equal(pose.labeling(places[1]), labeling[1])
 
-    @each_row(
+    @pytest.mark.parametrize(
         ("places", "words"),
         [
             (torch.zeros(3, 2, 3), r"places must be \[..., 2, 2\]"),
@@ -151,7 +150,7 @@ class TestLabeling:
             tiny_pose().labeling(places)
 
 
-@each_row(
+@pytest.mark.parametrize(
     ("arguments", "options", "words"),
     [
         (([-1, 0], torch.zeros(2, 2, 3, 2), (2, 2)), {}, r"displacements must be \[1, 2, T, 2\]"),

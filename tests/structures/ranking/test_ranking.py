@@ -6,7 +6,6 @@ import torch
 from cases.head_cases import HeadTestCase
 from cases.problems import examples, rng
 from cases.structure_cases import StructureTestCase
-from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
@@ -301,7 +300,7 @@ class TestLinearRanking(HeadTestCase):
         yield (x, torch.tensor([1, 2])), "lengths"
 
 
-@each_row("measure", [NDCG(), PrecisionAt(1, relevant=2)])
+@pytest.mark.parametrize("measure", [NDCG(), PrecisionAt(1, relevant=2)])
 def test_lists_without_a_relevant_document_are_refused(measure):
     target = torch.tensor([[2, 0], [0, 0]])
     with pytest.raises(ValueError, match=r"in rows \[1\].*leave these lists out"):

@@ -9,7 +9,6 @@ import torch
 from cases.head_cases import HeadTestCase
 from cases.problems import Problem, examples, rng
 from cases.structure_cases import StructureTestCase
-from cases.tables import each_row
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -261,7 +260,7 @@ def test_spans_and_frames_are_read_back():
     assert structure.from_frames(structure.frames(codes)).tolist() == [[4, 1, 1, 3], [5, -1, -1, -1]]
 
 
-@each_row(
+@pytest.mark.parametrize(
     "make, words",
     [
         (lambda: Segments(0, 2), "num_labels=0"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases.tables import each_row
 
 from torchssvm import Batch, CompiledBCFW, DualState
 from torchssvm.structures.tree import ForestFeatures, LinearForest
@@ -19,7 +18,7 @@ def forests(parent: list[int], labels: list[int]) -> tuple[LinearForest, Batch]:
     return LinearForest(2, 1, 2), Batch(ForestFeatures(*x, parents, parents > -2), y, torch.arange(2), LENGTHS)
 
 
-@each_row(
+@pytest.mark.parametrize(
     "parent, labels, words",
     [
         ([-1, 0, 1], [0, -1, 1], "target has label -1 at position 1"),

@@ -24,7 +24,6 @@ from cases.problems import (
     rng,
     through_a_file,
 )
-from cases.tables import each_row
 from torchssvm import MeanParts, Weights, certify, recompute_weights
 from torchssvm.core.batch import to_device
 from torchssvm.core.schema import with_seal
@@ -236,7 +235,7 @@ class AverageTestCase(ABC):
         with pytest.raises(RuntimeError, match="has no dual, so only its primal is available"):
             alone.certify(training.head, training.dual, problem.everything())
 
-    @each_row(
+    @pytest.mark.parametrize(
         ("spoil", "words"),
         [
             (lambda batches: batches[:-1], "left out"),
@@ -364,7 +363,7 @@ class AverageTestCase(ABC):
         assert whole.average.count == 24
         assert_same(state, frozen)
 
-    @each_row(
+    @pytest.mark.parametrize(
         ("change", "words"),
         [
             ({"format": 1}, "format 1, this version reads format 2"),
@@ -427,7 +426,7 @@ class AverageTestCase(ABC):
         training.run(schedule(problem, 1, 4))
         assert_same(own.state_dict(), average.state_dict())
 
-    @each_row(
+    @pytest.mark.parametrize(
         ("params", "error", "words"),
         [
             ([], ValueError, "one or more floating-point tensors"),

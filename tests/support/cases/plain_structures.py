@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from cases.problems import examples, is_allowed, rng
 from cases.structure_cases import StructureTestCase
-from cases.tables import each_row
 from torchssvm import Chain, Multiclass, WeightedLabels
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import as_decoding
@@ -62,7 +61,7 @@ class MulticlassCase(StructureTestCase):
         scores = torch.tensor([[1.0, 1.0, 0.0, 1.0], [0.0, 2.0, 2.0, 1.0]])
         assert Multiclass(4).argmax(Potentials(scores)).labeling.tolist() == [0, 1]
 
-    @each_row("classes", [0, -3])
+    @pytest.mark.parametrize("classes", [0, -3])
     def test_there_is_a_class(self, classes):
         with pytest.raises(ValueError, match=f"num_classes={classes}"):
             Multiclass(classes)
@@ -190,7 +189,7 @@ class ChainCase(LabelledTokensCase):
         assert torch.equal(found == -1, beyond)
         assert torch.equal(self.labels_of(target) == -1, beyond)
 
-    @each_row("length", [0, -1, 9])
+    @pytest.mark.parametrize("length", [0, -1, 9])
     def test_lengths_outside_the_padding_are_refused(self, length):
         structure, potentials, target = self.setting(2, 3)
         lengths = torch.full((3,), potentials["emission"].shape[1])

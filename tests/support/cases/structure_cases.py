@@ -16,7 +16,6 @@ from torch import Tensor
 
 from cases.labelings_cases import LabelingsTestCase
 from cases.problems import examples, rng
-from cases.tables import each_row
 from torchssvm.core.batch import tree_map, tree_tensors
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.potentials import Parts, Potentials, conform, inner
@@ -396,7 +395,7 @@ class StructureTestCase(LabelingsTestCase):
             with pytest.raises(ValueError, match="potentials"):
                 structure.check_target(target, wrong)
 
-    @each_row("value", [torch.nan, torch.inf, -torch.inf])
+    @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
     def test_potentials_that_are_not_finite_are_refused(self, value):
         structure, potentials, target = self.setting(5, 3)
         for name in potentials.tensors:
@@ -405,7 +404,7 @@ class StructureTestCase(LabelingsTestCase):
             with pytest.raises(ValueError, match=r"rows \[1\] are not finite"):
                 find_corner(structure, potentials.replace(tensors), target)
 
-    @each_row("value", [torch.nan, torch.inf])
+    @pytest.mark.parametrize("value", [torch.nan, torch.inf])
     def test_scores_that_are_not_finite_are_not_decoded(self, value):
         structure, potentials, _ = self.setting(5, 3)
         potentials.index = torch.tensor([40, 17, 30])  # errors name the example
