@@ -1,169 +1,202 @@
-"""Objects that list the entries of their state once."""
+"""States in checkpoints: refused as a whole if one entry does not fit, divided and put together again."""
 
 from __future__ import annotations
 
-import io
-import itertools
-from typing import NamedTuple
+import copy
+import math
 
-import numpy as np
 import pytest
 import torch
-from cases.problems import PROBLEMS, assert_same, examples
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor, nn
+from cases.problems import PROBLEMS, assert_same, chain, through_a_file
 
-from torchssvm import GDMM, CompiledBCFW, Corrective, GapBatchSampler, Labelings, MeanParts, Weights
-from torchssvm.core.random_state import check_random_state
-from torchssvm.core.schema import (
-    Each,
-    Entry,
-    Field,
-    Maybe,
-    New,
-    Noted,
-    Own,
-    Same,
-    Stateful,
-    check_seal,
-    damaged,
-    with_seal,
+from torchssvm import GDMM, CompiledBCFW, Corrective, DualState, GapBatchSampler, Labelings, MeanParts, Weights
+from torchssvm.core.states import Numbers, check_entries, with_seal
+from torchssvm.solvers import WeightedAverage
+from torchssvm.solvers.kernel import RBF, KernelChain, KernelSSVM
+
+
+def trained(**rules):
+    training = PROBLEMS["chain"](4, n=6, lam=0.05).train(**rules)
+    return training.run([[0, 1], [2, 3], [0, 4], [1, 2]])
+
+
+def average():
+    training = trained()
+    found = WeightedAverage.following(training.dual)
+    found.training = training.run([[0], [1]])
+    return found
+
+
+def sampler():
+    training = trained()
+    found = GapBatchSampler(training.dual, batch_size=2, chunk=1)
+    for rows, _ in zip(found, range(2), strict=False):
+        training.step(rows)
+    return found
+
+
+def compiled():
+    problem = chain(4, n=5)
+    dual = DualState.for_head(problem.head, 5, problem.lam, storage=MeanParts())
+    loop = CompiledBCFW(problem.head, dual, problem.everything())
+    loop.step(7)
+    return loop
+
+
+def factorwise():
+    problem = chain(4, n=5)
+    gdmm = GDMM(problem.head, problem.everything(), num_examples=5, lam=0.1)
+    gdmm.step()
+    return gdmm
+
+
+def kernels():
+    problem = chain(4, n=5)
+    head = KernelChain(RBF(0.5), problem.x.shape[-1], 2).double()
+    svm = KernelSSVM(head, problem.x, problem.y.clamp(max=1), problem.lengths, lam=0.1)
+    svm.visit([0, 1, 2])
+    return svm
+
+
+MAKE = {
+    "mean parts": lambda: trained().optim,
+    "labelings": lambda: trained(storage=Labelings(2), direction=Corrective()).optim,
+    "weights": lambda: trained(storage=Weights()).optim,
+    "average": average,
+    "sampler": sampler,
+    "compiled": compiled,
+    "gdmm": factorwise,
+    "kernels": kernels,
+}
+
+
+def shorter(value):
+    return value[:-1]
+
+
+def half(value):
+    return value.to(torch.float16)
+
+
+def put(number):
+    return lambda value: torch.full_like(value, number) if isinstance(value, torch.Tensor) else number
+
+
+def changed(state, path, change, resealed):
+    """The state with another value at a place, and with new checksums around it where they are ``resealed``."""
+    name, *rest = path
+    value = changed(state[name], rest, change, resealed) if rest else change(state[name])
+    state = {**state, name: value} if isinstance(state, dict) else [*state[:name], value, *state[name + 1 :]]
+    return with_seal(state) if resealed and "seal" in state else state
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "change"),
+    [
+        ("mean parts", "dual.loss", shorter),
+        ("mean parts", "dual.loss", put(math.nan)),
+        ("mean parts", "dual.gap_estimates", put(-1.0)),
+        ("mean parts", "dual.weights", shorter),
+        ("mean parts", "dual.steps", put(-1)),
+        ("mean parts", "dual.relaxed", put(3)),
+        ("mean parts", "dual.lam", put(7.0)),
+        ("mean parts", "dual.structure", put("Chain(9)")),
+        ("mean parts", "dual.format", put(3)),
+        ("mean parts", "dual.storage.kind", put("weights")),
+        ("mean parts", "dual.storage.buffers.emission.start", put(10**9)),
+        ("mean parts", "dual.storage.buffers.emission.values", half),
+        ("mean parts", "dual.box", put({})),
+        ("mean parts", "param_groups", shorter),
+        ("labelings", "dual.storage.sets.capacity", put(3)),
+        ("labelings", "dual.storage.sets.mass", put(2.0)),
+        ("labelings", "dual.storage.sets.count", put(9)),
+        ("labelings", "dual.storage.sets.gram", shorter),
+        ("labelings", "dual.storage.mixed", shorter),
+        ("weights", "dual.storage.blocks", shorter),
+        ("weights", "dual.storage.features", lambda _: None),
+        ("average", "kind", put("SuffixAverage")),
+        ("average", "weights", shorter),
+        ("average", "format", put(1)),
+        ("average", "steps", put(2)),
+        ("sampler", "batch_size", put(3)),
+        ("sampler", "generator", shorter),
+        ("sampler", "drawn", lambda drawn: [batch + 9 for batch in drawn]),
+        ("sampler", "snapshots", put({})),
+        ("compiled", "order", put("Uniform")),
+        ("compiled", "waiting", lambda _: torch.tensor([0, 8])),
+        ("gdmm", "gdmm.lam", put(7.0)),
+        ("gdmm", "gdmm.rho", put(0.0)),
+        ("gdmm", "gdmm.format", put(1)),
+        ("gdmm", "gdmm.visited", shorter),
+        ("gdmm", "gdmm.problem.weights", half),
+        ("gdmm", "gdmm.problem.targets", put(0)),
+        ("kernels", "kernel", put("Linear()")),
+        ("kernels", "dual.kernel_squared_norm", put(-1.0)),
+        ("kernels", "dual.targets", put(0)),
+    ],
 )
+def test_a_wrong_entry_is_refused_and_nothing_changes(kind, path, change):
+    owner = MAKE[kind]()
+    good = through_a_file(owner.state_dict())
+    for bad in (changed(good, path.split("."), change, True), "no state", {}):
+        with pytest.raises(ValueError, match="checkpoint"):
+            owner.load_state_dict(bad)
+        assert_same(owner.state_dict(), good)
+    owner.load_state_dict(good)
+    assert_same(owner.state_dict(), good)
 
 
-class Inner(Stateful):
-    state_name = "inner"
-
-    def __init__(self, size: int) -> None:
-        self.values = torch.zeros(size)
-
-    def _schema(self):
-        return {"values": Entry(torch.float32, (Own(len(self.values)),))}
-
-
-class Pair(NamedTuple):
-    values: np.ndarray
-    name: str
-
-
-class Everything(Stateful):
-    """An entry of every kind."""
-
-    state_name = "everything"
-
-    def __init__(self, seed: int, size: int = 3) -> None:
-        random = np.random.default_rng(seed)
-        self.size = size
-        self.weight = nn.Parameter(torch.from_numpy(random.normal(size=2)))
-        self.array = random.normal(size=4)
-        self._count = int(random.integers(9))
-        self.pair = Pair(random.normal(size=2), "name")
-        self.generator = torch.Generator().manual_seed(seed)
-        self.inner, self.many = Inner(size), {str(k): Inner(size) for k in range(seed)}
-        self.rows = [torch.from_numpy(random.normal(size=(size, 2)))]
-        self.nothing: Tensor | None = None
-        self.done = bool(seed % 2)
-
-    def _schema(self):
-        return {
-            "kind": Same("everything"),
-            "weight": Entry(torch.float64, (2,)),
-            "array": Entry(torch.float64, (4,)),
-            "count": Entry(int, low=0),
-            "of_pair": Field(Entry(torch.float64, (2,)), at="pair.values"),
-            "text": Field(str, at="array", save=lambda a: ",".join(map(str, a)), load=lambda t: self._read(t)),
-            "generator": check_random_state,
-            "inner": self.inner,
-            "many": Each(dict, New(lambda: Inner(self.size))),
-            "rows": Each(list, Entry(torch.float64, (Own(self.size), 2))),
-            "nothing": Maybe(Entry(torch.float64, (Own(self.size),))),
-            "done": bool,
-            "noted": Noted(int, self.size),
-            "nested": {"count": Entry(int), "seal": int},
-            "seal": int,
-        }
-
-    @staticmethod
-    def _read(text: str) -> np.ndarray:
-        return np.array([float(number) for number in text.split(",")])
-
-    def _check_relations(self, state, where):
-        if state["count"] > 100:
-            raise damaged(f"{where}['count'] is large")
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("mean parts", "dual.storage.buffers.emission.values"),
+        ("average", "weights.0"),
+        ("gdmm", "gdmm.problem.weights"),
+        ("kernels", "sampler.generator"),
+    ],
+)
+def test_numbers_that_were_changed_are_told_by_the_checksum(kind, path):
+    owner = MAKE[kind]()
+    good = through_a_file(owner.state_dict())
+    places = [int(name) if name.isdigit() else name for name in path.split(".")]
+    with pytest.raises(ValueError, match="checksum"):
+        owner.load_state_dict(changed(good, places, lambda value: value + 1, False))
+    assert_same(owner.state_dict(), good)
 
 
-def through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-@given(seed=st.integers(1, 4))
-@examples(8)
-def test_all_kinds_of_entries_are_saved_and_loaded(seed):
-    made, other = Everything(seed), Everything(7)
-    weight, state = other.weight, through_a_file(made.state_dict())
-    other.load_state_dict(state)
-    assert_same(other.state_dict(), state)
-    assert other.weight is weight  # the head holds it too
-    assert other.pair.name == "name"
-    assert torch.equal(torch.rand(3, generator=other.generator), torch.rand(3, generator=made.generator))
-
-
-def test_states_share_no_memory_with_their_object():
-    made = Everything(1)
-    state = made.state_dict()
-    before = through_a_file(state)
-    made.array[:] = 0.0
-    made.rows[0][:] = 0.0
-    with torch.no_grad():
-        made.weight.zero_()
-    assert_same(state, before)
-    made.load_state_dict(state)
-    made.array[:] = 0.0
-    made.rows[0][:] = 0.0
+@pytest.mark.parametrize("kind", MAKE)
+def test_states_share_no_memory_with_their_object(kind):
+    owner = MAKE[kind]()
+    owner.load_state_dict(state := owner.state_dict())
+    before = copy.deepcopy(state)
+    if kind in ("mean parts", "labelings", "weights"):
+        owner.dual.loss.fill_(3.0)
+        owner.dual.storage.rescale(0.5)
     assert_same(state, before)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    ("wanted", "value"),
     [
-        ("kind", "other", "of another problem: everything.'kind'. is other there and everything here"),
-        ("array", torch.zeros(5, dtype=torch.float64), r"everything.'array'. should be finite float64 .4."),
-        ("count", 101, "count'. is large"),
-        ("noted", "three", "everything.'noted'. should be an int"),
-        ("inner", {"values": torch.zeros(2)}, r"everything.'inner'..'values'. should be finite float32 .3."),
-        ("many", {"0": {}}, r"everything.'many'..'0'..'values'. is missing"),
-        ("done", 1, "everything.'done'. should be a bool"),
-        ("nested", with_seal({"count": 1}) | {"count": 2}, "everything.'nested'. numbers are not those"),
-        ("count", 3, "everything numbers are not those"),
+        (int, 1.0),
+        (int, True),
+        (bool, 1),
+        (Numbers(int, low=0), -1),
+        (Numbers(float), math.inf),
+        (Numbers(float, high=math.inf), math.nan),
+        (Numbers(torch.float64, (2, None)), torch.zeros(3, 2, dtype=torch.float64)),
+        (Numbers(torch.float64, (2,)), torch.tensor([0.0, math.inf], dtype=torch.float64)),
+        (Numbers(torch.int64, None), torch.zeros(2)),
+        ([int], []),
+        (None, 0),
+        ("a", 3),
     ],
 )
-def test_a_wrong_entry_is_named_and_nothing_changes(name, value, words):
-    made = Everything(2)
-    made.load_state_dict(good := made.state_dict())
-    with pytest.raises(ValueError, match=words):
-        made.load_state_dict({**good, name: value})
-    assert_same(made.state_dict(), good)
-
-
-@given(cuts=st.lists(st.integers(0, 7), max_size=3), seed=st.integers(0, 3))
-@examples(20)
-def test_a_state_is_the_whole_of_its_parts(cuts, seed):
-    ends = [0, *sorted(cuts), 7]
-    parts = [range(a, b) for a, b in itertools.pairwise(ends)]
-    whole = Everything(seed, 7)
-    state = whole.state_dict()
-    some = [whole.part_of_state(state, part) for part in parts]
-    for part, own in zip(some, parts, strict=True):
-        check_seal(part, "part")
-        assert torch.equal(part["rows"][0], state["rows"][0][own.start : own.stop])
-        assert len(part["inner"]["values"]) == len(own)
-    assert_same(whole.merged_state(some, parts), state)
-    one_more = [*some[:-1], with_seal({**some[-1], "done": True})]
-    assert whole.merged_state(one_more, parts)["done"]
+def test_entries_that_do_not_fit_are_named(wanted, value):
+    with pytest.raises(ValueError, match=r"thing\['name'\]"):
+        check_entries({"name": value}, {"name": wanted}, "thing")
+    with pytest.raises(ValueError, match="name"):
+        check_entries({}, {"name": wanted}, "thing")
 
 
 STORAGES = {
@@ -200,37 +233,3 @@ def _again(training, state):
     storage.bind(dual.num_examples, dual.lam, dual.structure, dual.parameters, None)
     storage.load_state_dict(state["storage"])
     return storage
-
-
-def test_the_entries_of_checkpoints_are_those_of_format_4():
-    """Files of earlier releases hold these, and none of them more or fewer."""
-    problem = PROBLEMS["chain"](4, n=6)
-    training = problem.copy().train(storage=Labelings(2))
-    training.step([0, 1])
-    state = training.optim.state_dict()
-    assert list(state) == ["state", "param_groups", "dual"]
-    assert " ".join(state["dual"]) == (
-        "format num_examples lam structure weights box recomputed loss gap_estimates oracle_gaps targets "
-        "certified_gap cache_hits steps oracle_calls visits moved relaxed storage seal"
-    )
-    assert " ".join(state["dual"]["storage"]) == "kind sets rest rest_mass rest_loss mixed"
-    assert " ".join(state["dual"]["storage"]["sets"]) == (
-        "capacity clock count length mass loss used known labelings gram"
-    )
-    training = problem.copy().train()
-    training.step([0, 1])
-    buffers = training.dual.state_dict()["storage"]["buffers"]
-    assert {" ".join(rows) for rows in buffers.values()} == {"start rows values examples"}
-    sampler = GapBatchSampler(training.dual, batch_size=2)
-    assert " ".join(sampler.state_dict()) == (
-        "num_examples batch_size chunk order epoch used under_way generator drawn snapshots"
-    )
-    gdmm = GDMM(problem.copy().head, problem.everything(), num_examples=6, lam=0.1).state_dict()["gdmm"]
-    assert " ".join(gdmm) == (
-        "format rho passes oracle_calls violation worst_violation best_dual best_relaxed_dual lam num_examples "
-        "features visits visited generator problem seal"
-    )
-    assert " ".join(gdmm["problem"]) == "kind targets weights dense entries variables factors sides"
-    training = problem.copy().train(storage=MeanParts())
-    loop = CompiledBCFW(training.head, training.dual, problem.everything(1))
-    assert " ".join(loop.state_dict()) == "order generator waiting"

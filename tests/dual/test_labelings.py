@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 
 import numpy as np
 import pytest
 import torch
-from cases.damages import resealed
 from cases.explicit_duals import ExplicitDuals, recorded_moves
 from cases.problems import PROBLEMS, Training, WithoutAdjoint, assert_same, chain, examples, multiclass, reference, rng
 from hypothesis import given
@@ -271,59 +269,6 @@ def trained_state() -> tuple[Training, dict]:
     training = hard().train(storage=Labelings(2), direction=Corrective()).run(schedule(5, 3, 20))
     assert bool(training.dual.storage.mixed.any())
     return training, training.optim.state_dict()
-
-
-def damage(state: dict, *path, value=None, change=None) -> dict:
-    state = copy.deepcopy(state)
-    place = state["dual"]["storage"]
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = change(place[path[-1]]) if change else value
-    return resealed(state)
-
-
-def with_one(position: tuple[int, ...], number: float):
-    def change(tensor):
-        tensor = tensor.clone()
-        tensor[position] = number
-        return tensor
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("path", "options"),
-    [
-        (("kind",), {"value": "mean_parts"}),
-        (("sets", "capacity"), {"value": 3}),
-        (("sets", "clock"), {"value": 0}),
-        (("sets", "mass"), {"change": lambda t: t * 0.5}),
-        (("sets", "mass"), {"change": lambda t: t[:, :1]}),
-        (("sets", "count"), {"change": with_one((0,), 7)}),
-        (("sets", "count"), {"change": lambda t: t * 0}),
-        (("sets", "labelings"), {"value": []}),
-        (("sets", "labelings"), {"change": lambda held: [held[0][:2]]}),
-        (("sets", "gram"), {"change": lambda t: t[:, :1]}),
-        (("rest",), {"value": {"kind": "weights"}}),
-    ],
-)
-def test_damaged_states_are_refused_and_change_nothing(path, options):
-    training, state = trained_state()
-    other = hard().train(storage=Labelings(2), direction=Corrective()).run([[0], [1]])
-    before = other.snapshot()
-    with pytest.raises(ValueError, match="checkpoint"):
-        other.optim.load_state_dict(damage(state, *path, **options))
-    assert_same(other.snapshot(), before)
-    other.optim.load_state_dict(state)
-    assert_same(other.dual.state_dict(), training.dual.state_dict())
-
-
-def test_a_state_without_labelings_after_steps_is_damaged():
-    state = copy.deepcopy(trained_state()[1])
-    empty = hard().train(storage=Labelings(2)).dual.storage.state_dict()
-    state["dual"]["storage"] = empty
-    with pytest.raises(ValueError, match="empty after 20 steps"):
-        hard().train(storage=Labelings(2)).optim.load_state_dict(state)
 
 
 def test_a_slot_that_is_used_again_knows_no_inner_products_and_holds_larger_labels():

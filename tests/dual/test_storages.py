@@ -7,7 +7,7 @@ from cases.storage_cases import KINDS, SEEDS, StorageTestCase, block
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchssvm import DualState, Labelings, LinearMulticlass, MeanParts, Weights, certify
+from torchssvm import Labelings, MeanParts, Weights, certify
 from torchssvm.core.batch import apply_head
 
 
@@ -119,10 +119,3 @@ def test_without_a_limit_the_machine_decides(monkeypatch):
         multiclass(0).train().backward([0])
     monkeypatch.setattr("torchssvm.dual.storage.available_memory", lambda device: 2**40)
     assert multiclass(0).train().backward([0]) > 0
-
-
-def test_checkpoints_from_before_the_weights_were_turned_are_refused():
-    """Also of heads with as many features as outputs, whose old weights would fit."""
-    dual = DualState.for_head(LinearMulticlass(3, 3), 4, 0.1)
-    with pytest.raises(ValueError, match=r"has format 3, this version reads format 4: .* as nn\.Linear does"):
-        dual.check_state({**dual.state_dict(), "format": 3})

@@ -19,11 +19,9 @@ from cases.short_words import Words, trainer  # noqa: E402
 
 import torchssvm.structures as structures  # noqa: E402
 from torchssvm import Chain, LinearChain, LinearMulticlass, Multiclass, SlackRescaling, Solver  # noqa: E402
-from torchssvm.core.random_state import RandomState  # noqa: E402
 from torchssvm.deployment import files  # noqa: E402
 from torchssvm.deployment.files import describe, rebuild  # noqa: E402
 from torchssvm.lightning import FactorwiseSVM, StructuredSVM  # noqa: E402
-from torchssvm.lightning.resume import ResumePoint  # noqa: E402
 from torchssvm.structures.slack_rescaling import EveryClass  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
@@ -263,10 +261,3 @@ def test_a_pickle_is_not_read(tmp_path: Path):
     torch.save(content | {"note": Evil()}, path)
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         StructuredSVM.load_from_checkpoint(path)
-
-
-def test_points_of_runs_that_did_not_alternate_are_read_still():
-    state = {"num_examples": 3, "random": RandomState().state_dict(), "sampler": None, "in_epoch": False, "rules": {}}
-    before = {**state, "features_moved": False}
-    assert vars(ResumePoint.from_state_dict(before)) == vars(ResumePoint.from_state_dict(state))
-    assert "features_moved" in before

@@ -32,7 +32,7 @@ from torchssvm import (
     regularization_path,
 )
 from torchssvm.core.problem import digest_targets
-from torchssvm.core.schema import with_seal
+from torchssvm.core.states import with_seal
 from torchssvm.core.structure import Decoding
 from torchssvm.datasets import PaddedDataset
 from torchssvm.solvers import WeightedAverage
@@ -108,7 +108,7 @@ def test_losses_that_are_not_those_of_the_blocks_are_found(kind, storage, compil
     state = training.optim.state_dict()
     state["dual"]["loss"][2] += 1e-4
     again = problem.copy().train(storage=storage(), direction=Pairwise() if storage is Labelings else None)
-    with pytest.raises(ValueError, match="numbers are not those that were saved"):
+    with pytest.raises(ValueError, match="checksum"):
         again.optim.load_state_dict(state)
     again.optim.load_state_dict({**state, "dual": with_seal(state["dual"])})
     loop = CompiledBCFW(again.head, again.dual, problem.everything(2)) if compiled else None
@@ -184,10 +184,6 @@ def test_weights_remember_their_features_in_checkpoints():
     batch = problem.batch([2])
     with pytest.raises(RuntimeError, match="other features"):
         again.loss(again.head(batch.x + 1.0, batch.lengths), batch.y, batch.index)
-    state = training.dual.state_dict()
-    for wrong in (None, torch.zeros(6), torch.full((6,), torch.nan, dtype=torch.float64)):
-        with pytest.raises(ValueError, match=r"\['features'\]|blocks without features"):
-            again.dual.load_state_dict({**state, "storage": {**state["storage"], "features": wrong}})
 
 
 def test_weights_keep_the_first_features_of_an_example():
@@ -407,7 +403,7 @@ def test_an_average_of_another_run_is_refused():
     averages = [WeightedAverage.following(run.dual) for run in runs]
     for run in runs:
         run.run(ROWS)
-    with pytest.raises(ValueError, match="of another dual"):
+    with pytest.raises(ValueError, match="load the optimizer"):
         averages[0].load_state_dict(averages[1].state_dict())
     averages[0].load_state_dict(averages[0].state_dict())
 
@@ -468,20 +464,20 @@ def test_states_whose_bounds_were_edited_are_refused():
     average = WeightedAverage.following(training.dual)
     training.step([1])
     state = average.state_dict()
-    with pytest.raises(ValueError, match="not those that were saved"):
+    with pytest.raises(ValueError, match="checksum"):
         average.load_state_dict({**state, "loss": state["loss"] + 0.1})
     factors = GDMM(LinearMultilabel(2, 3).double(), label_sets(), num_examples=4, lam=0.1)
     factors.step()
     factors.certify()
     state = factors.state_dict()
     state["gdmm"]["best_dual"] += 0.02
-    with pytest.raises(ValueError, match="not those that were saved"):
+    with pytest.raises(ValueError, match="checksum"):
         factors.load_state_dict(state)
     model = KernelSSVM(KernelMulticlass(RBF(1.0), 2, 3), torch.randn(5, 2), torch.arange(5) % 3, lam=0.1)
     model.visit([0, 1, 2])
     state = model.state_dict()
     state["dual"]["kernel_squared_norm"] *= 0.5
-    with pytest.raises(ValueError, match="not those that were saved"):
+    with pytest.raises(ValueError, match="checksum"):
         model.load_state_dict(state)
 
 

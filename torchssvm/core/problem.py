@@ -15,7 +15,7 @@ from torchssvm.core.arguments import check_positive, check_tensor, check_whole
 from torchssvm.core.batch import tree_tensors
 from torchssvm.core.operators import on_host
 from torchssvm.core.potentials import Potentials
-from torchssvm.core.schema import Each, Entry, Field, Maybe, damaged
+from torchssvm.core.states import Numbers, check_entries
 from torchssvm.core.structure import Structure
 
 
@@ -163,43 +163,31 @@ class Box:
             for value, parameter, lower in zip(values, parameters, self.lower, strict=True)
         ]
 
-    def field(self, parameters: Sequence[nn.Parameter]) -> Field:
-        """The entry of a checkpoint: bounds and v, which is None for parameters without bounds; or None without any."""
-        bounds, unclipped = (
-            Each(list, Maybe(Entry(Tensor, (...,)))),
-            [Maybe(Entry(p.dtype, p.shape)) for p in parameters],
-        )
-        entries = {"lower": bounds, "upper": bounds, "unclipped": unclipped}
+    def state(self, unclipped: Sequence[Tensor]) -> dict[str, Any] | None:
+        """Bounds and v for a checkpoint, with None for parameters without bounds; None if there are no bounds."""
+        if not self.has_bounds:
+            return None
+        own = [v if bounded else None for v, bounded in zip(unclipped, self.bounded, strict=True)]
+        tensors = {"lower": self.lower, "upper": self.upper, "unclipped": own}
+        return {name: [None if t is None else t.detach().clone() for t in each] for name, each in tensors.items()}
 
-        def save(held: Sequence[Tensor]) -> dict[str, Any] | None:
-            own = [None if lower is None else v for v, lower in zip(held, self.lower, strict=True)]
-            tensors = zip(entries, (self.lower, self.upper, own), strict=True)
-            state = {name: [None if t is None else t.clone() for t in several] for name, several in tensors}
-            return state if self.has_bounds else None
-
-        def load(state: dict[str, Any] | None) -> list[Tensor]:
-            held = parameters if state is None else state["unclipped"]
-            return self.separate(
-                [p if v is None else v.to(p.device, copy=True) for v, p in zip(held, parameters, strict=True)],
-                parameters,
-            )
-
-        return Field(Maybe(entries), "unclipped", save, load)
-
-    def check_state(self, state: dict[str, Any] | None, parameters: Sequence[nn.Parameter], where: str) -> None:
-        """Raise ValueError if an entry as declared has other bounds than this box, or contradicts itself."""
-        there = Box(parameters)
-        if state is not None:
-            try:
-                there = Box(parameters, list(zip(state["lower"], state["upper"], strict=True)))
-            except (TypeError, ValueError) as error:
-                raise damaged(f"{where} does not hold bounds of the weights: {error}") from error
+    def check_state(self, state: dict[str, Any] | None, parameters: Sequence[nn.Parameter]) -> None:
+        """Raise ValueError if a state has other bounds than this box, or v of other shapes."""
+        bounds = [] if state is None else list(zip(state["lower"], state["upper"], strict=True))
+        there = Box(parameters, bounds)
         if not there.same_as(self):
             raise ValueError("the checkpoint is of another problem: its weights have other bounds. Give BCFW the same")
-        if state is not None and any(
-            value is None and bounded for value, bounded in zip(state["unclipped"], self.bounded, strict=True)
-        ):
-            raise damaged(f"{where}['unclipped'] is None for a parameter with bounds")
+        if state is not None:
+            pairs = zip(parameters, self.bounded, strict=True)
+            wanted = [Numbers(p.dtype, tuple(p.shape)) if bounded else None for p, bounded in pairs]
+            check_entries({"unclipped": state["unclipped"]}, {"unclipped": wanted}, "box")
+
+    def load_state(self, state: dict[str, Any] | None, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """Each parameter's v from a checked state; the parameter itself where it has no bounds."""
+        if state is None:
+            return list(parameters)
+        pairs = zip(state["unclipped"], parameters, strict=True)
+        return [p if v is None else v.to(p.device, copy=True) for v, p in pairs]
 
     def __repr__(self) -> str:
         return f"Box({sum(self.bounded)} of {len(self.lower)} parameters have bounds)"

@@ -7,18 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.schema import Each, Entry, check, damaged
-
-_BYTES = Entry(torch.uint8, (None,))
+from torchssvm.core.states import check_entries, damaged
 
 
 def check_random_state(value: Any, where: str) -> None:
     """Raise ValueError, naming ``where``, if the value is not the state of a CPU generator."""
-    _BYTES.check(value, where, {})
     try:
         torch.Generator().set_state(value.cpu())
-    except (TypeError, RuntimeError) as error:
-        raise damaged(f"{where} is not a random state: {error}") from error
+    except (AttributeError, TypeError, RuntimeError) as error:
+        raise damaged(where) from error
 
 
 class RandomState:
@@ -26,7 +23,8 @@ class RandomState:
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
         if state is not None:
-            check(state, {"cpu": check_random_state, "cuda": Each(list, _BYTES)}, "random state")
+            check_entries(state, {"cpu": Tensor, "cuda": list}, "random state")
+            check_random_state(state["cpu"], "random state")
             self.cpu: Tensor = state["cpu"]
             self.cuda: list[Tensor] = state["cuda"]
         else:

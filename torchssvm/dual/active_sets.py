@@ -12,7 +12,7 @@ from torch import Tensor
 from torchssvm.compiler.jit import njit
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.operators import read_together, upload
-from torchssvm.core.schema import Each, Entry, Maybe, Own, Same, Schema, Stateful, damaged
+from torchssvm.core.states import Numbers, Stateful, check_entries, copied, damaged
 from torchssvm.core.structure import Labeling, fit
 
 
@@ -60,6 +60,7 @@ class ActiveSets(Stateful):
     """
 
     state_name = "sets"
+    per_example = (*_FIELDS, "labelings", "gram")
 
     def __init__(self, num_examples: int, capacity: int, padding: int, like: Tensor) -> None:
         """Inner products have the dtype of ``like``, and everything lies on its device."""
@@ -175,32 +176,43 @@ class ActiveSets(Stateful):
         self.labelings = [t.to(device) for t in self.labelings]
         self.gram = None if self.gram is None else self.gram.to(device)
 
-    @property
-    def _device(self) -> torch.device:
-        return self.mass.device
-
-    def _schema(self) -> Schema:
-        n, capacity = Own(len(self.mass)), self.capacity
-        shape = (n, capacity)
+    def entries(self) -> dict[str, Any]:
+        """Everything."""
         return {
-            "capacity": Same(capacity),
-            "clock": int,
-            "count": Entry(torch.int64, (n,), low=0, high=capacity),
-            "length": Entry(torch.int64, (n,), low=0),
-            "mass": Entry(torch.float64, shape, low=0.0, high=1.0 + 1e-6),
-            "loss": Entry(torch.float64, shape),  # below 0 where known scores are counted with it
-            "used": Entry(torch.int64, shape),
-            "known": Entry(torch.bool, shape),
-            "labelings": Each(list, Entry(Tensor, (*shape, ...))),
-            "gram": Maybe(Entry(self.dtype, (*shape, capacity))),
+            "capacity": self.capacity,
+            "clock": self.clock,
+            **{name: getattr(self, name).clone() for name in _FIELDS},
+            "labelings": copied(self.labelings),
+            "gram": None if self.gram is None else self.gram.clone(),
         }
 
-    def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        empty = torch.arange(self.capacity, device=state["count"].device) >= state["count"].unsqueeze(1)
-        if bool((state["mass"][empty] > 0.0).any()) or bool((state["used"] > state["clock"]).any()):
-            raise damaged(f"{where} has mass, or uses, where there is no labeling")
-        if not state["labelings"] and bool(state["count"].any()):
-            raise damaged(f"{where}['labelings'] is empty, and {where}['count'] is not 0")
+    def check_own_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError for another capacity or other shapes."""
+        shape = (len(self.mass), self.capacity)
+        wanted = {
+            "capacity": self.capacity,
+            "clock": int,
+            "count": Numbers(torch.int64, shape[:1], 0, self.capacity),
+            "length": Numbers(torch.int64, shape[:1], 0),
+            "mass": Numbers(torch.float64, shape, 0.0, 1.0 + 1e-6),
+            "loss": Numbers(torch.float64, shape),  # below 0 where known scores are counted with it
+            "used": Numbers(torch.int64, shape),
+            "known": Numbers(torch.bool, shape),
+            "labelings": list,
+            "gram": None if state["gram"] is None else Numbers(self.dtype, (*shape, self.capacity)),
+        }
+        check_entries(state, wanted, "sets")
+        if any(tensor.shape[:2] != shape for tensor in state["labelings"]):
+            raise damaged("sets['labelings']")
+
+    def restore_own(self, state: dict[str, Any]) -> None:
+        """Take these labelings."""
+        device = self.mass.device
+        for name in _FIELDS:
+            setattr(self, name, state[name].to(device, copy=True))
+        self.clock = state["clock"]
+        self.labelings = [tensor.to(device, copy=True) for tensor in state["labelings"]]
+        self.gram = None if state["gram"] is None else state["gram"].to(device, copy=True)
 
     def merged_state(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
         """The state of all examples, from those of consecutive parts of them."""

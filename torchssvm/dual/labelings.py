@@ -15,7 +15,7 @@ from torchssvm.core.gradients import adjoint
 from torchssvm.core.operators import known, on_host, pick, read_together, upload
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.row_sparse import doubled
-from torchssvm.core.schema import Entry, Own, Same, Schema, damaged
+from torchssvm.core.states import Numbers, Stateful, check_entries
 from torchssvm.core.structure import Labeling, OracleResult, as_decoding, check_padding
 from torchssvm.dual.active_sets import ActiveSets
 from torchssvm.dual.storage import MeanParts, Storage, Stored, other_length
@@ -51,6 +51,7 @@ class Labelings(Storage):
     """
 
     keeps_labelings = True
+    per_example = ("rest_mass", "rest_loss", "mixed")
 
     def __init__(self, capacity: int = 20) -> None:
         self.capacity = check_whole(capacity, "capacity")
@@ -189,21 +190,35 @@ class Labelings(Storage):
         found = adjoint(potentials, stored.psi, self.parameters if weights is None else weights, sparse=True)
         return doubled(found, 1.0 / (self.lam * self.num_examples))
 
-    def _schema(self) -> Schema:
-        n = Own(len(self.own))
-        return {
-            "kind": Same("labelings"),
-            "sets": self.sets,
-            "rest": self.rest,
-            "rest_mass": Entry(torch.float64, (n,), low=0.0),
-            "rest_loss": Entry(torch.float64, (n,)),
-            "mixed": Entry(torch.bool, (n,)),
-        }
+    def nested(self) -> dict[str, Stateful]:
+        """Labelings and the rest."""
+        return {"sets": self.sets, "rest": self.rest}
 
-    def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        total = state["rest_mass"] + state["sets"]["mass"].sum(1)
-        if not bool(((total - 1.0).abs() < 1e-6).all()):
-            raise damaged(f"the masses of {where}['sets'] and 'rest_mass' do not sum to 1")
+    def entries(self) -> dict[str, Any]:
+        """Masses and losses of the rest."""
+        return {"kind": "labelings", **{name: getattr(self, name).clone() for name in self.per_example}}
+
+    def check_own_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError for another storage or other shapes."""
+        n = (len(self.own),)
+        wanted = {
+            "kind": "labelings",
+            "sets": dict,
+            "rest": dict,
+            "rest_mass": Numbers(torch.float64, n, 0.0),
+            "rest_loss": Numbers(torch.float64, n),
+            "mixed": Numbers(torch.bool, n),
+        }
+        check_entries(state, wanted, "storage")
+        for name, each in self.nested().items():
+            each.check_state(state[name])
+
+    def restore_own(self, state: dict[str, Any]) -> None:
+        """Take these blocks."""
+        for name in self.per_example:
+            setattr(self, name, state[name].to(self._device, copy=True))
+        for name, each in self.nested().items():
+            each.restore(state[name])
 
 
 class StoredLabelings(Stored):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchssvm.compiler.jit import fits_numba, fits_triton, njit
 from torchssvm.core.operators import on_host, upload
-from torchssvm.core.schema import Entry, Field, Own, Schema, Stateful, damaged
+from torchssvm.core.states import Numbers, Stateful, check_entries, damaged
 
 _NONE = torch.empty(0, dtype=torch.int64)
 
@@ -165,30 +165,24 @@ class RowBuffer(Stateful):
         self.values, self._copied = self.values.to(device), None
         self._compiled = fits_numba(self.values)
 
-    def _schema(self) -> Schema:
-        places = Entry(torch.int64, (Own(len(self.start)),), low=0)
-        values = Entry(self.values.dtype, (None, ...))
-        return {
-            "start": places,
-            "rows": places,
-            "values": Field(values, save=lambda held: held[: self.used].clone(), load=self._take),
-            "examples": Entry(int, low=0),
-        }
+    def entries(self) -> dict[str, Any]:
+        """The places, and the rows in use."""
+        values = self.values[: self.used].clone()
+        return {"start": self.start.clone(), "rows": self.rows.clone(), "values": values, "examples": self.examples}
 
-    def _take(self, values: Tensor) -> Tensor:
-        self.used, self._copied = len(values), None
-        return values.to(self.values.device, copy=True)
+    def check_own_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError for other examples, or places outside of the rows."""
+        places = Numbers(torch.int64, (len(self.start),), 0)
+        rows = Numbers(self.values.dtype, None)
+        check_entries(state, {"start": places, "rows": places, "values": rows, "examples": Numbers(int, low=0)}, "rows")
+        if bool((state["start"] + state["rows"] > len(state["values"])).any()):
+            raise damaged("rows['start']")
 
-    def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        start, rows, values = state["start"], state["rows"], state["values"]
-        if bool((start + rows > len(values)).any()) or not len(values):
-            raise damaged(f"{where} points outside its rows")
-        first, order = start[rows > 0].sort(stable=True)
-        ends = first + rows[rows > 0][order]
-        if bool((ends[:-1] > first[1:]).any()) or state["examples"] != int((start > 0).sum()):
-            raise damaged(f"{where} gives rows to several examples")
-        if bool(values[0].any()):
-            raise damaged(f"{where} has padding that is not zero")
+    def restore_own(self, state: dict[str, Any]) -> None:
+        """Take these rows."""
+        self.start, self.rows = (state[name].to("cpu", copy=True) for name in ("start", "rows"))
+        self.values = state["values"].to(self.values.device, copy=True)
+        self.used, self.examples, self._copied = len(self.values), state["examples"], None
 
     def merged_state(self, states: list[Any], parts: list[range]) -> dict[str, Any]:
         """The state of all examples, from those of consecutive parts of them; None for a part without rows."""

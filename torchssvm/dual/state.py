@@ -16,7 +16,7 @@ from torchssvm.core.gradients import check_at_first_call
 from torchssvm.core.problem import UNKNOWN, Box, check_lam, check_problem, check_range, find_structure
 from torchssvm.core.ranks import Ranks, sum_in_order
 from torchssvm.core.row_sparse import add_to, flat, products, squared_norm
-from torchssvm.core.schema import ByRank, Entry, Field, Maybe, Own, Same, Schema, check_seal, damaged, version
+from torchssvm.core.states import ByRank, Numbers, Stateful, check_entries, check_seal, copied
 from torchssvm.core.structure import Structure
 from torchssvm.core.threads import undisturbed
 from torchssvm.dual.storage import MeanParts, Storage
@@ -78,10 +78,7 @@ class Mailbox:
 
 
 FORMAT = 4
-_ADVICE = (
-    ": since format 4 heads hold their weights as nn.Linear does, [out, in], and boundary weights have other names. "
-    "Load it with the release that wrote it, or train anew"
-)
+_COUNTERS = ("cache_hits", "steps", "oracle_calls", "visits", "moved")
 _LARGE = 1 << 17  # more weights than this are not all read in every step, ...
 _PER_BLOCK = 1000  # ... but on average at most so many for each block that moves
 
@@ -147,6 +144,7 @@ class DualState(ByRank):
     """
 
     state_name = "dual"
+    per_example = ("loss", "gap_estimates", "oracle_gaps", "targets")
 
     def __init__(
         self,
@@ -505,51 +503,74 @@ class DualState(ByRank):
         self._held_square = max(squared, 0.0)
         self.held_norm = math.sqrt(self._held_square)
 
-    @property
-    def _device(self) -> torch.device:
-        return self.parameters[0].device
+    def nested(self) -> dict[str, Stateful]:
+        """The storage."""
+        return {"storage": self.storage}
 
-    def _schema(self) -> Schema:
-        n, count = Own(len(self.own)), Entry(int, low=0)
-        weights = [Entry(p.dtype, tuple(p.shape)) for p in self.parameters]
-        gaps = Entry(torch.float64, (n,), low=0.0, infinite=True)
+    def entries(self) -> dict[str, Any]:
+        """Weights, losses, gaps, counters, and what identifies the problem."""
         return {
-            "format": version(FORMAT, _ADVICE),
-            "num_examples": Same(self.num_examples),
-            "lam": Same(self._lam),
-            "structure": Same(repr(self.structure)),
-            "weights": Field(weights, at="parameters"),
-            "box": self.box.field(self.parameters),
-            "recomputed": Maybe(weights),
-            "loss": Entry(torch.float64, (n,)),
+            **self._identity(),
+            "weights": copied(self.parameters),
+            "box": self.box.state(self.unclipped),
+            "recomputed": self.recomputed and copied(self.recomputed),
+            **{name: getattr(self, name).clone() for name in self.per_example},
+            **{name: getattr(self, name) for name in (*_COUNTERS, "certified_gap", "relaxed")},
+        }
+
+    def _identity(self) -> dict[str, Any]:
+        structure = repr(self.structure)
+        return {"format": FORMAT, "num_examples": self.num_examples, "lam": self._lam, "structure": structure}
+
+    def check_own_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError for another format, checksum or problem."""
+        check_seal(state, FORMAT, "dual")
+        check_entries(state, self._wanted(state), "dual")
+        self.box.check_state(state["box"], self.parameters)
+        self.storage.check_state(state["storage"])
+
+    def _wanted(self, state: dict[str, Any]) -> dict[str, Any]:
+        weights: Any = [Numbers(p.dtype, tuple(p.shape)) for p in self.parameters]
+        gaps = Numbers(torch.float64, (len(self.own),), 0.0, math.inf)
+        return {
+            **self._identity(),
+            "weights": weights,
+            "box": object,
+            "recomputed": state["recomputed"] and weights,
+            "loss": Numbers(torch.float64, (len(self.own),)),
             "gap_estimates": gaps,
             "oracle_gaps": gaps,
-            "targets": Field(Entry(torch.int64, (n,)), load=lambda targets: targets.to("cpu", copy=True)),
-            "certified_gap": Entry(float, low=0.0, infinite=True),
-            "cache_hits": count,
-            "steps": count,
-            "oracle_calls": count,
-            "visits": count,
-            "moved": count,
+            "targets": Numbers(torch.int64, (len(self.own),)),
+            **dict.fromkeys(_COUNTERS, Numbers(int, low=0)),
+            "certified_gap": Numbers(float, (), 0.0, math.inf),
             "relaxed": bool,
-            "storage": self.storage,
+            "storage": dict,
             "seal": int,
         }
 
-    def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        self.box.check_state(state["box"], self.parameters, f"{where}['box']")
-        held = state["storage"]
-        if state["steps"] and not (held.get("buffers") or held.get("blocks") or held.get("sets", {}).get("labelings")):
-            raise damaged(f"{where}['storage'] is empty after {state['steps']} steps")
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the same bits of blocks, counters and weights from a state that passed :meth:`check_state`."""
-        self.to(self._device)
-        super().restore(state)
+    def restore_own(self, state: dict[str, Any]) -> None:
+        """Restore the same bits of blocks, counters and weights."""
+        device = self.parameters[0].device
+        self.to(device)
+        for parameter, weights in zip(self.parameters, state["weights"], strict=True):
+            parameter.copy_(weights)
+        self.unclipped = self.box.load_state(state["box"], self.parameters)
+        self.recomputed = state["recomputed"] and [v.to(device, copy=True) for v in state["recomputed"]]
+        for name in ("loss", "gap_estimates", "oracle_gaps"):
+            setattr(self, name, state[name].to(device, copy=True))
+        self.targets = state["targets"].to("cpu", copy=True)
+        for name in (*_COUNTERS, "certified_gap", "relaxed"):
+            setattr(self, name, state[name])
+        self.storage.restore(state["storage"])
         self.mailbox.take()
         self.restarts += 1
         self.remember_weights()
         self.sum_over_ranks()
+
+    def merged_state(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
+        """The state of all examples; it is relaxed if one of its parts is."""
+        relaxed = any(state["relaxed"] for state in states)
+        return super().merged_state([{**states[0], "relaxed": relaxed}, *states[1:]], parts)
 
     def kept(self) -> dict[str, Any]:
         """As ``own_state()``, which ``load_state_dict`` takes too."""
@@ -562,11 +583,12 @@ class DualState(ByRank):
         """The state of one process that holds all blocks."""
         return self.merged_state(parts, [self.ranks.own(self.num_examples, rank) for rank in range(self.ranks.size)])
 
-    def _own_part(self, state: Any, where: str) -> dict[str, Any]:
+    def own_part(self, state: Any) -> Any:
+        """The blocks of this process, of the state of all; another state as it is."""
         whole = self.ranks and isinstance(state, dict) and state.get("num_examples") == self.num_examples
         if not whole or "seal" not in state or len(state["loss"]) == len(self.own):
             return state
-        check_seal(state, where)
+        check_seal(state, FORMAT, "dual")
         return self.part_of_state(state, self.own)
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torchssvm.core.gradients import adjoint
 from torchssvm.core.operators import on_host, pick
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.row_sparse import doubled
-from torchssvm.core.schema import Each, New, Same, Schema, Stateful
+from torchssvm.core.states import Stateful, check_entries
 from torchssvm.core.structure import Labeling, OracleResult, Structure, check_padding
 from torchssvm.core.threads import available_memory
 from torchssvm.dual.rows import RowBuffer
@@ -344,11 +345,36 @@ class MeanParts(Storage):
         for buffer in self.buffers.values():
             buffer.to(device)
 
-    def _schema(self) -> Schema:
-        def rows() -> RowBuffer:
-            return RowBuffer(len(self.own), self.parameters[0].dtype, self._device)
+    def entries(self) -> dict[str, Any]:
+        """The rows of every tensor of the potentials."""
+        return {"kind": "mean_parts", "buffers": {name: rows.state_dict() for name, rows in self.buffers.items()}}
 
-        return {"kind": Same("mean_parts"), "buffers": Each(dict, New(rows))}
+    def check_own_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError for another storage, or rows that do not fit."""
+        check_entries(state, {"kind": "mean_parts", "buffers": dict}, "storage")
+        for rows in state["buffers"].values():
+            self._new_rows().check_state(rows)
+
+    def restore_own(self, state: dict[str, Any]) -> None:
+        """Take these rows."""
+        self.buffers = {name: self._new_rows() for name in state["buffers"]}
+        for name, rows in state["buffers"].items():
+            self.buffers[name].restore(rows)
+
+    def part_of_state(self, state: dict[str, Any], own: range | Tensor) -> dict[str, Any]:
+        """The state of some examples."""
+        like = self._new_rows()
+        return {**state, "buffers": {name: like.part_of_state(rows, own) for name, rows in state["buffers"].items()}}
+
+    def merged_state(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
+        """The state of all examples; parts without rows have zeros."""
+        like, several = self._new_rows(), [state["buffers"] for state in states]
+        names = dict.fromkeys(name for buffers in several for name in buffers)
+        merged = {name: like.merged_state([buffers.get(name) for buffers in several], parts) for name in names}
+        return {**states[0], "buffers": merged}
+
+    def _new_rows(self) -> RowBuffer:
+        return RowBuffer(len(self.own), self.parameters[0].dtype, self._device)
 
 
 class StoredParts(Stored):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from torchssvm.core.operators import on_host, pick, read_together
 from torchssvm.core.potentials import Parts, Potentials, scale
 from torchssvm.core.probe import TOLERANCE, fingerprints
-from torchssvm.core.schema import Entry, Maybe, Own, Same, Schema, damaged
+from torchssvm.core.states import Numbers, check_entries, copied
 from torchssvm.core.structure import Labeling, OracleResult
 from torchssvm.dual.storage import Storage, Stored
 
@@ -40,6 +41,7 @@ class Weights(Storage):
     """
 
     needs_gradients = True
+    per_example = ("blocks", "features")
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []
@@ -137,10 +139,23 @@ class Weights(Storage):
         if self._features is not None:
             self._features = self._features.to(device)
 
-    def _schema(self) -> Schema:
-        n = Own(len(self.own))
-        blocks = Maybe([Entry(self.parameters[0].dtype, (n, *p.shape)) for p in self.parameters], nothing=[])
-        return {"kind": Same("weights"), "blocks": blocks, "features": Maybe(Entry(torch.float64, (n,), infinite=True))}
+    def entries(self) -> dict[str, Any]:
+        """Blocks, and fingerprints of the features."""
+        features = None if self._features is None else self._features.clone()
+        return {"kind": "weights", "blocks": copied(self._blocks), "features": features}
+
+    def check_own_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError for another storage or other shapes."""
+        n, dtype = len(self.own), self.parameters[0].dtype
+        blocks: Any = state["blocks"] and [Numbers(dtype, (n, *p.shape)) for p in self.parameters]
+        features = Numbers(torch.float64, (n,), high=math.inf) if state["blocks"] else None
+        check_entries(state, {"kind": "weights", "blocks": blocks, "features": features}, "storage")
+
+    def restore_own(self, state: dict[str, Any]) -> None:
+        """Take these blocks."""
+        self._blocks = [block.to(self._device, copy=True) for block in state["blocks"]]
+        features = state["features"]
+        self._features = None if features is None else features.to(self._device, copy=True)
 
     def merged_state(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
         """The state of all examples, from those of consecutive parts of them; parts without blocks have zeros."""
@@ -150,10 +165,6 @@ class Weights(Storage):
                     state["blocks"] = [p.new_zeros(len(part), *p.shape, device="cpu") for p in self.parameters]
                     state["features"] = torch.full((len(part),), torch.inf, dtype=torch.float64)
         return super().merged_state(states, parts)
-
-    def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        if (state["features"] is None) != (not state["blocks"]):
-            raise damaged(f"{where} has blocks without features, or features without blocks")
 
 
 class _StoredWeights(Stored):

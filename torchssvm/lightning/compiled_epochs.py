@@ -18,7 +18,7 @@ from torchssvm.core.batch import Batch, as_batch, fetcher, lengths_of, rows_in_o
 from torchssvm.core.gradients import evaluating
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.ranks import Ranks
-from torchssvm.core.schema import Entry, Maybe, Same, Schema, Stateful
+from torchssvm.core.states import Numbers, Stateful, check_entries
 from torchssvm.lightning.loaders import OwnExamples, count_examples, exact_pass_loader, loaders_as_they_are
 from torchssvm.solvers.compiled.draws import can_draw
 from torchssvm.solvers.compiled.solver import CompiledBCFW, usual_visits
@@ -73,27 +73,27 @@ class EpochParts(Sampler[int], Stateful):
         draws = self._draws.state_dict()
         return {"parts": len(self.parts), "used": used % len(self), "first": first, "begin": begin, "draws": draws}
 
-    def check_state(self, state: dict[str, Any], where: str | None = None) -> None:
-        """As :meth:`Stateful.check_state`; earlier files say nothing of several epochs at once."""
-        super().check_state({"first": None, "begin": None, **state} if isinstance(state, dict) else state, where)
+    def entries(self) -> dict[str, Any]:
+        """The state at the beginning of an epoch."""
+        return self.state_dict()
 
-    def _schema(self) -> Schema:
-        used = Entry(int, low=0, high=len(self.parts) - 1)
-        begin = Maybe(Entry(int, low=0))
-        draws = self._draws.check_state
-        return {
-            "parts": Same(len(self.parts)),
-            "used": used,
-            "first": Maybe(Entry(float)),
-            "begin": begin,
-            "draws": draws,
+    def check_own_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError for parts of another loop, or draws that it refuses."""
+        wanted = {
+            "parts": len(self.parts),
+            "used": Numbers(int, low=0, high=len(self.parts) - 1),
+            "first": state["first"] if state["first"] is None else float,
+            "begin": state["begin"] if state["begin"] is None else Numbers(int, low=0),
+            "draws": dict,
         }
+        check_entries(state, wanted, "sampler")
+        self._draws.check_state(state["draws"])
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a state that :meth:`check_state` accepted."""
+    def restore_own(self, state: dict[str, Any]) -> None:
+        """Continue this epoch."""
         self._first = state["used"]
         self._draws.restore(state["draws"])
-        if self._at_once is not None and state.get("first") is not None:
+        if self._at_once is not None and state["first"] is not None:
             self._at_once.first, self._at_once.begin = state["first"], state["begin"]
 
 

@@ -18,7 +18,7 @@ from torchssvm.core.arguments import as_number, check_number, check_whole
 from torchssvm.core.batch import Batch
 from torchssvm.core.gradients import apply_features, evaluating
 from torchssvm.core.random_state import RandomState
-from torchssvm.core.schema import Entry, Maybe, check
+from torchssvm.core.states import Numbers, check_entries
 from torchssvm.core.structure import Structure
 from torchssvm.core.threads import undisturbed
 from torchssvm.lightning.loaders import in_precision, of_all, same_buffers, share_of
@@ -282,9 +282,9 @@ class JointRun:
         state = checkpoint.get(_KEY)
         if state is None:
             raise ValueError("the checkpoint is not one of JointTraining: go on with its joint=, or begin a new fit")
-        like = [Entry(p.dtype, tuple(p.shape)) for p in module.head.parameters()]
-        check(state, {"weights": Maybe(like)}, _KEY)
         weights = state["weights"]
+        like = [Numbers(p.dtype, tuple(p.shape)) for p in module.head.parameters()]
+        check_entries(state, {"weights": weights and like}, _KEY)
         self.weights = weights and [tensor.to(module.device) for tensor in weights]
 
 

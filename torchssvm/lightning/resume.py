@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torchssvm.compiler.packages import warn
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.ranks import Ranks
-from torchssvm.core.schema import Each, Maybe, check
+from torchssvm.core.states import check_entries
 from torchssvm.dual.state import DualState
 from torchssvm.lightning.compiled_epochs import EpochParts, EpochsAtOnce
 from torchssvm.lightning.loaders import count_examples, find_dual, gap_sampler, take_training_loader
@@ -55,16 +55,9 @@ class ResumePoint:
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> ResumePoint:
         """The point from its ``state_dict``; ValueError if the state is damaged."""
-        schema = {
-            "num_examples": int,
-            "random": dict,
-            "sampler": Maybe(dict),
-            "in_epoch": bool,
-            "rules": Each(dict, str),
-        }
-        if isinstance(state, dict) and state.get("features_moved") is False:  # of before 0.2; True named another run
-            state = {name: entry for name, entry in state.items() if name != "features_moved"}
-        check(state, schema, "torchssvm")
+        sampler = type(None) if isinstance(state, dict) and state.get("sampler") is None else dict
+        wanted = {"num_examples": int, "random": dict, "sampler": sampler, "in_epoch": bool, "rules": dict}
+        check_entries(state, wanted, "torchssvm")
         point = cls(**state)
         point.own_random()
         return point

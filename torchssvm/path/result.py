@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import new_figure
 from torchssvm.core.files import whole_file
 from torchssvm.core.problem import check_lam
-from torchssvm.core.schema import Each, Entry, check, check_seal, version, with_seal
+from torchssvm.core.states import check_seal, with_seal
 from torchssvm.solvers.certificate import weights_kept, write
 from torchssvm.solvers.solver import Relative, Tolerance, largest_gap
 
@@ -222,20 +222,7 @@ class RegularizationPath:
         content = dict(state) if isinstance(state, Mapping) else {}
         if content.get("kind") != "regularization path":
             raise ValueError("this is not the state of a regularisation path")
-        schema = {
-            "format": version(_FORMAT),
-            "kind": str,
-            "epsilon": float,
-            "relative": bool,
-            "kappa": float,
-            "certified": bool,
-            "lowest": float,
-            "columns": {name: Entry(Tensor, ("breakpoints",)) for name in _COLUMNS},
-            "weights": Each(dict, Entry(Tensor, ("breakpoints", ...))),
-            "seal": int,
-        }
-        check(content, schema, "path")
-        check_seal(content, "path")
+        check_seal(content, _FORMAT, "path")
         columns, weights = content["columns"], content["weights"]
         rows = zip(*(columns[name].tolist() for name in _COLUMNS), strict=True)
         points = [

@@ -17,7 +17,7 @@ from torchssvm.core.batch import Batch, apply_head, device_of, fetcher, in_order
 from torchssvm.core.operators import full_precision
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.schema import Maybe, Open, Schema, Stateful, damaged
+from torchssvm.core.states import Stateful, check_entries, damaged
 from torchssvm.core.structure import Structure
 from torchssvm.dual.checks import check_batch, check_dual
 from torchssvm.dual.state import DualState
@@ -423,40 +423,33 @@ class PathRun(Stateful):
             fall += self.epsilon.share * point.lam / 2 * squared_norm(self.dual.parameters)
         return 0.0 if fall <= room else 1.0 - room / fall
 
-    def consolidate_state_dict(self, to: int = 0) -> None:
-        """Collect the blocks of all ranks for the next ``state_dict()`` of the rank ``to``; all ranks call it."""
-        self.dual.consolidate_state_dict(to)
+    def nested(self) -> dict[str, Stateful]:
+        """The dual at the last breakpoint."""
+        return {"dual": self.dual}
 
-    def _saved(self, how: str) -> dict[str, Any]:
-        path = self.path.state_dict() if self._points else None
-        return {"path": path, "dual": getattr(self.dual, how)(), "rule": repr(self.rule)}
+    def entries(self) -> dict[str, Any]:
+        """The path so far."""
+        return {"path": self.path.state_dict() if self._points else None, "rule": repr(self.rule)}
 
-    def _schema(self) -> Schema:
-        return {"path": Maybe(dict), "dual": Open({"lam": float}), "rule": str}
-
-    def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        path: RegularizationPath | None = None
-        here: dict[str, tuple[Any, Any]] = {"rule": (repr(self.rule), state["rule"])}
-        lam, held = state["dual"]["lam"], self.dual.lam
+    def check_own_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError for another run, or a dual that is not at the end of its path."""
+        check_entries(state, {"path": object, "dual": dict, "rule": repr(self.rule)}, "run")
+        lam, lam_before = state["dual"]["lam"], self.dual.lam
         if state["path"] is not None:
             path = RegularizationPath.from_state_dict(state["path"])
-            here["epsilon"] = (self.epsilon, path.epsilon)
-            here["weights"] = (self._names, list(path.points[0].weights))
-        for name, (mine, there) in here.items():
-            if mine != there:
-                raise ValueError(f"the checkpoint is of another run: {name} is {there} there and {mine} here")
-        if path is not None and not any(
-            math.isclose(lam, at, rel_tol=1e-9) for at in (path.points[-1].lam, path.lowest)
-        ):
-            raise damaged(f"its dual is at lambda {lam}, which is not on the path")
-        self.dual._lam = lam  # a dual's state excludes lambda, which a path changes
+            there = {"epsilon": path.epsilon, "weights": list(path.points[0].weights)}
+            if there != (here := {"epsilon": self.epsilon, "weights": self._names}):
+                raise ValueError(f"the checkpoint is of another run: it has {there}, and this run {here}")
+            if not any(math.isclose(lam, at, rel_tol=1e-9) for at in (path.points[-1].lam, path.lowest)):
+                raise damaged("run['dual']['lam']")
+        self.dual._lam = lam  # a dual refuses the state of another lambda, which a path changes
         try:
             self.dual.check_state(state["dual"])
         finally:
-            self.dual._lam = held
+            self.dual._lam = lam_before
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue bit for bit from a state that :meth:`check_state` accepted."""
+    def restore_own(self, state: dict[str, Any]) -> None:
+        """Continue bit for bit."""
         path = None if state["path"] is None else RegularizationPath.from_state_dict(state["path"])
         self.dual._lam = self.dual.storage.lam = state["dual"]["lam"]
         self.dual.restore(state["dual"])

@@ -13,7 +13,7 @@ from torchssvm.compiler.packages import warn
 from torchssvm.core.arguments import check_parameters
 from torchssvm.core.operators import full_precision
 from torchssvm.core.problem import Box
-from torchssvm.core.schema import Declaration, Entry, Schema, StatefulOptimizer, damaged, groups_like
+from torchssvm.core.states import Numbers, Stateful, StatefulOptimizer, damaged
 from torchssvm.core.threads import undisturbed
 from torchssvm.distributed.exchange import Exchange, Figures, refusing_on_all
 from torchssvm.dual.checks import check_dual
@@ -258,22 +258,22 @@ class BCFW(StatefulOptimizer):
         own = ("dual", "line_search", "_exchange", "_bounds", "_rate")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
-    def _own_schema(self) -> Schema:
+    def nested(self) -> dict[str, Stateful]:
+        """The dual."""
         return {"dual": self.dual}
 
-    def _groups(self) -> Declaration:
-        return groups_like(self.param_groups, lr=Entry(float, low=0.0))
-
-    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+    def check_own_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError for another dual, or other options of parameter groups."""
+        super().check_own_state(state)
         groups = state["param_groups"]
         if unknown := sorted({name for group in groups for name in group} - _ALLOWED):
             raise ValueError(f"the checkpoint is of another optimizer: a parameter group has the options {unknown}")
-        if len({group["lr"] for group in groups}) != 1:
-            raise damaged(f"{where}['param_groups'] do not show one step")
+        if len({group["lr"] for group in groups}) != 1 or not Numbers(float, low=0.0).fit(groups[0]["lr"]):
+            raise damaged(f"{self.state_name}['param_groups']")
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the same bits of dual and weights from a state that passed :meth:`check_state`."""
-        super().restore(state)
+    def restore_own(self, state: dict[str, Any]) -> None:
+        """Restore the same bits of dual and weights."""
+        super().restore_own(state)
         self._rate = state["param_groups"][0]["lr"]
         for group, bounds in zip(self.param_groups, self._bounds, strict=True):
             # The bounds are equal weight by weight, but groups may have another order.

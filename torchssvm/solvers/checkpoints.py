@@ -17,7 +17,7 @@ from torch import nn
 from torchssvm.core.files import damage, whole_file, whole_or_previous
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.ranks import Ranks
-from torchssvm.core.schema import Stateful
+from torchssvm.core.states import Stateful
 from torchssvm.dual.state import DualState
 from torchssvm.steps.sampler import GapBatchSampler
 

@@ -15,7 +15,7 @@ from torchssvm.core.potentials import Potentials, inner
 from torchssvm.core.problem import UNKNOWN, find_structure
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.schema import Each, Entry, Field, Schema, Stateful
+from torchssvm.core.states import Numbers, Stateful, check_entries, copied
 from torchssvm.core.structure import Structure, fit
 from torchssvm.core.threads import undisturbed
 from torchssvm.dual.storage import MeanParts
@@ -284,26 +284,41 @@ class LatentTrainer(Stateful):
             batch = batch.to(next(self.head.parameters()).device)
             yield batch, apply_head(self.head, batch)
 
-    def _schema(self) -> Schema:
-        rows = [[Entry(t.dtype, (None,) * t.ndim) for t in row] for row in self.data.rows]
-        weights = [Entry(p.dtype, tuple(p.shape)) for p in self.head.parameters()]
+    def nested(self) -> dict[str, Stateful]:
+        """The loop of a round."""
+        return {"loop": self.loop}
+
+    def entries(self) -> dict[str, Any]:
+        """Completed targets of this round and the next one, weights and objectives."""
         return {
-            "loop": self.loop,
-            "rows": Field(rows, at="data.rows", save=_itself, load=_itself),  # whether it is the next one counts
-            "next": Field(rows, save=_itself, load=_itself),
-            "objectives": Each(list, Entry(float)),
-            "weights": Field(weights, at="loop.dual.parameters"),
-            "settled": bool,
+            "rows": self.data.rows,  # whether it is the next one counts
+            "next": self.next,
+            "objectives": list(self.objectives),
+            "weights": copied(self.loop.dual.parameters),
+            "settled": self.settled,
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a state that :meth:`check_state` accepted."""
+    def check_own_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if the loop refuses its state, or targets and weights do not fit."""
+        rows: Any = [[Numbers(t.dtype, (None,) * t.ndim) for t in row] for row in self.data.rows]
+        wanted = {
+            "loop": dict,
+            "rows": rows,
+            "next": rows,
+            "objectives": [float] * len(state["objectives"]),
+            "weights": [Numbers(p.dtype, tuple(p.shape)) for p in self.head.parameters()],
+            "settled": bool,
+        }
+        check_entries(state, wanted, "latent run")
+        self.loop.check_state(state["loop"])
+
+    def restore_own(self, state: dict[str, Any]) -> None:
+        """Continue this run."""
         self._before = None
-        super().restore(state)
-
-
-def _itself(rows: Rows) -> Rows:
-    return rows
+        self.loop.restore(state["loop"])
+        self.data.rows, self.next = state["rows"], state["next"]
+        self.objectives, self.settled = list(state["objectives"]), state["settled"]
+        write(state["weights"], self.loop.dual.parameters)
 
 
 class _Completed:

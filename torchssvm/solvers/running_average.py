@@ -14,7 +14,7 @@ from torchssvm.compiler.jit import clock
 from torchssvm.core.arguments import check_parameters
 from torchssvm.core.batch import Batch
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.schema import Entry, Field, Maybe, Noted, Same, Schema, Stateful, damaged, seal, version
+from torchssvm.core.states import Numbers, Stateful, check_entries, check_seal, copied, seal
 from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
@@ -272,47 +272,49 @@ class Average(Stateful):
         if self.dual is not None and self.dual.restarts != self._restarts:
             self.reset()
 
-    def _saved(self, how: str) -> dict[str, Any]:
+    def entries(self) -> dict[str, Any]:
+        """The average, and the step of the dual that it belongs to."""
         self._check_followed()
-        return super()._saved(how)
-
-    @property
-    def _device(self) -> torch.device:
-        return self.parameters[0].device
-
-    def _schema(self) -> Schema:
-        loss, number = Entry(float), Entry(int, low=0)
-        means = [Entry(torch.float64, tuple(p.shape)) for p in self.parameters]
         return {
-            "format": version(_FORMAT),
-            "kind": Same(type(self).__name__),
-            "count": number,
-            "weights": Field(Maybe(means, nothing=[]), at="_means"),  # under bounds, v
-            "loss": Maybe(loss) if self.dual is None else loss,
-            "steps": Noted(Maybe(number), None) if self.dual is None else Noted(number, self.dual.steps),
-            "of": Noted(Maybe(int), _name(self.dual)),
-            "seal": int,
+            "format": _FORMAT,
+            "kind": type(self).__name__,
+            "count": self.count,
+            "weights": copied(self._means),  # under bounds, v
+            "loss": self.loss,
+            "steps": None if self.dual is None else self.dual.steps,
+            "of": _name(self.dual),
         }
 
-    def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        if (state["count"] == 0) != (not state["weights"]):
-            raise damaged(f"{where}['count'] is {state['count']}, with {len(state['weights'])} weights")
+    def check_own_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError for another kind of average, or one of another dual."""
+        check_seal(state, _FORMAT, "average")
+        weights = [Numbers(torch.float64, tuple(p.shape)) for p in self.parameters]
+        wanted = {
+            "format": _FORMAT,
+            "kind": type(self).__name__,
+            "count": Numbers(int, low=0),
+            "weights": weights if state["count"] else [],
+            "loss": state["loss"] and float,
+            "steps": object,
+            "of": object,
+            "seal": int,
+        }
+        check_entries(state, wanted, "average")
+        if (self.dual is None) != (state["loss"] is None):
+            raise ValueError("only one of the checkpoint's average and this one has a dual: use following(dual)")
         if self.dual is None:
-            if state["loss"] is not None:
-                raise ValueError("the checkpoint's average is of a dual, and this one has none: use following(dual)")
-        elif state["steps"] != self.dual.steps:
+            return
+        name = _name(self.dual)
+        if state["steps"] != self.dual.steps or (None not in (name, state["of"]) and state["of"] != name):
             raise ValueError(
-                f"the checkpoint's average is of step {state['steps']}, and the dual is at step {self.dual.steps}: "
-                "load the optimizer's state of the same checkpoint first"
-            )
-        elif None not in (name := _name(self.dual), state["of"]) and state["of"] != name:
-            raise ValueError(
-                "the checkpoint's average is of another dual: load the optimizer's state of the same checkpoint first"
+                f"the checkpoint's average is of step {state['steps']} of a dual, and this dual is another, at step "
+                f"{self.dual.steps}: load the optimizer's state of the same checkpoint first"
             )
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a state that :meth:`check_state` accepted; with a dual, restore the optimizer first."""
-        super().restore(state)
+    def restore_own(self, state: dict[str, Any]) -> None:
+        """Continue from a checked state; with a dual, restore the optimizer first."""
+        self.count, self.loss = state["count"], state["loss"]
+        self._means = [mean.to(self.parameters[0].device, copy=True) for mean in state["weights"]]
         self._remember()
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ from torch import nn
 
 from torchssvm.core.arguments import check_dataset
 from torchssvm.core.batch import apply_head, check_fits, fetcher, pass_over, to_device
-from torchssvm.core.schema import Schema, Stateful
+from torchssvm.core.states import Stateful, check_entries
 from torchssvm.distributed.exchange import refusing_on_all
 from torchssvm.solvers.bcfw import BCFW
 from torchssvm.solvers.block_gap import BlockGap
@@ -111,13 +111,25 @@ class TorchLoop(DualTrainer, Stateful):
                 return index
             self._epoch = None
 
-    def _schema(self) -> Schema:
+    def nested(self) -> dict[str, Stateful]:
+        """The optimizer, with its dual, and the sampler."""
         return {"optimizer": self.optimizer, "sampler": self.sampler}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a state that :meth:`check_state` accepted."""
+    def entries(self) -> dict[str, Any]:
+        """Nothing else."""
+        return {}
+
+    def check_own_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if one of both refuses."""
+        check_entries(state, dict.fromkeys(self.nested(), dict), "loop")
+        for name, each in self.nested().items():
+            each.check_state(state[name])
+
+    def restore_own(self, state: dict[str, Any]) -> None:
+        """Continue both."""
         self._epoch = None
-        super().restore(state)
+        for name, each in self.nested().items():
+            each.restore(state[name])
 
     def __repr__(self) -> str:
         return f"TorchLoop({self.dual}, direction={self.loss.direction}, order={self.sampler.order})"

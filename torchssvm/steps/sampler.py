@@ -16,7 +16,7 @@ from torchssvm.core.arguments import check_length_form, check_object, check_seed
 from torchssvm.core.operators import on_host
 from torchssvm.core.random_state import check_random_state
 from torchssvm.core.ranks import Ranks
-from torchssvm.core.schema import ByRank, Each, Entry, Field, Same, Schema, damaged
+from torchssvm.core.states import ByRank, Numbers, check_entries, copied, damaged
 from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
@@ -234,50 +234,47 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
             **{"used": 0, "under_way": False, "drawn": [], "snapshots": {}},
         }
 
-    def _schema(self) -> Schema:
-        n = len(self.own)
+    def entries(self) -> dict[str, Any]:
+        """The place in the epoch, the generator, and the batches and gaps of the epoch."""
         return {
-            "num_examples": Same(self.num_examples),
-            "batch_size": Same(self.batch_size),
-            "chunk": Same(self.chunk),
-            "order": Same(repr(self.order)),
-            "epoch": Entry(int, low=0),
-            "used": Field(Entry(int, low=0, high=len(self)), at="_first"),
-            "under_way": Field(bool, at="_continues"),
-            "generator": check_random_state,
-            "drawn": Each(list, Entry(torch.int64, (None,), low=0, high=n - 1)),
-            "snapshots": Field(
-                Each(dict, Entry(torch.float64, (n,), low=0.0, infinite=True)),
-                save=lambda held: {str(at): gaps.clone() for at, gaps in held.items()},
-                load=lambda saved: {int(at): gaps.cpu() for at, gaps in saved.items()},
-            ),
+            **self._identity(),
+            "epoch": self.epoch,
+            "used": self._first,
+            "under_way": self._continues,
+            "generator": self._generator.get_state(),
+            "drawn": copied(self._drawn),
+            "snapshots": {str(at): gaps.clone() for at, gaps in self._snapshots.items()},
         }
 
-    def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        under_way, used, drawn, snapshots = (state[name] for name in ("under_way", "used", "drawn", "snapshots"))
-        if not under_way and (used or drawn or snapshots):
-            raise damaged(f"{where} has batches or gaps of an epoch that is not under way")
-        moments = {str(at) for at in range(0, len(self) + 1, self.chunk)}
-        if (under_way and not snapshots) or not snapshots.keys() <= moments:
-            raise damaged(f"{where}['snapshots'] should hold gaps by the number of the batch that begins a chunk")
-        most, remainder = len(self), max(len(self.own) - (len(self) - 1) * self.batch_size, 1)
-        least = used
-        if not self.order.needs_gaps and under_way:
-            least = most
-        elif "0" in snapshots:  # examples whose gaps were unknown then are drawn at once
-            least = math.ceil(int(torch.isinf(snapshots["0"]).sum()) / self.batch_size)
-        if not least <= used + len(drawn) <= most:
-            raise damaged(
-                f"{where}['drawn'] should hold {max(least - used, 0)} to {most - used} batches, not {len(drawn)}"
-            )
-        for position, batch in enumerate(drawn, used):
-            smallest = remainder if position == most - 1 else self.batch_size
-            if not smallest <= len(batch) <= self.batch_size or len(batch.unique()) < len(batch):
-                raise damaged(f"{where}['drawn'] should hold batches of {self.batch_size} distinct examples")
+    def _identity(self) -> dict[str, Any]:
+        sizes = {"num_examples": self.num_examples, "batch_size": self.batch_size, "chunk": self.chunk}
+        return {**sizes, "order": repr(self.order)}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue the epoch of a state that passed :meth:`check_state`."""
-        super().restore(state)
+    def check_own_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError for another sampler, or batches that it cannot draw."""
+        n, drawn, snapshots = len(self.own), state["drawn"], state["snapshots"]
+        wanted = {
+            **self._identity(),
+            "epoch": Numbers(int, low=0),
+            "used": Numbers(int, low=0, high=len(self)),
+            "under_way": bool,
+            "generator": Tensor,
+            "drawn": [Numbers(torch.int64, (None,), 0, n - 1)] * len(drawn),
+            "snapshots": dict,
+        }
+        check_entries(state, wanted, "sampler")
+        gaps = Numbers(torch.float64, (n,), 0.0, math.inf)
+        check_entries(snapshots, dict.fromkeys(snapshots, gaps), "sampler['snapshots']")
+        check_random_state(state["generator"], "sampler['generator']")
+        if not all(at.isdigit() for at in snapshots) or state["under_way"] != bool(snapshots):
+            raise damaged("sampler['snapshots']")
+
+    def restore_own(self, state: dict[str, Any]) -> None:
+        """Continue the epoch of a checked state."""
+        self.epoch, self._first, self._continues = state["epoch"], state["used"], state["under_way"]
+        self._generator.set_state(state["generator"].cpu())
+        self._drawn = [batch.to("cpu", copy=True) for batch in state["drawn"]]
+        self._snapshots = {int(at): gaps.to("cpu", copy=True) for at, gaps in state["snapshots"].items()}
         self._started = False
         self._iterator = self._at_continuing = None
 

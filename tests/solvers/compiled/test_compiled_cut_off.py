@@ -18,7 +18,7 @@ from torchssvm import (
     Sequential,
 )
 from torchssvm.core.batch import Batch
-from torchssvm.core.schema import with_seal
+from torchssvm.core.states import with_seal
 from torchssvm.solvers.compiled import loop
 from torchssvm.steps import BoxQP
 

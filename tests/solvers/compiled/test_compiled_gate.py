@@ -20,7 +20,7 @@ from torchssvm import (
     certify,
 )
 from torchssvm.core.batch import Batch
-from torchssvm.core.schema import with_seal
+from torchssvm.core.states import with_seal
 
 
 def small(capacity=3, seed=0):

@@ -99,7 +99,7 @@ class TestLabelSets(FactorGraphTestCase):
     def check_room(self, gdmm: GDMM) -> None:
         held = gdmm.problem.factors
         assert (held.size <= np.diff(held.start)).all()
-        assert int(gdmm.problem.entries.counters[0]) <= len(gdmm.problem.entries.value)
+        assert int(gdmm.problem.entries_by_weight.counters[0]) <= len(gdmm.problem.entries_by_weight.value)
 
     def parts(self, task: Task, dual: DualState, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         batch, graph = task.batch([i]), label_set_graph(task)
@@ -113,31 +113,6 @@ class TestLabelSets(FactorGraphTestCase):
         true = np.array(listed(tuple(v.target for v in variables)))
         losses = [sum(v.cost[k] for v, k in zip(variables, output, strict=True)) for output in outputs]
         return true - flat(psi.values()).numpy(), np.array([listed(o) for o in outputs]), np.array(losses)
-
-    def own_damages(self, good: dict[str, Any]):
-        problem = good["gdmm"]["problem"]
-        yield ("gdmm", "problem", "passes"), -1
-        for path, wrong in (
-            (("q",), 1.5),
-            (("q",), -0.5),
-            (("pairs",), 9.0),
-            (("factors", "key"), 0),
-            (("factors", "key"), 10**6),
-            (("factors", "key"), -1),
-            (("factors", "mass"), -0.1),
-            (("factors", "mass"), 3.0),
-            (("factors", "size"), -1),
-            (("factors", "size"), 10**9),
-            (("factors", "room"), 10**12),
-            (("factors", "room"), 0),
-        ):
-            held = problem
-            for key in path:
-                held = held[key]
-            if held.numel():
-                changed = held.clone()
-                changed.view(-1)[0 if path != ("pairs",) else 1] = wrong
-                yield ("gdmm", "problem", *path), changed
 
 
 @pytest.mark.parametrize("decoder", [MessagePassing(), BranchAndBound(), BranchAndBound(max_rounds=1, effort=1)])

@@ -23,7 +23,6 @@ from cases.random_entries import (
 
 from torchssvm.solvers.gdmm.sorted_entries import (
     VISITED,
-    check_entries,
     from_state,
     room,
     state,
@@ -87,24 +86,3 @@ def test_resumes_to_the_same_bits(symmetric, tmp_path):
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
         assert torch.equal(value, theirs[name]) if isinstance(value, torch.Tensor) else value == theirs[name]
-
-
-@pytest.mark.parametrize(
-    "name, damage, message",
-    [
-        ("row", lambda x: x + 50, "at most 8"),
-        ("col", lambda x: torch.zeros_like(x), "twice"),
-        ("value", lambda x: x.flip(0), "order of value"),
-        ("heaps", lambda x: x.clamp(max=5), "three times"),
-        ("heaps", lambda x: x.roll(1), "not theirs"),
-        ("size", lambda x: x.roll(1), "does not fit"),
-        ("capacity", lambda x: 2, "room for 2"),
-    ],
-)
-def test_damaged_states(name, damage, message):
-    kept = state(filled(np.random.default_rng(4), 9, 7, False, 0.5, 0.0)[0])
-    with pytest.raises(ValueError, match=message):
-        check_entries({**kept, name: damage(kept[name])}, "entries", rows=9, cols=7, symmetric=False)
-    del kept[name]
-    with pytest.raises(ValueError, match=name):
-        check_entries(kept, "entries", rows=9, cols=7, symmetric=False)

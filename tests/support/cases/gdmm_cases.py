@@ -18,7 +18,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cases.damages import damages, replaced, resealed
 from cases.factor_graphs import Duals, FactorGraph, Task
 from cases.problems import assert_same, examples, flat, through_a_file
 from torchssvm import BCFW, GDMM, BlockGap, DualState, SparseFeatures, certify
@@ -287,56 +286,16 @@ class FactorGraphTestCase(ABC):
         with pytest.warns(UserWarning, match="other features"):
             moved.load_state_dict(saved(first))
         assert (moved.best_dual, moved.best_relaxed_dual) == (0.0, 0.0)
-        for name in ("best_dual", "best_relaxed_dual"):
-            with pytest.raises(ValueError, match=name):
-                other.load_state_dict(replaced(saved(first), ("gdmm", name)))
 
-    @oracles
-    def test_checkpoints_that_are_damaged_or_of_others_change_nothing(self, oracle):
-        good = saved(self.trained(1, oracle=oracle))
-        gdmm = self.trained(1, passes=2, oracle=oracle)
-        before, weights = saved(gdmm), flat(gdmm.head.parameters()).clone()
-        for path, bad in self.damages(good):
-            state = bad if path is None else resealed(replaced(good, path, bad))
-            with pytest.raises(ValueError, match=r"checkpoint|lacks|must|value|size|row|heaps|parameter"):
-                gdmm.load_state_dict(state)
-                pytest.fail(f"{path} was taken: {bad}")
-        assert_same(saved(gdmm), before)
-        assert torch.equal(flat(gdmm.head.parameters()), weights)
+    def test_checkpoints_of_others_change_nothing(self):
+        gdmm = self.trained(1, passes=2)
+        before = saved(gdmm)
+        others = [self.make(1, **options) for options in ({"n": 5}, {"features": 3}, {"bias": False}, {"lam": 0.7})]
+        for task in (*others, self.make(2)):  # the last one has other targets
+            with pytest.raises(ValueError, match="checkpoint"):
+                gdmm.load_state_dict(saved(self.gdmm(task)))
+            assert_same(saved(gdmm), before)
         gdmm.step()
-
-    def damages(self, good: dict[str, Any]):
-        """Everything that is wrong with an entry, numbers that are out of range, and states of other problems."""
-        yield None, {}
-        yield None, {**good, "gdmm": 3}
-        yield None, {**good, "gdmm": {name: value for name, value in good["gdmm"].items() if name != "format"}}
-        yield ("gdmm", "format"), 1
-        for name, bad in (("param_groups", []), ("param_groups", "x"), ("param_groups", 3), ("state", 3)):
-            yield None, {**good, name: bad}
-        for path, state in damages({"gdmm": good["gdmm"]}):
-            if path[1:]:
-                yield None, {**good, **state}
-        for name, bad in (("rho", math.nan), ("rho", 0.0), ("rho", -1.0), ("passes", -1), ("oracle_calls", -5)):
-            yield ("gdmm", name), bad
-        for name in ("passes", "oracle_calls", "features"):
-            yield ("gdmm", name), 10**30
-            yield ("gdmm", name), True
-        for name, bad in (
-            ("best_relaxed_dual", math.inf),
-            ("best_dual", math.nan),
-            ("violation", math.nan),
-            ("lam", 7.0),
-            ("num_examples", 3),
-        ):
-            yield ("gdmm", name), bad
-        for options in ({"n": 5}, {"features": 3}, {"bias": False}, {"lam": 0.7}):
-            yield None, saved(self.gdmm(self.make(1, **options)))
-        yield None, saved(self.gdmm(self.make(2)))  # other targets
-        yield from self.own_damages(good)
-
-    def own_damages(self, good: dict[str, Any]):
-        """Those that only this kind of graph can have: ``(path, value)``."""
-        yield from ()
 
     # -- Handing over ----------------------------------------------------------------------------------------
 
@@ -494,7 +453,7 @@ class FactorGraphTestCase(ABC):
         ):
             with pytest.raises(error, match=words):
                 GDMM(**{"head": task.head, "batches": every, "num_examples": task.n, "lam": 0.1, **options})
-        with pytest.raises(ValueError, match="GDMM should be a dict, it is a NoneType"):
+        with pytest.raises(ValueError, match="checkpoint"):
             self.trained(1).load_state_dict(None)
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e200])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchssvm.core.arguments import check_seed
 from torchssvm.core.random_state import check_random_state
-from torchssvm.core.schema import ByRank, Entry, Same, Schema
+from torchssvm.core.states import ByRank, Numbers, check_entries
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.compiled.whole import FALL, SHARE
 from torchssvm.steps.directions import Order, Permutation, Proportional, Uniform
@@ -113,10 +113,27 @@ class Draws(ByRank):
         if self.sweeps and not len(self._waiting):
             self.gap = gap
 
-    def _schema(self) -> Schema:
-        examples = Entry(torch.int64, (None,), low=0, high=len(self.dual.own) - 1)
-        gap = {"gap": Entry(float, low=0.0, infinite=True)} if self.sweeps else {}
-        return {"order": Same(type(self.order).__name__), "generator": check_random_state, "waiting": examples, **gap}
+    def entries(self) -> dict[str, Any]:
+        """The generator, and the examples drawn but not visited."""
+        gap = {"gap": self.gap} if self.sweeps else {}
+        waiting = self._waiting.clone()
+        return {"order": type(self.order).__name__, "generator": self.generator.get_state(), "waiting": waiting, **gap}
+
+    def check_own_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError for another order, or examples of others."""
+        wanted = {
+            "order": type(self.order).__name__,
+            "generator": Tensor,
+            "waiting": Numbers(torch.int64, (None,), 0, len(self.dual.own) - 1),
+            **({"gap": Numbers(float, (), 0.0, math.inf)} if self.sweeps else {}),
+        }
+        check_entries(state, wanted, "draws")
+        check_random_state(state["generator"], "draws['generator']")
+
+    def restore_own(self, state: dict[str, Any]) -> None:
+        """Go on with these draws."""
+        self.generator.set_state(state["generator"].cpu())
+        self._waiting, self.gap = state["waiting"].to("cpu", copy=True), state.get("gap", self.gap)
 
     def _restarted(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         """The generator of another number of processes, without the examples that these have drawn."""

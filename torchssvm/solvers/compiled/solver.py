@@ -17,7 +17,7 @@ from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import Batch, Part, pass_over, to_device, tree_map
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.problem import Box, digest_examples, digest_targets
-from torchssvm.core.schema import Declaration, Entry, Maybe, Open, Stateful, check
+from torchssvm.core.states import Numbers, Stateful, check_entries
 from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_visits
 from torchssvm.dual.labelings import Labelings
@@ -372,20 +372,25 @@ class CompiledBCFW(DualTrainer, Stateful):
         """Collect the draws of all ranks for the next ``state_dict()`` of the rank ``to``; all ranks call it."""
         self.draws.consolidate_state_dict(to)
 
-    def _saved(self, how: str) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The state of the draws; the dual has its own state."""
-        state: dict[str, Any] = getattr(self.draws, how)()
-        return state if self._rounds is None else {**state, "round_visits": self._rounds.visits}
+        return {**self.draws.state_dict(), **self.entries()}
 
-    def _schema(self) -> Declaration:
-        return Open({})
+    def kept(self) -> dict[str, Any]:
+        """The state of the draws of this process, as ``load_state_dict`` takes it."""
+        return {**self.draws.kept(), **self.entries()}
 
-    def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        check(state.get("round_visits"), Maybe(Entry(int, low=1)), f"{where}['round_visits']")
-        self.draws.check_state({name: value for name, value in state.items() if name != "round_visits"}, where)
+    def entries(self) -> dict[str, Any]:
+        """The size of the rounds of several processes."""
+        return {} if self._rounds is None else {"round_visits": self._rounds.visits}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue the draws from a state that :meth:`check_state` accepted."""
+    def check_own_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError unless these are draws of such a loop."""
+        check_entries({"round_visits": state.get("round_visits", 1)}, {"round_visits": Numbers(int, low=1)}, "loop")
+        self.draws.check_state({name: value for name, value in state.items() if name != "round_visits"})
+
+    def restore_own(self, state: dict[str, Any]) -> None:
+        """Continue the draws."""
         self.draws.restore(state)
         if self._rounds is not None:
             self._rounds.visits = state.get("round_visits", self._rounds.visits)

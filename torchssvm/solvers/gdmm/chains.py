@@ -8,7 +8,6 @@ marginals of a distribution over labelings, so that rounding gives a feasible du
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor
 from torchssvm.compiler.jit import njit
 from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import Parts
-from torchssvm.core.schema import Entry, Field, Noted, Same, Schema, damaged
+from torchssvm.core.states import Numbers, check_entries
 from torchssvm.core.threads import run_in_chunks
 from torchssvm.dual.state import DualState
 from torchssvm.kinds.adapter import find_adapter
@@ -36,15 +35,17 @@ from torchssvm.solvers.gdmm.chain_pass import (
     visit_chains,
     with_room,
 )
-from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, digest_features, entry_like
-from torchssvm.solvers.gdmm.ragged import Ragged, as_tensors, check_lists, check_masses, from_tensors, offsets, repacked
+from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, digest_features
+from torchssvm.solvers.gdmm.ragged import Ragged, as_tensors, from_tensors, offsets, repacked
 from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, SortedOracle
-from torchssvm.solvers.gdmm.sorted_entries import entries_field, grown
+from torchssvm.solvers.gdmm.sorted_entries import from_state, grown
+from torchssvm.solvers.gdmm.sorted_entries import state as state_of_entries
 from torchssvm.solvers.gdmm.walks import as_list, make_pairs
 from torchssvm.structures.chain.head import LinearChain, SparseLinearChain
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.maxplus import first_of_largest
 
+_LISTS = ("variables", "factors", "sides")
 _SMALL = 4096  # brute force is the default up to this many configurations of a factor
 
 
@@ -55,6 +56,7 @@ class ChainProblem(Problem, heads=(LinearChain, SparseLinearChain)):
     """
 
     structure = Chain
+    kind = "chains"
     matrix, rows, table = "emission", ("bias", "start_transitions", "end_transitions"), "transition"
     has_relaxation = False
 
@@ -197,32 +199,24 @@ class ChainProblem(Problem, heads=(LinearChain, SparseLinearChain)):
                     losses[row] += scale * self.tokens.cost[t] * float(mass[labels != self.tokens.y[t]].sum())
             yield index, potentials, psi, losses
 
-    def _schema(self) -> Schema:
-        tokens, most = len(self.tokens.y), self.num_states
+    def entries(self) -> dict[str, Any]:
+        """Weights and duals; what they were trained on is the digest of the targets."""
+        lists = {name: as_tensors(getattr(self.duals, name)) for name in _LISTS}
+        dense, ordered = torch.from_numpy(self.pairs.dense.copy()), state_of_entries(self.pairs.entries)
+        return {**self._identity(), "dense": dense, "entries": ordered, **lists}
 
-        def lists(name: str, count: int, keys: int) -> Field:
-            return Field(partial(check_lists, lists=count, num_keys=keys), f"duals.{name}", as_tensors, from_tensors)
+    def check_own_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError for another head or other targets."""
+        self._check_identity(state)
+        dense = torch.from_numpy(self.pairs.dense)
+        check_entries({"dense": state["dense"]}, {"dense": Numbers(dense.dtype, dense.shape)}, "problem")
 
-        return {
-            "kind": Same("chains"),
-            "targets": Noted(Entry(torch.int64, self.targets.shape), self.targets),
-            "weights": entry_like(self.weights),
-            "dense": Field(entry_like(self.pairs.dense), at="pairs.dense"),
-            "entries": entries_field("pairs.entries", most, most, symmetric=False),
-            "variables": lists("variables", tokens, most),
-            "factors": lists("factors", tokens, most * most),
-            "sides": lists("sides", 2 * tokens, most),
-        }
-
-    def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        super()._check_relations(state, where)
-        tied = np.ones(len(self.tokens.y), bool)
-        check_masses(state["variables"], tied, f"{where}['variables']")
-        tied[self.tokens.start[1:] - 1] = False  # the last token of a chain has no factor
-        check_masses(state["factors"], tied, f"{where}['factors']")
-        sides = state["sides"]
-        if len(sides["y"]) != len(sides["x"]) or sides["size"].numpy().reshape(-1, 2)[~tied].any():
-            raise damaged(f"{where}['sides'] holds messages of a factor that does not exist")
+    def restore_own(self, state: dict[str, Any]) -> None:
+        """Continue from these duals."""
+        self.weights = state["weights"].numpy().copy()
+        dense, ordered = state["dense"].numpy().copy(), from_state(state["entries"])
+        self.pairs = self.pairs._replace(dense=dense, entries=ordered)
+        self.duals = self.duals._replace(**{name: from_tensors(state[name]) for name in _LISTS})
 
 
 BEST = 32  # number of best previous labels that are kept sorted

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from torchssvm.compiler.jit import njit
-from torchssvm.core.schema import Entry, Schema, damaged
 from torchssvm.solvers.gdmm import ragged
 from torchssvm.solvers.gdmm.chain_pass import AWAY, add_row, away_direction, exact_step, project
 from torchssvm.solvers.gdmm.ragged import Interactions, place_of
@@ -84,24 +83,8 @@ def as_tensors(held: Interactions) -> dict[str, Tensor]:
     return {"room": torch.from_numpy(np.diff(held.start)), **ragged.as_tensors(held)}
 
 
-def check_factors(state: Any, where: str, *, num_examples: int, num_labels: int) -> None:
-    """Raise ValueError if these are not factors of :func:`as_tensors`; messages call the state ``where``."""
-    pairs = num_labels * num_labels
-    numbers: Schema = {
-        "room": Entry(torch.int64, (num_examples,), low=0, high=64 + 2 * pairs),
-        "mass": Entry(torch.float64, ("total", 3), low=0.0),
-        "multiplier": Entry(torch.float64, ("total", 2)),
-    }
-    ragged.check_lists(state, where, lists=num_examples, num_keys=pairs, numbers=numbers)
-    if bool((state["size"] > state["room"]).any()):
-        raise damaged(f"{where} holds invalid sizes")
-    key = state["key"]
-    if bool((key // num_labels >= key % num_labels).any() or (state["mass"].sum(1) > 1.0 + 1e-6).any()):
-        raise damaged(f"{where} holds invalid pairs or masses")
-
-
 def from_tensors(state: dict[str, Tensor]) -> Interactions:
-    """Factors of a state that :func:`check_factors` accepted."""
+    """Factors of a state."""
     factors: Interactions = ragged.from_tensors(state, Interactions, (state["room"] - state["size"]).numpy())
     return factors
 

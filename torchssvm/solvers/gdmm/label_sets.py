@@ -6,7 +6,6 @@ Names and signs are those of ``label_set_pass``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import Tensor
 from torchssvm.compiler.jit import njit, njit_fastmath
 from torchssvm.core.batch import Batch
 from torchssvm.core.potentials import Parts
-from torchssvm.core.schema import Entry, Field, Noted, Same, Schema, damaged
+from torchssvm.core.states import damaged
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.compiled.packing import pack
 from torchssvm.solvers.gdmm.chain_pass import AWAY, PROJECT, Options, add_row, make_tokens
@@ -24,15 +23,15 @@ from torchssvm.solvers.gdmm.label_set_pass import (
     LabelSets,
     PairTable,
     as_tensors,
-    check_factors,
     from_tensors,
     make_room,
     visit_label_sets,
 )
-from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, digest_features, entry_like, squares_of
+from torchssvm.solvers.gdmm.problem import DualPoint, Hinges, Problem, Rounded, digest_features, squares_of
 from torchssvm.solvers.gdmm.ragged import Interactions, empty, repacked
 from torchssvm.solvers.gdmm.rules import BlockRule, BruteForce, ResidualBalancing, SortedOracle
-from torchssvm.solvers.gdmm.sorted_entries import change, entries_field, grown, make_entries
+from torchssvm.solvers.gdmm.sorted_entries import change, from_state, grown, make_entries
+from torchssvm.solvers.gdmm.sorted_entries import state as state_of_entries
 from torchssvm.structures.multilabel.head import LinearMultilabel, SparseLinearMultilabel
 from torchssvm.structures.multilabel.oracle import best_label_sets, symmetric
 from torchssvm.structures.multilabel.structure import Multilabel
@@ -50,6 +49,7 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
     """
 
     structure = Multilabel
+    kind = "label sets"
     matrix, rows, table = "unary", ("bias",), "pairwise"
     has_relaxation = True
     default_rule = ResidualBalancing
@@ -73,7 +73,7 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
         self.features = digest_features(column, value, row)
         self.weights = np.zeros((self.num_features + 1, self.num_labels), value.dtype)
         self.pairs = PairTable(np.zeros((self.num_labels, self.num_labels)), np.zeros(self.num_labels))
-        self.entries = make_entries(self.num_labels, self.num_labels, symmetric=True)
+        self.entries_by_weight = make_entries(self.num_labels, self.num_labels, symmetric=True)
         self.q = y.astype(np.float64)
         self.factors = empty(dual.num_examples, Interactions)
         self.default_penalty = float(cost.mean()) / 3.0
@@ -103,14 +103,14 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
         scale = self.dual.lam * self.dual.num_examples
         options = Options(scale, rho, AWAY if rule.away else PROJECT, rule.greedy)
         explore = (self.passes + 1) % _EXPLORE == 0
-        done, before = 0, int(self.entries.counters[2])
+        done, before = 0, int(self.entries_by_weight.counters[2])
         while done < len(order):
-            own = self.sets, self.weights, self.pairs, self.entries, self.q, self.factors
+            own = self.sets, self.weights, self.pairs, self.entries_by_weight, self.q, self.factors
             done = visit_label_sets(order, done, *own, options, self.ordered, explore, scratch)
             if done < len(order):
-                wanted = max(2 * len(self.entries.value), int(self.entries.counters[0]) + largest)
-                self.entries = grown(self.entries, wanted)
-        scratch.totals[1] += int(self.entries.counters[2]) - before
+                wanted = max(2 * len(self.entries_by_weight.value), int(self.entries_by_weight.counters[0]) + largest)
+                self.entries_by_weight = grown(self.entries_by_weight, wanted)
+        scratch.totals[1] += int(self.entries_by_weight.counters[2]) - before
         return scratch.totals
 
     def update_multipliers(self, step: float) -> np.ndarray:
@@ -143,9 +143,9 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
         drift = np.square(total - self.weights).sum() + np.square(pairs - self.pairs.value).sum() / 2
         self.weights[:], self.pairs.value[:] = total, pairs
         sum_gains(self.pairs)
-        for number in range(int(self.entries.counters[0])):  # of sorted pairs
-            a, b = self.entries.row[number], self.entries.col[number]
-            change(self.entries, number, self.pairs.value[a, b])
+        for number in range(int(self.entries_by_weight.counters[0])):  # of sorted pairs
+            a, b = self.entries_by_weight.row[number], self.entries_by_weight.col[number]
+            change(self.entries_by_weight, number, self.pairs.value[a, b])
         return float(drift) ** 0.5
 
     def rounded(self) -> Rounded:
@@ -199,34 +199,33 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
             }
             yield index, potentials, psi, torch.from_numpy(np.abs(y - q) @ self.sets.cost * share)
 
-    def _schema(self) -> Schema:
-        n, size = self.q.shape
-        factors = partial(check_factors, num_examples=n, num_labels=size)
+    def entries(self) -> dict[str, Any]:
+        """Weights and duals; what they were trained on is the digest of the targets."""
+        arrays = {"pairs": self.pairs.value, "gain": self.pairs.gain, "q": self.q}
         return {
-            "kind": Same("label sets"),
-            "targets": Noted(Entry(torch.int64, self.targets.shape), self.targets),
-            "weights": entry_like(self.weights),
-            "pairs": Field(entry_like(self.pairs.value), at="pairs.value"),
-            "gain": Field(entry_like(self.pairs.gain), at="pairs.gain"),
-            "q": Entry(torch.float64, (n, size), low=0.0, high=1.0),
-            "entries": entries_field("entries", size, size, symmetric=True),
-            "passes": Entry(int, low=0),
-            "factors": Field(factors, save=as_tensors, load=from_tensors),
+            **self._identity(),
+            **{name: torch.from_numpy(array.copy()) for name, array in arrays.items()},
+            "entries": state_of_entries(self.entries_by_weight),
+            "passes": self.passes,
+            "factors": as_tensors(self.factors),
         }
 
-    def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        super()._check_relations(state, where)
-        pairs, entries = state["pairs"], state["entries"]
-        if not torch.equal(pairs, pairs.T):
-            raise damaged(f"{where}['pairs'] should be symmetric")
-        held = torch.zeros_like(pairs)
-        held[entries["row"], entries["col"]] = entries["value"]
-        if not torch.equal(held + held.T, pairs if self.ordered else torch.zeros_like(pairs)):
-            raise damaged(
-                f"the sorted weights of {where} are not those of its pairs; this GDMM has "
-                f"oracle={'SortedOracle' if self.ordered else 'BruteForce'}()",
-                or_other=True,
-            )
+    def check_own_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError for another head, other targets or another oracle."""
+        self._check_identity(state)
+        if tuple(state["q"].shape) != self.q.shape:
+            raise damaged("problem['q']")
+        ordered = bool(len(state["entries"]["value"]))
+        if ordered if not self.ordered else not ordered and bool(state["pairs"].any()):
+            name = "SortedOracle" if self.ordered else "BruteForce"
+            raise ValueError(f"the checkpoint is of another oracle than {name}(): give GDMM that one")
+
+    def restore_own(self, state: dict[str, Any]) -> None:
+        """Continue from these duals."""
+        self.weights, self.q = state["weights"].numpy().copy(), state["q"].numpy().copy()
+        self.pairs = PairTable(state["pairs"].numpy().copy(), state["gain"].numpy().copy())
+        self.entries_by_weight, self.passes = from_state(state["entries"]), state["passes"]
+        self.factors = from_tensors(state["factors"])
 
 
 @njit

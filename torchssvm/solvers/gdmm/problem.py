@@ -17,7 +17,7 @@ from torchssvm.core.batch import Batch, device_of, tree_tensors
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.problem import digest_examples
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.schema import Entry, Stateful
+from torchssvm.core.states import Numbers, Stateful, check_entries
 from torchssvm.dual.checks import check_batch, check_targets
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import MeanParts
@@ -64,6 +64,7 @@ class Problem(Stateful):
     """
 
     state_name = "problem"
+    kind: ClassVar[str]  # in checkpoints
 
     of_head: ClassVar[dict[type, type[Problem]]] = {}  # by the class of the head; subclasses may compute otherwise
     structure: ClassVar[type]  # the class of the head's structure
@@ -203,8 +204,15 @@ class Problem(Stateful):
         dual.set_weights(weights)
         return dual
 
-    def _check_relations(self, state: dict[str, Any], where: str) -> None:
-        """Raise ValueError if the state belongs to other targets."""
+    def _identity(self) -> dict[str, Any]:
+        weights = torch.from_numpy(self.weights.copy())
+        return {"kind": self.kind, "targets": self.targets.clone(), "weights": weights}
+
+    def _check_identity(self, state: dict[str, Any]) -> None:
+        """Raise ValueError for another kind of head, other features or other targets."""
+        weights = Numbers(torch.from_numpy(self.weights).dtype, self.weights.shape)
+        own = {name: state[name] for name in ("kind", "weights")}
+        check_entries(own, {"kind": self.kind, "weights": weights}, "problem")
         if not torch.equal(state["targets"], self.targets):
             raise ValueError(
                 "the checkpoint was trained on other targets: duals belong to the data they were trained on"
@@ -231,11 +239,6 @@ def _checked(batches: Iterator[Batch]) -> Iterator[Batch]:
                 "head by StructuredSVM, or BlockGap and BCFW"
             )
         yield batch
-
-
-def entry_like(array: np.ndarray) -> Entry:
-    """The schema entry of a tensor with this array's shape and dtype."""
-    return Entry(torch.from_numpy(array).dtype, array.shape)
 
 
 def digest_features(*arrays: np.ndarray) -> int:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from torchssvm.compiler.jit import njit
-from torchssvm.core.schema import Entry, Schema, check, damaged
 
 
 class Ragged(NamedTuple):
@@ -113,33 +112,6 @@ def as_tensors(lists: Ragged | Interactions) -> dict[str, Tensor]:
 
 
 def from_tensors(state: dict[str, Tensor], kind: Any = Ragged, extra: np.ndarray | int = 0) -> Any:
-    """Lists of a state that :func:`check_lists` accepted, each with room for ``extra`` more."""
+    """Lists of a state, each with room for ``extra`` more."""
     held = [state[name].numpy() for name in kind._fields[1:]]
     return repacked(kind(offsets(held[0]), *held), extra)
-
-
-def check_lists(state: Any, where: str, *, lists: int, num_keys: int, numbers: Schema | None = None) -> None:
-    """Raise ValueError unless these are ``lists`` of :func:`as_tensors`, with keys below ``num_keys``.
-
-    ``numbers`` are what keys have; None is that of a :class:`Ragged`. Messages call the state ``where``.
-    """
-    schema = {
-        "size": Entry(torch.int64, (lists,), low=0),
-        "key": Entry(torch.int64, ("total",), low=0, high=num_keys - 1),
-        **(numbers or {"x": Entry(torch.float64, ("total",)), "y": Entry(torch.float64, (None,))}),
-    }
-    check(state, schema, where)
-    size, key = (state[name].numpy() for name in ("size", "key"))
-    total = int(size.sum())
-    if len(key) != total or ("y" in state and len(state["y"]) not in (0, total)):
-        raise damaged(f"{where} holds {len(key)} keys, and its sizes add up to {total}")
-    if len(np.unique(np.repeat(np.arange(lists), size) * num_keys + key)) < total:
-        raise damaged(f"{where} holds a key twice in one list")
-
-
-def check_masses(state: dict[str, Tensor], wanted: np.ndarray, where: str) -> None:
-    """Raise ValueError unless the lists ``wanted``, ``[lists]`` bool, are distributions, and the others empty."""
-    size, x = state["size"].numpy(), state["x"].numpy()
-    sums = np.bincount(np.repeat(np.arange(len(size)), size), weights=x, minlength=len(size))
-    if (x < 0.0).any() or (np.abs(sums - wanted) > 1e-6).any() or len(state["y"]) or size[~wanted].any():
-        raise damaged(f"{where} should hold distributions, with masses that sum to 1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from torchssvm.core.gradients import is_check
 from torchssvm.core.random_state import check_random_state
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.schema import Entry, Noted, Same, Schema, StatefulOptimizer, version
+from torchssvm.core.states import Numbers, StatefulOptimizer, check_entries, check_seal, with_seal
 from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_visits
 from torchssvm.dual.state import DualState
@@ -32,13 +33,9 @@ from torchssvm.solvers.trainer import ProgressLine, run_until
 _FORMAT = 2
 
 _NUMBERS = {
-    "rho": Entry(float, above=0.0),
-    "passes": Entry(int, low=0),
-    "oracle_calls": Entry(int, low=0),
-    "violation": Entry(float, low=0.0),
-    "worst_violation": Entry(float, low=0.0),
-    "best_dual": Entry(float, low=0.0),
-    "best_relaxed_dual": Entry(float, low=0.0),
+    **dict.fromkeys(("passes", "oracle_calls"), Numbers(int, low=0)),
+    "rho": Numbers(float, low=sys.float_info.min),
+    **dict.fromkeys(("violation", "worst_violation", "best_dual", "best_relaxed_dual"), Numbers(float, low=0.0)),
 }
 """Attributes that are saved as they are."""
 
@@ -327,36 +324,60 @@ class GDMM(StatefulOptimizer):
             self._handed_over = True
         return dual
 
-    def _own_schema(self) -> Schema:
-        return {
-            "gdmm": {
-                "format": version(_FORMAT),
-                **_NUMBERS,
-                "lam": Same(self.lam),
-                "num_examples": Same(self.num_examples),
-                "features": Noted(int, self.problem.features),  # what the duals were trained on
-                "visits": Entry(torch.float64, (3,), low=0.0),  # totals of the current pass
-                "visited": Entry(torch.bool, (self.num_examples,)),
-                "generator": check_random_state,  # draws the order of the next pass
-                "problem": self.problem,
-                "seal": int,
-            }
+    def entries(self) -> dict[str, Any]:
+        """The entries of torch, and the duals, counters and draws as ``"gdmm"``."""
+        state = {
+            "format": _FORMAT,
+            **{name: getattr(self, name) for name in _NUMBERS},
+            "lam": self.lam,
+            "num_examples": self.num_examples,
+            "features": self.problem.features,  # what the duals were trained on
+            "visits": torch.from_numpy(self._visits.copy()),  # totals of the current pass
+            "visited": self._visited.clone(),
+            "generator": self._generator.get_state(),  # draws the order of the next pass
+            "problem": self.problem.state_dict(),
         }
+        return {**super().entries(), "gdmm": with_seal(state)}
 
-    @torch.no_grad()
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue bit for bit from a state that :meth:`check_state` accepted.
+    def check_own_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError for another format, checksum or problem."""
+        super().check_own_state(state)
+        check_seal(state["gdmm"], _FORMAT, "gdmm")
+        wanted = {
+            "format": _FORMAT,
+            **_NUMBERS,
+            "lam": self.lam,
+            "num_examples": self.num_examples,
+            "features": int,
+            "visits": Numbers(torch.float64, (3,), 0.0),
+            "visited": Numbers(torch.bool, (self.num_examples,)),
+            "generator": Tensor,
+            "problem": dict,
+            "seal": int,
+        }
+        check_entries(state["gdmm"], wanted, "gdmm")
+        check_random_state(state["gdmm"]["generator"], "gdmm['generator']")
+        self.problem.check_state(state["gdmm"]["problem"])
+
+    def restore_own(self, state: dict[str, Any]) -> None:
+        """Continue bit for bit.
 
         A state with the same targets but other features is accepted, with a warning. The head gets the current weights
         of the state; in an uninterrupted run it keeps those of the start of a pass until the pass ends.
         """
-        same_features = state["gdmm"]["features"] == self.problem.features
+        own = state["gdmm"]
+        same_features = own["features"] == self.problem.features
         if not same_features:
             warn(
                 "the state was trained on other features than this GDMM was made with: its duals are kept, the weights "
                 "are summed anew from these features, and bounds certified for the others are dropped"
             )
-        super().restore(state)
+        super().restore_own(state)
+        for name in _NUMBERS:
+            setattr(self, name, own[name])
+        self._visits, self._visited = own["visits"].numpy().copy(), own["visited"].to("cpu", copy=True)
+        self._generator.set_state(own["generator"].cpu())
+        self.problem.restore(own["problem"])
         if not same_features:
             self.best_dual = self.best_relaxed_dual = 0.0
             self.problem.refresh()

@@ -7,8 +7,6 @@ order without changing it (``torchssvm.solvers.gdmm.walks``), and a change of a 
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +14,6 @@ import torch
 from torch import Tensor
 
 from torchssvm.compiler.jit import njit
-from torchssvm.core.schema import Entry, Field, Same, check, damaged
 
 COUNT, POOL_END, VISITED = 0, 1, 2
 """Places in ``SortedEntries.counters``."""
@@ -200,55 +197,12 @@ def state(entries: SortedEntries) -> dict[str, Tensor | int | bool]:
     return {name: torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value for name, value in held}
 
 
-def check_entries(state: Any, where: str, *, rows: int, cols: int, symmetric: bool) -> None:
-    """Raise ValueError if this is not a :func:`state` of such a matrix; messages call it ``where``."""
-    places = Entry(torch.int32, ("entries",), low=0)
-    schema = {
-        "rows": Same(rows),
-        "cols": Same(cols),
-        "symmetric": Same(symmetric),
-        "capacity": Entry(int, low=0, high=_MOST),
-        "visited": int,
-        "row": replace(places, high=rows - 1),
-        "col": replace(places, high=cols - 1),
-        "value": Entry(torch.float64, ("entries",)),
-        "heaps": Entry(torch.int32, (None,)),
-        "size": Entry(torch.int32, (_lists(rows, cols, symmetric),)),
-    }
-    check(state, schema, where)
-    row, col, value, heaps, size = (state[name].numpy() for name in ("row", "col", "value", "heaps", "size"))
-    count = len(value)
-    if state["capacity"] < count:
-        raise damaged(f"{where} has {count} entries and room for {state['capacity']}")
-    if symmetric and not (row < col).all():
-        raise damaged(f"{where}['row'] should be below {where}['col']")
-    if len(np.unique(row * np.int64(cols) + col)) != count:
-        raise damaged(f"{where} names an entry twice")
-    if not np.array_equal(np.sort(heaps), np.arange(3 * count)):
-        raise damaged(f"{where}['heaps'] does not hold every entry three times")
-    column_list = col.astype(np.int64) + 1 + (0 if symmetric else rows)
-    belongs = np.stack([np.zeros(count, np.int64), row.astype(np.int64) + 1, column_list], 1).reshape(-1)[heaps]
-    if not np.array_equal(size, np.bincount(belongs, minlength=len(size))):
-        raise damaged(f"{where}['size'] does not fit its rows and columns")
-    if not np.array_equal(belongs, np.repeat(np.arange(len(size)), size)):
-        raise damaged(f"{where}['heaps'] has entries in lists that are not theirs")
-    first = np.repeat(np.cumsum(size, dtype=np.int64) - size, size)
-    above = first + np.maximum(np.arange(len(heaps)) - first - 1, 0) // 2
-    if (value[heaps // 3] > value[heaps[above] // 3]).any():
-        raise damaged(f"{where}['heaps'] are not in the order of value")
-
-
 def from_state(state: dict[str, Any]) -> SortedEntries:
-    """Entries that continue bit for bit from a state that :func:`check_entries` accepted."""
+    """Entries that continue bit for bit from a state."""
     held: dict[str, Any] = {
         name: value.numpy() if isinstance(value, Tensor) else value for name, value in state.items()
     }
     return _filled(**held)
-
-
-def entries_field(at: str, rows: int, cols: int, *, symmetric: bool) -> Field:
-    """The entry of a checkpoint that is kept as such a matrix in the attribute ``at``."""
-    return Field(partial(check_entries, rows=rows, cols=cols, symmetric=symmetric), at, state, from_state)
 
 
 def _lists(rows: int, cols: int, symmetric: bool) -> int:

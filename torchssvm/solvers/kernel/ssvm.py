@@ -21,7 +21,7 @@ from torchssvm.core.potentials import Parts, Potentials, inner
 from torchssvm.core.problem import digest_targets
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import add_rows, squared_norm
-from torchssvm.core.schema import Entry, Same, Schema, Stateful, version
+from torchssvm.core.states import Numbers, Stateful, check_entries, check_seal
 from torchssvm.core.structure import Labeling, OracleResult, as_decoding, digest
 from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_structure
@@ -71,8 +71,17 @@ class KernelDual(DualState):
         """The dual objective."""
         return super().value() - self.lam / 2 * self.kernel_squared_norm
 
-    def _schema(self) -> Schema:
-        return {**super()._schema(), "kernel_squared_norm": Entry(float, low=0.0)}
+    def entries(self) -> dict[str, Any]:
+        """As for any dual, and the norm of the kernel expansion."""
+        return {**super().entries(), "kernel_squared_norm": self.kernel_squared_norm}
+
+    def _wanted(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {**super()._wanted(state), "kernel_squared_norm": Numbers(float, low=0.0)}
+
+    def restore_own(self, state: dict[str, Any]) -> None:
+        """Restore the same bits."""
+        super().restore_own(state)
+        self.kernel_squared_norm = state["kernel_squared_norm"]
 
 
 class KernelBatch(NamedTuple):
@@ -443,23 +452,27 @@ class KernelSSVM(DualTrainer, Stateful):
         """Copies start a new epoch."""
         return {**vars(self), "_epoch": iter(())}
 
-    def _schema(self) -> Schema:
-        return {
-            "format": version(_FORMAT, _ADVICE),
-            "kernel": Same(name_of(self.head.kernel)),
-            "tokens": Same(digest(self.data.tokens)),
-            "dual": self.dual,
-            "sampler": self.sampler,
-            "seal": int,
-        }
+    def nested(self) -> dict[str, Stateful]:
+        """The dual and the sampler."""
+        return {"dual": self.dual, "sampler": self.sampler}
 
-    def _check_relations(self, state: dict[str, Any], where: str) -> None:
+    def entries(self) -> dict[str, Any]:
+        """The kernel and a digest of the training set."""
+        return {"format": _FORMAT, "kernel": name_of(self.head.kernel), "tokens": digest(self.data.tokens)}
+
+    def check_own_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError for another kernel or training set."""
+        check_seal(state, _FORMAT, "state")
+        check_entries(state, {**self.entries(), "dual": dict, "sampler": dict, "seal": int}, "state")
+        for name, each in self.nested().items():
+            each.check_state(state[name])
         if not torch.equal(state["dual"]["targets"].to(self.dual.targets.device), self.dual.targets):
             raise ValueError("the checkpoint was trained on other targets: duals belong to the data of their training")
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue bit for bit from a state that :meth:`check_state` accepted."""
-        super().restore(state)
+    def restore_own(self, state: dict[str, Any]) -> None:
+        """Continue bit for bit."""
+        for name, each in self.nested().items():
+            each.restore(state[name])
         self._epoch, self._next = iter(()), None
 
     def __repr__(self) -> str:
