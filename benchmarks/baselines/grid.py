@@ -12,7 +12,7 @@ from torchssvm.core.arguments import check_flags
 from torchssvm.core.batch import device_of
 from torchssvm.core.structure import Structure
 from torchssvm.path.choose_lam import check_lams
-from torchssvm.path.run import walk
+from torchssvm.path.run import train_at
 from torchssvm.solvers.certificate import Certificate
 from torchssvm.solvers.solver import Solver, Tolerance
 from torchssvm.solvers.trainer import check_limits, shown
@@ -80,8 +80,8 @@ def grid_search(
     with shown(progress) as line, on_device(head, device):
         for together in [ordered] if warm_start else [[lam] for lam in ordered]:
             trainer = make_trainer(head, dataset, together[0], solver=solver, structure=structure, progress=progress)
-            aims = [(lam, max_passes) for lam in together]
-            for (solved,) in walk([(trainer, 1.0)], aims, tolerance, line=line):
+            for lam in together:
+                (solved,) = train_at(lam, [(trainer, 1.0)], tolerance, max_passes, line=line)
                 weights = {name: p.detach().to("cpu", copy=True) for name, p in head.named_parameters()}
                 points.append(GridPoint(solved.lam, solved.result, solved.passes, solved.seconds, weights))
                 if on_point is not None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.threads import undisturbed
@@ -93,24 +94,24 @@ class Stateful(ABC):
     """Entries with one row for each example: None, a tensor or a list of tensors."""
 
     @abstractmethod
-    def entries(self) -> dict[str, Any]:
-        """Copies of the state's entries, without those of :meth:`nested`; one named ``"format"`` adds a checksum."""
+    def _entries(self) -> dict[str, Any]:
+        """Copies of the state's entries, without those of :meth:`_nested`; one named ``"format"`` adds a checksum."""
 
-    def nested(self) -> dict[str, Stateful]:
+    def _nested(self) -> dict[str, Stateful]:
         """The objects whose states are entries."""
         return {}
 
     @abstractmethod
-    def check_own_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError unless :meth:`restore_own` can load this state."""
+    def _check_own(self, state: dict[str, Any]) -> None:
+        """Raise ValueError unless :meth:`_restore_own` can load this state."""
 
     @abstractmethod
-    def restore_own(self, state: dict[str, Any]) -> None:
+    def _restore_own(self, state: dict[str, Any]) -> None:
         """Set this object, bit for bit, to a checked state."""
 
     def own_state(self) -> dict[str, Any]:
         """The state of this process."""
-        return self._with({name: each.state_dict() for name, each in self.nested().items()})
+        return self._with({name: each.state_dict() for name, each in self._nested().items()})
 
     def state_dict(self) -> dict[str, Any]:
         """The exact state as tensors, numbers and strings, which ``weights_only=True`` can load.
@@ -121,32 +122,32 @@ class Stateful(ABC):
 
     def kept(self) -> dict[str, Any]:
         """The state of this process alone, as ``load_state_dict`` takes it."""
-        return self._with({name: each.kept() for name, each in self.nested().items()})
+        return self._with({name: each.kept() for name, each in self._nested().items()})
 
     def _with(self, nested: dict[str, Any]) -> dict[str, Any]:
-        state = {**self.entries(), **nested}
+        state = {**self._entries(), **nested}
         return with_seal(state) if "format" in state else state
 
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Collect the state of all ranks for the next ``state_dict()`` of the rank ``to``; all ranks call it."""
-        for each in self.nested().values():
+        for each in self._nested().values():
             each.consolidate_state_dict(to)
 
-    def own_part(self, state: Any) -> Any:
+    def _own_part(self, state: Any) -> Any:
         """The part of this process in a state of all."""
         return state
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise ValueError if ``state`` is damaged or of another problem; changes nothing."""
         try:
-            self.check_own_state(self.own_part(state))
+            self._check_own(self._own_part(state))
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             raise damaged(f"{self.state_name}: {error!r}") from error
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
         """Set this object, bit for bit, to its part of a state that :meth:`check_state` has accepted."""
-        self.restore_own(self.own_part(state))
+        self._restore_own(self._own_part(state))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from ``state``, bit for bit; ValueError, and nothing changes, if it does not fit."""
@@ -158,13 +159,13 @@ class Stateful(ABC):
         """The state of some examples, consecutive ones or those of any places ``[m]`` int64, from that of all."""
         rows: Any = slice(own.start, own.stop) if isinstance(own, range) else own
         part = {**state, **{name: _each(state[name], lambda tensor: tensor[rows]) for name in self.per_example}}
-        part |= {name: each.part_of_state(state[name], own) for name, each in self.nested().items()}
+        part |= {name: each.part_of_state(state[name], own) for name, each in self._nested().items()}
         return with_seal(part) if "seal" in part else part
 
     def merged_state(self, states: list[dict[str, Any]], parts: list[range]) -> dict[str, Any]:
         """The state of all examples, from those of every process, which holds these consecutive parts of them."""
         whole = {**states[0], **{name: _joined([state[name] for state in states]) for name in self.per_example}}
-        for name, each in self.nested().items():
+        for name, each in self._nested().items():
             whole[name] = each.merged_state([state[name] for state in states], parts)
         return with_seal(whole) if "seal" in whole else whole
 
@@ -202,8 +203,7 @@ class ByRank(Stateful):
         """The whole state, from those of all ranks in their order."""
         return {"ranks": parts}
 
-    def own_part(self, state: Any) -> Any:
-        """The part of this process in a state of all."""
+    def _own_part(self, state: Any) -> Any:
         parts = state.get("ranks") if isinstance(state, dict) else None
         if not parts:
             if not self.ranks or not isinstance(state, dict):
@@ -215,12 +215,12 @@ class ByRank(Stateful):
         """The part of this process, where the state is of another number of processes."""
         raise NotImplementedError
 
+    @override
     def kept(self) -> dict[str, Any]:
-        """The state of this process, as ``load_state_dict`` takes it."""
         return {"ranks": [self.own_state()] * self.ranks.size} if self.ranks else self.own_state()
 
+    @override
     def consolidate_state_dict(self, to: int = 0) -> None:
-        """As :meth:`Stateful.consolidate_state_dict`."""
         if self.ranks:
             parts = self.ranks.collect(self.own_state(), to)
             self._whole = None if parts is None else self._merge(parts)
@@ -242,22 +242,19 @@ class ByRank(Stateful):
 class StatefulOptimizer(Stateful, Optimizer):
     """An optimizer of torch, whose state has further entries."""
 
-    def entries(self) -> dict[str, Any]:
-        """The entries of torch."""
+    def _entries(self) -> dict[str, Any]:
         return Optimizer.state_dict(self)
 
-    def check_own_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError unless the parameter groups are like those of this optimizer."""
+    def _check_own(self, state: dict[str, Any]) -> None:
         sizes = [[len(group["params"]) for group in groups] for groups in (state["param_groups"], self.param_groups)]
         if sizes[0] != sizes[1] or not isinstance(state["state"], dict):
             raise damaged(f"{self.state_name}['param_groups']")
-        for name, each in self.nested().items():
+        for name, each in self._nested().items():
             each.check_state(state[name])
 
-    def restore_own(self, state: dict[str, Any]) -> None:
-        """Set this optimizer, bit for bit, to a checked state."""
+    def _restore_own(self, state: dict[str, Any]) -> None:
         Optimizer.load_state_dict(self, {name: state[name] for name in ("state", "param_groups")})
-        for name, each in self.nested().items():
+        for name, each in self._nested().items():
             each.restore(state[name])
 
 

@@ -176,8 +176,7 @@ class ActiveSets(Stateful):
         self.labelings = [t.to(device) for t in self.labelings]
         self.gram = None if self.gram is None else self.gram.to(device)
 
-    def entries(self) -> dict[str, Any]:
-        """Everything."""
+    def _entries(self) -> dict[str, Any]:
         return {
             "capacity": self.capacity,
             "clock": self.clock,
@@ -186,8 +185,7 @@ class ActiveSets(Stateful):
             "gram": None if self.gram is None else self.gram.clone(),
         }
 
-    def check_own_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError for another capacity or other shapes."""
+    def _check_own(self, state: dict[str, Any]) -> None:
         shape = (len(self.mass), self.capacity)
         wanted = {
             "capacity": self.capacity,
@@ -205,8 +203,7 @@ class ActiveSets(Stateful):
         if any(tensor.shape[:2] != shape for tensor in state["labelings"]):
             raise damaged("sets['labelings']")
 
-    def restore_own(self, state: dict[str, Any]) -> None:
-        """Take these labelings."""
+    def _restore_own(self, state: dict[str, Any]) -> None:
         device = self.mass.device
         for name in _FIELDS:
             setattr(self, name, state[name].to(device, copy=True))

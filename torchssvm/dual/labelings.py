@@ -190,16 +190,13 @@ class Labelings(Storage):
         found = adjoint(potentials, stored.psi, self.parameters if weights is None else weights, sparse=True)
         return doubled(found, 1.0 / (self.lam * self.num_examples))
 
-    def nested(self) -> dict[str, Stateful]:
-        """Labelings and the rest."""
+    def _nested(self) -> dict[str, Stateful]:
         return {"sets": self.sets, "rest": self.rest}
 
-    def entries(self) -> dict[str, Any]:
-        """Masses and losses of the rest."""
+    def _entries(self) -> dict[str, Any]:
         return {"kind": "labelings", **{name: getattr(self, name).clone() for name in self.per_example}}
 
-    def check_own_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError for another storage or other shapes."""
+    def _check_own(self, state: dict[str, Any]) -> None:
         n = (len(self.own),)
         wanted = {
             "kind": "labelings",
@@ -210,14 +207,13 @@ class Labelings(Storage):
             "mixed": Numbers(torch.bool, n),
         }
         check_entries(state, wanted, "storage")
-        for name, each in self.nested().items():
+        for name, each in self._nested().items():
             each.check_state(state[name])
 
-    def restore_own(self, state: dict[str, Any]) -> None:
-        """Take these blocks."""
+    def _restore_own(self, state: dict[str, Any]) -> None:
         for name in self.per_example:
             setattr(self, name, state[name].to(self._device, copy=True))
-        for name, each in self.nested().items():
+        for name, each in self._nested().items():
             each.restore(state[name])
 
 

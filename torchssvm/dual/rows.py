@@ -165,21 +165,18 @@ class RowBuffer(Stateful):
         self.values, self._copied = self.values.to(device), None
         self._compiled = fits_numba(self.values)
 
-    def entries(self) -> dict[str, Any]:
-        """The places, and the rows in use."""
+    def _entries(self) -> dict[str, Any]:
         values = self.values[: self.used].clone()
         return {"start": self.start.clone(), "rows": self.rows.clone(), "values": values, "examples": self.examples}
 
-    def check_own_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError for other examples, or places outside of the rows."""
+    def _check_own(self, state: dict[str, Any]) -> None:
         places = Numbers(torch.int64, (len(self.start),), 0)
         rows = Numbers(self.values.dtype, None)
         check_entries(state, {"start": places, "rows": places, "values": rows, "examples": Numbers(int, low=0)}, "rows")
         if bool((state["start"] + state["rows"] > len(state["values"])).any()):
             raise damaged("rows['start']")
 
-    def restore_own(self, state: dict[str, Any]) -> None:
-        """Take these rows."""
+    def _restore_own(self, state: dict[str, Any]) -> None:
         self.start, self.rows = (state[name].to("cpu", copy=True) for name in ("start", "rows"))
         self.values = state["values"].to(self.values.device, copy=True)
         self.used, self.examples, self._copied = len(self.values), state["examples"], None

@@ -503,12 +503,10 @@ class DualState(ByRank):
         self._held_square = max(squared, 0.0)
         self.held_norm = math.sqrt(self._held_square)
 
-    def nested(self) -> dict[str, Stateful]:
-        """The storage."""
+    def _nested(self) -> dict[str, Stateful]:
         return {"storage": self.storage}
 
-    def entries(self) -> dict[str, Any]:
-        """Weights, losses, gaps, counters, and what identifies the problem."""
+    def _entries(self) -> dict[str, Any]:
         return {
             **self._identity(),
             "weights": copied(self.parameters),
@@ -522,8 +520,7 @@ class DualState(ByRank):
         structure = repr(self.structure)
         return {"format": FORMAT, "num_examples": self.num_examples, "lam": self._lam, "structure": structure}
 
-    def check_own_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError for another format, checksum or problem."""
+    def _check_own(self, state: dict[str, Any]) -> None:
         check_seal(state, FORMAT, "dual")
         check_entries(state, self._wanted(state), "dual")
         self.box.check_state(state["box"], self.parameters)
@@ -548,8 +545,7 @@ class DualState(ByRank):
             "seal": int,
         }
 
-    def restore_own(self, state: dict[str, Any]) -> None:
-        """Restore the same bits of blocks, counters and weights."""
+    def _restore_own(self, state: dict[str, Any]) -> None:
         device = self.parameters[0].device
         self.to(device)
         for parameter, weights in zip(self.parameters, state["weights"], strict=True):
@@ -583,8 +579,7 @@ class DualState(ByRank):
         """The state of one process that holds all blocks."""
         return self.merged_state(parts, [self.ranks.own(self.num_examples, rank) for rank in range(self.ranks.size)])
 
-    def own_part(self, state: Any) -> Any:
-        """The blocks of this process, of the state of all; another state as it is."""
+    def _own_part(self, state: Any) -> Any:
         whole = self.ranks and isinstance(state, dict) and state.get("num_examples") == self.num_examples
         if not whole or "seal" not in state or len(state["loss"]) == len(self.own):
             return state

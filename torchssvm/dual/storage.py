@@ -345,18 +345,15 @@ class MeanParts(Storage):
         for buffer in self.buffers.values():
             buffer.to(device)
 
-    def entries(self) -> dict[str, Any]:
-        """The rows of every tensor of the potentials."""
+    def _entries(self) -> dict[str, Any]:
         return {"kind": "mean_parts", "buffers": {name: rows.state_dict() for name, rows in self.buffers.items()}}
 
-    def check_own_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError for another storage, or rows that do not fit."""
+    def _check_own(self, state: dict[str, Any]) -> None:
         check_entries(state, {"kind": "mean_parts", "buffers": dict}, "storage")
         for rows in state["buffers"].values():
             self._new_rows().check_state(rows)
 
-    def restore_own(self, state: dict[str, Any]) -> None:
-        """Take these rows."""
+    def _restore_own(self, state: dict[str, Any]) -> None:
         self.buffers = {name: self._new_rows() for name in state["buffers"]}
         for name, rows in state["buffers"].items():
             self.buffers[name].restore(rows)

@@ -139,20 +139,17 @@ class Weights(Storage):
         if self._features is not None:
             self._features = self._features.to(device)
 
-    def entries(self) -> dict[str, Any]:
-        """Blocks, and fingerprints of the features."""
+    def _entries(self) -> dict[str, Any]:
         features = None if self._features is None else self._features.clone()
         return {"kind": "weights", "blocks": copied(self._blocks), "features": features}
 
-    def check_own_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError for another storage or other shapes."""
+    def _check_own(self, state: dict[str, Any]) -> None:
         n, dtype = len(self.own), self.parameters[0].dtype
         blocks: Any = state["blocks"] and [Numbers(dtype, (n, *p.shape)) for p in self.parameters]
         features = Numbers(torch.float64, (n,), high=math.inf) if state["blocks"] else None
         check_entries(state, {"kind": "weights", "blocks": blocks, "features": features}, "storage")
 
-    def restore_own(self, state: dict[str, Any]) -> None:
-        """Take these blocks."""
+    def _restore_own(self, state: dict[str, Any]) -> None:
         self._blocks = [block.to(self._device, copy=True) for block in state["blocks"]]
         features = state["features"]
         self._features = None if features is None else features.to(self._device, copy=True)

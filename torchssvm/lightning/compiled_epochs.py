@@ -73,12 +73,10 @@ class EpochParts(Sampler[int], Stateful):
         draws = self._draws.state_dict()
         return {"parts": len(self.parts), "used": used % len(self), "first": first, "begin": begin, "draws": draws}
 
-    def entries(self) -> dict[str, Any]:
-        """The state at the beginning of an epoch."""
+    def _entries(self) -> dict[str, Any]:
         return self.state_dict()
 
-    def check_own_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError for parts of another loop, or draws that it refuses."""
+    def _check_own(self, state: dict[str, Any]) -> None:
         wanted = {
             "parts": len(self.parts),
             "used": Numbers(int, low=0, high=len(self.parts) - 1),
@@ -89,8 +87,7 @@ class EpochParts(Sampler[int], Stateful):
         check_entries(state, wanted, "sampler")
         self._draws.check_state(state["draws"])
 
-    def restore_own(self, state: dict[str, Any]) -> None:
-        """Continue this epoch."""
+    def _restore_own(self, state: dict[str, Any]) -> None:
         self._first = state["used"]
         self._draws.restore(state["draws"])
         if self._at_once is not None and state["first"] is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +26,7 @@ from torchssvm.core.arguments import (
 from torchssvm.core.batch import NAMES, Part, check_fits, device_of, numbered, pass_over
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
-from torchssvm.path.run import Solved, walk
+from torchssvm.path.run import Solved, train_at
 from torchssvm.solvers.certificate import Certificate, write
 from torchssvm.solvers.evaluation import Evaluation, evaluate, merge_evaluations
 from torchssvm.solvers.guess_lam import FAR_ABOVE, FAR_BELOW, guess_lam, guess_or_none
@@ -367,7 +367,7 @@ def choose_lam(
         >>> choice.best.lam in (1.0, 0.1, 0.01)
         True
     """
-    ordered = check_lams(lams) if lams is not None else []
+    lams = None if lams is None else check_lams(lams)
     coarse = tolerance if tolerance is not None else Relative(0.01 if folds is None else COARSE)
     tolerance = tolerance if tolerance is not None else Relative(0.01)
     check_limits(tolerance, max_passes)
@@ -382,84 +382,115 @@ def choose_lam(
     check_dataset(dataset)
     device = device_of(head)
     if (held_out is None) == (folds is None):
-        raise ValueError(
-            f"held_out={'None' if held_out is None else '...'} and folds={folds}: give examples that are not trained "
-            "on, or folds=5, which holds every example out once"
-        )
+        raise ValueError(f"folds={folds}: give either held_out or folds, and not both")
     if folds is None:
         sets = [(dataset, held_out_batches(head, dataset, held_out, structure, device))]
     else:
         sets = divided(dataset, check_whole(folds, "folds", 2), solver.seed)
 
     guess = guess_lam(head, dataset, structure=structure) if lams is None else guess_or_none(head, dataset, structure)
-    if lams is None:
-        assert guess is not None
-        ordered = [factor * guess for factor in FACTORS]
+    search = _Search(lams, guess, max_passes=max_passes, folds=len(sets), patience=patience, budget=budget)
     make = partial(make_trainer, solver=solver, structure=structure, progress=progress)
     runs = []
-    for own, batches in sets:
-        trained, scale = head if folds is None else copy.deepcopy(head), len(dataset) / len(own)
-        runs.append(Run(trained, make(trained, own, scale * ordered[0]), batches, scale))
-    points: list[HeldOutPoint] = []
-    eligible: list[HeldOutPoint] = []
-    untried: list[float] = []
-    weights: dict[float, list[torch.Tensor]] = {}
-    since = 0  # lambdas since the one with the highest score
-    left = math.inf  # passes of the budget
-
-    def ahead() -> Iterator[tuple[float, float]]:
-        """The lambdas, as long as there are some, and the most passes of a run at each."""
-        while ordered:
-            lam = ordered.pop(0)
-            smaller = not points or lam < min(point.lam for point in points)
-            yield lam, min(max_passes, left / len(runs)) if smaller else max_passes
-
+    for train, batches in sets:
+        fold_head, scale = head if folds is None else copy.deepcopy(head), len(dataset) / len(train)
+        runs.append(Run(fold_head, make(fold_head, train, scale * search.waiting[0]), batches, scale))
+    trainers = [(run.trainer, run.scale) for run in runs]
     with shown(progress) as line:
         try:
-            for solved in walk([(run.trainer, run.scale) for run in runs], ahead(), coarse, line=line):
+            while search.waiting:
+                lam, most = search.next()
+                solved = train_at(lam, trainers, coarse, most, line=line)
                 certificates = [each.result for each in solved]
-                reached = all(is_within(own.gap, coarse, own.primal) for own in certificates)
                 if budget is None:
                     for certificate in certificates:
                         warn_if_short(certificate, coarse, max_passes)
                 point = scored(runs, solved, structure, score, device)
-                points.append(point)
-                since, left = since + 1, left - point.passes
-                if not eligible or reached or budget is None:
-                    eligible.append(point)
-                    weights[point.lam] = [parameter.detach().clone() for parameter in runs[0].head.parameters()]
-                    eligible = near(eligible)
-                    weights = {each.lam: weights[each.lam] for each in eligible}
-                    if highest(eligible) is point:
-                        since, left = 0, math.inf if budget is None else budget * sum(p.passes for p in points)
+                reached = all(is_within(each.gap, coarse, each.primal) for each in certificates)
+                search.add(point, runs[0].head, reached=reached)
                 if on_point is not None:
                     with on_device(runs[0].head, device):
                         on_point(point)
-                if since == patience or left < 2 * point.passes or (budget is not None and not reached):
-                    untried, ordered = untried + ordered, []
-                if lams is None and not ordered and len(points) + len(untried) < MOST:
-                    ordered = _beyond(eligible, [each.lam for each in points], untried)
         finally:  # an interrupted search leaves the best weights too
-            if eligible:
-                write(weights[chosen_of(eligible).lam], head.parameters())
+            if search.eligible:
+                write(search.weights[search.best.lam], head.parameters())
             move(head, device)
-    points.sort(key=lambda point: -point.lam)
-    best = chosen_of(eligible)
+    points, best = search.points, search.best
     if folds is not None:
         with on_device(head, device):
             certificate = make(head, dataset, best.lam).solve(tolerance, max_passes=max_passes, progress=progress)
         warn_if_short(certificate, tolerance, max_passes)
-        last = best._replace(certificate=certificate)
-        points[points.index(best)], best = last, last
-    choice = LamChoice(head, best, tuple(points), tuple(untried), guess)
+        final = best._replace(certificate=certificate)
+        points[points.index(best)], best = final, final
+    points.sort(key=lambda point: -point.lam)
+    choice = LamChoice(head, best, tuple(points), tuple(search.untried), guess)
     if choice.far is not None:
         warn(choice.far)
     return choice
 
 
-def _beyond(points: list[HeldOutPoint], tried: list[float], untried: list[float]) -> list[float]:
-    """The lambda to try next where the chosen one is the largest, or the smallest scores highest; else none."""
-    if chosen_of(points).lam == max(tried):
-        return [STEP * max(tried)]
-    low = highest(points).lam
-    return [low / STEP] if low == min(tried) and not untried else []
+class _Search:
+    """The lambdas to try, the points that were tried, and those that may be chosen, with their weights.
+
+    ``lams`` are tried in their order; None stands for multiples of ``guess``, and more beyond the ends where the best
+    is there. The limits ``patience`` and ``budget`` are those of :func:`choose_lam`.
+    """
+
+    def __init__(
+        self,
+        lams: list[float] | None,
+        guess: float | None,
+        *,
+        max_passes: float,
+        folds: int,
+        patience: int | None,
+        budget: float | None,
+    ) -> None:
+        self.extends = lams is None
+        self.waiting: list[float] = [factor * guess for factor in FACTORS] if lams is None and guess else lams or []
+        self.points: list[HeldOutPoint] = []
+        self.eligible: list[HeldOutPoint] = []
+        self.weights: dict[float, list[Tensor]] = {}
+        self.untried: list[float] = []
+        self.max_passes, self.folds, self.patience, self.budget = max_passes, folds, patience, budget
+        self._since = 0  # lambdas since the one with the highest score
+        self._left = math.inf  # passes of the budget, of all folds together
+
+    def next(self) -> tuple[float, float]:
+        """The next lambda, and the most passes that each fold may take; larger lambdas have no budget."""
+        lam = self.waiting.pop(0)
+        smaller = not self.points or lam < min(point.lam for point in self.points)
+        return lam, min(self.max_passes, self._left / self.folds) if smaller else self.max_passes
+
+    def add(self, point: HeldOutPoint, head: nn.Module, *, reached: bool) -> None:
+        """Note a point and the weights of ``head``, and decide which lambdas follow.
+
+        With a budget, a point that has not ``reached`` its tolerance is not chosen, and is the last.
+        """
+        self.points.append(point)
+        self._since, self._left = self._since + 1, self._left - point.passes
+        if not self.eligible or reached or self.budget is None:
+            weights = {**self.weights, point.lam: [parameter.detach().clone() for parameter in head.parameters()]}
+            self.eligible = near([*self.eligible, point])
+            self.weights = {each.lam: weights[each.lam] for each in self.eligible}
+            if highest(self.eligible) is point:
+                taken = sum(each.passes for each in self.points)
+                self._since, self._left = 0, math.inf if self.budget is None else self.budget * taken
+        short = self.budget is not None and not reached
+        if self._since == self.patience or self._left < 2 * point.passes or short:
+            self.untried, self.waiting = self.untried + self.waiting, []
+        if self.extends and not self.waiting and len(self.points) + len(self.untried) < MOST:
+            self.waiting = self._beyond()
+
+    def _beyond(self) -> list[float]:
+        """The lambda beyond the end at which the best one lies; none where it lies at no end."""
+        tried = [point.lam for point in self.points]
+        if self.best.lam == max(tried):
+            return [STEP * max(tried)]
+        low = highest(self.eligible).lam
+        return [low / STEP] if low == min(tried) and not self.untried else []
+
+    @property
+    def best(self) -> HeldOutPoint:
+        """The point that is chosen of those so far."""
+        return chosen_of(self.eligible)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -45,36 +45,34 @@ def to_certificate(trainer: Any, tolerance: Tolerance, max_passes: float, progre
     return trainer.solve(tolerance, max_passes=max_passes, progress=progress)
 
 
-def walk(
+def train_at(
+    lam: float,
     trainers: Sequence[tuple[Any, float]],
-    lams: Iterable[tuple[float, float]],
     tolerance: Tolerance,
+    max_passes: float,
     *,
     line: ProgressLine | None,
     train: Callable[[Any, Tolerance, float, bool | ProgressLine], Any] = to_certificate,
-) -> Iterator[list[Solved]]:
-    """Train at every lambda, from the dual of the one before; yields what each trainer has reached at each lambda.
+) -> list[Solved]:
+    """Train at ``lam`` from the duals of the lambda before.
 
-    ``trainers`` go the same way, such as one of every fold, each with what lambda is multiplied by for it. ``lams`` are
-    lambdas, each with the most passes of a trainer; they are read one at a time, so that they may depend on what was
-    yielded. The first is usually that of the trainers' duals. ``line`` is clear at every yield.
+    ``trainers`` are those of all folds, each with the factor of its lambda, and ``max_passes`` is the limit of each.
     """
-    for lam, most in lams:
-        if line is not None:
-            line.prefix = f"lam {lam:.3g}"
-        found = []
-        for trainer, scale in trainers:
-            dual, start, before, own = trainer.dual, clock(), trainer.dual.passes, scale * lam
-            if not math.isclose(own, dual.lam, rel_tol=1e-12):  # an interrupted walk may have changed it
-                if own < dual.lam:  # the weights stay ([G16] Prop. 1)
-                    dual.rescale(own / dual.lam)
-                else:
-                    dual.change_lam(own)
-            result = train(trainer, tolerance, before + most, line or False)
-            found.append(Solved(lam, result, dual.passes - before, clock() - start))
-        if line is not None:
-            line.clear()
-        yield found
+    if line is not None:
+        line.prefix = f"lam {lam:.3g}"
+    solved = []
+    for trainer, scale in trainers:
+        dual, start, before = trainer.dual, clock(), trainer.dual.passes
+        if not math.isclose(scale * lam, dual.lam, rel_tol=1e-12):
+            if scale * lam < dual.lam:  # the weights stay ([G16] Prop. 1)
+                dual.rescale(scale * lam / dual.lam)
+            else:
+                dual.change_lam(scale * lam)
+        result = train(trainer, tolerance, before + max_passes, line or False)
+        solved.append(Solved(lam, result, dual.passes - before, clock() - start))
+    if line is not None:
+        line.clear()
+    return solved
 
 
 class Accuracy(NamedTuple):
@@ -384,9 +382,9 @@ class PathRun(Stateful):
             accuracy = self.rule.first(trainer, bound)
         else:
             self.trainer.reseed(self._seed + len(self._points))
-            aim = (self._lowest, self.max_passes - self.dual.passes)
-            walked = walk([(self.trainer, 1.0)], [aim], tolerance, line=self.progress, train=self.rule.next)
-            accuracy = next(walked)[0].result
+            left, trainers = self.max_passes - self.dual.passes, [(self.trainer, 1.0)]
+            rule, line = self.rule.next, self.progress
+            accuracy = train_at(self._lowest, trainers, tolerance, left, line=line, train=rule)[0].result
         self._seconds += clock() - start
         if not is_within(accuracy.gap, self.epsilon, accuracy.primal):
             # Out of passes: the last breakpoint covers lambdas down to here.
@@ -423,16 +421,13 @@ class PathRun(Stateful):
             fall += self.epsilon.share * point.lam / 2 * squared_norm(self.dual.parameters)
         return 0.0 if fall <= room else 1.0 - room / fall
 
-    def nested(self) -> dict[str, Stateful]:
-        """The dual at the last breakpoint."""
+    def _nested(self) -> dict[str, Stateful]:
         return {"dual": self.dual}
 
-    def entries(self) -> dict[str, Any]:
-        """The path so far."""
+    def _entries(self) -> dict[str, Any]:
         return {"path": self.path.state_dict() if self._points else None, "rule": repr(self.rule)}
 
-    def check_own_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError for another run, or a dual that is not at the end of its path."""
+    def _check_own(self, state: dict[str, Any]) -> None:
         check_entries(state, {"path": object, "dual": dict, "rule": repr(self.rule)}, "run")
         lam, lam_before = state["dual"]["lam"], self.dual.lam
         if state["path"] is not None:
@@ -448,8 +443,7 @@ class PathRun(Stateful):
         finally:
             self.dual._lam = lam_before
 
-    def restore_own(self, state: dict[str, Any]) -> None:
-        """Continue bit for bit."""
+    def _restore_own(self, state: dict[str, Any]) -> None:
         path = None if state["path"] is None else RegularizationPath.from_state_dict(state["path"])
         self.dual._lam = self.dual.storage.lam = state["dual"]["lam"]
         self.dual.restore(state["dual"])

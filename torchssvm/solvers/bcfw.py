@@ -258,22 +258,19 @@ class BCFW(StatefulOptimizer):
         own = ("dual", "line_search", "_exchange", "_bounds", "_rate")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
-    def nested(self) -> dict[str, Stateful]:
-        """The dual."""
+    def _nested(self) -> dict[str, Stateful]:
         return {"dual": self.dual}
 
-    def check_own_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError for another dual, or other options of parameter groups."""
-        super().check_own_state(state)
+    def _check_own(self, state: dict[str, Any]) -> None:
+        super()._check_own(state)
         groups = state["param_groups"]
         if unknown := sorted({name for group in groups for name in group} - _ALLOWED):
             raise ValueError(f"the checkpoint is of another optimizer: a parameter group has the options {unknown}")
         if len({group["lr"] for group in groups}) != 1 or not Numbers(float, low=0.0).fit(groups[0]["lr"]):
             raise damaged(f"{self.state_name}['param_groups']")
 
-    def restore_own(self, state: dict[str, Any]) -> None:
-        """Restore the same bits of dual and weights."""
-        super().restore_own(state)
+    def _restore_own(self, state: dict[str, Any]) -> None:
+        super()._restore_own(state)
         self._rate = state["param_groups"][0]["lr"]
         for group, bounds in zip(self.param_groups, self._bounds, strict=True):
             # The bounds are equal weight by weight, but groups may have another order.

@@ -284,12 +284,10 @@ class LatentTrainer(Stateful):
             batch = batch.to(next(self.head.parameters()).device)
             yield batch, apply_head(self.head, batch)
 
-    def nested(self) -> dict[str, Stateful]:
-        """The loop of a round."""
+    def _nested(self) -> dict[str, Stateful]:
         return {"loop": self.loop}
 
-    def entries(self) -> dict[str, Any]:
-        """Completed targets of this round and the next one, weights and objectives."""
+    def _entries(self) -> dict[str, Any]:
         return {
             "rows": self.data.rows,  # whether it is the next one counts
             "next": self.next,
@@ -298,8 +296,7 @@ class LatentTrainer(Stateful):
             "settled": self.settled,
         }
 
-    def check_own_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if the loop refuses its state, or targets and weights do not fit."""
+    def _check_own(self, state: dict[str, Any]) -> None:
         rows: Any = [[Numbers(t.dtype, (None,) * t.ndim) for t in row] for row in self.data.rows]
         wanted = {
             "loop": dict,
@@ -312,8 +309,7 @@ class LatentTrainer(Stateful):
         check_entries(state, wanted, "latent run")
         self.loop.check_state(state["loop"])
 
-    def restore_own(self, state: dict[str, Any]) -> None:
-        """Continue this run."""
+    def _restore_own(self, state: dict[str, Any]) -> None:
         self._before = None
         self.loop.restore(state["loop"])
         self.data.rows, self.next = state["rows"], state["next"]

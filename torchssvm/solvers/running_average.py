@@ -272,8 +272,7 @@ class Average(Stateful):
         if self.dual is not None and self.dual.restarts != self._restarts:
             self.reset()
 
-    def entries(self) -> dict[str, Any]:
-        """The average, and the step of the dual that it belongs to."""
+    def _entries(self) -> dict[str, Any]:
         self._check_followed()
         return {
             "format": _FORMAT,
@@ -285,8 +284,7 @@ class Average(Stateful):
             "of": _name(self.dual),
         }
 
-    def check_own_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError for another kind of average, or one of another dual."""
+    def _check_own(self, state: dict[str, Any]) -> None:
         check_seal(state, _FORMAT, "average")
         weights = [Numbers(torch.float64, tuple(p.shape)) for p in self.parameters]
         wanted = {
@@ -311,8 +309,7 @@ class Average(Stateful):
                 f"{self.dual.steps}: load the optimizer's state of the same checkpoint first"
             )
 
-    def restore_own(self, state: dict[str, Any]) -> None:
-        """Continue from a checked state; with a dual, restore the optimizer first."""
+    def _restore_own(self, state: dict[str, Any]) -> None:
         self.count, self.loss = state["count"], state["loss"]
         self._means = [mean.to(self.parameters[0].device, copy=True) for mean in state["weights"]]
         self._remember()

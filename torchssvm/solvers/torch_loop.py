@@ -111,24 +111,20 @@ class TorchLoop(DualTrainer, Stateful):
                 return index
             self._epoch = None
 
-    def nested(self) -> dict[str, Stateful]:
-        """The optimizer, with its dual, and the sampler."""
+    def _nested(self) -> dict[str, Stateful]:
         return {"optimizer": self.optimizer, "sampler": self.sampler}
 
-    def entries(self) -> dict[str, Any]:
-        """Nothing else."""
+    def _entries(self) -> dict[str, Any]:
         return {}
 
-    def check_own_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if one of both refuses."""
-        check_entries(state, dict.fromkeys(self.nested(), dict), "loop")
-        for name, each in self.nested().items():
+    def _check_own(self, state: dict[str, Any]) -> None:
+        check_entries(state, dict.fromkeys(self._nested(), dict), "loop")
+        for name, each in self._nested().items():
             each.check_state(state[name])
 
-    def restore_own(self, state: dict[str, Any]) -> None:
-        """Continue both."""
+    def _restore_own(self, state: dict[str, Any]) -> None:
         self._epoch = None
-        for name, each in self.nested().items():
+        for name, each in self._nested().items():
             each.restore(state[name])
 
     def __repr__(self) -> str:

@@ -234,8 +234,7 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
             **{"used": 0, "under_way": False, "drawn": [], "snapshots": {}},
         }
 
-    def entries(self) -> dict[str, Any]:
-        """The place in the epoch, the generator, and the batches and gaps of the epoch."""
+    def _entries(self) -> dict[str, Any]:
         return {
             **self._identity(),
             "epoch": self.epoch,
@@ -250,8 +249,7 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
         sizes = {"num_examples": self.num_examples, "batch_size": self.batch_size, "chunk": self.chunk}
         return {**sizes, "order": repr(self.order)}
 
-    def check_own_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError for another sampler, or batches that it cannot draw."""
+    def _check_own(self, state: dict[str, Any]) -> None:
         n, drawn, snapshots = len(self.own), state["drawn"], state["snapshots"]
         wanted = {
             **self._identity(),
@@ -269,8 +267,7 @@ class GapBatchSampler(Sampler[list[int]], ByRank):
         if not all(at.isdigit() for at in snapshots) or state["under_way"] != bool(snapshots):
             raise damaged("sampler['snapshots']")
 
-    def restore_own(self, state: dict[str, Any]) -> None:
-        """Continue the epoch of a checked state."""
+    def _restore_own(self, state: dict[str, Any]) -> None:
         self.epoch, self._first, self._continues = state["epoch"], state["used"], state["under_way"]
         self._generator.set_state(state["generator"].cpu())
         self._drawn = [batch.to("cpu", copy=True) for batch in state["drawn"]]

@@ -99,7 +99,7 @@ class TestLabelSets(FactorGraphTestCase):
     def check_room(self, gdmm: GDMM) -> None:
         held = gdmm.problem.factors
         assert (held.size <= np.diff(held.start)).all()
-        assert int(gdmm.problem.entries_by_weight.counters[0]) <= len(gdmm.problem.entries_by_weight.value)
+        assert int(gdmm.problem.entries.counters[0]) <= len(gdmm.problem.entries.value)
 
     def parts(self, task: Task, dual: DualState, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         batch, graph = task.batch([i]), label_set_graph(task)

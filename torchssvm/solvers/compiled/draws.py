@@ -113,14 +113,12 @@ class Draws(ByRank):
         if self.sweeps and not len(self._waiting):
             self.gap = gap
 
-    def entries(self) -> dict[str, Any]:
-        """The generator, and the examples drawn but not visited."""
+    def _entries(self) -> dict[str, Any]:
         gap = {"gap": self.gap} if self.sweeps else {}
         waiting = self._waiting.clone()
         return {"order": type(self.order).__name__, "generator": self.generator.get_state(), "waiting": waiting, **gap}
 
-    def check_own_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError for another order, or examples of others."""
+    def _check_own(self, state: dict[str, Any]) -> None:
         wanted = {
             "order": type(self.order).__name__,
             "generator": Tensor,
@@ -130,8 +128,7 @@ class Draws(ByRank):
         check_entries(state, wanted, "draws")
         check_random_state(state["generator"], "draws['generator']")
 
-    def restore_own(self, state: dict[str, Any]) -> None:
-        """Go on with these draws."""
+    def _restore_own(self, state: dict[str, Any]) -> None:
         self.generator.set_state(state["generator"].cpu())
         self._waiting, self.gap = state["waiting"].to("cpu", copy=True), state.get("gap", self.gap)
 

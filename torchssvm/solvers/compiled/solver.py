@@ -374,23 +374,20 @@ class CompiledBCFW(DualTrainer, Stateful):
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the draws; the dual has its own state."""
-        return {**self.draws.state_dict(), **self.entries()}
+        return {**self.draws.state_dict(), **self._entries()}
 
     def kept(self) -> dict[str, Any]:
         """The state of the draws of this process, as ``load_state_dict`` takes it."""
-        return {**self.draws.kept(), **self.entries()}
+        return {**self.draws.kept(), **self._entries()}
 
-    def entries(self) -> dict[str, Any]:
-        """The size of the rounds of several processes."""
+    def _entries(self) -> dict[str, Any]:
         return {} if self._rounds is None else {"round_visits": self._rounds.visits}
 
-    def check_own_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError unless these are draws of such a loop."""
+    def _check_own(self, state: dict[str, Any]) -> None:
         check_entries({"round_visits": state.get("round_visits", 1)}, {"round_visits": Numbers(int, low=1)}, "loop")
         self.draws.check_state({name: value for name, value in state.items() if name != "round_visits"})
 
-    def restore_own(self, state: dict[str, Any]) -> None:
-        """Continue the draws."""
+    def _restore_own(self, state: dict[str, Any]) -> None:
         self.draws.restore(state)
         if self._rounds is not None:
             self._rounds.visits = state.get("round_visits", self._rounds.visits)

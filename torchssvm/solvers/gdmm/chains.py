@@ -199,20 +199,17 @@ class ChainProblem(Problem, heads=(LinearChain, SparseLinearChain)):
                     losses[row] += scale * self.tokens.cost[t] * float(mass[labels != self.tokens.y[t]].sum())
             yield index, potentials, psi, losses
 
-    def entries(self) -> dict[str, Any]:
-        """Weights and duals; what they were trained on is the digest of the targets."""
+    def _entries(self) -> dict[str, Any]:
         lists = {name: as_tensors(getattr(self.duals, name)) for name in _LISTS}
         dense, ordered = torch.from_numpy(self.pairs.dense.copy()), state_of_entries(self.pairs.entries)
         return {**self._identity(), "dense": dense, "entries": ordered, **lists}
 
-    def check_own_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError for another head or other targets."""
+    def _check_own(self, state: dict[str, Any]) -> None:
         self._check_identity(state)
         dense = torch.from_numpy(self.pairs.dense)
         check_entries({"dense": state["dense"]}, {"dense": Numbers(dense.dtype, dense.shape)}, "problem")
 
-    def restore_own(self, state: dict[str, Any]) -> None:
-        """Continue from these duals."""
+    def _restore_own(self, state: dict[str, Any]) -> None:
         self.weights = state["weights"].numpy().copy()
         dense, ordered = state["dense"].numpy().copy(), from_state(state["entries"])
         self.pairs = self.pairs._replace(dense=dense, entries=ordered)

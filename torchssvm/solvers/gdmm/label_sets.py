@@ -73,7 +73,7 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
         self.features = digest_features(column, value, row)
         self.weights = np.zeros((self.num_features + 1, self.num_labels), value.dtype)
         self.pairs = PairTable(np.zeros((self.num_labels, self.num_labels)), np.zeros(self.num_labels))
-        self.entries_by_weight = make_entries(self.num_labels, self.num_labels, symmetric=True)
+        self.entries = make_entries(self.num_labels, self.num_labels, symmetric=True)
         self.q = y.astype(np.float64)
         self.factors = empty(dual.num_examples, Interactions)
         self.default_penalty = float(cost.mean()) / 3.0
@@ -103,14 +103,14 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
         scale = self.dual.lam * self.dual.num_examples
         options = Options(scale, rho, AWAY if rule.away else PROJECT, rule.greedy)
         explore = (self.passes + 1) % _EXPLORE == 0
-        done, before = 0, int(self.entries_by_weight.counters[2])
+        done, before = 0, int(self.entries.counters[2])
         while done < len(order):
-            own = self.sets, self.weights, self.pairs, self.entries_by_weight, self.q, self.factors
+            own = self.sets, self.weights, self.pairs, self.entries, self.q, self.factors
             done = visit_label_sets(order, done, *own, options, self.ordered, explore, scratch)
             if done < len(order):
-                wanted = max(2 * len(self.entries_by_weight.value), int(self.entries_by_weight.counters[0]) + largest)
-                self.entries_by_weight = grown(self.entries_by_weight, wanted)
-        scratch.totals[1] += int(self.entries_by_weight.counters[2]) - before
+                wanted = max(2 * len(self.entries.value), int(self.entries.counters[0]) + largest)
+                self.entries = grown(self.entries, wanted)
+        scratch.totals[1] += int(self.entries.counters[2]) - before
         return scratch.totals
 
     def update_multipliers(self, step: float) -> np.ndarray:
@@ -143,9 +143,9 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
         drift = np.square(total - self.weights).sum() + np.square(pairs - self.pairs.value).sum() / 2
         self.weights[:], self.pairs.value[:] = total, pairs
         sum_gains(self.pairs)
-        for number in range(int(self.entries_by_weight.counters[0])):  # of sorted pairs
-            a, b = self.entries_by_weight.row[number], self.entries_by_weight.col[number]
-            change(self.entries_by_weight, number, self.pairs.value[a, b])
+        for number in range(int(self.entries.counters[0])):  # of sorted pairs
+            a, b = self.entries.row[number], self.entries.col[number]
+            change(self.entries, number, self.pairs.value[a, b])
         return float(drift) ** 0.5
 
     def rounded(self) -> Rounded:
@@ -199,19 +199,17 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
             }
             yield index, potentials, psi, torch.from_numpy(np.abs(y - q) @ self.sets.cost * share)
 
-    def entries(self) -> dict[str, Any]:
-        """Weights and duals; what they were trained on is the digest of the targets."""
+    def _entries(self) -> dict[str, Any]:
         arrays = {"pairs": self.pairs.value, "gain": self.pairs.gain, "q": self.q}
         return {
             **self._identity(),
             **{name: torch.from_numpy(array.copy()) for name, array in arrays.items()},
-            "entries": state_of_entries(self.entries_by_weight),
+            "entries": state_of_entries(self.entries),
             "passes": self.passes,
             "factors": as_tensors(self.factors),
         }
 
-    def check_own_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError for another head, other targets or another oracle."""
+    def _check_own(self, state: dict[str, Any]) -> None:
         self._check_identity(state)
         if tuple(state["q"].shape) != self.q.shape:
             raise damaged("problem['q']")
@@ -220,11 +218,10 @@ class LabelSetProblem(Problem, heads=(LinearMultilabel, SparseLinearMultilabel))
             name = "SortedOracle" if self.ordered else "BruteForce"
             raise ValueError(f"the checkpoint is of another oracle than {name}(): give GDMM that one")
 
-    def restore_own(self, state: dict[str, Any]) -> None:
-        """Continue from these duals."""
+    def _restore_own(self, state: dict[str, Any]) -> None:
         self.weights, self.q = state["weights"].numpy().copy(), state["q"].numpy().copy()
         self.pairs = PairTable(state["pairs"].numpy().copy(), state["gain"].numpy().copy())
-        self.entries_by_weight, self.passes = from_state(state["entries"]), state["passes"]
+        self.entries, self.passes = from_state(state["entries"]), state["passes"]
         self.factors = from_tensors(state["factors"])
 
 

@@ -324,8 +324,7 @@ class GDMM(StatefulOptimizer):
             self._handed_over = True
         return dual
 
-    def entries(self) -> dict[str, Any]:
-        """The entries of torch, and the duals, counters and draws as ``"gdmm"``."""
+    def _entries(self) -> dict[str, Any]:
         state = {
             "format": _FORMAT,
             **{name: getattr(self, name) for name in _NUMBERS},
@@ -337,11 +336,10 @@ class GDMM(StatefulOptimizer):
             "generator": self._generator.get_state(),  # draws the order of the next pass
             "problem": self.problem.state_dict(),
         }
-        return {**super().entries(), "gdmm": with_seal(state)}
+        return {**super()._entries(), "gdmm": with_seal(state)}
 
-    def check_own_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError for another format, checksum or problem."""
-        super().check_own_state(state)
+    def _check_own(self, state: dict[str, Any]) -> None:
+        super()._check_own(state)
         check_seal(state["gdmm"], _FORMAT, "gdmm")
         wanted = {
             "format": _FORMAT,
@@ -359,7 +357,7 @@ class GDMM(StatefulOptimizer):
         check_random_state(state["gdmm"]["generator"], "gdmm['generator']")
         self.problem.check_state(state["gdmm"]["problem"])
 
-    def restore_own(self, state: dict[str, Any]) -> None:
+    def _restore_own(self, state: dict[str, Any]) -> None:
         """Continue bit for bit.
 
         A state with the same targets but other features is accepted, with a warning. The head gets the current weights
@@ -372,7 +370,7 @@ class GDMM(StatefulOptimizer):
                 "the state was trained on other features than this GDMM was made with: its duals are kept, the weights "
                 "are summed anew from these features, and bounds certified for the others are dropped"
             )
-        super().restore_own(state)
+        super()._restore_own(state)
         for name in _NUMBERS:
             setattr(self, name, own[name])
         self._visits, self._visited = own["visits"].numpy().copy(), own["visited"].to("cpu", copy=True)

@@ -71,16 +71,14 @@ class KernelDual(DualState):
         """The dual objective."""
         return super().value() - self.lam / 2 * self.kernel_squared_norm
 
-    def entries(self) -> dict[str, Any]:
-        """As for any dual, and the norm of the kernel expansion."""
-        return {**super().entries(), "kernel_squared_norm": self.kernel_squared_norm}
+    def _entries(self) -> dict[str, Any]:
+        return {**super()._entries(), "kernel_squared_norm": self.kernel_squared_norm}
 
     def _wanted(self, state: dict[str, Any]) -> dict[str, Any]:
         return {**super()._wanted(state), "kernel_squared_norm": Numbers(float, low=0.0)}
 
-    def restore_own(self, state: dict[str, Any]) -> None:
-        """Restore the same bits."""
-        super().restore_own(state)
+    def _restore_own(self, state: dict[str, Any]) -> None:
+        super()._restore_own(state)
         self.kernel_squared_norm = state["kernel_squared_norm"]
 
 
@@ -452,26 +450,22 @@ class KernelSSVM(DualTrainer, Stateful):
         """Copies start a new epoch."""
         return {**vars(self), "_epoch": iter(())}
 
-    def nested(self) -> dict[str, Stateful]:
-        """The dual and the sampler."""
+    def _nested(self) -> dict[str, Stateful]:
         return {"dual": self.dual, "sampler": self.sampler}
 
-    def entries(self) -> dict[str, Any]:
-        """The kernel and a digest of the training set."""
+    def _entries(self) -> dict[str, Any]:
         return {"format": _FORMAT, "kernel": name_of(self.head.kernel), "tokens": digest(self.data.tokens)}
 
-    def check_own_state(self, state: dict[str, Any]) -> None:
-        """Raise ValueError for another kernel or training set."""
+    def _check_own(self, state: dict[str, Any]) -> None:
         check_seal(state, _FORMAT, "state")
-        check_entries(state, {**self.entries(), "dual": dict, "sampler": dict, "seal": int}, "state")
-        for name, each in self.nested().items():
+        check_entries(state, {**self._entries(), "dual": dict, "sampler": dict, "seal": int}, "state")
+        for name, each in self._nested().items():
             each.check_state(state[name])
         if not torch.equal(state["dual"]["targets"].to(self.dual.targets.device), self.dual.targets):
             raise ValueError("the checkpoint was trained on other targets: duals belong to the data of their training")
 
-    def restore_own(self, state: dict[str, Any]) -> None:
-        """Continue bit for bit."""
-        for name, each in self.nested().items():
+    def _restore_own(self, state: dict[str, Any]) -> None:
+        for name, each in self._nested().items():
             each.restore(state[name])
         self._epoch, self._next = iter(()), None
 
