@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_number, check_whole
 from torchssvm.core.batch import Batch, apply_head, check_batches, first_occurrences, to_device
+from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.operators import full_precision, on_host
 from torchssvm.core.potentials import conform, inner, subtract
 from torchssvm.core.problem import digest_examples
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
-from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_batch, check_targets
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import MeanParts

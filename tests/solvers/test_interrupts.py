@@ -33,7 +33,7 @@ from torchssvm import (
     TorchLoop,
     Weights,
 )
-from torchssvm.core.threads import undisturbed
+from torchssvm.core.interrupts import undisturbed
 from torchssvm.datasets import PaddedDataset
 from torchssvm.solvers import LatentTrainer, WeightedAverage
 from torchssvm.solvers.kernel import RBF

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
-from torchssvm.compiler.packages import is_ours
 from torchssvm.core.arguments import NO_LABEL, check_dataset, check_tensor, describe, naming, row_name
 from torchssvm.core.operators import on_host, upload
+from torchssvm.core.packages import is_ours
 from torchssvm.core.potentials import Potentials, as_potentials
 
 

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
-from torchssvm.compiler.jit import fits_numba, fits_triton, njit_fastmath
+from torchssvm.compiler.jit import njit_fastmath
 from torchssvm.core.arguments import check_length_form, check_object, check_tensor, check_whole, read_numbers, row_names
+from torchssvm.core.launch import fits_numba, once
 from torchssvm.core.operators import apart, pick, plain
-from torchssvm.core.threads import once
+from torchssvm.core.triton_support import fits_triton
 
 Parts = dict[str, Tensor]
 """Named arrays shaped like the potentials, each ``[B, ...]``."""

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchssvm.compiler.jit import fits_numba, njit
+from torchssvm.compiler.jit import njit
 from torchssvm.core.arguments import check_positive, check_tensor, check_whole
 from torchssvm.core.batch import tree_tensors
+from torchssvm.core.launch import fits_numba
 from torchssvm.core.operators import on_host
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.schema import Each, Entry, Field, Maybe, damaged

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.packages import warn
 from torchssvm.core.arguments import check_parameters
+from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.operators import full_precision
+from torchssvm.core.packages import warn
 from torchssvm.core.problem import Box
 from torchssvm.core.schema import Declaration, Entry, Schema, StatefulOptimizer, damaged, groups_like
-from torchssvm.core.threads import undisturbed
 from torchssvm.distributed.exchange import Exchange, Figures, refusing_on_all
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState

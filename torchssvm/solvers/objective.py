@@ -33,6 +33,7 @@ from torchssvm.core.batch import (
     tree_tensors,
 )
 from torchssvm.core.gradients import state_kept
+from torchssvm.core.launch import once
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.operators import (
     Reading,
@@ -49,7 +50,6 @@ from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform,
 from torchssvm.core.problem import as_structure, check_lam
 from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.core.structure import Labeling, OracleResult, Structure
-from torchssvm.core.threads import once
 
 
 @dataclass(frozen=True)

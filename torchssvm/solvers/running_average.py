@@ -13,9 +13,9 @@ from torch import Tensor
 from torchssvm.compiler.jit import clock
 from torchssvm.core.arguments import check_parameters
 from torchssvm.core.batch import Batch
+from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Entry, Field, Maybe, Noted, Same, Schema, Stateful, damaged, seal, version
-from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import (

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.compiler.packages import warn
 from torchssvm.core.arguments import check_dataset, naming, or_default
 from torchssvm.core.batch import (
     Batch,
@@ -30,11 +29,12 @@ from torchssvm.core.batch import (
     tree_tensors,
 )
 from torchssvm.core.max_oracle import has_target_check, unreachable
+from torchssvm.core.memory import available_memory
+from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.problem import check_bounds, check_lam, find_structure, groups
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure, reject_rows
-from torchssvm.core.threads import available_memory
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import MeanParts, Storage

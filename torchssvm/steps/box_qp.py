@@ -11,12 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchssvm.compiler.jit import arrays, fits_numba, triton_available
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.gradients import combine
+from torchssvm.core.launch import arrays, fits_numba
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.row_sparse import gram_of_rows, rows_of, select_examples, squared_norm
 from torchssvm.core.structure import Labeling, OracleResult, Structure
+from torchssvm.core.triton_support import triton_available
 from torchssvm.dual.storage import Storage, Stored
 from torchssvm.steps.numba import ascend_gradients, ascend_gram
 

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchssvm.compiler.packages import warn
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import Batch, Part, pass_over, to_device, tree_map
+from torchssvm.core.interrupts import undisturbed
+from torchssvm.core.packages import warn
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.problem import Box, digest_examples, digest_targets
 from torchssvm.core.schema import Declaration, Entry, Maybe, Open, Stateful, check
-from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_visits
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.packages import warn
 from torchssvm.core.batch import Batch, device_of, tree_tensors
+from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.problem import digest_examples
 from torchssvm.core.row_sparse import squared_norm
