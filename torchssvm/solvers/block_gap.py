@@ -16,7 +16,7 @@ from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.operators import full_precision, known, on_host, pick, read_together, upload
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
 from torchssvm.core.problem import digest_examples
-from torchssvm.core.row_sparse import dense, select_examples, squared_norm
+from torchssvm.core.row_sparse import dense, select_examples
 from torchssvm.core.structure import OracleResult
 from torchssvm.distributed.exchange import refusing_on_all
 from torchssvm.dual.checks import check_batch, check_dual, check_repeated, check_targets
@@ -52,7 +52,7 @@ class BlockGap(nn.Module):
     Args:
         direction: The direction of each block; None is ``FrankWolfe()``.
         oracle: Whether to decode or to take a cached labeling; None is ``MaxOracle()``, which always decodes.
-        block_steps: The step of each block: ``BoxQP(sweeps=5)`` (None), ``CommonStep()`` or ``Sequential()``.
+        block_steps: The step of each block: ``BoxQP(sweeps=5)`` (None) or ``CommonStep()``.
 
     Raises:
         ValueError: ``direction`` or ``oracle`` needs a dual that keeps labelings, or ``block_steps`` does not support
@@ -80,7 +80,6 @@ class BlockGap(nn.Module):
         self.oracle = oracle if oracle is not None else MaxOracle()
         self.block_steps = check_block_steps(block_steps if block_steps is not None else BoxQP())
         check_rules(self.direction, self.oracle, dual.storage)
-        self.block_steps.check(self.direction, self.oracle, dual.storage)
         if self.direction.needs_curvature:
             dual.storage.keep_curvature()
 
@@ -130,8 +129,6 @@ class BlockGap(nn.Module):
             if training:
                 dual.storage.check_features(stored, potentials)
             step = Proposal(dual.version, index, rows, new, detached, stored, self.block_steps)
-            if training and self.block_steps.visits and len(rows) == len(index):
-                return self._visit(step, potentials, target)
             if self._simple:
                 found = find_corner(dual.structure, detached, target)
                 _towards(step, found, dual.loss[index], dual.num_examples)
@@ -142,21 +139,6 @@ class BlockGap(nn.Module):
                 return step.gap()
             step.parts, direct = stored.combine(step.change, step.found)
         return self._choose_steps(step, potentials, direct)
-
-    def _visit(self, step: Proposal, potentials: Potentials, target: Any) -> Tensor:
-        """The sum of the block gaps, found while exact steps visit the blocks one after another."""
-        dual, n = self.dual, self.dual.num_examples
-        losses = dual.loss[step.index]
-        found, step.gammas, step.block_gaps, step.reference = self.block_steps.visit(
-            potentials, dual.structure, target, step.stored, losses, dual.lam, n
-        )
-        if not bool(torch.isfinite(found.score).all()):
-            find_corner(dual.structure, step.potentials, target)  # raises, and says which potentials are not finite
-        _towards(step, found, losses, n)
-        step.parts, _ = step.stored.combine(None, found)
-        step.squared_norm = squared_norm(step.reference)
-        with torch.enable_grad():
-            return _Propose.apply(dual.mailbox, step, step.reference, *dual.parameters)
 
     def _choose_steps(self, step: Proposal, potentials: Potentials, direct: list[Tensor] | None) -> Tensor:
         """The gap of ``step``, whose backward pass proposes it; solves for the gammas."""

@@ -543,10 +543,6 @@ def _complete(solver: Solver, fits: _Fits, *, compiled: bool, whole: bool = Fals
     if oracle is None:
         oracle = CacheOracle() if keeps and not few else MaxOracle()
     block_steps = solver.block_steps if solver.block_steps is not None else BoxQP()
-    try:
-        block_steps.check(direction, oracle, storage)
-    except ValueError:  # these block steps do not go with the cache
-        return solver.with_defaults().with_rules(compiled=compiled)
     return solver.with_rules(
         direction=direction, oracle=oracle, storage=storage, block_steps=block_steps, compiled=compiled
     )

@@ -14,11 +14,8 @@ from torch import Tensor
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.gradients import combine
 from torchssvm.core.launch import arrays, fits_numba
-from torchssvm.core.potentials import Potentials
 from torchssvm.core.row_sparse import gram_of_rows, rows_of, select_examples, squared_norm
-from torchssvm.core.structure import Labeling, OracleResult, Structure
 from torchssvm.core.triton_support import triton_available
-from torchssvm.dual.storage import Storage, Stored
 from torchssvm.steps.numba import ascend_gradients, ascend_gram
 
 
@@ -34,34 +31,11 @@ class BatchSteps(NamedTuple):
     squared_norm: float | None
 
 
-class Visited(NamedTuple):
-    """The result of exact steps on a batch's blocks, taken one after another.
-
-    Attributes:
-        found: The corners, each decoded at the weights after the previous block's step, and scored at the head's.
-        gammas: ``[B]`` float64, the steps towards them.
-        gaps: ``[B]`` float64, the block gaps, each at the weights of its own visit.
-        combined: ``(1/n) sum_i gamma_i Phi_i^T Delta_i`` for each of the head's parameters.
-    """
-
-    found: OracleResult
-    gammas: Tensor
-    gaps: Tensor
-    combined: list[Tensor]
-
-
 class BlockSteps(ABC):
     """Chooses the step of each block of a batch along its direction, before the line search over all of them."""
 
     needs_gradients = False
     """Whether it uses per-example gradients, where the head gives them."""
-
-    visits = False
-    """Whether it implements :meth:`visit`; see ``torchssvm.Sequential``."""
-
-    def check(self, direction: Any, oracle: Any, storage: Storage) -> None:
-        """Raise ValueError if it does not support these rules; the default supports all."""
-        return
 
     @abstractmethod
     def solve(self, gradients: Sequence[Tensor], values: Tensor, weight: float, factor: float = 1.0) -> BatchSteps:
@@ -73,23 +47,6 @@ class BlockSteps(ABC):
             weight: Positive; the dual grows by ``sum_i gamma_i v_i - weight/2 |sum_i gamma_i g_i|^2``.
             factor: Multiplies the combined gradient.
         """
-
-    def visit(
-        self,
-        potentials: Potentials,
-        structure: Structure,
-        target: Labeling,
-        stored: Stored,
-        losses: Tensor,
-        lam: float,
-        n: int,
-    ) -> Visited:
-        """Exact steps on the blocks one after another, from the held weights; changes nothing, needs ``visits``.
-
-        Args:
-            losses: ``[B]`` float64, l_i.
-        """
-        raise NotImplementedError(f"{self} does not visit blocks")
 
 
 class CommonStep(BlockSteps):
@@ -119,7 +76,7 @@ def check_block_steps(block_steps: Any) -> BlockSteps:
     """``block_steps``; TypeError unless it is a BlockSteps."""
     if isinstance(block_steps, BlockSteps):
         return block_steps
-    raise TypeError(f"block_steps={block_steps!r} must be an object such as BoxQP(), CommonStep() or Sequential()")
+    raise TypeError(f"block_steps={block_steps!r} must be an object such as BoxQP() or CommonStep()")
 
 
 _CONVERGED = 1e-3  # more is of no use: the line search rescales the steps

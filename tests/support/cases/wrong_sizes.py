@@ -23,7 +23,7 @@ from torch import Tensor
 import torchssvm
 from cases import vector_twins
 from cases.compiled_kinds import ARCS, OTHERS
-from torchssvm import GDMM, Batch, BlockGap, CompiledBCFW, DualState, Potentials, Sequential, SparseFeatures
+from torchssvm import GDMM, Batch, BlockGap, CompiledBCFW, DualState, Potentials, SparseFeatures
 from torchssvm.compiler.jit import Vectorised
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.sparse_features import padded_lists
@@ -362,7 +362,6 @@ def trainers() -> Iterator[Call]:
             lambda *t, s=storage, d=direction: gap(LinearChain(5, 3), dense_batch(*t), s, direction=d),
             batch,
         )
-    yield "Sequential", lambda *t: gap(LinearChain(5, 3), dense_batch(*t), block_steps=Sequential()), batch
     yield "BlockGap, lists", lambda *t: gap(SparseLinearChain(4, 3), sparse_batch(*t)), sparse
     made = compiled(LinearChain(5, 3), dense_batch(*batch), torchssvm.Labelings)
     yield "CompiledBCFW.visit", made.visit, [index]

@@ -189,7 +189,6 @@ class LinearChain(LinearHead):
             adjoint=adjoint,
             gram_product=gram_product,
             weights=None if x is None else own_weights(self),
-            called_with=None if x is None else (self, x),
             min_length=span[0],
             max_length=span[1],
         )

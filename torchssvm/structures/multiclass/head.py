@@ -100,5 +100,4 @@ class LinearMulticlass(LinearHead):
             gram_product=gram_product,
             gram=gram,
             weights=own_weights(self),
-            called_with=(self, x),
         )
