@@ -156,12 +156,12 @@ class HiddenStates(Around):
         }
         return self.structure.marginals(potentials.replace({**potentials.tensors, **tensors}))
 
-    def _own(self, output: Tensor | Completed) -> Tensor:
+    def _inner(self, output: Tensor | Completed) -> Tensor:
         return output.states if isinstance(output, Completed) else output
 
     def loss(self, labeling: Tensor | Completed, target: Completed) -> Tensor:
         """What states that show wrong labels cost, ``[B]``."""
-        states = self._own(labeling)
+        states = self._inner(labeling)
         return self.structure.loss(
             torch.where(self._shown(states, target.observed), target.states, states), target.states
         )
