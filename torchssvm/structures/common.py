@@ -146,12 +146,21 @@ def check_potentials(potentials: Potentials, shapes: Shape | Mapping[str, Shape]
     return tensors
 
 
-def reject_entries(wrong: Tensor, values: Tensor, name: str, allowed: str) -> None:
-    """Raise ValueError for the first entry of ``values`` that is ``wrong``; their first axis is the batch."""
+def reject_entries(wrong: Tensor, values: Tensor, has: str, allowed: str) -> None:
+    """Raise ValueError for the first entry of ``values`` ``[B, ...]`` that is ``wrong``.
+
+    ``has`` begins the message, such as "target has label"; ``allowed`` ends it.
+    """
     if bool(wrong.any()):
         row, *place = wrong.nonzero()[0].tolist()
-        at = f" at {place[0] if len(place) == 1 else place}" if place else ""
-        raise ValueError(f"{name} has {values[wrong][0].tolist()}{at} in {row_name(row)}: {allowed}")
+        at = f"at position {place[0] if len(place) == 1 else place} of" if place else "in"
+        raise ValueError(f"{has} {values[wrong][0].tolist()} {at} {row_name(row)}: {allowed}")
+
+
+def check_no_lengths(lengths: None) -> None:
+    """Raise ValueError where a batch has lengths, for heads whose outputs have none."""
+    if lengths is not None:
+        raise ValueError("lengths must be None, as outputs of this head have one size: make the Batch without lengths")
 
 
 def check_lengths(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> Tensor:
@@ -193,7 +202,9 @@ def check_edges(edges: Tensor, links: int, nodes: Sequence[int], lengths: Tensor
     first, second = edges.unbind(2)
     joined = (first >= 0) & (second >= 0) & (first < limit) & (second < limit) & (first != second)
     wrong = ~(joined | ((first == -1) & (second == -1)))
-    reject_entries(wrong, edges, "edges", "give two different nodes of the example, or -1 and -1 where there is none")
+    reject_entries(
+        wrong, edges, "edges has", "give two different nodes of the example, or -1 and -1 where there is none"
+    )
     return edges
 
 
@@ -206,7 +217,7 @@ def check_labels(target: Tensor, num_states: int, where: Tensor | None = None) -
     if where is not None:
         wrong &= where
     advice = "; -1 marks padding alone, so give the head lengths; HiddenStates take -100" if target.ndim > 1 else ""
-    reject_entries(wrong, target, "target", f"labels are 0 to {num_states - 1}{advice}")
+    reject_entries(wrong, target, "target has label", f"labels are 0 to {num_states - 1}{advice}")
 
 
 class Head(nn.Module):

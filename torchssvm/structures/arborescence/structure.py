@@ -191,11 +191,12 @@ class Arborescence(Labelled):
         real = check_lengths(potentials.lengths, batch, longest, scores.device)
         heads = target.masked_fill(~real, -1)
         wrong = real & ((heads < 0) | (heads > real.sum(1, keepdim=True)))
-        reject_entries(wrong, heads, "target", "heads are 0, the root, to the number of tokens")
-        reject_entries(~has_root(heads), heads, "target", "heads lead from this token in a circle, not to the root")
-        reject_rows(
-            ~self.among.allow(heads), f"target of {{rows}} is no output: {self.among} requires that {self.among.rule}"
+        reject_entries(wrong, heads, "target has head", "heads are 0, the root, to the number of tokens")
+        reject_entries(
+            ~has_root(heads), heads, "target has head", "heads lead from this token in a circle, not to the root"
         )
+        rule = f"{self.among} requires that {self.among.rule}"
+        reject_rows(~self.among.allow(heads), f"target of {{rows}} is not an output: {rule}")
         return heads
 
     @override
