@@ -380,13 +380,13 @@ def recompute_weights(
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
 
     def add_up() -> None:
-        for batch, potentials, index in every_block(head, dual, batches):
+        for batch, potentials, index, leaves in every_block(head, dual, batches):
             target = dual.structure.check_target(batch.y, potentials)
             check_targets(dual, digest_examples(target, potentials), index)
             with full_precision(potentials.device):
                 stored = dual.storage.gather(index, potentials, target)
-                dual.storage.check_features(stored, potentials)
-                parts = dual.storage.contribution(stored, potentials)
+                dual.storage.check_features(stored, potentials, leaves)
+                parts = dual.storage.contribution(stored, potentials, leaves)
             for total, part in zip(weights, parts, strict=True):
                 total += part
 
