@@ -161,8 +161,11 @@ class Storage(Stateful):
         """A function that caches the corners, without mass; None if there is nothing to cache."""
         return None
 
-    def check_features(self, stored: Stored, potentials: Potentials) -> None:
-        """Raise RuntimeError if the features have changed and the storage cannot follow them."""
+    def check_features(self, stored: Stored, potentials: Potentials, weights: Sequence[Tensor] | None = None) -> None:
+        """Raise RuntimeError if the features have changed and the storage cannot follow them.
+
+        ``weights`` are as in :meth:`contribution`.
+        """
         return
 
     def keep_curvature(self) -> None:

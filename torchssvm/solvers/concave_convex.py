@@ -20,7 +20,7 @@ from torchssvm.core.schema import Each, Entry, Field, Schema, Stateful
 from torchssvm.core.structure import Structure, fit
 from torchssvm.dual.storage import MeanParts
 from torchssvm.solvers.certificate import Certificate, recompute_weights, write
-from torchssvm.solvers.objective import primal
+from torchssvm.solvers.exact_pass import primal
 from torchssvm.solvers.solver import Relative, Solver, Tolerance
 from torchssvm.solvers.training import make_trainer
 from torchssvm.structures.hidden_states import HiddenStates

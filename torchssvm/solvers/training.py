@@ -491,7 +491,7 @@ def compiled_form(head: nn.Module, structure: Structure, solver: Solver) -> tupl
         check_compiled(solver.direction, solver.oracle)
         adapter = find_adapter(head, anywhere=True)
     except (ImportError, TypeError) as error:
-        return None, str(error).removesuffix("; use BlockGap and BCFW")
+        return None, getattr(error, "reason", str(error))
     if not structure.same_as(own := head.structure):  # type: ignore[arg-type]
         return None, f"structure={structure} is not that of the head, {own}"
     return adapter, None

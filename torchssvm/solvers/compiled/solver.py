@@ -22,7 +22,7 @@ from torchssvm.core.schema import Declaration, Entry, Maybe, Open, Stateful, che
 from torchssvm.dual.checks import check_visits
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
-from torchssvm.kinds.adapter import Examples, HeadAdapter, find_adapter, make_scratch
+from torchssvm.kinds.adapter import Examples, HeadAdapter, NotCompiledError, find_adapter, make_scratch
 from torchssvm.solvers.certificate import Certificate, conclude
 from torchssvm.solvers.compiled.draws import ALL, Draws, left_of_cycle, phase
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
@@ -564,6 +564,6 @@ def check_compiled(direction: Any, oracle: Any) -> None:
     if isinstance(direction, type) or isinstance(oracle, type):
         raise TypeError(f"direction={direction} and oracle={oracle} must be objects such as Pairwise() and MaxOracle()")
     if type(direction) not in DIRECTIONS:
-        raise TypeError(f"direction={direction} is not compiled; use BlockGap and BCFW")
+        raise NotCompiledError(f"direction={direction} is not compiled")
     if type(oracle) not in (MaxOracle, CacheOracle):
-        raise TypeError(f"oracle={oracle} is not compiled; use BlockGap and BCFW")
+        raise NotCompiledError(f"oracle={oracle} is not compiled")
