@@ -117,7 +117,6 @@ def changed(state, path, change, resealed):
         ("average", "kind", put("SuffixAverage")),
         ("average", "weights", shorter),
         ("average", "format", put(1)),
-        ("average", "steps", put(2)),
         ("sampler", "batch_size", put(3)),
         ("sampler", "generator", shorter),
         ("sampler", "drawn", lambda drawn: [batch + 9 for batch in drawn]),

@@ -163,7 +163,7 @@ def test_states_with_transposed_weights_are_refused(name, strict):
     assert all(torch.equal(a, b) for a, b in zip(other.parameters(), before, strict=True))
     below, old = torch.nn.Sequential(other), OrderedDict({f"0.{key}": value for key, value in old.items()})
     old._metadata = {"": {"version": 1}, "0": {"version": 1}}
-    with pytest.raises(RuntimeError, match="Transpose them in a plain dict of the state"):
+    with pytest.raises(RuntimeError, match="version 1 of the state"):
         below.load_state_dict(old, strict=strict)
     for good in (state, dict(state)):
         other.load_state_dict(good, strict=strict)
@@ -175,9 +175,9 @@ def test_states_with_transposed_weights_are_refused(name, strict):
     [(LinearMultilabel(3, 3), SparseLinearMultilabel(3, 3)), (LinearChain(3, 3), SparseLinearChain(3, 3))],
 )
 def test_states_of_dense_heads_and_of_heads_on_lists_are_not_confused(dense, sparse):
-    with pytest.raises(RuntimeError, match="heads on lists of features do"):
+    with pytest.raises(RuntimeError, match="version 1 of the state"):
         dense.load_state_dict(filled(sparse).state_dict())
-    with pytest.raises(RuntimeError, match="as dense heads do"):
+    with pytest.raises(RuntimeError, match="version 2 of the state"):
         sparse.load_state_dict(filled(dense).state_dict())
     sparse.load_state_dict(sparse.state_dict())
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.ranks import Ranks
-from torchssvm.core.threads import undisturbed
 
 _LARGEST = sys.float_info.max
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from torchssvm.core.arguments import NO_LABEL, check_int64, check_length_form, describe, read_numbers, row_name
-from torchssvm.core.operators import apart, plain
+from torchssvm.core.arguments import check_int64, check_length_form, check_tensor, read_numbers, row_name
+from torchssvm.core.operators import apart
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.structure import Structure
 
@@ -25,8 +26,8 @@ def check_structure(structure: Kind | None, such: str, *settings: str) -> Kind |
     if structure is not None:
         missing = [name for name in settings if not hasattr(structure, name)]
         if not isinstance(structure, Structure) or missing:
-            why = f": it has no {' and no '.join(missing)}" if isinstance(structure, Structure) else ""
-            raise TypeError(f"structure={structure!r} must be one such as {such}{why}")
+            lacks = f", with {' and '.join(missing)}" if isinstance(structure, Structure) else ""
+            raise TypeError(f"structure={structure!r} must be one such as {such}{lacks}")
     return structure
 
 
@@ -51,36 +52,36 @@ class Around(Structure):
 
     structure: Structure
 
-    def _own(self, output: Any) -> Any:
-        """What the other structure takes of a labeling or target."""
+    def _inner(self, output: Any) -> Any:
+        """A labeling or target as the wrapped structure takes it."""
         return output
 
+    @override
     def argmax(self, potentials: Potentials) -> Any:
-        """The best output of the other structure."""
         return self.structure.argmax(potentials)
 
+    @override
     def parts(self, labeling: Any) -> Any:
-        """As in the other structure, of a labeling or target."""
-        return self.structure.parts(self._own(labeling))
+        return self.structure.parts(self._inner(labeling))
 
+    @override
     def max_marginals(self, potentials: Potentials) -> Tensor:
-        """Those of the other structure."""
         return self.structure.max_marginals(potentials)
 
+    @override
     def resize(self, labelings: Any, target: Any) -> Any:
-        """As in the other structure."""
-        return self.structure.resize(labelings, self._own(target))
+        return self.structure.resize(labelings, self._inner(target))
 
+    @override
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        """As in the other structure."""
         return self.structure.places(potentials)
 
+    @override
     def signed(self, name: str) -> bool:
-        """As in the other structure."""
         return self.structure.signed(name)
 
+    @override
     def enumerate(self, potentials: Potentials) -> Iterator[Any] | None:
-        """The outputs that the other structure lists."""
         return self.structure.enumerate(potentials)
 
 
@@ -101,6 +102,67 @@ class WeightedLabels(NamedTuple):
     weights: Tensor
 
 
+def check_shape(value: Any, name: str, *sizes: int | str, bound: dict[str, int] | None = None) -> Tensor:
+    """``value``, if it is a dense, real tensor of this shape.
+
+    A size is a number or a letter, which is the same number wherever it stands; ``"N+1"`` is one more, and N is at
+    least 1. ``bound`` holds the letters' numbers from tensor to tensor.
+
+    Raises:
+        TypeError: ``value`` is not a dense, real tensor.
+        ValueError: Its shape is another.
+    """
+    tensor, bound = check_tensor(value, name), {} if bound is None else bound
+    fits = tensor.ndim == len(sizes)
+    for size, wanted in zip(tensor.shape, sizes, strict=False):
+        if isinstance(wanted, str):
+            letter, _, more = wanted.partition("+")
+            wanted = bound.setdefault(letter, size - int(more or 0)) + int(more or 0)
+        fits = fits and size == wanted
+    if not fits or bound.get("N", 1) < 1:
+        raise ValueError(f"{name} must be [{', '.join(map(str, sizes))}], got {list(tensor.shape)}")
+    return tensor
+
+
+Shape = tuple[int | str, ...]
+
+
+def check_potentials(potentials: Potentials, shapes: Shape | Mapping[str, Shape]) -> list[Tensor]:
+    """The potentials' tensors, if they have these shapes, by name or of the only one, and N covers the lengths.
+
+    Kernels do not look whether an index lies within an array: this does.
+    """
+    if not isinstance(shapes, Mapping):
+        shapes = {next(iter(potentials.tensors)): shapes}
+    if potentials.tensors.keys() != shapes.keys():
+        raise ValueError(f"potentials must be {[*shapes]}, got {[*potentials.tensors]}: give what the head returned")
+    bound: dict[str, int] = {}
+    tensors = [
+        check_shape(potentials.tensors[name], f"potentials[{name!r}]", *shape, bound=bound)
+        for name, shape in shapes.items()
+    ]
+    if potentials.max_length is not None and potentials.max_length > bound.get("N", potentials.max_length):
+        raise ValueError(f"lengths of the potentials are up to {potentials.max_length}, beyond N = {bound['N']}")
+    return tensors
+
+
+def reject_entries(wrong: Tensor, values: Tensor, has: str, allowed: str) -> None:
+    """Raise ValueError for the first entry of ``values`` ``[B, ...]`` that is ``wrong``.
+
+    ``has`` begins the message, such as "target has label"; ``allowed`` ends it.
+    """
+    if bool(wrong.any()):
+        row, *place = wrong.nonzero()[0].tolist()
+        at = f"at position {place[0] if len(place) == 1 else place} of" if place else "in"
+        raise ValueError(f"{has} {values[wrong][0].tolist()} {at} {row_name(row)}: {allowed}")
+
+
+def check_no_lengths(lengths: None) -> None:
+    """Raise ValueError where a batch has lengths, for heads whose outputs have none."""
+    if lengths is not None:
+        raise ValueError("lengths must be None, as outputs of this head have one size: make the Batch without lengths")
+
+
 def check_lengths(lengths: Tensor | None, batch: int, longest: int, device: torch.device) -> Tensor:
     """The mask of real positions, ``[B, N]`` bool."""
     if lengths is None:
@@ -110,21 +172,16 @@ def check_lengths(lengths: Tensor | None, batch: int, longest: int, device: torc
 
 
 def own_lengths(lengths: Tensor | None, batch: int, longest: int) -> Tensor | None:
-    """The lengths, checked by :func:`check_range`, in memory of their own, so that no other thread changes them."""
+    """A copy of the lengths, which no other thread changes, checked by :func:`check_range`."""
     if lengths is not None:
         check_range(lengths := apart(lengths), batch, longest)
     return lengths
 
 
-def check_range(lengths: Tensor, batch: int, longest: int) -> tuple[int, int]:
-    """The smallest and the largest length."""
-    if not isinstance(lengths, Tensor):
-        raise TypeError(f"lengths must be an int64 tensor [{batch}], not {describe(lengths)}")
-    # A traced graph that reads a size for a message is for this size only.
-    such = "" if plain() else f", one for each example of a batch of {batch} padded to {longest}"
-    check_length_form(lengths, batch, such)
-    if (numbers := read_numbers(lengths)) is None:  # under torch.vmap the first call of the head has checked them
-        return 1, longest
+def check_range(lengths: Any, batch: int, longest: int) -> tuple[int, int]:
+    """The smallest and the largest length; ValueError unless they are int64 ``[B]``, 1 to N."""
+    if (numbers := read_numbers(check_length_form(lengths, batch))) is None:
+        return 1, longest  # under torch.vmap, the first call of the head has checked them
     low, high = min(numbers, default=1), max(numbers, default=1)
     if low < 1 or high > longest:
         raise ValueError(f"lengths must lie between 1 and the padded length {longest}, got {low} to {high}")
@@ -132,10 +189,12 @@ def check_range(lengths: Tensor, batch: int, longest: int) -> tuple[int, int]:
 
 
 def check_edges(edges: Tensor, links: int, nodes: Sequence[int], lengths: Tensor | None) -> Tensor:
-    """The ends of the edges, in memory of their own.
+    """A copy of the edges ``[B, E, 2]`` int64, each two nodes of the example or (-1, -1).
 
-    ``edges`` are ``[B, E, 2]`` int64, two nodes of the example, or (-1, -1); ``links`` is E, ``nodes`` B and N, and
-    ``lengths`` ``[B]`` int64, 1 to N; None means N for all.
+    Args:
+        links: E.
+        nodes: B and N.
+        lengths: ``[B]`` int64, 1 to N; None means N for all.
     """
     batch, longest = nodes[:2]
     edges = apart(check_int64(edges, "edges", (batch, links, 2), ", the two ends of every edge"))
@@ -143,13 +202,9 @@ def check_edges(edges: Tensor, links: int, nodes: Sequence[int], lengths: Tensor
     first, second = edges.unbind(2)
     joined = (first >= 0) & (second >= 0) & (first < limit) & (second < limit) & (first != second)
     wrong = ~(joined | ((first == -1) & (second == -1)))
-    if bool(wrong.any()):
-        row, place = wrong.nonzero()[0].tolist()
-        size = longest if lengths is None else int(lengths[row])
-        raise ValueError(
-            f"edges has {edges[row, place].tolist()} at place {place} in {row_name(row)}: an edge joins two "
-            f"different nodes, 0 to {size - 1}; -1 and -1 where there is none"
-        )
+    reject_entries(
+        wrong, edges, "edges has", "give two different nodes of the example, or -1 and -1 where there is none"
+    )
     return edges
 
 
@@ -161,14 +216,8 @@ def check_labels(target: Tensor, num_states: int, where: Tensor | None = None) -
     wrong = (target < 0) | (target >= num_states)
     if where is not None:
         wrong &= where
-    if bool(wrong.any()):
-        row, *position = wrong.nonzero()[0].tolist()
-        at = f"at position {position[0]} of " if position else "in "
-        label = int(target[wrong][0])
-        raise ValueError(
-            f"target has label {label} {at}{row_name(row)}; labels are 0 to {num_states - 1}"
-            + ("" if label >= 0 else NO_LABEL if position else ": leave examples without a class out")
-        )
+    advice = "; -1 marks padding alone, so give the head lengths; HiddenStates take -100" if target.ndim > 1 else ""
+    reject_entries(wrong, target, "target has label", f"labels are 0 to {num_states - 1}{advice}")
 
 
 class Head(nn.Module):
@@ -184,12 +233,12 @@ class Head(nn.Module):
 
         A flag for weights, such as ``bias``, is whether there are any.
         """
-        found = {}
+        arguments = {}
         for name, parameter in inspect.signature(type(self)).parameters.items():
             value = getattr(self if hasattr(self, name) else self.structure, name)
             flag = isinstance(parameter.default, bool) and not isinstance(value, bool)
-            found[name] = value is not None if flag else value
-        return found
+            arguments[name] = value is not None if flag else value
+        return arguments
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -199,15 +248,15 @@ class Head(nn.Module):
                 weights.zero_()
 
     def _products(self, features: Parts) -> dict[str, Any]:
-        """What :class:`~torchssvm.Potentials` takes, where each are features times a vector of weights of their own."""
+        """Options of :class:`~torchssvm.Potentials` that are, by name, features times one vector of weights each."""
         known = {name: tensor.detach().flatten(1, -2) for name, tensor in features.items()}
 
         def adjoint(parts: Parts) -> list[Tensor]:
-            return [(parts[name].flatten(1).unsqueeze(1) @ held).squeeze(1) for name, held in known.items()]
+            return [(parts[name].flatten(1).unsqueeze(1) @ rows).squeeze(1) for name, rows in known.items()]
 
         def gram_product(parts: Parts) -> Parts:
             pairs = zip(known.items(), adjoint(parts), strict=True)
-            return {name: (held @ change.unsqueeze(2)).view(parts[name].shape) for (name, held), change in pairs}
+            return {name: (rows @ change.unsqueeze(2)).view(parts[name].shape) for (name, rows), change in pairs}
 
         trained = any(tensor.requires_grad for tensor in features.values())
         weights = None if trained else own_weights(self)
@@ -223,15 +272,15 @@ def padded(pairs: Tensor, like: Tensor) -> Tensor:
     """The gradient of weights from a batch's pairs: zero at positions or nodes that the batch does not have."""
     if pairs.shape[1:] == like.shape:
         return pairs
-    found = pairs.new_zeros(len(pairs), *like.shape)
-    found[:, : pairs.shape[1]] = pairs
-    return found
+    gradient = pairs.new_zeros(len(pairs), *like.shape)
+    gradient[:, : pairs.shape[1]] = pairs
+    return gradient
 
 
 class _ZeroInMemory(nn.Parameter):
-    """A parameter on the meta device: whoever makes an empty one like it, on a real device, gets zeros.
+    """A parameter on the meta device whose ``torch.empty_like`` on a real device holds zeros.
 
-    ``to_empty`` and ``from_pretrained`` of transformers do so, and the latter knows of no ``reset_parameters``.
+    ``to_empty`` and transformers' ``from_pretrained`` call that; the latter calls no ``reset_parameters``.
     """
 
     @classmethod
@@ -243,9 +292,8 @@ class _ZeroInMemory(nn.Parameter):
 class LinearHead(Head):
     """A head with a matrix of weights for its features, ``[out, in]`` as in ``nn.Linear``.
 
-    ``state_dict`` says so by torch's version of a module, and a state that holds the matrix transposed is refused, even
-    where the matrix is square: those of torchssvm 0.1, and those of heads on lists of features, which hold
-    ``[in, out]`` and keep version 1.
+    Its version in ``state_dict`` is 2. Heads on lists of features, and torchssvm 0.1, store ``[in, out]`` as version
+    1. Loading refuses the other version: a square matrix would be transposed silently.
     """
 
     _version = 2
@@ -266,9 +314,7 @@ class LinearHead(Head):
                 state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
             )
             return
-        ways = {1: "[in, out], as torchssvm 0.1 and heads on lists of features do", 2: "[out, in], as dense heads do"}
         error_msgs.append(
-            f"the state has version {version}, and {type(self).__name__} reads version {self._version}: the state "
-            f"holds the weights of features as {ways.get(version, 'this version does not know')}, so they would be "
-            "transposed. Transpose them in a plain dict of the state"
+            f"version {version} of the state is not {self._version} of {type(self).__name__}, which stores weights "
+            f"{'[out, in]' if self._version == 2 else '[in, out]'}: load them, transposed, from a plain dict"
         )

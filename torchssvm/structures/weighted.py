@@ -1,7 +1,6 @@
-"""Examples that count more or less than others: potentials and losses are both multiplied by a weight.
+"""Examples with weights, by which potentials and losses are both multiplied.
 
-The hinge of an example is linear in both together, so that it is multiplied by the weight, and nothing else changes:
-dual variables stay in the simplex, and the weights of the head get the example's features so many times.
+An example's hinge is linear in both together, so the weight multiplies it. The dual variables stay in the simplex.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from torchssvm.core.batch import Batch, fetcher, lengths_of
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
@@ -27,7 +27,7 @@ class Weighted(NamedTuple):
 
 
 def apart(batch: Batch, structure: Structure) -> tuple[Batch, Tensor | None]:
-    """A batch without the weights of its examples, and these, ``[B]``; None of a structure that has none."""
+    """A batch without the weights of its examples, and the weights, ``[B]``; None if the structure takes none."""
     if not isinstance(structure, WeightedStructure):
         return batch, None
     return batch.replace(x=batch.x.value, y=batch.y.value), _checked(batch.y.weight)
@@ -40,7 +40,7 @@ def _checked(weight: Tensor) -> Tensor:
 
 
 def joined(target: Any, weight: Tensor | None) -> Any:
-    """The target of which :func:`apart` took the weights."""
+    """The target with the weights that :func:`apart` took from it."""
     return target if weight is None else Weighted(target, weight)
 
 
@@ -57,8 +57,8 @@ class WeightedExamples:
     def __getitems__(self, rows: Sequence[int]) -> Batch:
         """The examples as one batch."""
         batch = self._fetch(rows)
-        own = self.weight[batch.index]
-        return batch.replace(x=Weighted(batch.x, own), y=Weighted(batch.y, own))
+        weight = self.weight[batch.index]
+        return batch.replace(x=Weighted(batch.x, weight), y=Weighted(batch.y, weight))
 
     @staticmethod
     def collate(batch: Any) -> Batch:
@@ -67,7 +67,7 @@ class WeightedExamples:
 
 
 class WeightedHead(nn.Module):
-    """A head of :class:`WeightedExamples`; ``head``, the one that it is made of, holds the weights."""
+    """A head for :class:`WeightedExamples` around another one, ``head``."""
 
     def __init__(self, head: Any) -> None:
         super().__init__()
@@ -75,22 +75,22 @@ class WeightedHead(nn.Module):
         self.structure = WeightedStructure(head.structure)
 
     def compiled_form(self) -> HeadAdapter:
-        """That of the head, as the compiled loop takes the weight of an example as a factor of its own."""
+        """The adapter of ``head``: the compiled loop has a factor for each example."""
         return find_adapter(self.head, anywhere=True)
 
     def forward(self, x: Weighted, lengths: Tensor | None = None) -> Potentials:
-        """The potentials of the head, multiplied."""
+        """The potentials of ``head`` times the weights."""
         inner = as_potentials(self.head(x.value) if lengths is None else self.head(x.value, lengths))
-        found, weight = inner.replace(scale(inner.tensors, x.weight)), x.weight
+        weighted, weight = inner.replace(scale(inner.tensors, x.weight)), x.weight
         adjoint, gram_product, gram = inner.adjoint, inner.gram_product, inner.gram
-        found.weights = inner.weights
+        weighted.weights = inner.weights
         if adjoint is not None:
-            found.adjoint = lambda parts: adjoint(scale(parts, weight))
+            weighted.adjoint = lambda parts: adjoint(scale(parts, weight))
         if gram_product is not None:
-            found.gram_product = lambda parts: scale(gram_product(scale(parts, weight)), weight)
+            weighted.gram_product = lambda parts: scale(gram_product(scale(parts, weight)), weight)
         if gram is not None:
-            found.gram = lambda parts: gram(scale(parts, weight))
-        return found
+            weighted.gram = lambda parts: gram(scale(parts, weight))
+        return weighted
 
 
 class WeightedStructure(Around):
@@ -100,79 +100,82 @@ class WeightedStructure(Around):
         self.structure, self.padding, self.unit = inner, inner.padding, inner.unit
         self.quick_to_decode, self.pairwise_if_few = inner.quick_to_decode, inner.pairwise_if_few
 
-    def _own(self, output: Any) -> Any:
+    def _inner(self, output: Any) -> Any:
         return output.value if isinstance(output, Weighted) else output
 
     def argmax(self, potentials: Potentials) -> Any:
-        """As in the other structure; TypeError for scores that are known, as their weight comes with a target."""
+        """As the wrapped structure; TypeError for known scores, whose weight comes with a target."""
         if self.known_scores(potentials) is not None:
-            raise TypeError("known scores have no weight without targets: decode by the head and structure without one")
+            raise TypeError(
+                "potentials with known scores have no weight without a target: decode by structure.structure"
+            )
         return super().argmax(potentials)
 
+    @override
     def augmented_argmax(self, potentials: Potentials, target: Weighted) -> Decoding:
-        """Of the potentials without the weight."""
         inverse = torch.where(target.weight > 0.0, 1.0 / target.weight, 0.0)
-        own = potentials.replace(scale(potentials.tensors, inverse))
-        found = as_decoding(self.structure.augmented_argmax(own, target.value))
-        value, bound = (None if each is None else each * target.weight for each in (found.value, found.bound))
-        return found._replace(value=value, bound=bound)
+        unweighted = potentials.replace(scale(potentials.tensors, inverse))
+        decoding = as_decoding(self.structure.augmented_argmax(unweighted, target.value))
+        value, bound = (None if each is None else each * target.weight for each in (decoding.value, decoding.bound))
+        return decoding._replace(value=value, bound=bound)
 
+    @override
     def difference(self, labeling: Any, target: Weighted, potentials: Potentials) -> Parts:
-        """As in the other structure."""
-        return self.structure.difference(self._own(labeling), target.value, potentials)
+        return self.structure.difference(self._inner(labeling), target.value, potentials)
 
+    @override
     def loss(self, labeling: Any, target: Weighted) -> Tensor:
-        """Multiplied."""
-        return self.structure.loss(self._own(labeling), target.value) * target.weight
+        return self.structure.loss(self._inner(labeling), target.value) * target.weight
 
+    @override
     def task_loss(self, labeling: Any, target: Weighted) -> Tensor:
-        """Multiplied."""
-        return self.structure.task_loss(self._own(labeling), target.value) * target.weight
+        return self.structure.task_loss(self._inner(labeling), target.value) * target.weight
 
+    @override
     def loss_potentials(self, target: Weighted) -> Any:
-        """Multiplied."""
         delta, constant = self.structure.loss_potentials(target.value)
         if isinstance(delta, Tensor):
             return scale({"": delta}, target.weight)[""], constant * target.weight
         return scale(dict(delta), target.weight), constant * target.weight
 
+    @override
     def examine(self, labeling: Any, target: Weighted, potentials: Potentials) -> OracleResult:
-        """Scores have the weight already."""
-        found = self.structure.examine(self._own(labeling), target.value, potentials)
-        return OracleResult(found.labeling, found.score, found.loss * target.weight, found.made)
+        # The potentials have the weight already.
+        result = self.structure.examine(self._inner(labeling), target.value, potentials)
+        return OracleResult(result.labeling, result.score, result.loss * target.weight, result.made)
 
+    @override
     def mean_loss(self, psi: Parts, target: Weighted, potentials: Potentials) -> tuple[Tensor, Tensor] | None:
-        """Multiplied."""
-        found = self.structure.mean_loss(psi, target.value, potentials)
-        return None if found is None else (found[0] * target.weight, found[1] * target.weight)
+        mean = self.structure.mean_loss(psi, target.value, potentials)
+        return None if mean is None else (mean[0] * target.weight, mean[1] * target.weight)
 
+    @override
     def add_difference(self, parts: Parts, labeling: Any, target: Weighted, potentials: Potentials) -> Parts:
-        """As in the other structure."""
-        return self.structure.add_difference(parts, self._own(labeling), target.value, potentials)
+        return self.structure.add_difference(parts, self._inner(labeling), target.value, potentials)
 
+    @override
     def relative_scores(self, labelings: Any, target: Weighted, potentials: Potentials) -> Tensor:
-        """Scores have the weight already."""
         return self.structure.relative_scores(labelings, target.value, potentials)
 
+    @override
     def mean_difference(self, labelings: Any, mass: Tensor, target: Weighted, potentials: Potentials) -> Parts:
-        """As in the other structure."""
         return self.structure.mean_difference(labelings, mass, target.value, potentials)
 
+    @override
     def known_scores(self, potentials: Potentials) -> Parts | None:
-        """As in the other structure."""
         return self.structure.known_scores(potentials)
 
+    @override
     def check_target(self, target: Weighted, potentials: Potentials) -> Weighted:
-        """That of the other structure."""
         weight = _checked(target.weight).to(potentials.device)
         return Weighted(self.structure.check_target(target.value, potentials), weight)
 
+    @override
     def settings(self) -> str:
-        """Those of the other structure."""
         return f"weighted, {self.structure.settings()}"
 
+    @override
     def extends(self, other: Structure) -> bool:
-        """Whether the other structure does."""
         return isinstance(other, WeightedStructure) and self.structure.extends(other.structure)
 
     def __repr__(self) -> str:

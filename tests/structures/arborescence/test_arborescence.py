@@ -68,22 +68,19 @@ class ArborescenceCase(StructureTestCase):
     def bad_targets(self, potentials, target):
         length = self.lengths(potentials)[1]
 
-        def heads(*own):
+        def heads(*first):
             wrong = target.clone()
-            wrong[1] = torch.tensor([*own, *[-1] * (target.shape[1] - len(own))])
+            wrong[1] = torch.tensor([*first, *[-1] * (target.shape[1] - len(first))])
             return wrong
 
         chain = list(range(length))
-        yield heads(*chain[:-1], length + 1), f"head {length + 1} for token {length} in row 1"
-        yield heads(*chain[:-1], -1), f"head -1 for token {length} in row 1"
-        yield heads(*chain[:-1], length), f"from token {length} the heads lead in a circle"
+        wrong = [heads(*chain[:-1], head) for head in (length + 1, -1, length)]
         if length > 1:
-            yield heads(*chain[:-2], length, length - 1), f"from token {length - 1} the heads lead in a circle"
+            wrong.append(heads(*chain[:-2], length, length - 1))
             if self.among.single_root:
-                yield heads(0, 0, *chain[2:]), "not an output in row 1.*one token has head 0"
-        yield target[:, :-1], "target must be int64"
-        yield target[:2], "target must be int64"
-        yield target.double(), "float64"
+                wrong.append(heads(0, 0, *chain[2:]))
+        for other in (*wrong, target[:, :-1], target[:2], target.double()):
+            yield other, "target"
 
     def bad_potentials(self, potentials):
         scores = potentials.single
@@ -138,22 +135,17 @@ class TestUnpadded(ArborescenceCase):
 def test_what_is_said_of_heads_is_the_definition(seed, length):
     heads = torch.randint(0, length + 1, (20, length), generator=rng(seed))
     padded = torch.nn.functional.pad(heads, (0, 2), value=-1)
-    for row, own in enumerate(heads.tolist()):
-        expected = [reaches_root(own, t) for t in range(1, length + 1)] + [True, True]
+    for row, tree in enumerate(heads.tolist()):
+        expected = [reaches_root(tree, t) for t in range(1, length + 1)] + [True, True]
         assert has_root(padded)[row].tolist() == expected
-        if all(head != t for t, head in enumerate(own, 1)):
-            assert bool(is_projective(padded)[row]) == (not crosses(own))
+        if all(head != t for t, head in enumerate(tree, 1)):
+            assert bool(is_projective(padded)[row]) == (not crosses(tree))
 
 
-def test_arcs_that_cross_are_named():
-    structure = Arborescence(Projective())
-    target = torch.tensor([[0, 1, 2, 3], [3, 4, 0, 3]])
-    potentials = Potentials(torch.zeros(2, 4, 5))
-    with pytest.raises(
-        ValueError,
-        match=r"not an output in row 1 of the batch, heads \[3, 4, 0, 3\]: Projective.*no arcs cross.*NonProjective",
-    ):
-        structure.check_target(target, potentials)
+def test_arcs_that_cross_are_refused():
+    target, potentials = torch.tensor([[0, 1, 2, 3], [3, 4, 0, 3]]), Potentials(torch.zeros(2, 4, 5))
+    with pytest.raises(ValueError, match=r"target of rows \[1\]"):
+        Arborescence(Projective()).check_target(target, potentials)
     assert torch.equal(Arborescence().check_target(target, potentials), target)
 
 
@@ -211,7 +203,7 @@ class TestLinearArcs(HeadTestCase):
 
     def bad_inputs(self, inputs):
         for wrong in (0, -1, 4):
-            yield (inputs[0], torch.tensor([1, wrong, 1])), f"lengths must lie between 1 and .*{wrong}"
+            yield (inputs[0], torch.tensor([1, wrong, 1])), "lengths"
 
 
 @pytest.mark.variant
@@ -223,19 +215,19 @@ COLUMNS = torch.zeros(2, 3, 4, 5, dtype=torch.int64)
 
 
 @pytest.mark.parametrize(
-    ("x", "words"),
+    ("x", "argument"),
     [
-        (COLUMNS[..., 0], r"columns must be \[B, N, N\+1, P\]"),
-        (COLUMNS[:, :, 1:], r"columns must be \[B, N, N\+1, P\]"),
-        (COLUMNS.double(), "columns must be int64"),
-        (COLUMNS - 2, "in_features - 1 = 8.*got -2"),
-        (COLUMNS + 9, "in_features - 1 = 8.*got 9"),
-        (SparseFeatures(COLUMNS, torch.ones(2, 3, 4, 1)), "values must be floating and shaped"),
-        (SparseFeatures(COLUMNS, COLUMNS), "values must be floating and shaped"),
+        (COLUMNS[..., 0], "columns"),
+        (COLUMNS[:, :, 1:], "columns"),
+        (COLUMNS.double(), "columns"),
+        (COLUMNS - 2, "columns"),
+        (COLUMNS + 9, "columns"),
+        (SparseFeatures(COLUMNS, torch.ones(2, 3, 4, 1)), "values"),
+        (SparseFeatures(COLUMNS, COLUMNS), "values"),
     ],
 )
-def test_columns_that_do_not_fit_are_refused(x, words):
-    with pytest.raises(ValueError, match=words):
+def test_columns_that_do_not_fit_are_refused(x, argument):
+    with pytest.raises(ValueError, match=argument):
         LinearArcs(9)(x)
 
 

@@ -65,17 +65,17 @@ class TestGraphPotentials:
         for place in ([0, 2], [1, 1], [-1, 0], [1, -1], [-2, -2], [0, 3]):
             wrong = good.clone()
             wrong[1, 0] = torch.tensor(place)
-            with pytest.raises(ValueError, match=r"at place 0 in row 1 .* 0 to 1; -1"):
+            with pytest.raises(ValueError, match="edges"):
                 GraphPotentials(node, edge, wrong, lengths)
-        for args, words in [
-            ((node, edge, good[:, :1], lengths), "edges must be int64"),
-            ((node, edge, good.int(), lengths), "int32"),
-            ((node, edge[:1], good[:1], lengths), "first axis"),
-            ((node[0], edge, good, lengths), "potentials must be"),
-            ((node, edge.unsqueeze(2), good, lengths), "potentials must be"),
-            ((node, edge, good, torch.tensor([4, 2])), "lengths must lie between"),
+        for args, argument in [
+            ((node, edge, good[:, :1], lengths), "edges"),
+            ((node, edge, good.int(), lengths), "edges"),
+            ((node, edge[:1], good[:1], lengths), "tensors"),
+            ((node[0], edge, good, lengths), "node"),
+            ((node, edge.unsqueeze(2), good, lengths), "edge"),
+            ((node, edge, good, torch.tensor([4, 2])), "lengths"),
         ]:
-            with pytest.raises(ValueError, match=words):
+            with pytest.raises(ValueError, match=argument):
                 GraphPotentials(*args)
 
     def test_edges_go_with_the_examples(self):

@@ -115,7 +115,7 @@ def test_graphs_without_edges(oracle):
 def test_repulsive_edges_are_refused_by_minimum_cuts():
     edges = torch.tensor([[[0, 1]], [[1, 2]]])
     potentials = GraphPotentials(torch.zeros(2, 3), torch.tensor([[0.0], [-0.25]]), edges)
-    with pytest.raises(ValueError, match=r"edge 0 \(nodes 1 and 2\) in row 1 .* -0.25.*\"lower\": 0.0.*RoofDual"):
+    with pytest.raises(ValueError, match=r"edge .*-0\.25"):
         GraphCut().argmax(potentials)
 
 

@@ -41,7 +41,7 @@ class TestLinearGraph(GraphHeadCase):
 
     @pytest.mark.parametrize("sizes", [(0, 1), (1, 0)])
     def test_there_are_features(self, sizes):
-        with pytest.raises(ValueError, match="must be a whole number, at least 1"):
+        with pytest.raises(ValueError, match="features"):
             LinearGraph(*sizes)
 
 
@@ -90,7 +90,7 @@ def test_training_reaches_the_optimum_within_the_bounds(storage, direction, orac
 
 def test_without_bounds_the_error_says_what_to_do():
     problem = GraphProblem(2, lam=0.05)
-    with pytest.raises(ValueError, match=r"potential -.*bound their weights at 0"):
+    with pytest.raises(ValueError, match="edge"):
         train(problem, MeanParts(), bounds={}, passes=20)
 
 
@@ -133,6 +133,6 @@ def test_lightning_decodes_and_writes_segmentations(tmp_path):
 def test_the_check_takes_weights_within_bounds_only():
     problem = GraphProblem(5)
     batch = problem.batch(range(5))
-    assert "bound their weights at 0" in str(check(problem.head, problem.structure, batch))
+    assert "edge has the potential" in str(check(problem.head, problem.structure, batch))
     with pytest.raises(ValueError, match=r"bounds names .'edge'.*'pairwise', 'unary'"):
         check(problem.head, problem.structure, batch, bounds={"edge": (0.0, None)})

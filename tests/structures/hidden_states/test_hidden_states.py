@@ -83,10 +83,10 @@ class TestHiddenStates(StructureTestCase):
         for number in (2, -1):
             wrong = target.observed.clone()
             wrong[1, 0] = number
-            yield wrong, f"target has label {number} .*row 1"
-        yield target.observed.double(), "target must be int64"
-        yield target.observed[:2], "int64|lengths"
-        yield target._replace(states=2 - 2 * target.observed.clamp(min=0)), "must show the labels"
+            yield wrong, "target"
+        yield target.observed.double(), "target"
+        yield target.observed[:2], "target|lengths"
+        yield target._replace(states=2 - 2 * target.observed.clamp(min=0)), "target.states"
 
     def bad_potentials(self, potentials):
         yield potentials.replace({**potentials.tensors, "emission": potentials["emission"][..., :2]})
@@ -125,23 +125,24 @@ def test_check_takes_it(chain):
     assert rebuild(describe(structure)).same_as(structure)
 
 
-def test_wrong_arguments_are_refused():
-    with pytest.raises(TypeError, match=r"structure must be one such as Chain\(3\), not a str"):
-        HiddenStates("chain", SHOWS)
-    for wrong in ([0, 2, 2], [-1, 0, 1]):
-        with pytest.raises(ValueError, match=r"shows="):
-            HiddenStates(Chain(3), wrong)
-    with pytest.raises(ValueError, match="shows must be int64"):
-        HiddenStates(Chain(3), [0.0, 1.0, 1.0])
-    with pytest.raises(ValueError, match="shows must be int64"):
-        HiddenStates(Chain(3), [])
-    with pytest.raises(ValueError, match="shows must be int64"):
-        HiddenStates(Chain(3), 3)
-    with pytest.raises(ValueError, match="shows='abc' must be whole numbers"):
-        HiddenStates(Chain(3), "abc")
+@pytest.mark.parametrize(
+    ("structure", "shows", "error", "argument"),
+    [
+        ("chain", SHOWS, TypeError, "structure"),
+        (HiddenStates(Chain(3)), SHOWS, TypeError, "structure"),
+        (Matching(), None, TypeError, "shows"),
+        *((Chain(3), wrong, ValueError, "shows") for wrong in ([0, 2, 2], [-1, 0, 1], [0.0, 1.0, 1.0], [], 3, "abc")),
+    ],
+)
+def test_wrong_arguments_are_refused(structure, shows, error, argument):
+    with pytest.raises(error, match=argument):
+        HiddenStates(structure, shows)
+
+
+def test_labels_of_fewer_states_are_refused():
     structure = HiddenStates(Chain(3), [0, 1])
     potentials = Potentials({"emission": torch.zeros(1, 2, 3), "transition": torch.zeros(1, 3, 3)})
-    with pytest.raises(ValueError, match="has 2 states for labels"):
+    with pytest.raises(ValueError, match="shows"):
         structure.complete(potentials, structure.check_target(torch.tensor([[0, 1]]), potentials))
 
 
@@ -155,7 +156,7 @@ def test_labels_that_no_states_can_show_are_refused():
 
 def test_structures_with_more_than_states_are_refused():
     potentials = PairwisePotentials(torch.zeros(1, 2, 3), torch.zeros(1, 1, 3, 3), torch.tensor([[[0, 1]]]))
-    with pytest.raises(TypeError, match="has outputs that are more than states, a PairwiseTarget"):
+    with pytest.raises(TypeError, match="structure"):
         HiddenStates(PairwiseGraph(3), SHOWS).check_target(torch.tensor([[0, 1]]), potentials)
 
 
@@ -176,7 +177,7 @@ def test_labels_whose_first_states_are_forbidden_are_taken_where_other_states_sh
         assert any(torch.equal(found.states, o) for o in shown)
         assert any(torch.equal(structure.complete(potentials, found).states, o) for o in shown)
     else:
-        with pytest.raises(ValueError, match="no states show the labels of rows"):
+        with pytest.raises(ValueError, match="labels of rows"):
             structure.check_target(labels, potentials)
 
 
@@ -234,24 +235,24 @@ def test_unknown_labels_are_summed_over(problem, temperature):
     assert torch.autograd.gradcheck(smooth, tuple(scores.values()))
 
 
-def test_labels_that_are_unknown_are_refused_elsewhere():
-    potentials = Potentials({"emission": torch.zeros(1, 2, 2), "transition": torch.zeros(1, 2, 2)})
-    target = torch.tensor([[0, -100]])
-    with pytest.raises(ValueError, match="label -100"):
-        Chain(2).check_target(target, potentials)
-    with pytest.raises(ValueError, match="label -5"):
-        HiddenStates(Chain(2)).check_target(torch.tensor([[0, -5]]), potentials)
-    with pytest.raises(TypeError, match="shows=None"):
-        HiddenStates(Matching())
-    with pytest.raises(ValueError, match=r"bool \[B, 2\] or \[B, N, 2\], got \[1, 2, 3\]"):
-        HiddenStates(Chain(2)).check_target(torch.ones(1, 2, 3, dtype=torch.bool), potentials)
-    several = torch.ones(1, 2, 2, dtype=torch.bool)
-    scores = Potentials({"scores": torch.zeros(1, 2)})
-    for other, own, sets in ((Chain(2), potentials, several), (Multiclass(2), scores, several[0, :1])):
-        with pytest.raises(ValueError, match=r"sets of labels are targets of torchssvm.HiddenStates\(structure\)"):
-            other.check_target(sets, own)
-    with pytest.raises(ValueError, match=r"no label is allowed somewhere in rows \[0\]"):
-        HiddenStates(Chain(2)).check_target(torch.tensor([[[True, False], [False, False]]]), potentials)
+CHAINS, CLASSES = Potentials({"emission": torch.zeros(1, 2, 2), "transition": torch.zeros(1, 2, 2)}), torch.zeros(1, 2)
+SEVERAL = torch.ones(1, 2, 2, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("structure", "target", "potentials"),
+    [
+        (Chain(2), torch.tensor([[0, -100]]), CHAINS),
+        (HiddenStates(Chain(2)), torch.tensor([[0, -5]]), CHAINS),
+        (HiddenStates(Chain(2)), torch.ones(1, 2, 3, dtype=torch.bool), CHAINS),
+        (HiddenStates(Chain(2)), torch.tensor([[[True, False], [False, False]]]), CHAINS),
+        (Chain(2), SEVERAL, CHAINS),
+        (Multiclass(2), SEVERAL[0, :1], Potentials(CLASSES)),
+    ],
+)
+def test_unknown_labels_and_sets_that_do_not_fit_are_refused(structure, target, potentials):
+    with pytest.raises(ValueError, match="target"):
+        structure.check_target(target, potentials)
 
 
 def test_a_label_that_becomes_unknown_is_another_target():
@@ -275,7 +276,7 @@ def test_hidden_parts_leave_out_forbidden_states():
     target = structure.check_target(torch.tensor([[1, 1]]), potentials)
     assert structure.complete(potentials, target).states.tolist() == [[2, 2]]
     emission[0, 0, 2] = -torch.inf
-    with pytest.raises(ValueError, match=r"no states show the labels of rows \[0\]"):
+    with pytest.raises(ValueError, match=r"labels of rows \[0\]"):
         structure.complete(potentials, target)
 
 
@@ -309,9 +310,7 @@ def test_bcfw_refuses_labels_that_several_states_show_and_the_hinge_takes_the_be
     hinge = StructuredHinge(structure)
     for target in (y, allowed):
         data = PaddedDataset(x, target)
-        with pytest.raises(
-            ValueError, match=r"a label of examples \[1\], or it is unknown, and training is for one of them"
-        ):
+        with pytest.raises(ValueError, match=r"a label of examples \[1\]"):
             solve(LinearChain(4, 3), data, 0.1, structure=structure, solver=Solver(batch_size=2), progress=False)
         assert torch.equal(hinge(head(x), target), hinge(head(x), completed))
     first = structure.check_target(y, head(x))
@@ -322,7 +321,7 @@ def test_bcfw_refuses_labels_that_several_states_show_and_the_hinge_takes_the_be
     potentials = LinearChain(4, 3)(x, torch.tensor([3, 2]))
     for target in (short, short.masked_fill(short < 0, 0)):
         assert float(BlockGap(dual)(potentials, target, torch.arange(2)).detach()) > 0.0
-    with pytest.raises(TypeError, match="structure is HiddenStates"):
+    with pytest.raises(TypeError, match="structure"):
         SlackRescaling(structure)
 
 

@@ -99,11 +99,11 @@ class MatchingCase(StructureTestCase):
         for number in (3, -1):
             wrong = target.clone()
             wrong[1, 0, 0] = number
-            yield wrong, f"target has {number} in row 1"
-        yield target[:, :, 1:], "target must be int64"
-        yield target[:2], "target must be int64"
-        yield target.double(), "float64"
-        yield target.to(torch.int8), "int8"
+            yield wrong, "target"
+        yield target[:, :, 1:], "target"
+        yield target[:2], "target"
+        yield target.double(), "target"
+        yield target.to(torch.int8), "target"
 
     def bad_potentials(self, potentials):
         yield Potentials(potentials.single[:, :, 1:])
@@ -154,16 +154,12 @@ class TestMatchingRecallOnly(MatchingCase):
     options = {"precision_cost": 0.0}  # noqa: RUF012
 
 
-def test_targets_that_are_no_matchings_are_refused():
-    potentials = Potentials(torch.zeros(2, 2, 3))
+@pytest.mark.parametrize("rows", [(slice(1), slice(None), 2), (slice(1), 0, slice(None))])
+def test_targets_that_are_no_matchings_are_refused(rows):
     target = torch.zeros(2, 2, 3, dtype=torch.int64)
-    target[1, 0, 0] = target[1, 0, 2] = 1
-    with pytest.raises(ValueError, match="left node 0 has several edges in row 1"):
-        Matching().check_target(target, potentials)
-    target = torch.zeros(2, 2, 3, dtype=torch.int64)
-    target[0, :, 2] = 1
-    with pytest.raises(ValueError, match="right node 2 has several edges in row 0"):
-        Matching().check_target(target, potentials)
+    target[rows] = 1
+    with pytest.raises(ValueError, match="target"):
+        Matching().check_target(target, Potentials(torch.zeros(2, 2, 3)))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +168,7 @@ def test_targets_that_are_no_matchings_are_refused():
         ({"precision_cost": -1.0}, "precision_cost=-1"),
         ({"recall_cost": math.nan}, "recall_cost=nan"),
         ({"recall_cost": math.inf}, "recall_cost=inf"),
-        ({"precision_cost": 0.0, "recall_cost": 0.0}, "the loss would always be 0"),
+        ({"precision_cost": 0.0, "recall_cost": 0.0}, "precision_cost and recall_cost"),
     ],
 )
 def test_costs_must_make_sense(options, words):
@@ -191,25 +187,25 @@ def test_partners_go_there_and_back(seed):
         assert labeling[row, s].nonzero().flatten().tolist() == [t for t in [int(partners[row, s])] if t >= 0]
     assert Matching.partners(torch.tensor([[-1, 2, -1]])).tolist() == [-1]
     for wrong in (3, -2):
-        with pytest.raises(ValueError, match=f"between -1 and 2.*{wrong}"):
+        with pytest.raises(ValueError, match="partners"):
             Matching.from_partners(torch.tensor([0, wrong]), 3)
 
 
 class TestEdgePotentials:
     def test_sizes_that_do_not_fit_are_refused(self):
         scores, two = torch.zeros(2, 3, 4), torch.tensor([3, 1])
-        for sizes, words in [
-            ((torch.tensor([3, 4]), two), "lengths must lie between 1 and the padded length 3"),
-            ((torch.tensor([0, 3]), two), "lengths must lie between"),
-            ((two, torch.tensor([5, 1])), r"widths must lie between 1 and the padded width 4, got \[5, 1\]"),
-            ((None, torch.tensor([0, 1])), "widths must lie between"),
-            ((two, torch.tensor([1])), r"widths must be int64 \[2\]"),
-            ((two, torch.tensor([1.0, 2.0])), "widths must be int64"),
+        for sizes, argument in [
+            ((torch.tensor([3, 4]), two), "lengths"),
+            ((torch.tensor([0, 3]), two), "lengths"),
+            ((two, torch.tensor([5, 1])), "widths"),
+            ((None, torch.tensor([0, 1])), "widths"),
+            ((two, torch.tensor([1])), "widths"),
+            ((two, torch.tensor([1.0, 2.0])), "widths"),
         ]:
-            with pytest.raises(ValueError, match=words):
+            with pytest.raises(ValueError, match=argument):
                 EdgePotentials(scores, *sizes)
-        for wrong in (scores[0], scores.unsqueeze(3), {"a": scores, "b": scores}):
-            with pytest.raises(ValueError, match="one tensor"):
+        for wrong in (scores[0], scores.unsqueeze(3)):
+            with pytest.raises(ValueError, match="potentials"):
                 EdgePotentials(wrong)
 
     def test_sizes_go_with_the_examples(self):
@@ -240,14 +236,14 @@ class TestLinearEdges(HeadTestCase):
 
     def bad_inputs(self, inputs):
         x, *lengths = inputs
-        yield (x[..., :2], *lengths), r"x must be \[B, S, T, 3\]"
-        yield (x[0], *lengths), r"x must be \[B, S, T, 3\]"
+        yield (x[..., :2], *lengths), "x must be"
+        yield (x[0], *lengths), "x must be"
         for wrong in (0, -1, 5):
-            yield (x, torch.tensor([1, wrong, 1])), f"lengths must lie between 1 and .*{wrong}"
+            yield (x, torch.tensor([1, wrong, 1])), "lengths"
         yield (x, torch.tensor([1, 2])), "lengths"
-        yield (x, torch.tensor([1.0, 2.0, 3.0])), "lengths must be int64"
-        yield (Edges(x, torch.tensor([1, 3, 1])), *lengths), "widths must lie between 1 and"
-        yield (Edges(x, torch.tensor([1, 2])), *lengths), "widths must be int64"
+        yield (x, torch.tensor([1.0, 2.0, 3.0])), "lengths"
+        yield (Edges(x, torch.tensor([1, 3, 1])), *lengths), "widths"
+        yield (Edges(x, torch.tensor([1, 2])), *lengths), "widths"
 
     def test_edges_bring_their_widths(self):
         head, (x, *lengths) = self.setting(1)

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_tensor, check_whole
+from torchssvm.core.arguments import check_whole
 from torchssvm.core.operators import full_precision
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.row_sparse import add_at, adds_in_order, per_example_rows
 from torchssvm.core.sparse_features import SparseFeatures
 from torchssvm.structures.arborescence.structure import Arborescence, NonProjective, Projective
-from torchssvm.structures.common import Head, check_lengths, check_structure, weight
+from torchssvm.structures.common import Head, check_lengths, check_shape, check_structure, weight
 
 
 class LinearArcs(Head):
@@ -68,32 +68,20 @@ class LinearArcs(Head):
             ValueError: A shape, a dtype, a column or a length does not fit.
         """
         columns, values = x if isinstance(x, SparseFeatures) else (x, None)
-        if (
-            check_tensor(columns, "columns").ndim != 4
-            or columns.shape[1] < 1
-            or columns.shape[2] != columns.shape[1] + 1
-        ):
-            raise ValueError(f"columns must be [B, N, N+1, P] with at least one token, got {list(columns.shape)}")
+        columns = check_shape(columns, "columns", "B", "N", "N+1", "P")
         if columns.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"columns must be int64, got {columns.dtype}")
         columns = columns.to(torch.int64)
-        if values is not None and (
-            check_tensor(values, "values").shape != columns.shape or not values.is_floating_point()
-        ):
-            raise ValueError(
-                f"values must be floating and shaped like the columns {list(columns.shape)}, got {values.dtype} "
-                f"{list(values.shape)}"
-            )
+        if values is not None and not check_shape(values, "values", *columns.shape).is_floating_point():
+            raise ValueError(f"values must be float32 or float64, got {values.dtype}: call .float()")
         batch, longest = columns.shape[:2]
         inside = check_lengths(lengths, batch, longest, columns.device)
         heads = torch.nn.functional.pad(inside, (1, 0), value=True)
         columns = columns.masked_fill(~(inside.unsqueeze(2) & heads.unsqueeze(1)).unsqueeze(3), -1)
         low, high = (int(bound) for bound in columns.aminmax()) if columns.numel() else (-1, -1)
         if low < -1 or high >= len(self.weight):
-            raise ValueError(
-                f"columns must lie between 0 and in_features - 1 = {len(self.weight) - 1}, or be -1 where there is no "
-                f"feature; got {low if low < -1 else high}"
-            )
+            wrong = low if low < -1 else high
+            raise ValueError(f"columns has {wrong}: give 0 to in_features - 1 = {len(self.weight) - 1}, or -1 for none")
         real = columns >= 0
         with full_precision(columns.device):
             worth = real.to(self.weight.dtype)
@@ -107,16 +95,16 @@ class LinearArcs(Head):
         def adjoint(parts: Parts) -> list[Tensor]:
             (v,) = parts.values()
             example, t, h = v.nonzero(as_tuple=True)  # few arcs change
-            there = real[example, t, h]
-            amount = (v[example, t, h].unsqueeze(1) * worth.detach()[example, t, h])[there]
-            owner = example.unsqueeze(1).expand_as(there)[there]
-            return [per_example_rows(owner, known[example, t, h][there], amount, (batch, len(self.weight)))]
+            chosen = real[example, t, h]
+            amount = (v[example, t, h].unsqueeze(1) * worth.detach()[example, t, h])[chosen]
+            owner = example.unsqueeze(1).expand_as(chosen)[chosen]
+            return [per_example_rows(owner, known[example, t, h][chosen], amount, (batch, len(self.weight)))]
 
         def gram_product(parts: Parts) -> Parts:
             (v,) = parts.values()
-            own, place = known.unique(return_inverse=True)  # the columns that occur in the batch
+            used, place = known.unique(return_inverse=True)  # the columns of the batch
             amount = (v.unsqueeze(3) * worth.detach()).flatten(1)
-            gradient = add_at(v.new_zeros(batch, len(own)), place.flatten(1), amount)
+            gradient = add_at(v.new_zeros(batch, len(used)), place.flatten(1), amount)
             change = gradient.gather(1, place.flatten(1)).view(known.shape)
             return {"arcs": (change * worth.detach()).sum(3)}
 

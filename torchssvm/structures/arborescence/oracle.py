@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.jit import COMPILED, Kernel, njit, triton_available
-from torchssvm.core.arguments import check_scores
-from torchssvm.core.operators import apart, define
-from torchssvm.core.threads import compiles, launch
+from torchssvm.compiler.jit import Kernel, njit
+from torchssvm.core.launch import COMPILED, compiles, launch
+from torchssvm.core.operators import define
+from torchssvm.core.triton_support import triton_available
+from torchssvm.structures.common import own_lengths
 
 
 def eisner(scores: Tensor, lengths: Tensor | None = None, single_root: bool = False) -> tuple[Tensor, Tensor]:
@@ -34,15 +35,11 @@ def eisner(scores: Tensor, lengths: Tensor | None = None, single_root: bool = Fa
     Returns:
         ``heads`` ``[B, N]`` int64, 0 to T, and -1 beyond the length; ``value`` ``[B]``, the score.
 
-    Raises:
-        ValueError: Scores are not floating, shapes do not fit, or a length is not in 1 to N.
     """
     return _operator(scores, lengths, single_root)
 
 
 def _fake(scores: Tensor, lengths: Tensor | None, single_root: bool) -> tuple[Tensor, Tensor]:
-    """Uninitialised results of the operators of arborescences, for tracing."""
-    _check_arcs(scores, lengths)
     return scores.new_empty(scores.shape[:2], dtype=torch.int64), scores.new_empty(scores.shape[0])
 
 
@@ -64,11 +61,9 @@ def _on_host(
     memory: Sequence[Any],
     each: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Run a kernel on the CPU, in ``dtype``; ``work`` is that of sentences of given lengths."""
-    _check_arcs(scores, lengths)
-    lengths = apart(lengths)
-    _check_sizes(scores, lengths)
+    """Run a kernel on the CPU, in ``dtype``; ``work`` maps lengths of sentences to operations."""
     batch, longest, _ = scores.shape
+    lengths = own_lengths(lengths, batch, longest)
     heads, value = torch.empty(batch, longest, dtype=torch.int64), torch.empty(batch, dtype=dtype)
     known = np.full(batch, longest) if lengths is None else lengths.cpu().contiguous().numpy()
     inputs = scores.detach().to("cpu", dtype), known, single_root
@@ -81,25 +76,7 @@ def _on_cuda(scores: Tensor, lengths: Tensor | None, single_root: bool) -> tuple
         return _on_cpu(scores, lengths, single_root)
     from torchssvm.structures.arborescence.triton import eisner_triton
 
-    _check_arcs(scores, lengths)
-    _check_sizes(scores, lengths)
     return eisner_triton(scores, lengths, single_root)
-
-
-def _check_arcs(scores: Tensor, lengths: Tensor | None) -> None:
-    """Raise ValueError if scores are not floating ``[B, N, N+1]`` with N at least 1, or lengths not int64 ``[B]``."""
-    check_scores(scores=scores)
-    if scores.ndim != 3 or scores.shape[1] < 1 or scores.shape[2] != scores.shape[1] + 1:
-        raise ValueError(f"scores must be [B, N, N+1] with at least one token, got {list(scores.shape)}")
-    if lengths is not None and (lengths.shape != scores.shape[:1] or lengths.dtype != torch.int64):
-        raise ValueError(f"lengths must be int64 [{len(scores)}], got {lengths.dtype} {list(lengths.shape)}")
-
-
-def _check_sizes(scores: Tensor, lengths: Tensor | None) -> None:
-    """Raise ValueError if a length is not in 1 to N."""
-    longest = scores.shape[1]
-    if lengths is not None and bool(((lengths < 1) | (lengths > longest)).any()):
-        raise ValueError(f"lengths must lie between 1 and the padded length {longest}, got {lengths.tolist()}")
 
 
 _operator = define(
@@ -126,7 +103,7 @@ def max_arborescence(
     only adds, subtracts and compares, so it works on such pairs. As the graph is complete, its optimum has one arc from
     the root and the best score among these; no large penalty costs digits.
 
-    Arguments, heads and errors are those of :func:`eisner`.
+    Arguments and results are as in :func:`eisner`.
     """
     return _crossing(scores, lengths, single_root)
 
@@ -141,8 +118,6 @@ def _crossing_on_cuda(scores: Tensor, lengths: Tensor | None, single_root: bool)
     if triton_available():
         from torchssvm.structures.arborescence.chu_liu_edmonds_triton import LARGEST, max_arborescence_triton
 
-        _check_arcs(scores, lengths)
-        _check_sizes(scores, lengths)
         if scores.shape[1] <= LARGEST:
             return max_arborescence_triton(scores, lengths, single_root)
     return _crossing_on_cpu(scores, lengths, single_root)
@@ -194,7 +169,7 @@ def _fill(scores, length, single_root, charts):
 
     A complete span has its head at its left end (``right``: it reaches to the right) or at its right end (``left``). An
     open span has an arc between its ends, whose token may still get children. Scores that are read by their last token
-    are kept transposed, so that every maximum is over two rows.
+    are stored transposed, so that every maximum is over two rows.
     """
     right, right_t, left, left_t = charts[0], charts[1], charts[2], charts[3]
     open_right, open_left_t = charts[4], charts[5]
@@ -282,8 +257,7 @@ def best_nonprojective(scores, length, single_root, memory, places, heads):
 
 @njit
 def _contract_cycles(scores, length, single_root, best, roots, origin, notes, heads):
-    """The algorithm of Chu, Liu and Edmonds on one sentence, of which it returns the score; ``heads`` are filled up to
-    T.
+    """The algorithm of Chu, Liu and Edmonds on one sentence: fills ``heads`` up to T and returns the score.
 
     ``best``, ``roots`` ``[N+1, N+1]``, ``origin`` ``[2, N+1, N+1]`` and ``notes`` ``[7, 2 * (N+1)]`` are of any
     content.

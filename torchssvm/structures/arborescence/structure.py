@@ -10,14 +10,17 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from torchssvm.core.arguments import check_flags, check_int64, check_object, row_name
+from torchssvm.core.arguments import check_flags, check_int64, check_object
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
-from torchssvm.core.structure import Decoding
+from torchssvm.core.structure import Decoding, reject_rows
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
-from torchssvm.structures.common import check_lengths
+from torchssvm.structures.common import check_lengths, check_potentials, reject_entries
 from torchssvm.structures.labelled import Labelled
+
+_SHAPE = ("B", "N", "N+1")
 
 
 class Arborescences(Protocol):
@@ -62,7 +65,7 @@ class Projective:
     def rule(self) -> str:
         """No crossing arcs."""
         single = ", and that one token has head 0" if self.single_root else ""
-        return f"no arcs cross, the root's included{single}; leave such examples out, or decode with NonProjective()"
+        return f"no arcs cross, the root's included{single}"
 
 
 @dataclass(frozen=True)
@@ -125,9 +128,10 @@ class Arborescence(Labelled):
         check_object(self.among, "among", "argmax", "Projective()")
         self.normalize = normalize
 
+    @override
     def argmax(self, potentials: Potentials) -> Decoding:
-        """The best arborescence; ties are always broken in the same way."""
-        heads, value = self.among.argmax(potentials.single, potentials.lengths)
+        (scores,) = check_potentials(potentials, _SHAPE)
+        heads, value = self.among.argmax(scores, potentials.lengths)
         return Decoding(heads, value)
 
     def parts(self, labeling: Tensor) -> Tensor:
@@ -137,20 +141,20 @@ class Arborescence(Labelled):
         real = (labeling >= 0).unsqueeze(2)
         return arcs.scatter_(2, labeling.clamp(min=0).unsqueeze(2), real.to(arcs.dtype))
 
+    @override
     def difference(self, labeling: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """Parts of the labeling less parts of the target."""
         mass = torch.ones(len(labeling), 1, device=labeling.device)
         return self._mean_difference(labeling.unsqueeze(1), mass, target, potentials, any_order=True)
 
+    @override
     def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
-        """Sums of looked-up potentials, less the target's: ``[B, C]`` float64."""
         heads = torch.cat([labelings, target.unsqueeze(1)], 1).mT  # [B, N, C + 1]
         scores = potentials.single.gather(2, heads.clamp(min=0)).to(torch.float64)
         total = scores.masked_fill(heads < 0, 0.0).sum(1)
         return total[:, :-1] - total[:, -1:]
 
+    @override
     def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """The mass of each arc, less the total mass at the target's arcs."""
         return self._mean_difference(labelings, mass, target, potentials)
 
     def _mean_difference(
@@ -181,38 +185,22 @@ class Arborescence(Labelled):
             ValueError: A shape or a length does not fit; a head is not in 0 to T; heads form a cycle; ``among`` does
                 not allow the arborescence.
         """
-        scores = potentials.single
-        if scores.ndim != 3 or scores.shape[1] < 1 or scores.shape[2] != scores.shape[1] + 1:
-            raise ValueError(f"potentials of {self} must be [B, N, N+1], got {list(scores.shape)}")
+        (scores,) = check_potentials(potentials, _SHAPE)
         batch, longest = scores.shape[:2]
         check_int64(target, "target", (batch, longest), ", the head of each token")
         real = check_lengths(potentials.lengths, batch, longest, scores.device)
         heads = target.masked_fill(~real, -1)
         wrong = real & ((heads < 0) | (heads > real.sum(1, keepdim=True)))
-        if bool(wrong.any()):
-            row, t = wrong.nonzero()[0].tolist()
-            raise ValueError(
-                f"target has head {int(heads[row, t])} for token {t + 1} in {row_name(row)}; heads are 0 (the "
-                f"root) to {int(real[row].sum())}, the number of tokens; leave sentences out "
-                "that lack a head"
-            )
-        rootless = ~has_root(heads)
-        if bool(rootless.any()):
-            row, t = rootless.nonzero()[0].tolist()
-            raise ValueError(
-                f"target is not an arborescence in {row_name(row)}, heads {_shown(heads[row])}: from token "
-                f"{t + 1} the heads lead in a circle and do not reach the root"
-            )
-        if not bool((allowed := self.among.allow(heads)).all()):
-            row = int((~allowed).nonzero()[0])
-            raise ValueError(
-                f"target is not an output in {row_name(row)}, heads {_shown(heads[row])}: {self.among} requires "
-                f"that {self.among.rule}"
-            )
+        reject_entries(wrong, heads, "target has head", "heads are 0, the root, to the number of tokens")
+        reject_entries(
+            ~has_root(heads), heads, "target has head", "heads lead from this token in a circle, not to the root"
+        )
+        rule = f"{self.among} requires that {self.among.rule}"
+        reject_rows(~self.among.allow(heads), f"target of {{rows}} is not an output: {rule}")
         return heads
 
+    @override
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        """The arcs between different tokens of an example and from the root."""
         scores = potentials.single
         batch, longest, _ = scores.shape
         real = check_lengths(potentials.lengths, batch, longest, scores.device)
@@ -229,12 +217,12 @@ class Arborescence(Labelled):
         device = potentials.device
         lengths = torch.full((batch,), longest) if potentials.lengths is None else potentials.lengths
         every = {length: _all_heads(length) for length in set(lengths.tolist())}
-        own = [every[length][self.among.allow(every[length])] for length in lengths.tolist()]
+        listed = [every[length][self.among.allow(every[length])] for length in lengths.tolist()]
 
         def each() -> Iterator[Tensor]:
-            for place in range(max(len(outputs) for outputs in own)):
+            for place in range(max(len(outputs) for outputs in listed)):
                 heads = torch.full((batch, longest), -1, device=device)
-                for row, outputs in enumerate(own):
+                for row, outputs in enumerate(listed):
                     heads[row, : outputs.shape[1]] = outputs[place % len(outputs)].to(device)
                 yield heads
 
@@ -250,7 +238,7 @@ class Arborescence(Labelled):
 
 
 def has_root(heads: Tensor) -> Tensor:
-    """Whether heads ``[B, N]``, -1 in the padding, lead from each token to the root: bool, True in the padding."""
+    """Whether heads ``[B, N]`` lead from each token to the root: bool, True in the padding, where heads are -1."""
     above = torch.nn.functional.pad(heads.clamp(min=0), (1, 0))  # the root is its own head; [B, N+1]
     for _ in range(heads.shape[1].bit_length()):  # after r rounds: the head 2^r arcs up
         above = above.gather(1, above)
@@ -272,11 +260,6 @@ def _root_fits(heads: Tensor, single_root: bool) -> Tensor:
     return roots == 1 if single_root else roots >= 1
 
 
-def _shown(heads: Tensor) -> list[int]:
-    return heads[heads >= 0].tolist()
-
-
 def _all_heads(length: int) -> Tensor:
-    """All arborescences of ``length`` tokens, ``[M, T]``."""
     heads = torch.tensor(list(itertools.product(range(length + 1), repeat=length)))
     return heads[has_root(heads).all(1)]

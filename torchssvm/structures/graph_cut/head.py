@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_tensor, check_whole
+from torchssvm.core.arguments import check_whole
 from torchssvm.core.operators import full_precision, product
-from torchssvm.structures.common import Head, check_structure, weight
+from torchssvm.structures.common import Head, check_shape, check_structure, weight
 from torchssvm.structures.graph_cut.structure import GraphCut, GraphPotentials
 
 
@@ -40,13 +40,10 @@ def read_graphs(x: Graphs, node_features: int, edge_features: int) -> Graphs:
     """The argument ``x`` of a head of graphs, or any tuple of its fields in the same order."""
     if not isinstance(x, tuple) or len(x) != 3:
         raise TypeError(f"x must be Graphs(nodes, edge_features, edges), got a {type(x).__name__}")
-    nodes, links, _ = x
-    sizes = ("nodes", nodes, node_features, "N"), ("edge_features", links, edge_features, "E")
-    for name, features, width, size in sizes:
-        check_tensor(features, f"x.{name}")
-        if features.ndim != 3 or features.shape[2] != width or len(features) != len(nodes):
-            raise ValueError(f"x.{name} must be [B, {size}, {width}], got {list(features.shape)}")
-    return Graphs(*x)
+    x, bound = Graphs(*x), {}
+    check_shape(x.nodes, "x.nodes", "B", "N", node_features, bound=bound)
+    check_shape(x.edge_features, "x.edge_features", "B", "E", edge_features, bound=bound)
+    return x
 
 
 class LinearGraph(Head):

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import needs, row_name
+from torchssvm.core.arguments import needs
 from torchssvm.core.threads import run_in_chunks
-from torchssvm.structures.common import check_edges, own_lengths
+from torchssvm.structures.common import check_edges, check_shape, own_lengths, reject_entries
 
 _GRAIN = 2000.0  # nodes and edges solved in the time another thread takes to wake up
 
@@ -47,9 +47,9 @@ class Graphs(NamedTuple):
         """The graphs ``begin`` to ``end - 1``."""
         node, last_node = int(self.nodes[:begin].sum()), int(self.nodes[:end].sum())
         edge, last_edge = int(self.edges[:begin].sum()), int(self.edges[:end].sum())
-        own = slice(edge, last_edge)
-        ends = self.first[own] - node, self.second[own] - node
-        return Graphs(self.theta[node:last_node], *ends, self.c[own], self.nodes[begin:end], self.edges[begin:end])
+        some = slice(edge, last_edge)
+        ends = self.first[some] - node, self.second[some] - node
+        return Graphs(self.theta[node:last_node], *ends, self.c[some], self.nodes[begin:end], self.edges[begin:end])
 
     def scores(self, labels: np.ndarray) -> np.ndarray:
         """The score of each graph's labels, ``[B]``, from ``[M]`` bool."""
@@ -88,12 +88,9 @@ def cut_graphs(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None
     """:func:`min_cut` of graphs that are checked."""
     graphs = without_padding(node, edge, edges, lengths)
     if bool((graphs.c < 0.0).any()):
-        row, place = ((edge < 0) & (edge > -torch.inf) & (edges[..., 0] >= 0)).nonzero()[0].tolist()
-        p, q = edges[row, place].tolist()
-        raise ValueError(
-            f"edge {place} (nodes {p} and {q}) in {row_name(row)} has potential {float(edge[row, place]):.6g}: "
-            "minimum cuts need attractive edges, with potentials of at least 0"
-        )
+        wrong = (edge < 0) & (edge > -torch.inf) & (edges[..., 0] >= 0)
+        allowed = "minimum cuts need 0 or more: bound weights by bounds={'pairwise': (0.0, None)}, or use RoofDual()"
+        reject_entries(wrong, edge, "edge has the potential", allowed)
     (labels,) = _in_threads(lambda g: (_cut(g.theta, g.first, g.second, g.c),), graphs)
     return _padded(labels, node, lengths)
 
@@ -142,8 +139,7 @@ def per_graph(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def relax(graphs: Graphs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The relaxation of :func:`roof_dual`: labels ``[M]`` bool, a mask ``[M]`` of those that are known; the bound
-    ``[B]``.
+    """The relaxation of :func:`roof_dual`: labels ``[M]`` bool, a mask ``[M]`` of known labels, the bound ``[B]``.
 
     All best labelings share the known labels, up to rounding; unknown ones are False.
     """
@@ -208,8 +204,8 @@ def _cut(theta: np.ndarray, first: np.ndarray, second: np.ndarray, c: np.ndarray
 def _in_threads(solve: Callable[[Graphs], tuple[np.ndarray, ...]], graphs: Graphs) -> list[np.ndarray]:
     """Run ``solve`` on ranges of the graphs in several threads and join the results."""
     work = graphs.nodes + graphs.edges
-    found = run_in_chunks(lambda begin, end, _: solve(graphs.some(begin, end)), work, grain=_GRAIN)
-    return [np.concatenate(pieces) for pieces in zip(*(found or [solve(graphs)]), strict=True)]
+    chunks = run_in_chunks(lambda begin, end, _: solve(graphs.some(begin, end)), work, grain=_GRAIN)
+    return [np.concatenate(pieces) for pieces in zip(*(chunks or [solve(graphs)]), strict=True)]
 
 
 def without_padding(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None = None) -> Graphs:
@@ -228,9 +224,10 @@ def without_padding(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor |
 
 
 def _checked(node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Edges and lengths in memory of their own, as :class:`GraphPotentials` has them: what reads them is compiled."""
-    if node.ndim != 2 or edge.ndim != 2 or len(edge) != len(node):
-        raise ValueError(f"node must be [B, N] and edge [B, E], got {list(node.shape)} and {list(edge.shape)}")
+    """Copies of edges and lengths, as in :class:`GraphPotentials`."""
+    bound: dict[str, int] = {}
+    check_shape(node, "node", "B", "N", bound=bound)
+    check_shape(edge, "edge", "B", "E", bound=bound)
     lengths = own_lengths(lengths, *node.shape)
     return check_edges(edges, edge.shape[1], node.shape, lengths), lengths
 
@@ -239,6 +236,6 @@ def _padded(labels: np.ndarray, node: Tensor, lengths: Tensor | None) -> Tensor:
     flat = torch.from_numpy(labels).to(node.device)
     if lengths is None:
         return flat.view(node.shape)
-    found = torch.zeros(node.shape, dtype=torch.bool, device=node.device)
-    found[torch.arange(node.shape[1], device=node.device) < lengths.unsqueeze(1)] = flat
-    return found
+    padded = torch.zeros(node.shape, dtype=torch.bool, device=node.device)
+    padded[torch.arange(node.shape[1], device=node.device) < lengths.unsqueeze(1)] = flat
+    return padded

@@ -7,10 +7,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from torchssvm.core.arguments import check_flags, check_object, check_tensor
+from torchssvm.core.arguments import check_flags, check_object
 from torchssvm.core.potentials import Parts, Potentials, inner
 from torchssvm.core.structure import Decoding, as_decoding
+from torchssvm.structures.common import check_shape
 from torchssvm.structures.graph_cut.oracle import cut_graphs, round_graphs
 from torchssvm.structures.labelled import EdgePotentials, LabelledGraphs, at_least, real_nodes, with_target
 
@@ -42,8 +44,8 @@ class GraphPotentials(EdgePotentials):
     def __init__(
         self, node: Tensor, edge: Tensor, edges: Tensor, lengths: Tensor | None = None, **options: Any
     ) -> None:
-        if check_tensor(node, "node").ndim != 2 or check_tensor(edge, "edge").ndim != 2:
-            raise ValueError(f"potentials must be [B, N] of nodes, [B, E] of edges: got {node.shape}, {edge.shape}")
+        check_shape(node, "node", "B", "N")
+        check_shape(edge, "edge", "B", "E")
         super().__init__(node, edge, edges, lengths, options)
 
 
@@ -101,15 +103,7 @@ class MinCut:
         Raises:
             ValueError: An edge has a negative potential.
         """
-        try:
-            return cut_graphs(potentials["node"], potentials["edge"], potentials.edges, potentials.lengths), None
-        except ValueError as error:
-            raise ValueError(
-                f"{error}. With non-negative features of the edges, bound their weights at 0: "
-                'BCFW([{"params": [head.unary]}, {"params": [head.pairwise], "lower": 0.0}], dual), or '
-                'bounds={"pairwise": (0.0, None)} in StructuredSVM. Or decode with GraphCut(RoofDual()), which takes '
-                "edges of any sign and is approximate"
-            ) from error
+        return cut_graphs(potentials["node"], potentials["edge"], potentials.edges, potentials.lengths), None
 
 
 @dataclass(frozen=True)
@@ -180,51 +174,51 @@ class GraphCut(LabelledGraphs):
     def argmax(self, potentials: Potentials) -> Decoding:
         """The oracle's labeling; of several best ones ``MinCut()`` returns the one with the fewest labels 1."""
         potentials = self._fitting(potentials)
-        found, bound = self.oracle.solve(potentials)
-        labels = found.to(torch.int64).masked_fill_(~real_nodes(potentials), -1)
+        on, bound = self.oracle.solve(potentials)
+        labels = on.to(torch.int64).masked_fill_(~real_nodes(potentials), -1)
         labeling = self._labeling(labels, potentials.edges)
         node, edge = (t.detach().to(torch.float64) for t in potentials.tensors.values())
-        gained = torch.where(found, node, -node).masked_fill(labels < 0, 0.0).sum(1)
+        gained = torch.where(on, node, -node).masked_fill(labels < 0, 0.0).sum(1)
         value = gained - edge.masked_fill(labeling.cut < 1, 0.0).sum(1)
         return Decoding(labeling, value, bound, exact=bound is None)
 
     def augmented_argmax(self, potentials: Potentials, target: GraphTarget) -> Decoding:
         """The oracle's labeling with the loss added to the nodes; the target if an approximate labeling is worse."""
-        found = as_decoding(super().augmented_argmax(potentials, target))
-        if found.exact:
-            return found
+        decoding = as_decoding(super().augmented_argmax(potentials, target))
+        if decoding.exact:
+            return decoding
         parts = {name: part.to(potentials.dtype) for name, part in self.parts(target).items()}
-        own = inner(parts, potentials.detach().tensors)
-        return at_least(found, target, own)
+        return at_least(decoding, target, inner(parts, potentials.detach().tensors))
 
     def parts(self, labeling: Segmentation | GraphTarget) -> dict[str, Tensor]:
         """``[y_p = 1] - [y_p = 0]`` of the nodes ``[B, N]``, and ``-[y_p != y_q]`` of the edges ``[B, E]``."""
         return _parts(labeling.labels, labeling.cut, torch.get_default_dtype())
 
+    @override
     def relative_scores(self, labelings: Segmentation, target: GraphTarget, potentials: Potentials) -> Tensor:
-        """By two matrix products in float64, ``[B, C]``."""
         parts = _parts(*with_target(labelings, target), torch.float64)
         tensors = potentials.tensors.items()
         total = sum((parts[name] @ tensor.to(torch.float64).unsqueeze(2)).squeeze(2) for name, tensor in tensors)
         assert isinstance(total, Tensor)
         return total[:, :-1] - total[:, -1:]
 
+    @override
     def mean_difference(
         self, labelings: Segmentation, mass: Tensor, target: GraphTarget, potentials: Potentials
     ) -> Parts:
-        """By two matrix products; differences are taken before they are summed, as what is left may be small."""
         dtype = potentials.dtype
-        parts, own = _parts(*labelings, dtype), _parts(target.labels, target.cut, dtype)
+        parts, true = _parts(*labelings, dtype), _parts(target.labels, target.cut, dtype)
         mass = mass.to(dtype).unsqueeze(1)
-        return {name: (mass @ (part - own[name].unsqueeze(1))).squeeze(1) for name, part in parts.items()}
+        # Subtracted before they are summed: the sum may be small beside its terms.
+        return {name: (mass @ (part - true[name].unsqueeze(1))).squeeze(1) for name, part in parts.items()}
 
     def loss_potentials(self, target: GraphTarget) -> tuple[dict[str, Tensor], Tensor]:
         """Half of each node's cost, negative for the target's label; the constant is half the total cost."""
         half = target.costs / 2
         return {"node": torch.where(target.labels == 1, -half, half)}, half.sum(1)
 
+    @override
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        """The nodes and edges of each example."""
         potentials = self._fitting(potentials)
         return {"node": real_nodes(potentials), "edge": potentials.edges[..., 0] >= 0}
 
@@ -234,16 +228,14 @@ class GraphCut(LabelledGraphs):
 
     def _fitting(self, potentials: Potentials) -> GraphPotentials:
         if not isinstance(potentials, GraphPotentials):
-            raise ValueError(
-                f"graph cuts take potentials with edges, GraphPotentials, such as LinearGraph returns; got {potentials}"
-            )
+            raise ValueError(f"potentials={potentials} must be GraphPotentials, with edges, as LinearGraph returns")
         return potentials
 
     def _labeling(self, labels: Tensor, edges: Tensor) -> Segmentation:
         return Segmentation(labels, cut_edges(labels, edges))
 
+    @override
     def settings(self) -> str:
-        """Without the oracle."""
         return f"GraphCut(balanced={self.balanced}, normalize={self.normalize})"
 
     def __repr__(self) -> str:

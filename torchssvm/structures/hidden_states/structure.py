@@ -1,4 +1,4 @@
-"""Hidden states: each label of the data is shown by one or several states, and the data do not say by which."""
+"""Hidden states: the data give labels, each of which one or several states show."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from torchssvm.core.arguments import check_int64, check_readable, check_tensor, naming
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.potentials import Parts, Potentials, as_potentials
-from torchssvm.core.structure import (
-    Structure,
-    as_decoding,
-    augmented,
-    loss_by_name,
-    reject_rows,
-)
-from torchssvm.structures.common import Around, check_labels, check_lengths
+from torchssvm.core.structure import Structure, as_decoding, augmented, loss_by_name, reject_rows
+from torchssvm.structures.common import Around, check_labels, check_lengths, check_shape, reject_entries
 
 UNKNOWN = -100
-"""The label of a position whose label is unknown, as that which ``ignore_index`` of torch names."""
+"""The label of a position whose label is unknown: the default ``ignore_index`` of torch."""
 
 
 class Completed(NamedTuple):
@@ -37,7 +32,7 @@ class Completed(NamedTuple):
 
     @property
     def digested(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What tells targets apart: also where labels are unknown, as negative numbers are taken for padding."""
+        """The tensors of a digest; the mask of unknown labels tells them from padding, as both are negative."""
         return self.observed, self.states, self.observed == UNKNOWN
 
 
@@ -74,21 +69,24 @@ class HiddenStates(Around):
 
     def __init__(self, structure: Structure, shows: Any = None) -> None:
         if not isinstance(structure, Structure) or isinstance(structure, HiddenStates):
-            raise TypeError(f"structure must be one such as Chain(3), not a {type(structure).__name__}")
+            raise TypeError(f"structure={structure!r} must be one such as Chain(3)")
         self.structure = structure
-        if shows is None:
-            if (states := getattr(structure, "num_states", None)) is None:
-                raise TypeError(f"shows=None, and structure={structure} has no num_states: say what each state shows")
-            shows = range(states)
+        states = getattr(structure, "num_states", None)
+        if shows is None and states is None:
+            raise TypeError(f"shows=None, and structure={structure} has no num_states: give the label of each state")
+        shows = list(range(states or 0)) if shows is None else shows
         check_readable(shows, "shows")
         try:
-            shown = torch.as_tensor(list(shows) if isinstance(shows, range) else shows).cpu()
+            self.shows = torch.as_tensor(shows).cpu()
         except (TypeError, ValueError, RuntimeError):  # strings, ragged lists
-            raise ValueError(f"shows={shows!r} must be whole numbers, a label for each state") from None
-        self.shows = check_int64(shown, "shows", (shown.numel(),), ", a label for each state")
+            self.shows = torch.empty(0)
         labels = self.shows.unique()
-        if not len(labels) or not torch.equal(labels, torch.arange(len(labels))):
-            raise ValueError(f"shows={self.shows.tolist()} must show every label from 0 to the largest")
+        if (
+            self.shows.dtype != torch.int64
+            or self.shows.ndim != 1
+            or not torch.equal(labels, torch.arange(len(labels)))
+        ):
+            raise ValueError(f"shows={shows!r} must be whole numbers, a label for each state, every label from 0 on")
         self.padding, self.quick_to_decode = structure.padding, structure.quick_to_decode
 
     @property
@@ -105,11 +103,11 @@ class HiddenStates(Around):
         """Check that the states of a target are known, as BCFW trains for one output of each example.
 
         Args:
-            given: The target as it was given.
-            target: What :meth:`check_target` made of it.
+            given: The target before :meth:`check_target`.
+            target: The target that :meth:`check_target` returned.
 
         Raises:
-            ValueError: ``given`` are labels, or sets, that several states show.
+            ValueError: Several states show a label of ``given``.
         """
         if isinstance(given, Completed):
             return
@@ -117,8 +115,8 @@ class HiddenStates(Around):
         with naming(index):
             reject_rows(
                 hidden.flatten(1).any(1) if hidden.ndim > 1 else hidden,
-                "several states show a label of {rows}, or it is unknown, and training is for one of them: call "
-                "torchssvm.latent(head, dataset, lam), which chooses, or take SoftmaxMargin, which sums over them",
+                "several states show a label of {rows}: choose by torchssvm.latent(head, dataset, lam), or sum by "
+                "SoftmaxMargin",
             )
 
     def complete(self, potentials: Potentials, target: Completed) -> Completed:
@@ -135,20 +133,20 @@ class HiddenStates(Around):
             name: self._wrong(target.observed, costs) * low.view(-1, *[1] * (costs.ndim - 1))
             for name, costs in delta.items()
         }
-        found = as_decoding(self.structure.argmax(augmented(potentials.detach(), barred)))
-        wrong = ~self._shown(found.labeling, target.observed) & (target.states >= 0)
+        states = as_decoding(self.structure.argmax(augmented(potentials.detach(), barred))).labeling
+        wrong = ~self._shown(states, target.observed) & (target.states >= 0)
         reject_rows(
             wrong.flatten(1).any(1) if wrong.ndim > 1 else wrong,
-            "no states show the labels of {rows}: the structure allows none, or its decoding is not exact",
+            "no states show the labels of {rows}: leave them out, or allow transitions",
         )
-        return Completed(target.observed, found.labeling)
+        return Completed(target.observed, states)
 
+    @override
     def marginals(self, potentials: Potentials) -> Marginals:
-        """Those of the states."""
         return self.structure.marginals(potentials)
 
     def target_marginals(self, potentials: Potentials, target: Completed) -> Marginals:
-        """Those of the states that show the labels of the target, among which the distribution is confined."""
+        """The marginals of the distribution on states that show the target's labels."""
         delta, _ = loss_by_name(self.structure, target.states, potentials)
         tensors = {
             name: potentials.tensors[name].detach().masked_fill(self._wrong(target.observed, costs) > 0.0, -torch.inf)
@@ -156,12 +154,12 @@ class HiddenStates(Around):
         }
         return self.structure.marginals(potentials.replace({**potentials.tensors, **tensors}))
 
-    def _own(self, output: Tensor | Completed) -> Tensor:
+    def _inner(self, output: Tensor | Completed) -> Tensor:
         return output.states if isinstance(output, Completed) else output
 
     def loss(self, labeling: Tensor | Completed, target: Completed) -> Tensor:
         """What states that show wrong labels cost, ``[B]``."""
-        states = self._own(labeling)
+        states = self._inner(labeling)
         return self.structure.loss(
             torch.where(self._shown(states, target.observed), target.states, states), target.states
         )
@@ -183,12 +181,9 @@ class HiddenStates(Around):
         potentials = as_potentials(potentials)
         observed = target.observed if isinstance(target, Completed) else target
         sets = isinstance(observed, Tensor) and observed.dtype == torch.bool
-        if sets and (observed.ndim not in (2, 3) or observed.shape[-1] != self.num_labels):
-            raise ValueError(
-                f"sets of labels must be bool [B, {self.num_labels}] or [B, N, {self.num_labels}], got "
-                f"{list(observed.shape)}"
-            )
-        if not sets:
+        if sets:
+            check_shape(observed, "target", *["B", "N"][: max(observed.ndim - 1, 1)], self.num_labels)
+        else:
             check_int64(observed, "target", observed.shape if observed.ndim in (1, 2) else ("B", "N"), ", labels")
         shape = observed.shape[:-1] if sets else observed.shape
         real = torch.ones(shape, dtype=torch.bool, device=observed.device)
@@ -196,17 +191,17 @@ class HiddenStates(Around):
             real = check_lengths(potentials.lengths, *shape, observed.device)
         if sets:
             empty = real & ~observed.any(-1)
-            reject_rows(empty.flatten(1).any(1) if empty.ndim > 1 else empty, "no label is allowed somewhere in {rows}")
+            reject_rows(
+                empty.flatten(1).any(1) if empty.ndim > 1 else empty, "target allows no label at a position of {rows}"
+            )
             observed = observed & real.unsqueeze(-1)
         else:
             check_labels(observed, self.num_labels, real & (observed != UNKNOWN))
             observed = observed.masked_fill(~real, -1)
         if isinstance(target, Completed):
-            if target.states.shape != shape:
-                raise ValueError(f"target.states must be {list(shape)}, got {list(target.states.shape)}")
-            states = target.states.masked_fill(~real, -1)
-            if bool((((states < 0) | (states >= len(self.shows)) | ~self._shown(states, observed)) & real).any()):
-                raise ValueError("target.states must show the labels of target.observed")
+            states = check_int64(target.states, "target.states", shape).masked_fill(~real, -1)
+            hidden = (states < 0) | (states >= len(self.shows)) | ~self._shown(states, observed)
+            reject_entries(hidden & real, states, "target.states has", "give a state that shows the label")
         else:
             states = self._allowed(observed).to(torch.int8).argmax(-1).masked_fill(~real, -1)  # the first ones
             if getattr(self.structure, "transitions", None) is not None:  # the first states may be forbidden
@@ -214,14 +209,11 @@ class HiddenStates(Around):
                 states = self.complete(nothing, Completed(observed, states)).states
         checked = self.structure.check_target(states, potentials)
         if not isinstance(checked, Tensor):
-            raise TypeError(
-                f"structure={self.structure!r} has outputs that are more than states, a {type(checked).__name__}: "
-                "HiddenStates takes structures whose outputs are int64 states, such as Chain(3) or Multiclass(3)"
-            )
+            raise TypeError(f"structure={self.structure!r} must have outputs that are int64 states, such as Chain(3)")
         return Completed(observed, checked)
 
     def _allowed(self, observed: Tensor) -> Tensor:
-        """Which states show the labels, or one of a set: ``[..., S]`` bool."""
+        """Whether each state shows the label, or one of the set: ``[..., S]`` bool."""
         shows = self.shows.to(observed.device)
         if observed.dtype == torch.bool:
             return observed[..., shows]
@@ -229,23 +221,19 @@ class HiddenStates(Around):
         return (shows == observed) | (observed == UNKNOWN)
 
     def _shown(self, states: Tensor, observed: Tensor) -> Tensor:
-        """Whether states, those of the padding aside, show the labels: of the shape of ``states``."""
+        """Whether states show the labels, bool in the shape of ``states``; undefined in the padding."""
         allowed = self._allowed(observed)
         return allowed.gather(-1, states.clamp(0, len(self.shows) - 1).unsqueeze(-1)).squeeze(-1)
 
     def _wrong(self, observed: Tensor, costs: Tensor) -> Tensor:
-        """Where ``costs``, ``[..., S]``, is that of a state that shows a wrong label, float64."""
+        """1.0 where ``costs`` ``[..., S]`` has a state that shows a wrong label, else 0.0, float64."""
         allowed = self._allowed(observed)
         if costs.shape != allowed.shape:
-            raise ValueError(
-                f"shows={self.shows.tolist()} has {len(self.shows)} states for labels {list(allowed.shape[:-1])}, and "
-                f"the loss of the structure costs {list(costs.shape)}: it must be a sum of costs of states, one for "
-                "each of shows"
-            )
+            raise ValueError(f"shows={self.shows.tolist()} must have one label for each of {costs.shape[-1]} states")
         return (~allowed).to(torch.float64)
 
+    @override
     def settings(self) -> str:
-        """Those of the structure, and what its states show."""
         return f"HiddenStates({self.structure.settings()}, shows={self.shows.tolist()})"
 
     def __repr__(self) -> str:

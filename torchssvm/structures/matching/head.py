@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_tensor, check_whole
+from torchssvm.core.arguments import check_whole
 from torchssvm.core.operators import full_precision, product
 from torchssvm.core.potentials import SINGLE
-from torchssvm.structures.common import Head, check_structure, weight
+from torchssvm.structures.common import Head, check_shape, check_structure, weight
 from torchssvm.structures.matching.structure import EdgePotentials, Matching
 
 
@@ -74,8 +74,7 @@ class LinearEdges(Head):
             ValueError: A shape or a size does not fit.
         """
         features, widths = x if isinstance(x, Edges) else (x, None)
-        if check_tensor(features, "x").ndim != 4 or features.shape[3] != self.weight.shape[0]:
-            raise ValueError(f"x must be [B, S, T, {self.weight.shape[0]}], got {list(features.shape)}")
+        check_shape(features, "x", "B", "S", "T", self.weight.shape[0])
         with full_precision(features.device):
             features = features.to(self.weight.dtype)
             scores = product(features, self.weight)

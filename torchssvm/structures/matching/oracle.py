@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.jit import njit, triton_available
+from torchssvm.compiler.jit import njit
 from torchssvm.core.arguments import check_int64
+from torchssvm.core.triton_support import triton_available
 
 
 def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
@@ -55,10 +56,10 @@ def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | 
             sizes.append(torch.full((batch,), most))
         else:
             check_int64(given, name, (batch,), ", the nodes of each example")
-            sizes.append(given.cpu().clamp(0, most))  # in memory of its own
+            sizes.append(given.cpu().clamp(0, most))  # a copy
     chosen = torch.zeros(scores.shape, dtype=torch.bool)
-    own = scores.detach().to("cpu", torch.float64).contiguous()
-    arrays = (tensor.numpy() for tensor in (own, *sizes))
+    gains = scores.detach().to("cpu", torch.float64).contiguous()
+    arrays = (tensor.numpy() for tensor in (gains, *sizes))
     best_matchings(*arrays, *make_room(left, right), chosen.numpy())
     return chosen.to(scores.device)
 

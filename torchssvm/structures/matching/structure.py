@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from torchssvm.core.arguments import check_flags, check_int64, check_number, check_tensor, check_whole, row_name
+from torchssvm.core.arguments import check_flags, check_int64, check_number, check_whole
 from torchssvm.core.potentials import Parts, Potentials, as_parts
 from torchssvm.core.structure import Decoding, Structure
-from torchssvm.structures.common import check_lengths
+from torchssvm.structures.common import check_lengths, check_potentials, check_shape, reject_entries
 from torchssvm.structures.matching.oracle import best_matching
 
 POSSIBLE = 2
@@ -50,10 +51,7 @@ class EdgePotentials(Potentials):
         widths: Tensor | None = None,
         **options: Any,
     ) -> None:
-        named = as_parts(tensors, "tensors")
-        scores = next(iter(named.values()))
-        if len(named) != 1 or scores.ndim != 3:
-            raise ValueError(f"potentials of edges must be one tensor [B, S, T], got {list(scores.shape)}")
+        scores = check_shape(next(iter(as_parts(tensors, "tensors").values())), "potentials", "B", "S", "T")
         batch, left, right = scores.shape
         if lengths is None and widths is not None:
             lengths = torch.full((batch,), left, device=scores.device)
@@ -64,8 +62,9 @@ class EdgePotentials(Potentials):
             self.ragged = dict.fromkeys(self.tensors, 0)
         if widths is not None:
             check_int64(widths, "widths", (batch,), ", the right nodes of each example")
-            if bool(((widths < 1) | (widths > right)).any()):
-                raise ValueError(f"widths must lie between 1 and the padded width {right}, got {widths.tolist()}")
+            reject_entries(
+                (widths < 1) | (widths > right), widths, "widths has", f"give 1 to {right}, the padded width"
+            )
         self.widths = widths
 
 
@@ -112,7 +111,7 @@ class Matching(Structure):
         self.precision_cost = check_number(precision_cost, "precision_cost", 0.0)
         self.recall_cost = check_number(recall_cost, "recall_cost", 0.0)
         if self.precision_cost == self.recall_cost == 0.0:
-            raise ValueError("precision_cost and recall_cost are both 0: the loss would always be 0")
+            raise ValueError("precision_cost and recall_cost are both 0: give one that is positive")
         self.normalize = normalize
 
     def argmax(self, potentials: Potentials) -> Decoding:
@@ -122,19 +121,19 @@ class Matching(Structure):
         value = scores.detach().to(torch.float64).masked_fill(~chosen, 0.0).sum((1, 2))
         return Decoding(chosen.to(torch.int64).masked_fill_(~_real(potentials), -1), value)
 
+    @override
     def parts(self, labeling: Tensor) -> Tensor:
-        """Indicators of the edges, ``[B, S, T]``."""
         return (labeling == 1).to(torch.get_default_dtype())
 
+    @override
     def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
-        """The edges' scores, summed in float64, ``[B, C]``."""
         scores = potentials.single.to(torch.float64).flatten(1).unsqueeze(2)
-        everything = torch.cat([labelings, target.unsqueeze(1)], 1) == 1
-        total = (everything.to(torch.float64).flatten(2) @ scores).squeeze(2)
+        edges = torch.cat([labelings, target.unsqueeze(1)], 1) == 1
+        total = (edges.to(torch.float64).flatten(2) @ scores).squeeze(2)
         return total[:, :-1] - total[:, -1:]
 
+    @override
     def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """The mass of each edge that the target lacks, less that without an edge of the target's."""
         ((name, tensor),) = potentials.tensors.items()
         # Subtracted before they are summed, as what is left may be small.
         differences = (labelings == 1).to(tensor.dtype) - (target == 1).to(tensor.dtype).unsqueeze(1)
@@ -142,9 +141,9 @@ class Matching(Structure):
 
     def loss(self, labeling: Tensor, target: Tensor) -> Tensor:
         """Asymmetric Hamming loss, ``[B]`` float64."""
-        found, true = labeling == 1, target == 1
-        wrong = (found & (target == 0)).sum((1, 2), dtype=torch.float64)  # a float times integers would be float32
-        missed = (true & ~found).sum((1, 2), dtype=torch.float64)
+        predicted, true = labeling == 1, target == 1
+        wrong = (predicted & (target == 0)).sum((1, 2), dtype=torch.float64)  # a float times integers would be float32
+        missed = (true & ~predicted).sum((1, 2), dtype=torch.float64)
         return (self.precision_cost * wrong + self.recall_cost * missed) * self._share(target)
 
     def loss_potentials(self, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,36 +154,25 @@ class Matching(Structure):
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
         """Check that ``target`` is a matching of the right shape; write -1 beyond the nodes of each example."""
-        if len(potentials.tensors) != 1 or potentials.single.ndim != 3:
-            raise ValueError(f"a matching takes potentials [B, S, T], got {potentials}")
-        shape = potentials.single.shape
-        check_int64(target, "target", shape, ", as the potentials are")
+        (scores,) = check_potentials(potentials, ("B", "S", "T"))
+        check_int64(target, "target", scores.shape, ", as the potentials are")
         real = _real(potentials)
         wrong = ((target < 0) | (target > POSSIBLE)) & real
-        if bool(wrong.any()):
-            row = int(wrong.nonzero()[0, 0])
-            raise ValueError(
-                f"target has {int(target[wrong][0])} in {row_name(row)}; allowed are 1 (edge), 0 (no edge) and "
-                f"{POSSIBLE} (possible edge); -1 marks padding: did the head get both numbers of nodes, "
-                "head(Edges(x, widths), lengths)?"
-            )
+        allowed = f"give 1 (edge), 0 (none) or {POSSIBLE} (possible), and the head widths and lengths if padded"
+        reject_entries(wrong, target, "target has", allowed)
         target = target.masked_fill(~real, -1)
         for axis, side in ((2, "left"), (1, "right")):
-            twice = (target == 1).sum(axis) > 1
-            if bool(twice.any()):
-                row, node = twice.nonzero()[0].tolist()
-                raise ValueError(
-                    f"target is not a matching: {side} node {node} has several edges in {row_name(row)}; keep "
-                    f"one and mark the others as possible ({POSSIBLE})"
-                )
+            count = (target == 1).sum(axis)
+            allowed = f"keep one edge of each {side} node, and mark others as possible ({POSSIBLE})"
+            reject_entries(count > 1, count, "target has several edges,", allowed)
         return target
 
+    @override
     def places(self, potentials: Potentials) -> dict[str, Tensor]:
-        """The edges between an example's own nodes."""
         return {next(iter(potentials.tensors)): _real(potentials)}
 
+    @override
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
-        """All matchings."""
         _, left, right = potentials.single.shape
         real = _real(potentials)
         for partners in _all_partners(left, right):
@@ -197,23 +185,22 @@ class Matching(Structure):
 
         Args:
             partners: ``[..., S]`` int64, 0 to T - 1; -1 for an unmatched node.
-            num_right: T, the number of right.
+            num_right: T.
 
         Raises:
             ValueError: A partner is out of range.
         """
-        if check_tensor(partners, "partners").dtype != torch.int64:
-            raise ValueError(f"partners must be int64, got {partners.dtype}")
         num_right = check_whole(num_right, "num_right", 0)
+        check_int64(partners, "partners", getattr(partners, "shape", None))
         if bool(((partners < -1) | (partners >= num_right)).any()):
-            raise ValueError(f"partners must lie between -1 and {num_right - 1}, got {partners.tolist()}")
+            raise ValueError(f"partners={partners.tolist()} must lie between -1 and {num_right - 1}")
         return (partners.unsqueeze(-1) == torch.arange(num_right, device=partners.device)).to(torch.int64)
 
     @staticmethod
     def partners(labeling: Tensor) -> Tensor:
         """The partner of each left node in a labeling ``[..., S, T]``: ``[..., S]`` int64, -1 for an unmatched node."""
-        found, place = (labeling == 1).to(torch.int8).max(-1)
-        return place.masked_fill(found == 0, -1)
+        matched, place = (labeling == 1).to(torch.int8).max(-1)
+        return place.masked_fill(matched == 0, -1)
 
     def _share(self, target: Tensor) -> Tensor:
         """The factor that normalises each example's loss, ``[B]`` float64."""
@@ -231,7 +218,6 @@ def _real(potentials: Potentials) -> Tensor:
 
 
 def _all_partners(left: int, right: int, taken: tuple[int, ...] = ()) -> Iterator[list[int]]:
-    """The partners of ``left`` nodes in every matching."""
     if not left:
         yield []
         return

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.core.arguments import check_flags, check_tensor, check_whole
+from torchssvm.core.arguments import check_flags, check_whole
 from torchssvm.core.operators import full_precision, product
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.sparse_features import SparseFeatures, one_token, padded_product
-from torchssvm.structures.common import LinearHead, fitting, weight
+from torchssvm.structures.common import LinearHead, check_no_lengths, check_shape, fitting, weight
 from torchssvm.structures.multiclass.structure import Multiclass
 
 
@@ -64,14 +64,12 @@ class LinearMulticlass(LinearHead):
         Raises:
             ValueError: ``x`` has the wrong shape or a wrong column, or the batch has lengths.
         """
-        if lengths is not None:
-            raise ValueError("lengths must be None: a class has no length. Make the Batch without lengths")
+        check_no_lengths(lengths)
         if isinstance(x, SparseFeatures):
             with full_precision(self.weight.device):
                 scores = padded_product(one_token(x), self.weight.t()).squeeze(1)
                 return Potentials(scores if self.bias is None else scores + self.bias)
-        if check_tensor(x, "x").ndim != 2 or x.shape[1] != self.in_features:
-            raise ValueError(f"x must be [B, {self.in_features}], got {list(x.shape)}")
+        check_shape(x, "x", "B", self.in_features)
         with full_precision(x.device):
             x = x.to(self.weight.dtype)
             scores = product(x, self.weight)
@@ -92,13 +90,5 @@ class LinearMulticlass(LinearHead):
             inner = features @ features.t()
             return (v @ v.t()) * (inner if self.bias is None else inner + 1.0)
 
-        if x.requires_grad:
-            return Potentials(scores, adjoint=adjoint, gram_product=gram_product, gram=gram)
-        return Potentials(
-            scores,
-            adjoint=adjoint,
-            gram_product=gram_product,
-            gram=gram,
-            weights=own_weights(self),
-            called_with=(self, x),
-        )
+        known = {} if x.requires_grad else {"weights": own_weights(self)}
+        return Potentials(scores, adjoint=adjoint, gram_product=gram_product, gram=gram, **known)

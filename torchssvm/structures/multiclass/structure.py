@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from torchssvm.core.arguments import check_int64, check_tensor, check_whole
+from torchssvm.core.arguments import check_int64, check_whole
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.operators import constant, on_host
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
 from torchssvm.core.structure import Decoding, Structure, digest
-from torchssvm.structures.common import check_labels
+from torchssvm.structures.common import check_labels, check_potentials, check_shape
 from torchssvm.structures.max_marginals import tree_margins
 
 
@@ -52,8 +53,7 @@ class Multiclass(Structure):
         num_classes = check_whole(num_classes, "num_classes")
         if cost is None:
             cost = 1.0 - torch.eye(num_classes)
-        if check_tensor(cost, "cost").shape != (num_classes, num_classes):
-            raise ValueError(f"cost must have shape [{num_classes}, {num_classes}], got {list(cost.shape)}")
+        check_shape(cost, "cost", num_classes, num_classes)
         if not bool(torch.isfinite(cost).all()) or bool((cost < 0).any()) or bool(cost.diagonal().any()):
             raise ValueError("cost must be finite and non-negative, with zeros on its diagonal")
         self.num_classes = num_classes
@@ -68,15 +68,15 @@ class Multiclass(Structure):
         value, labels = potentials.single.max(1)
         return Decoding(labels, value)
 
+    @override
     def max_marginals(self, potentials: Potentials) -> Tensor:
-        """Of each class, ``[B, K]``: its score less the highest of the others."""
         scores = potentials.single.detach().unsqueeze(1)
         labels = self.argmax(potentials).labeling.unsqueeze(1)
         none = scores.new_zeros(len(scores), 1, 1).expand(-1, *[self.num_classes] * 2)
         return tree_margins(scores, none, labels * 0 - 1, labels * 0, labels).squeeze(1)
 
+    @override
     def marginals(self, potentials: Potentials) -> Marginals:
-        """Softmax."""
         scores = potentials.single.detach()
         (name,) = potentials.tensors
         return Marginals({name: scores.softmax(1)}, scores.to(torch.float64).logsumexp(1))
@@ -86,13 +86,13 @@ class Multiclass(Structure):
         parts = torch.zeros(len(labeling), self.num_classes, device=labeling.device)
         return parts.scatter_(1, labeling.unsqueeze(1), 1.0)
 
+    @override
     def relative_scores(self, labelings: Tensor, target: Tensor, potentials: Potentials) -> Tensor:
-        """Sums of looked-up potentials, less the target's: ``[B, C]`` float64."""
         scores = potentials.single.to(torch.float64)
         return scores.gather(1, labelings) - scores.gather(1, target.unsqueeze(1))
 
+    @override
     def mean_difference(self, labelings: Tensor, mass: Tensor, target: Tensor, potentials: Potentials) -> Parts:
-        """The mass of each class, less the total mass at the target."""
         ((name, tensor),) = potentials.tensors.items()
         mass = mass.to(tensor.dtype)
         parts = add_at(tensor.new_zeros(tensor.shape), labelings, mass)
@@ -109,19 +109,17 @@ class Multiclass(Structure):
 
     def check_target(self, target: Tensor, potentials: Potentials) -> Tensor:
         """Check that ``target`` is int64 ``[B]`` with classes 0 to K - 1."""
-        scores = potentials.single
-        if scores.ndim != 2 or scores.shape[1] != self.num_classes:
-            raise ValueError(f"potentials must be [B, {self.num_classes}], got {list(scores.shape)}")
+        (scores,) = check_potentials(potentials, ("B", self.num_classes))
         check_int64(target, "target", scores.shape[:1], ", a class for each example")
         check_labels(on_host(target), self.num_classes)
         return target
 
+    @override
     def _plain(self) -> nn.Module:
-        """The best class."""
         return ClassDecoder()
 
+    @override
     def enumerate(self, potentials: Potentials) -> Iterator[Tensor]:
-        """The K classes."""
         for label in range(self.num_classes):
             yield torch.full((potentials.batch_size,), label, device=potentials.device)
 

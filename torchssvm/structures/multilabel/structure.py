@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from torchssvm.compiler.jit import arrays, fits_numba
 from torchssvm.core.arguments import check_costs, check_flags, check_int64, check_object, check_whole, row_name
+from torchssvm.core.launch import arrays, fits_numba
 from torchssvm.core.operators import constant
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, OracleResult, Structure, digest

@@ -6,10 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.jit import njit, triton_available
+from torchssvm.compiler.jit import njit
 from torchssvm.core.arguments import check_scores
+from torchssvm.core.launch import compiles, launch, once
 from torchssvm.core.operators import apart, define, upload
-from torchssvm.core.threads import compiles, launch, once
+from torchssvm.core.triton_support import triton_available
 from torchssvm.structures.common import own_lengths
 from torchssvm.structures.segments.plain import LARGE, best_segments_torch
 
