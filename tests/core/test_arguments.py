@@ -314,7 +314,6 @@ def test_memory_limits(limit):
         (lambda: BCFW(LinearChain(3, 3), multiclass(1).train().dual), r"params is a LinearChain.*head.parameters\(\)"),
         (lambda: BCFW(multiclass(1).head.parameters(), None), "dual is a NoneType"),
         (lambda: WeightedAverage(LinearChain(3, 3)), r"params is a LinearChain.*head.parameters\(\)"),
-        (lambda: WeightedAverage(LinearChain(3, 3).parameters(), 3), "dual is a int"),
         (lambda: DualState(6, 0.1, Multiclass(3), None), r"parameters is a NoneType: pass head.parameters\(\)"),
         (lambda: DualState.for_head(LinearChain(3, 3).to("meta"), 6, 0.1), "weight of the head must be .* meta device"),
         (lambda: certify(LinearChain(3, 3), None, []), "dual is a NoneType"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -40,7 +41,9 @@ def test_it_is_the_certificate_of_a_float64_run_and_of_the_enumeration(kind, sto
     exact = reference(wide).primal(w.numpy())
     assert certificate.primal == pytest.approx(exact, rel=1e-12)
     assert primal(training.head, problem.structure, everything, problem.lam).value == certificate.primal
-    assert primal(wide.head, problem.structure, wide.everything(2), problem.lam).value == pytest.approx(exact, rel=1e-12)
+    assert primal(wide.head, problem.structure, wide.everything(2), problem.lam).value == pytest.approx(
+        exact, rel=1e-12
+    )
     again = certify(Frozen(training.head), training.dual, everything, refresh=False)
     assert (again.primal, again.dual) == (certificate.primal, certificate.dual)
     alike = certify(copy.deepcopy(training.head), training.dual, everything, refresh=False)
@@ -59,4 +62,4 @@ def test_the_dual_never_decreases_and_the_gap_is_never_negative():
         certificate = certify(training.head, training.dual, problem.everything())
         assert certificate.gap >= 0.0
         duals.append(certificate.dual)
-    assert all(b >= a - 1e-7 * abs(a) for a, b in zip(duals, duals[1:], strict=False))
+    assert all(b >= a - 1e-7 * abs(a) for a, b in pairwise(duals))

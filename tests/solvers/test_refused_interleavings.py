@@ -136,7 +136,6 @@ class TorchLoop(Work):
             lambda: dual.change_lam(-1.0),
             lambda: self.sampler.load_state_dict(damaged(sampler, "drawn")),
             lambda: self.sampler.load_state_dict({**sampler, "used": 99}),
-            lambda: self.average.update(),
             lambda: self.average.load_state_dict({"kind": "UniformAverage"}),
             lambda: recompute_weights(problem.head, dual, [problem.batch([0])]),
             lambda: BCFW(list(problem.head.parameters())[:1], dual),

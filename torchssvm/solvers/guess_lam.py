@@ -18,8 +18,8 @@ from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate
-from torchssvm.solvers.feature_losses import StructuredHinge
 from torchssvm.solvers.exact_pass import primal
+from torchssvm.solvers.feature_losses import StructuredHinge
 
 SAMPLE = 64
 """At most so many examples are looked at."""

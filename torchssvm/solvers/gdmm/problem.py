@@ -21,8 +21,8 @@ from torchssvm.core.schema import Entry, Stateful
 from torchssvm.dual.checks import check_batch, check_targets
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import MeanParts
-from torchssvm.solvers.gdmm.rules import BruteForce, Penalty, SortedOracle
 from torchssvm.solvers.exact_pass import every_example
+from torchssvm.solvers.gdmm.rules import BruteForce, Penalty, SortedOracle
 
 
 class DualPoint(NamedTuple):
