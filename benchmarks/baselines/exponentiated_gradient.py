@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchssvm.core.arguments import check_number, check_whole
 from torchssvm.core.batch import Batch, apply_head, check_batches, to_device
 from torchssvm.core.interrupts import undisturbed
-from torchssvm.core.operators import full_precision, in_full_precision, on_host
+from torchssvm.core.operators import first_occurrences, full_precision, in_full_precision, on_host
 from torchssvm.core.potentials import conform, inner, subtract
 from torchssvm.core.problem import digest_examples
 from torchssvm.core.ranks import Ranks

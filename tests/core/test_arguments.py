@@ -52,6 +52,7 @@ from torchssvm import (
     certify,
     check,
     choose_lam,
+    datasets,
     evaluate,
     in_order,
     recompute_weights,
