@@ -50,9 +50,9 @@ def test_what_leaves_a_part_empty():
     for share in (0.0, 1.0, -1, 0.01, math.nan):
         with pytest.raises(ValueError, match="leaves one of the parts empty"):
             hold_out(data, share)
-    with pytest.raises(TypeError, match="share='a' must be a number"):
+    with pytest.raises(TypeError, match="share='a'"):
         hold_out(data, "a")
-    with pytest.raises(ValueError, match="list has no method `collate`"):
+    with pytest.raises(ValueError, match="list"):
         hold_out([1, 2, 3], 0.5)
     with pytest.raises(IndexError):
         hold_out(data, 0.5)[0][3]

@@ -115,7 +115,7 @@ def test_tables_of_edges_have_one_order_too(part, columns):
         return made
 
     model = GraphSVC(**QUICK).fit(graphs(lambda table: table), LABELS)
-    with pytest.raises(ValueError, match=f"has column {columns[1]!r} in the place of {columns[0]!r}"):
+    with pytest.raises(ValueError, match="a table of edge"):
         model.predict(graphs(_turned))
 
 
@@ -123,9 +123,9 @@ def test_tables_of_targets_have_one_order_too():
     sets, costs = pd.DataFrame(SETS, columns=["red", "blue"]), _table(MATRIX)
     model = MultilabelSVC(**QUICK).fit(MATRIX, sets)
     for call in (model.calibrate, model.score):
-        with pytest.raises(ValueError, match="y has column"):
+        with pytest.raises(ValueError, match="y has columns"):
             call(MATRIX, _turned(sets))
-    with pytest.raises(ValueError, match="costs has column"):
+    with pytest.raises(ValueError, match="costs has columns"):
         PredictThenOptimize(Selection(3, 1), 0.1, **QUICK).fit(MATRIX, costs).regret(MATRIX, _turned(costs))
 
 

@@ -125,9 +125,9 @@ def test_bad_choices_of_C():
     X, y = chance.normal(size=(60, 3)), chance.integers(0, 2, (60, 2))
     assert (guessed := MultilabelSVC().fit(X, y)).choice_ is None
     assert guessed.lam_ == MultilabelSVC("guess").fit(X, y).lam_
-    with pytest.raises(ValueError, match="C='choose' holds a third"):
+    with pytest.raises(ValueError, match="C='choose'"):
         MultilabelSVC("choose").fit(X[:1], y[:1])
-    with pytest.raises(ValueError, match="C='best' must be"):
+    with pytest.raises(ValueError, match="C='best'"):
         MultilabelSVC("best").fit(X, y)
 
 
@@ -161,7 +161,7 @@ def test_probabilities_of_labels_once_they_are_calibrated(kind, tmp_path):
     best = fitted.temperature_
     assert all(likelihood(best) >= likelihood(best * factor) for factor in (0.9, 0.99, 1.01, 1.1))
     wrong = np.where(y[30:] == 1, 3, y[30:]) if y.ndim == 2 else y[30:] + 9
-    with pytest.raises(ValueError, match="y must hold 0 and 1" if y.ndim == 2 else "not there in training"):
+    with pytest.raises(ValueError, match="y must" if y.ndim == 2 else "y has the label"):
         fitted.calibrate(X[30:], wrong)
 
 

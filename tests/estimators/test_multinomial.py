@@ -66,7 +66,7 @@ def test_probabilities_are_those_of_the_best_temperature(data, names):
     assert "call calibrate(X, y)" in str(error.value)
     wrong = y[30:].copy()
     wrong[3] = 7 if names is None else "d"
-    with pytest.raises(ValueError, match=f"{wrong[3]}'?, which was not there in training"):
+    with pytest.raises(ValueError, match=f"y has the label '?{wrong[3]}"):
         fitted.calibrate(X[30:], wrong)
     before, found = fitted.predict(X), fitted.calibrate(X[30:], y[30:]).predict_proba(X)
     assert fitted.predict(X).tolist() == before.tolist() == fitted.classes_[found.argmax(1)].tolist()

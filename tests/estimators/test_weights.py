@@ -107,14 +107,14 @@ def test_scores_count_examples_as_often_as_they_weigh(case):
 
 def test_weights_are_checked():
     for estimator, X, y in CASES.values():
-        with pytest.raises(ValueError, match=r"sample_weight='balanced' must be .8.*class_weight takes 'balanced'"):
+        with pytest.raises(ValueError, match="sample_weight='balanced'"):
             estimator.fit(X, y, "balanced")
         for wrong in ([1.0] * 7, [-1.0] + [1.0] * 7, [0.0] * 8, [np.nan] * 8):
             with pytest.raises(ValueError, match="sample_weight"):
                 estimator.fit(X, y, wrong)
-    with pytest.raises(ValueError, match="give lam with sample_weight"):
+    with pytest.raises(ValueError, match="lam=None"):
         PredictThenOptimize(ShortestPath.grid(2, 2)).fit(MATRIX, np.ones((8, 4)), np.arange(8))
-    with pytest.raises(ValueError, match="count alike"):
+    with pytest.raises(ValueError, match="C='choose'"):
         MultilabelSVC("choose").fit(MATRIX, np.eye(8, 3, dtype=int), np.arange(8))
 
 

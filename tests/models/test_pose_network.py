@@ -39,7 +39,7 @@ def test_maps_are_log_probabilities():
 def test_networks_that_cannot_be(options, words):
     with pytest.raises(ValueError, match=words):
         tiny_network(**options)
-    with pytest.raises(ValueError, match=r"images must be \[B, 3, 16, 16\]"):
+    with pytest.raises(ValueError, match="images"):
         tiny_network()(torch.zeros(1, 3, 16, 12))
 
 

@@ -80,18 +80,18 @@ def test_sets_of_tags_are_tokenised(tokenizer, tagger):
     assert torch.isfinite(tagger(**batch).loss)
     plain = tokenized(tokenizer, sentences, [["B-X", "I-X"], ["O"]], LABELS)
     assert plain[0]["labels"] == [NO, 1, 2, NO, NO, NO]
-    with pytest.raises(ValueError, match="all sentences one label for each word, or all of them sets"):
+    with pytest.raises(ValueError, match="labels"):
         tagger.collate([items[0], plain[1]])
-    with pytest.raises(ValueError, match=r"word 1 of sentence 0, 'hut', may have no tag"):
+    with pytest.raises(ValueError, match=r"tags\[0\]\[1\]"):
         tokenized(tokenizer, sentences, [["O", set()], ["O"]], LABELS)
-    with pytest.raises(ValueError, match="sentence 0 has the tag 'B-Z'"):
+    with pytest.raises(ValueError, match=r"tags\[0\].*B-Z"):
         tokenized(tokenizer, sentences, [["O", {"O", "B-Z"}], ["O"]], LABELS)
-    with pytest.raises(ValueError, match=r"labels=.* has a label twice"):
+    with pytest.raises(ValueError, match="labels="):
         tokenized(tokenizer, sentences, [["B-X", "I-X"], ["O"]], [*LABELS, "O"])
     for wrong in (batch["labels"].long(), batch["labels"][..., :4], batch["labels"].any(2)):
-        with pytest.raises(ValueError, match=r"int64 \[B, N\], or bool \[B, N, 5\] for sets"):
+        with pytest.raises(ValueError, match="labels"):
             tagger(**{**batch, "labels": wrong})
-    with pytest.raises(ValueError, match="row 0 of the batch has no word"):
+    with pytest.raises(ValueError, match="row 0"):
         tagger(**{**batch, "labels": torch.zeros_like(batch["labels"])})
     barred = torch.zeros_like(batch["labels"])
     barred[:, 1:3, 2] = True  # I-X at the beginning: none of the scheme
@@ -139,10 +139,10 @@ def test_sets_of_labels_train_the_tagger(tagger, items, tmp_path, monkeypatch):
     assert solved.after > 0.9
     assert tagger.solve(sets, items, progress=False).choice is not None  # another round
     for refused in (lambda: tagger.solve(items, sets, lam=0.01), lambda: tagger.calibrate(sets)):
-        with pytest.raises(ValueError, match="held_out has sets of labels"):
+        with pytest.raises(ValueError, match="held_out"):
             refused()
-    with pytest.raises(ValueError, match="the evaluation set has sets of labels"):
+    with pytest.raises(ValueError, match="label_ids"):
         tagger.compute_metrics(SimpleNamespace(predictions=np.zeros((1, 2)), label_ids=np.zeros((1, 2, 5), bool)))
     tagger.head.reset_parameters()
-    with pytest.raises(ValueError, match="its weights are zero"):
+    with pytest.raises(ValueError, match="dataset"):
         tagger.solve(sets, lam=0.01)

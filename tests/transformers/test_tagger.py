@@ -63,7 +63,7 @@ def test_words_whose_labels_are_unknown(tagger):
     assert float(tagger(**{**batch, "labels": none}, word_mask=mask).loss.detach()) == 0.0
     for wrong in (-1, 9):
         labels[0, 2] = wrong
-        with pytest.raises(ValueError, match=f"label {wrong} at position 0 of row 0"):
+        with pytest.raises(ValueError, match=f"label {wrong}"):
             tagger(**{**batch, "labels": labels}, word_mask=mask)
 
 
@@ -73,7 +73,7 @@ def test_words_without_a_label_stay_words_in_batches_and_are_completed(tagger, i
     some[0]["labels"] = [NO if i == place else label for i, label in enumerate(some[0]["labels"])]
     batch = tagger.collate(some)
     assert batch["word_mask"].sum() == (batch_of(items)["labels"] != NO).sum()
-    with pytest.raises(ValueError, match="some sentences of a batch have word_mask, and others have not"):
+    with pytest.raises(ValueError, match="word_mask"):
         tagger.collate([some[0], items[1]])
     words = features_of(tagger, some, 4)
     assert torch.equal(words.lengths, features_of(tagger, items, 4).lengths)
@@ -81,17 +81,17 @@ def test_words_without_a_label_stay_words_in_batches_and_are_completed(tagger, i
     tagger.config.probability_temperature = 0.5
     assert tagger.solve(some, lam=0.1, progress=False).certificate.relative_gap <= 0.01
     assert tagger.config.probability_temperature == 1.0  # not that of another head
-    with pytest.raises(ValueError, match="held_out has sets of labels, or words without a label"):
+    with pytest.raises(ValueError, match="held_out"):
         tagger.calibrate(some)
     tagger.head.reset_parameters()
-    with pytest.raises(ValueError, match="weights are zero: train it first"):
+    with pytest.raises(ValueError, match="dataset"):
         tagger.solve(some, lam=0.1, progress=False)
 
 
 def test_a_classifier_with_a_layer_before_its_scores_is_refused():
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     config = transformers.ModernBertConfig(vocab_size=80, pad_token_id=0, cls_token_id=1, sep_token_id=2, **sizes)
-    with pytest.raises(TypeError, match=r"ModernBertForTokenClassification with weights between .*head\.dense"):
+    with pytest.raises(TypeError, match="ModernBertForTokenClassification"):
         StructuredTagger.from_classifier(transformers.ModernBertForTokenClassification(config), scheme=None)
 
 
@@ -281,7 +281,7 @@ def test_lora(trained, items, tmp_path):
     assert any("head" in name for name in names)
     trained(model, per_device_train_batch_size=8, max_steps=3)
     expected = model.eval()(**batch_of(items))
-    with pytest.raises(TypeError, match=r"ModulesToSaveWrapper: call merge_and_unload\(\)"):
+    with pytest.raises(TypeError, match="ModulesToSaveWrapper"):
         model.solve(items, lam=0.1)
     merged = model.merge_and_unload()
     assert type(merged) is StructuredTagger
@@ -445,9 +445,9 @@ def test_the_lower_layers_of_an_encoder_are_frozen_by_their_number(tmp_path):
     assert not any(p.requires_grad for p in whole.encoder.parameters())
     short = StructuredTagger.from_pretrained(tmp_path, labels=LABELS, num_hidden_layers=1)
     assert len(short.encoder.encoder.layer) == 1
-    with pytest.raises(ValueError, match="freeze_encoder=0 must be"):
+    with pytest.raises(ValueError, match="freeze_encoder=0"):
         StructuredTaggerConfig(encoder_config(), LABELS, freeze_encoder=0)
-    with pytest.raises(ValueError, match="freeze_encoder=2, and the encoder has no list of more layers"):
+    with pytest.raises(ValueError, match="freeze_encoder=2"):
         StructuredTagger(StructuredTaggerConfig(encoder_config(), LABELS, freeze_encoder=2))
 
 
@@ -472,7 +472,7 @@ def test_an_encoder_below_a_head():
         for example, length in zip(held, lengths.tolist(), strict=True):
             alone = encoder.eval()(ids[example.index : example.index + 1, :length]).last_hidden_state[0]
             torch.testing.assert_close(example.x[:length], alone, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="Naive gives ids other features where they are padded"):
+    with pytest.raises(ValueError, match="Naive"):
         PrecomputedFeatures(words, Naive(encoder))
     L = pytest.importorskip("lightning")
     from torchssvm.lightning import FactorwiseSVM, JointTraining, SpanF1, StructuredSVM
@@ -498,7 +498,7 @@ def test_an_encoder_below_a_head():
         *((StructuredSVM, each) for each in ({"joint": joint}, {}, {"solver": Solver(compiled=False)})),
         (FactorwiseSVM, {}),
     ):
-        with pytest.raises(ValueError, match="Naive gives ids other features where they are padded"):
+        with pytest.raises(ValueError, match="Naive"):
             naive = kind(LinearChain(16, 5), lam=0.1, features=Naive(encoder), **options)
             L.Trainer(max_epochs=3, **quiet).fit(naive, loader)
 
@@ -524,7 +524,7 @@ def test_configurations_that_are_refused(given, named):
 
 def test_refusals(tagger, items, tokenizer, classifier):
     batch = random_batch()
-    with pytest.raises(ValueError, match=r"labels=None .*label_smoothing_factor must be 0"):
+    with pytest.raises(ValueError, match="labels=None"):
         tagger.train()(batch["input_ids"], batch["attention_mask"])
     tagger.eval()
     with pytest.raises(ValueError, match="row 1"):
@@ -533,42 +533,48 @@ def test_refusals(tagger, items, tokenizer, classifier):
         tagger(**{**batch, "labels": batch["labels"].masked_fill(batch["labels"] == 1, 5)})
     with pytest.raises(ValueError, match="held_out and lam"):
         tagger.solve(items)
-    with pytest.raises(ValueError, match="empty"):
+    with pytest.raises(ValueError, match="dataset"):
         tagger.solve([], lam=1.0)
     with pytest.raises(TypeError, match=r"dataset\[0\]"):
         tagger.solve([torch.zeros(3)], lam=1.0)
     blank = {**items[1], "labels": [NO] * len(items[1]["labels"])}
     with pytest.raises(ValueError, match="example 5 has no word"):
         tagger.solve([*items[:5], blank, *items[6:]], lam=1.0)
-    with pytest.raises(ValueError, match="no labels"):
+    with pytest.raises(ValueError, match="dataset"):
         tagger.solve([{"input_ids": [2, 5, 3]}], lam=1.0)
-    with pytest.raises(TypeError, match="one string"):
+    with pytest.raises(TypeError, match="texts="):
         tagger.tag("the red house", tokenizer)
     with pytest.raises(ValueError, match=r"texts\[1\]"):
         tagger.tag(["red", ""], tokenizer)
-    with pytest.raises(ValueError, match=r"texts\[0\] has the word '' at 1, of which no piece is left"):
+    with pytest.raises(ValueError, match=r"texts\[0\] has the word \'\'"):
         tagger.tag([["red", "", "house"]], tokenizer)
-    with pytest.raises(TypeError, match=r"texts\[1\]=None must be a text"):
+    with pytest.raises(TypeError, match=r"texts\[1\]=None"):
         tagger.tag(["red", None], tokenizer)
-    with pytest.raises(ValueError, match=r"texts\[0\] has 32 pieces.*24"):
+    with pytest.raises(ValueError, match=r"texts\[0\] has 32 pieces"):
         tagger.tag(["red " * 30], tokenizer)
     with pytest.raises(TypeError, match="fast"):
         tagger.tag(["red"], object())
-    with pytest.raises(ValueError, match="scheme='BIO' is that of a new tagger, which needs labels"):
+    with pytest.raises(ValueError, match="scheme='BIO'"):
         StructuredTagger.from_pretrained("tagger", scheme="BIO")
     with pytest.raises(TypeError, match="BertModel"):
         StructuredTagger.from_classifier(classifier.bert)
-    for sentences, tags, named in (
-        ([["red"]], [["O", "O"]], "1 words and 2 tags"),
-        ([["red"]], [["B-Z"]], "'B-Z'"),
-        ([["red"]], [[NO]], "-100"),
-        ([["red"]], [np.array([5])], "tag 5"),
-        ([["red"]], [[True]], "tag True"),
-        ([["red"] * 30], [["O"] * 30], "sentence 0 has 32 pieces"),
-        ([["red", " "]], [["O", "O"]], "word 1"),
-    ):
-        with pytest.raises(ValueError, match=named):
-            tokenized(tokenizer, sentences, tags, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("sentences", "tags", "named"),
+    [
+        ([["red"]], [["O", "O"]], r"sentences\[0\]"),
+        ([["red"]], [["B-Z"]], r"tags\[0\]"),
+        ([["red"]], [[NO]], r"tags\[0\]"),
+        ([["red"]], [np.array([5])], r"tags\[0\]"),
+        ([["red"]], [[True]], r"tags\[0\]"),
+        ([["red"] * 30], [["O"] * 30], r"sentences\[0\]"),
+        ([["red", " "]], [["O", "O"]], r"sentences\[0\]"),
+    ],
+)
+def test_tags_that_do_not_fit(tokenizer, sentences, tags, named):
+    with pytest.raises(ValueError, match=named):
+        tokenized(tokenizer, sentences, tags, LABELS)
 
 
 def test_pieces_of_a_word_have_no_label(tokenizer):
@@ -599,6 +605,6 @@ def test_numbers_in_sets_of_tags(tokenizer):
 
 
 def test_labels_that_are_numbers_are_no_places(tokenizer):
-    with pytest.raises(ValueError, match="tag 0"):
+    with pytest.raises(ValueError, match=r"tags\[0\]"):
         tokenized(tokenizer, [["red"]], [[0]], [7, 8])
     assert tokenized(tokenizer, [["red"]], [[8]], [7, 8])[0]["labels"] == [NO, 1, NO]

@@ -1,4 +1,4 @@
-"""What the estimators share: parameters, a run to a certified gap, probabilities, sequences with labels of tokens."""
+"""Base classes of the estimators: parameters, training to a certified gap, probabilities, sequences."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from torchssvm.estimators.examples import (
     NAMED,
     PerExample,
     batches_of,
+    check_counts,
     check_list,
     check_matrix,
     check_missing,
@@ -55,6 +56,12 @@ _MAY_CHANGE = ("C", "lam", "tol", "max_passes", "random_state", "verbose")
 _FLAGS = ("fit_intercept", "interactions", "normalize", "warm_start")
 
 
+def check_share(value: Any, name: str) -> None:
+    """Raise ValueError or TypeError unless ``value`` lies between 0 and 1."""
+    if not 0.0 < as_number(value, name) < 1.0:
+        raise ValueError(f"{name}={value} must lie between 0 and 1, as a share such as 0.01")
+
+
 class CertifiedEstimator(BaseEstimator):
     """Minimises ``lam/2 |w|^2 + (1/n) sum_i t_i max_y [loss(y) + score(y) - score(y_i)]`` to a certified gap.
 
@@ -65,11 +72,11 @@ class CertifiedEstimator(BaseEstimator):
     """
 
     _run: Any = None  # trainer, its head, digests of its examples; while the estimator may go on
-    _trained: Any = None  # X and y of that run, where it has ended
-    _encoded: Any = None  # what was read of them
+    _trained: Any = None  # X and y of the run, once it has ended
+    _encoded: Any = None  # kind, lengths, features and states of X and y
     _seen: Any = None  # X and y of all calls of partial_fit
-    _named: Any = None  # classes of its first call
-    _settings: Any = None  # the parameters of that run, but for _MAY_CHANGE
+    _named: Any = None  # classes of the first call of partial_fit
+    _settings: Any = None  # parameters of the run, but for _MAY_CHANGE
     _last: Any = None  # X and y of the last fit, to which partial_fit adds
 
     tol: float
@@ -97,16 +104,15 @@ class CertifiedEstimator(BaseEstimator):
         return not (self.warm_start and hasattr(self, "head_"))
 
     def _check_names(self, tables: Iterable[Any], reset: bool = False) -> None:
-        """Check the names of columns as scikit-learn does; with ``reset``, those of the first table are kept."""
+        """Check the names of columns as scikit-learn does; ``reset`` stores the names of the first table."""
         kinds = {str(list(getattr(table, "columns", ()))): table for table in tables}
         for table in kinds.values():
             validate_data(self, table, reset=reset, skip_check_array=True, ensure_2d=False)
             reset = False
 
     def _check_run(self) -> None:
-        """Raise ValueError or TypeError for parameters of a run that are out of range, or flags that are not flags."""
-        if not 0.0 < as_number(self.tol, "tol") < 1.0:
-            raise ValueError(f"tol={self.tol} must lie between 0 and 1: the gap as a share of the objective, as 0.01")
+        """Raise ValueError or TypeError for parameters of training that are out of range or no flags."""
+        check_share(self.tol, "tol")
         check_number(self.max_passes, "max_passes", above=0.0)
         given = self.get_params(deep=False)
         flags = {name: given[name] for name in _FLAGS if name in given}
@@ -236,26 +242,21 @@ class StructuredEstimator(CertifiedEstimator):
         return self._C if self.C is None and self.lam is None else self.C
 
     def _add(self, X: Any, y: Any, fit: Callable[[Any, Any, int], Any]) -> Any:
-        """What ``fit`` makes of X and y behind those of the calls before.
+        """Append X and y to the examples of earlier calls and call ``fit`` with all of them.
 
-        It is also given how many examples come first that the last run was trained on.
+        The third argument of ``fit`` is the number of leading examples that the last run was trained on.
         """
         before = self._seen if self._seen is not None else self._last
         if before is None and hasattr(self, "head_"):
-            raise ValueError(
-                "partial_fit adds to the examples of the calls before, and this estimator has none: it is a copy, or "
-                "was trained with sample_weight. Give all examples to fit; warm_start=True goes on there"
-            )
-        new, given = size_of(X), size_of(y)
-        if new != given:
-            raise ValueError(f"X has {new} examples and y has {given}: each example needs its labels")
+            raise ValueError("partial_fit has no earlier examples, in a copy or after sample_weight: give all to fit")
+        check_counts(range(new := size_of(X)), y)
         stay = 0 if before is None or self._run is None or self._trained is not before else size_of(before[0])
         # Copies, as callers may fill their arrays again.
         self._seen = (_copied(X), _copied(y)) if before is None else (_joined(before[0], X), _joined(before[1], y))
         with naming(torch.arange(new - size_of(self._seen[0]), new)):  # errors count from the first of this call
-            found = fit(self._seen[0], self._seen[1], stay)
+            fitted = fit(self._seen[0], self._seen[1], stay)
         self._trained = self._seen
-        return found
+        return fitted
 
     def _lam(self, weight: float) -> float:
         """Lambda for examples whose weights sum to ``weight``."""
@@ -281,7 +282,7 @@ class StructuredEstimator(CertifiedEstimator):
         save_model(path, self.head_, labels=names, vocabulary=getattr(self, "vocabulary_", None), **self._saved())
 
     def _saved(self) -> dict[str, Any]:
-        """What a saved model has beside the head and its labels."""
+        """Entries of a saved model besides its head and labels."""
         columns = getattr(self, "feature_names_in_", None)
         return {
             "temperature": getattr(self, "temperature_", None),
@@ -293,7 +294,7 @@ class MatrixClassifier(ClassifierMixin, StructuredEstimator):
     """A structured estimator of the rows of a matrix, dense or sparse."""
 
     def _matrix(self, X: Any) -> Any:
-        """``X`` to predict, checked to be like that of ``fit``."""
+        """X, checked to have the features that ``fit`` had."""
         check_matrix(X)
         return validate_data(self, X, reset=False, **MATRIX)
 
@@ -310,7 +311,7 @@ class MatrixClassifier(ClassifierMixin, StructuredEstimator):
 
 
 def _or_as_before(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of an estimator, whose attributes are those of before where it raises."""
+    """Decorate a method of an estimator so that its attributes stay as they were if it raises."""
 
     @wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -332,14 +333,14 @@ def _form(head: Any) -> dict[str, torch.dtype]:
 
 
 def _copied(given: Any) -> Any:
-    """Lists, arrays or sparse matrices, whose numbers stay when those of ``given`` change."""
+    """A copy of lists, arrays or sparse matrices."""
     if isinstance(given, list):
         return [_copied(one) if hasattr(one, "__array__") or sparse.issparse(one) else one for one in given]
     return given.copy() if hasattr(given, "copy") else given
 
 
 def _joined(before: Any, more: Any) -> Any:
-    """Lists, arrays or sparse matrices, one behind the other; as :func:`_copied` leaves what is added."""
+    """Concatenate lists, arrays or sparse matrices; the second is copied."""
     if isinstance(before, list):
         return [*before, *_copied(list(more))]
     if sparse.issparse(before) or sparse.issparse(more):
@@ -348,15 +349,15 @@ def _joined(before: Any, more: Any) -> Any:
 
 
 def _digests(examples: Any) -> torch.Tensor:
-    """A digest of the features and the target of each example, ``[n]`` int64, whatever it is padded to."""
-    found = torch.zeros(len(examples), dtype=torch.int64)
+    """A digest of the features and the target of each example, ``[n]`` int64; padding does not count."""
+    digests = torch.zeros(len(examples), dtype=torch.int64)
     for batch in in_order(examples):
         features = [
             t if t.is_floating_point() or t.dtype is torch.bool else t.long() + 1  # -1 is padding
             for t in tree_tensors(batch.x)
         ]
-        found[batch.index] = digest_targets([*features, *tree_tensors(batch.y)], batch.lengths)
-    return found
+        digests[batch.index] = digest_targets([*features, *tree_tensors(batch.y)], batch.lengths)
+    return digests
 
 
 def _places(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
@@ -367,7 +368,7 @@ def _places(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
 
 
 class once_calibrated:  # a decorator
-    """A method that a calibrated estimator has; before, the AttributeError that ``hasattr`` expects says what to do."""
+    """A method that only a calibrated estimator has: before ``calibrate``, AttributeError says what to do."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self.method = method
@@ -378,8 +379,7 @@ class once_calibrated:  # a decorator
             return self.method
         if not hasattr(estimator, "temperature_"):
             raise AttributeError(
-                f"margins are no probabilities: call calibrate(X, y), with examples that fit has not seen, before "
-                f"{self.method.__name__}(X)"
+                f"{self.method.__name__}(X) needs probabilities: call calibrate(X, y) before, on examples not in fit"
             )
         return MethodType(self.method, estimator)
 
@@ -394,9 +394,9 @@ class CalibratedEstimator(StructuredEstimator):
         return self
 
     def _check_known(self, labels: np.ndarray) -> None:
-        """Raise ValueError if one of the labels was not there in training."""
+        """Raise ValueError for a label that training had not."""
         if len(new := labels[~np.isin(labels, self.classes_)].tolist()):
-            raise ValueError(f"y has the label {new[0]!r}, which was not there in training: leave it out")
+            raise ValueError(f"y has the label {new[0]!r}, and classes_ has not: leave it out")
 
 
 class SequenceEstimator(CalibratedEstimator):
@@ -406,7 +406,7 @@ class SequenceEstimator(CalibratedEstimator):
     _kind: str
 
     def _states(self, y: Any, lengths: list[int]) -> list[np.ndarray]:
-        """The target of every sequence, in the known labels; ValueError where there are others."""
+        """The target of every sequence; ValueError for labels that are not in ``classes_``."""
         raise NotImplementedError
 
     def calibrate(self, X: Any, y: Any) -> Any:
@@ -417,10 +417,10 @@ class SequenceEstimator(CalibratedEstimator):
 
         Args:
             X: As in :meth:`fit`, no sequence empty.
-            y: As there, with labels of ``classes_``.
+            y: As in :meth:`fit`, with labels of ``classes_``.
 
         Raises:
-            ValueError: X and y do not fit, or a label was not there in training.
+            ValueError: X and y do not fit, or a label is not in ``classes_``.
             NotFittedError: ``fit`` was not called.
         """
         check_is_fitted(self)
@@ -448,26 +448,26 @@ class SequenceEstimator(CalibratedEstimator):
     def decision_function(self, X: Any) -> PerExample:
         """The margin of each label of each token, or frame, ``[N_i, K]`` float64 for every sequence.
 
-        It is the best score of an output with it, less that of the best without it: not below 0 for what ``predict``
-        finds, and not above for others. Its size says how sure the model is.
+        It is the best score of an output with the label less the best score without: at least 0 for predicted labels
+        and at most 0 for others. Its size says how sure the model is.
         """
         check_is_fitted(self)
         return self._of_labels(X, self.structure_.max_marginals)
 
-    def _of_labels(self, X: Any, found_of: Callable[[Potentials], torch.Tensor]) -> PerExample:
-        """``[N_i, K]`` for every sequence, of what is found for a batch, ``[B, N, at least K]``."""
+    def _of_labels(self, X: Any, by_label: Callable[[Potentials], torch.Tensor]) -> PerExample:
+        """``[N_i, K]`` for every sequence; ``by_label`` gives ``[B, N, at least K]`` for a batch."""
         states = len(self.classes_)
-        return self._by_sequence(X, np.zeros((0, states)), lambda potentials: found_of(potentials)[..., :states])
+        return self._by_sequence(X, np.zeros((0, states)), lambda potentials: by_label(potentials)[..., :states])
 
     def _by_sequence(self, X: Any, nothing: np.ndarray, rows: Callable[[Potentials], torch.Tensor]) -> PerExample:
-        """What ``rows`` makes of the potentials of each sequence, one for each token; ``nothing`` for an empty one."""
+        """Apply ``rows`` to the potentials of each sequence, one row a token; ``nothing`` for an empty sequence."""
         X = listed(X)
         check_list(X)
-        found = PerExample(nothing.copy() for _ in X)
+        outputs = PerExample(nothing.copy() for _ in X)
         for index, length, potentials in self._scored(X):
             for i, size, row in zip(index, length, rows(potentials).numpy(), strict=True):
-                found[i] = row[:size].copy()
-        return found
+                outputs[i] = row[:size].copy()
+        return outputs
 
     def _scored(self, X: Any) -> Any:
         """The places, the lengths and the potentials of the sequences that are not empty, in batches."""
@@ -475,14 +475,14 @@ class SequenceEstimator(CalibratedEstimator):
         full = [place for place, sequence in enumerate(X) if not hasattr(sequence, "__len__") or size_of(sequence)]
         if not full:
             return
-        own = [X[place] for place in full]
+        sequences = [X[place] for place in full]
         with naming(torch.tensor(full)):
-            if kind_of(own) != self._kind:
-                raise ValueError(f"X must hold {self._kind}, as in fit")
-            self._check_names(own)
+            if (kind := kind_of(sequences)) != self._kind:
+                raise ValueError(f"X holds {kind}: give {self._kind}, as in fit")
+            self._check_names(sequences)
             named = self._kind == NAMED
-            rows = FeatureLists(own, self.vocabulary_ or {}) if named else rows_of(own, self.n_features_in_)
-            examples = labelled([size_of(sequence) for sequence in own], None, batches_of(rows))
+            rows = FeatureLists(sequences, self.vocabulary_ or {}) if named else rows_of(sequences, self.n_features_in_)
+            examples = labelled([size_of(sequence) for sequence in sequences], None, batches_of(rows))
         for batch in in_order(examples, lengths=examples.lengths):
             assert batch.lengths is not None
             with torch.no_grad():  # not around the yield: where the caller raises, it would stay

@@ -57,12 +57,12 @@ class ChainSVC(SequenceEstimator):
             :class:`torchssvm.structures.Transitions` of the labels in the order of ``classes_``; None allows all.
 
     Attributes:
-        classes_: ``[K]``, the labels in ascending order; those that came when training went on are the last.
+        classes_: ``[K]``, the labels in ascending order; labels that ``partial_fit`` added come last.
         vocabulary_: The column of each named feature, new ones last; None where X held arrays or matrices.
         coef_: ``[K, F]``.
         intercept_, start_, end_: ``[K]``: for every token, and more for the first and for the last.
         transitions_: ``[K, K]``, from the label before to the label after.
-        temperature_: By which scores are divided for probabilities; of :meth:`calibrate`.
+        temperature_: Scores are divided by it for probabilities; :meth:`calibrate` sets it.
         n_features_in_, feature_names_in_: F; and the names of columns, where X had them.
         certificate_, n_passes_, history_, head_, structure_: As in :class:`MultinomialSVC`.
 
@@ -107,7 +107,7 @@ class ChainSVC(SequenceEstimator):
         """
         X, y = listed(X), listed(y)
         check_list(X)
-        return self._add(list(X), list(y), lambda rows, own, stay: self._fit(rows, own, stay=stay))
+        return self._add(list(X), list(y), lambda rows, labels, stay: self._fit(rows, labels, stay=stay))
 
     def _fit(self, X: Any, y: Any, sample_weight: Any = None, stay: int = 0) -> ChainSVC:
         """Train on all sequences, from the last fit where the estimator goes on; it has read the first ``stay``."""
@@ -121,7 +121,7 @@ class ChainSVC(SequenceEstimator):
         with naming(torch.arange(len(more))) if stay else nullcontext():
             kind, lengths = kind_of(more), [size_of(sequence) for sequence in more]
             if kind != NAMED and least != 1 and not stay:
-                raise ValueError(f"min_count={least} counts features by name, and X has {kind}: leave it at 1")
+                raise ValueError(f"min_count={least} counts named features, and X has {kind}: leave it at 1")
             self._check_names(more, reset=self._begins and not stay)
             rows: Any = more if kind == NAMED else rows_of(more)
             labels = check_lists(added, lengths, "token")
@@ -129,19 +129,19 @@ class ChainSVC(SequenceEstimator):
             if kind == NAMED:
                 rows = self._encoded[2].with_more(more) if stay and self._encoded[0] == NAMED else NamedLists(more)
         if stay:
-            before, held_lengths, held_rows, held_states = self._encoded
-            if kind != before or (kind != NAMED and _form(rows) != _form(held_rows)):
-                return self._fit(X, y)  # which says so
-            lengths, states = [*held_lengths, *lengths], [*held_states, *states]
-            rows = rows if kind == NAMED else [*held_rows, *rows]
+            last_kind, last_lengths, last_rows, last_states = self._encoded
+            if kind != last_kind or (kind != NAMED and _form(rows) != _form(last_rows)):
+                return self._fit(X, y)  # raises the error
+            lengths, states = [*last_lengths, *lengths], [*last_states, *states]
+            rows = rows if kind == NAMED else [*last_rows, *rows]
         weights = state_weights(self.class_weight, classes, states, times)
         encoded = kind, lengths, rows, states
-        held: dict[str, int] | None = getattr(self, "vocabulary_", None) if goes_on else None
-        vocabulary = rows.vocabulary(least, held) if kind == NAMED else None
+        columns: dict[str, int] | None = getattr(self, "vocabulary_", None) if goes_on else None
+        vocabulary = rows.vocabulary(least, columns) if kind == NAMED else None
         rows = rows if vocabulary is None else rows.lists(vocabulary)
         size = rows[0].shape[1] if vocabulary is None else len(vocabulary)
         if not size:
-            raise ValueError(f"X has no feature that occurs min_count={least} times: every token needs some")
+            raise ValueError(f"X has no feature that occurs min_count={least} times: give a smaller min_count")
         allowed: Any = self.transitions
         if isinstance(allowed, str):
             check_choice(allowed, "transitions", *SCHEMES)
@@ -152,21 +152,21 @@ class ChainSVC(SequenceEstimator):
         if vocabulary is None and rows[0].dtype == np.float64:
             head = head.double()
         examples = labelled(lengths, states, batches_of(rows))
-        others = bool(stay and vocabulary) and rows.has_beyond(len(held or ()), stay)
+        others = bool(stay and vocabulary) and rows.has_beyond(len(columns or ()), stay)
         head = self._train(head, examples, self._lam(total or len(lengths)), weight=times, stay=stay, changed=others)
         self._encoded = encoded if self._goes_on else None
         self.classes_, self.vocabulary_, self.n_features_in_, self._kind = classes, vocabulary, size, kind
         self.coef_ = head.by_feature(head.emission.detach()).numpy().T.copy()
-        found = (head.transition, head.bias, head.start_transitions, head.end_transitions)
+        weights = (head.transition, head.bias, head.start_transitions, head.end_transitions)
         self.transitions_, self.intercept_, self.start_, self.end_ = (
-            tensor.detach().numpy().copy() for tensor in found if tensor is not None
+            tensor.detach().numpy().copy() for tensor in weights if tensor is not None
         )
         return self
 
     def predict(self, X: Any) -> PerExample:
         """The labels with the highest score for every sequence, a list of lists like ``y``; [] for an empty one."""
-        found = self._by_sequence(X, np.zeros(0, np.int64), lambda potentials: self.structure_.decode(potentials))
-        return PerExample(self.classes_[states].tolist() for states in found)
+        sequences = self._by_sequence(X, np.zeros(0, np.int64), lambda potentials: self.structure_.decode(potentials))
+        return PerExample(self.classes_[states].tolist() for states in sequences)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The share of tokens with the right label; ``sample_weight`` as in :meth:`fit`."""

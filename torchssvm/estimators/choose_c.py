@@ -34,16 +34,16 @@ def choose_from_guess(
 ) -> LamChoice:
     """The guess, or another lambda that predicts held-out sets better by more than chance, by micro F1.
 
-    Differences are of the same held-out examples; their standard error is that of a ratio of sums. The head stays as
-    it is.
+    Lambdas are compared on the same held-out examples; the standard error is of a ratio of sums. The head stays as it
+    is.
     """
     n = len(examples)
     parts = np.array_split(np.random.RandomState(seed).permutation(n), PARTS)
     tried: list[list[HeldOutPoint]] = []
-    counts: list[list[np.ndarray]] = []  # of each part, by lambda: right labels, and labels of both sets, [2, m]
-    for own in parts if n < _SMALL else parts[:1]:
-        held_out = Part(examples, np.sort(own).tolist())
-        rest, seen = Part(examples, np.setdiff1d(np.arange(n), own).tolist()), list[np.ndarray]()
+    counts: list[list[np.ndarray]] = []  # of each part, by lambda, as _counted gives them
+    for rows in parts if n < _SMALL else parts[:1]:
+        held_out = Part(examples, np.sort(rows).tolist())
+        rest, seen = Part(examples, np.setdiff1d(np.arange(n), rows).tolist()), list[np.ndarray]()
 
         def score(trained: Any, held_out: Any = held_out, seen: list[np.ndarray] = seen) -> float:
             seen.append(_counted(trained, held_out))
@@ -80,12 +80,12 @@ def choose_from_guess(
 
 @torch.no_grad()
 def _counted(head: Any, held_out: Any) -> np.ndarray:
-    """Of each example, how many labels are right, and how many it has and is given: ``[2, m]``."""
-    found = []
+    """Of each example, the number of right labels, and of true and predicted labels together: ``[2, m]``."""
+    counts = []
     for batch in pass_over(held_out):
         labels = head.structure.decode(apply_head(head, batch))
-        found.append(torch.stack([(labels * batch.y).sum(1), labels.sum(1) + batch.y.sum(1)]))
-    return torch.cat(found, 1).numpy()
+        counts.append(torch.stack([(labels * batch.y).sum(1), labels.sum(1) + batch.y.sum(1)]))
+    return torch.cat(counts, 1).numpy()
 
 
 def _micro_f1(counted: np.ndarray) -> float:

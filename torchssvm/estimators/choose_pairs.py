@@ -1,4 +1,4 @@
-"""Which pairs of labels a model of label sets scores: those that training examples tell something about."""
+"""The choice of pairs of labels that a model of label sets scores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MOST = 5
 """Of each label; more took longer, and predicted no better."""
 
 _CHANCE = 0.05
-"""That any pair of independent labels is taken."""
+"""The probability that some pair of independent labels is taken."""
 
 _EXCLUSIVE = 0.5
 """Labels exclude each other where their number varies less than this share of the variance of independent labels."""
@@ -25,8 +25,8 @@ def all_pairs(y: np.ndarray) -> np.ndarray:
 def choose_pairs(y: np.ndarray, times: np.ndarray | None = None) -> np.ndarray:
     """The pairs whose counts differ from those of independent labels by more than chance: ``[P, 2]`` int64.
 
-    The test is that of the likelihood ratio of a table of two by two, at a level of 5 % for all pairs together. Of each
-    label at most five pairs are taken, the clearest first. Where examples have about equally many labels, as if the
+    The likelihood ratio of a table of two by two is tested, at a level of 5 % for all pairs together. Of each label at
+    most five pairs are taken, the clearest first. Where examples have about equally many labels, as if the
     labels excluded each other, single counts are too small for a test: there every label is also paired with the five
     that are on most often.
 

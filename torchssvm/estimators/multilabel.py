@@ -26,6 +26,7 @@ from torchssvm.estimators.examples import (
     Examples,
     check_classes,
     check_matrix,
+    check_missing,
     columns_of,
     counted,
     of_matrix,
@@ -40,7 +41,7 @@ from torchssvm.structures.multilabel.structure import Multilabel
 GUESS, CHOOSE = "guess", "choose"
 
 _SHARE = 1 / 9
-"""Of the lambda at which a label is fitted to one example alone; see docs/guides/label-sets.md for what it is worth."""
+"""Share of the lambda at which a label is fitted to one example alone; docs/guides/label-sets.md gives figures."""
 
 _DENSE = 0.5
 """Columns are standardised where more than this share of an array is not zero."""
@@ -54,10 +55,7 @@ _MANY = 30
 _MOST = 60
 """With more labels, pairs are left out unless they are asked for: with 70 to 160 labels chosen ones gained nothing."""
 
-_FORM = (
-    "y must hold 0 and 1, [n, K]: 1 where an example has the label; or one class each, [n]. Of lists or sets of "
-    "labels, sklearn.preprocessing.MultiLabelBinarizer().fit_transform(y) makes such a matrix"
-)
+_FORM = "give y as classes [n], or as 0 and 1 [n, K], which MultiLabelBinarizer().fit_transform(y) makes"
 
 
 def _check_sets(y: Any) -> None:
@@ -73,7 +71,7 @@ def _check_sets(y: Any) -> None:
             or (len(row) > 1 and any(isinstance(k, str) for k in row))  # one each is a column of classes
         )
         if isinstance(row, set | frozenset) or listed:
-            raise ValueError(f"y[{place}]={row!r} is not a row of numbers: {_FORM}")
+            raise ValueError(f"y[{place}]={row!r} is no row of numbers: {_FORM}")
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -123,7 +121,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         unit_rows_: Whether rows are divided by their length.
         shift_, scale_: ``[F]``, what is subtracted from columns before, and what they are then multiplied by; None
             where columns stay as they are.
-        temperature_: By which margins are divided for probabilities; of :meth:`calibrate`.
+        temperature_: Margins are divided by it for probabilities; :meth:`calibrate` sets it.
         lam_, choice_: Lambda, and the :class:`torchssvm.path.LamChoice`; None where nothing was chosen.
         n_features_in_, feature_names_in_: F; and the names of columns, where X had them.
         certificate_, n_passes_, history_, head_, structure_: As in :class:`MultinomialSVC`.
@@ -164,10 +162,11 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         total = total or X.shape[0]
         self._sets = y.ndim == 2
         if self._sets and type_of_target(y) != "multilabel-indicator":
-            raise ValueError(_FORM)
+            raise ValueError(f"y holds other numbers than 0 and 1: {_FORM}")
         classes = np.arange(y.shape[1]) if self._sets else np.unique(y)
         if not self._sets:
-            check_classes(y, classes)
+            check_missing(y)
+            check_classes(classes)
         indicator = y if self._sets else (y[:, None] == (classes[1:] if len(classes) == 2 else classes))
         target = torch.from_numpy(indicator.astype(np.int64))
         labels = target.shape[1]
@@ -212,8 +211,8 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
             squares = np.asarray((X.multiply(X) if sparse.issparse(X) else X * X).sum(1), np.float64).ravel()
             square = float(np.average(squares, weights=times)) + self.fit_intercept
             lam = _SHARE * max(square, 1e-6) / total
-            if C == CHOOSE and times is not None:
-                raise ValueError(f"C={CHOOSE!r} holds examples out, which count alike: give C or lam with weights")
+            if C == CHOOSE and (times is not None or total < PARTS):
+                raise ValueError(f"C={CHOOSE!r} holds out a third of the examples, all of weight 1: give C or lam")
             lam = lam if C == GUESS else self._chosen(head, examples, lam)
         else:
             lam = self._lam(total)
@@ -250,7 +249,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         return torch.from_numpy(pairs) if len(pairs) else None
 
     def _decides(self, X: Any) -> bool:
-        """Whether a row has a label; as :meth:`_sums` takes them."""
+        """Whether a label is predicted for some row."""
         parts = (X[start : start + 64] for start in range(0, X.shape[0], 64))
         return any(bool(self.structure_.decode(self._potentials(self._sums(part))).any()) for part in parts)
 
@@ -264,8 +263,6 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
 
     def _chosen(self, head: Any, examples: Examples, guess: float) -> float:
         """The guess, or the lambda that predicts held-out examples better by more than chance."""
-        if len(examples) < PARTS:
-            raise ValueError(f"C={CHOOSE!r} holds a third of the examples out, and there are {len(examples)}: give C")
         self.choice_ = choose_from_guess(
             head,
             examples,
@@ -287,7 +284,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         scores = self._scores(X)
         if not self._sets or self.head_.pairwise is None:
             return scores[:, 0].numpy() if not self._sets and scores.shape[1] == 1 else scores.numpy()
-        # Of sets that are left open, the best ones found count.
+        # Where branch and bound leaves sets open, its best set counts.
         return margins_by_decoding(
             self.structure_, lambda given: self.structure_.argmax(given)._replace(exact=True), self._potentials(scores)
         ).numpy()
@@ -304,7 +301,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
             y: Label sets, as there.
 
         Raises:
-            ValueError: X and y do not fit, or a class was not there in training.
+            ValueError: X and y do not fit, or a class is not in ``classes_``.
             NotFittedError: ``fit`` was not called.
         """
         check_is_fitted(self)
@@ -317,7 +314,7 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
             self._check_known(y)
             y = self.classes_.searchsorted(y)
         elif y.shape != scores.shape[:2] or not np.isin(y, (0, 1)).all():
-            raise ValueError(f"{_FORM}. There were K={scores.shape[1]} labels in training")
+            raise ValueError(f"y must be 0 and 1 of shape [n, {scores.shape[1]}], as in fit, and has {list(y.shape)}")
         states = torch.from_numpy(y.astype(np.int64)).flatten()
         potentials = as_potentials(scores.flatten(0, -2))
         return self._fit_temperature(Multiclass(scores.shape[-1]), [(potentials, states)])
@@ -328,8 +325,8 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
 
         Where ``y`` was a vector, that of each class.
         """
-        found = (self._two_or_more(X) / self.temperature_).softmax(-1).numpy()
-        return found[..., 1] if self._sets else found
+        probabilities = (self._two_or_more(X) / self.temperature_).softmax(-1).numpy()
+        return probabilities[..., 1] if self._sets else probabilities
 
     def _two_or_more(self, X: Any) -> torch.Tensor:
         """Scores of classes ``[n, K]``; of sets ``[n, K, 2]``: 0 without a label, and its margin with it."""
@@ -343,8 +340,8 @@ class MultilabelSVC(MatrixClassifier, CalibratedEstimator):
         check_is_fitted(self)
         scores = self._scores(X)
         if not self._sets:
-            found = scores.argmax(1) if scores.shape[1] > 1 else (scores[:, 0] > 0).long()
-            return self.classes_[found.numpy()]
+            best = scores.argmax(1) if scores.shape[1] > 1 else (scores[:, 0] > 0).long()
+            return self.classes_[best.numpy()]
         return self.structure_.decode(self._potentials(scores)).numpy()
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -419,10 +416,10 @@ def _unless_all(pairs: torch.Tensor | None, labels: int) -> torch.Tensor | None:
 
 
 def _centred(X: Any, times: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """What is subtracted from each column, and what it is then multiplied by, ``[F]``; None where nothing is to be.
+    """The shift and the factor of each column, ``[F]``; None and None where no column is mostly not zero.
 
-    Columns that are mostly not zero get the median 0, which most rows have where one value is common: they stay sparse.
-    What is left is scaled so that entries which are not zero are as large as those of the other columns.
+    Columns that are mostly not zero lose their median: where one value is common, they become sparse. Then they are
+    scaled so that their entries are as large as the entries of the other columns.
     """
     times = np.ones(X.shape[0]) if times is None else times
     columns = X.tocsc() if sparse.issparse(X) else X
@@ -450,7 +447,7 @@ def _size(values: np.ndarray, times: np.ndarray) -> float:
 
 
 def _standardised(X: np.ndarray, centre: bool, times: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """What is subtracted from each column, and what it is then multiplied by, ``[F]``: rows are 1 long, by the mean."""
+    """The shift and the factor of each column, ``[F]``, that make the mean squared length of rows 1."""
     mean, deviation = _deviations(X, centre, times)
     varies = deviation > 0.0
     size = max(int(varies.sum()), 1) ** 0.5

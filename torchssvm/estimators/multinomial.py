@@ -20,6 +20,7 @@ from torchssvm.estimators.examples import (
     check_classes,
     check_kind,
     check_matrix,
+    check_missing,
     counted,
     of_matrix,
     weights_of,
@@ -46,13 +47,13 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         random_state: Seed of the order in which examples are visited.
         verbose: Whether a line of progress is shown on stderr, with the gap.
         warm_start: Whether ``fit`` goes on from the last fit, with another ``C`` or ``tol``, or with more examples,
-            fewer or others: those that were there, in whatever order, keep their part of the dual.
+            fewer or others: examples of the last fit, in any order, keep their part of the dual.
 
     Attributes:
         classes_: ``[K]``, the classes in ascending order.
         coef_: ``[K, F]``; for two classes ``[1, F]``, the weights of the second less those of the first.
         intercept_: ``[K]`` or ``[1]``, zero without intercepts.
-        temperature_: By which scores are divided for probabilities; of :meth:`calibrate`.
+        temperature_: Scores are divided by it for probabilities; :meth:`calibrate` sets it.
         n_features_in_, feature_names_in_: F; and the names of columns, where X had them.
         certificate_: Primal, dual and gap of these weights; primal and gap are upper bounds if ``exact`` is False.
         n_passes_: Passes over the data, exact ones included.
@@ -106,8 +107,8 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
         if self._seen is None and (classes is not None or self._last is None):
             self._named = None if classes is None else np.unique(classes)
         elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
-            raise ValueError(f"classes={classes!r} are not those of the first call: {self.classes_.tolist()}")
-        return self._add(X, y, lambda rows, own, stay: self._fit(rows, own, named=self._named, stay=stay))
+            raise ValueError(f"classes={classes!r} must be the classes of the first call: {self.classes_.tolist()}")
+        return self._add(X, y, lambda rows, labels, stay: self._fit(rows, labels, named=self._named, stay=stay))
 
     def _fit(self, X: Any, y: Any, sample_weight: Any = None, named: Any = None, stay: int = 0) -> MultinomialSVC:
         """Train on all rows, from the last fit where the estimator goes on; it has read the first ``stay``."""
@@ -123,7 +124,8 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
             check_kind([classes], named)
             classes, present = np.union1d(named, classes), classes
             codes = classes.searchsorted(present)[codes]
-        check_classes(y, classes)
+        check_missing(y)
+        check_classes(classes)
         weight = weights_of(self.class_weight, classes, codes, times)[codes]
         weight = weight if times is None else weight * times
         stay = 0 if self.class_weight == "balanced" else stay  # those that stay have another weight now
@@ -165,7 +167,7 @@ class MultinomialSVC(MatrixClassifier, CalibratedEstimator):
             y: ``[m]``, classes of ``classes_``.
 
         Raises:
-            ValueError: X and y do not fit, or a class was not there in training.
+            ValueError: X and y do not fit, or a class is not in ``classes_``.
             NotFittedError: ``fit`` was not called.
         """
         check_is_fitted(self)

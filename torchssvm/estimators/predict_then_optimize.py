@@ -16,11 +16,19 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from torchssvm.compiler.jit import clock
-from torchssvm.core.arguments import check_flags, check_number, check_readable, check_tensor, or_default
+from torchssvm.core.arguments import check_choice, check_flags, check_number, check_readable, check_tensor, or_default
 from torchssvm.core.batch import tree_map
 from torchssvm.core.gradients import largest_feature
-from torchssvm.estimators.base import CertifiedEstimator
-from torchssvm.estimators.examples import check_matrix, columns_of, counted, times_of
+from torchssvm.estimators.base import CertifiedEstimator, check_share
+from torchssvm.estimators.examples import (
+    check_counts,
+    check_finite,
+    check_matrix,
+    check_shape,
+    columns_of,
+    counted,
+    times_of,
+)
 from torchssvm.path.choose_lam import LamChoice, choose_lam
 from torchssvm.solvers.guess_lam import guess_lam
 from torchssvm.solvers.solver import Relative, Solver, WhenEstimated
@@ -105,8 +113,8 @@ class PredictThenOptimize(CertifiedEstimator):
         structure = self._checked()
         x = self._inputs(X, reset=True)
         self._cost_columns, costs = columns_of([costs], None, "costs"), _as_costs(costs)
-        if sample_weight is not None and self.lam is None:
-            raise ValueError("lam=None holds examples out, which count alike: give lam with sample_weight")
+        if self.lam is None and (sample_weight is not None or len(costs) < 2):
+            raise ValueError("lam=None holds out some of the examples, all of weight 1: give lam")
         kept, _, times, _ = counted(torch.arange(len(x.x)), costs, sample_weight)
         if len(kept) < len(x.x) == len(costs):
             x, costs = tree_map(lambda tensor: tensor[kept], (x, costs))
@@ -116,7 +124,7 @@ class PredictThenOptimize(CertifiedEstimator):
         seconds = (clock() - start) / len(problems)
         solver = self.solver
         if solver is not None and (solver.seed or solver.schedule is not None):
-            raise ValueError(f"solver={solver} has a seed or a schedule: give random_state, and leave the schedule out")
+            raise ValueError("solver has a seed or a schedule: give random_state instead, and leave the schedule out")
         if solver is None and not structure.quick_to_decode:
             solver = Solver(direction=Corrective(), oracle=CacheOracle())
         lam, choice = self.lam, None
@@ -165,13 +173,12 @@ class PredictThenOptimize(CertifiedEstimator):
         check_is_fitted(self)
         columns_of([costs], self._cost_columns, "costs")
         x, costs = self._inputs(X), _as_costs(costs)
-        if len(x.x) != len(costs):
-            raise ValueError(f"X has {len(x.x)} examples, and costs {len(costs)}: give a row of costs for each of X")
+        check_counts(x.x, costs, "costs")
         target = self.structure_.target(costs, x.given)
-        found = torch.as_tensor(self._solve(self._costs(x), x))
+        decisions = torch.as_tensor(self._solve(self._costs(x), x))
         times = torch.from_numpy(times_of(sample_weight, len(costs)))
         best = times @ (target.y.to(torch.float64) * costs).sum(1).abs()
-        return float(times @ self.structure_.regret(found, target) / best.clamp_min(1e-300))
+        return float(times @ self.structure_.regret(decisions, target) / best.clamp_min(1e-300))
 
     def score(self, X: Any, costs: Any, sample_weight: Any = None) -> float:
         """Minus the regret: for ``cross_val_score`` and ``GridSearchCV``."""
@@ -184,16 +191,14 @@ class PredictThenOptimize(CertifiedEstimator):
         check_number(self.intercept_scaling, "intercept_scaling", least=0.0)
         if self.lam is not None:
             check_number(self.lam, "lam", above=0.0)
-        if self.anchor not in ANCHORS:
-            raise ValueError(f"anchor={self.anchor!r} must be one of {', '.join(map(repr, ANCHORS))}")
-        if not 0.0 < check_number(self.held_out, "held_out") < 1.0:
-            raise ValueError(f"held_out={self.held_out} must lie between 0 and 1: a share of the examples")
+        check_choice(self.anchor, "anchor", *ANCHORS)
+        check_share(self.held_out, "held_out")
         if self.features is not None and not isinstance(self.features, nn.Module):
             raise TypeError(f"features={self.features!r} must be a torch.nn.Module, or None")
         return Decisions(self.program.oracle if isinstance(self.program, Decisions) else self.program)
 
     def _inputs(self, X: Any, reset: bool = False) -> Situations:
-        """Features, known costs and what is given, as tensors, checked."""
+        """Check X and return its tensors."""
         features, fixed, given = X if isinstance(X, Situations) else (X, None, None)
         self._check_names([features], reset)
         if not isinstance(features, Tensor):
@@ -210,23 +215,18 @@ class PredictThenOptimize(CertifiedEstimator):
         features = check_tensor(features, "X").detach().cpu()
         if not features.is_floating_point():
             features = features.to(torch.float64)
-        axes = 3 if self.shared else 2
-        if features.ndim != axes or not len(features):
-            shape = "[n, D, F]" if self.shared else "[n, F]"
-            raise ValueError(f"X must have features {shape}, got {list(features.shape)}; shared={self.shared}")
+        check_shape(features, "X", *(("n", "D", "F") if self.shared else ("n", "F")))
         if not bool((features.abs() <= (most := largest_feature(features.dtype))).all()):
-            raise ValueError(
-                f"X has features that are not finite, or above {most:.2g} in size, so that they overflow when squared: "
-                "replace them, leave out these examples, or scale (StandardScaler)"
-            )
+            raise ValueError(f"X has features that are not finite or above {most:.2g} in size: replace or scale them")
         for each in (fixed, given):
             check_readable(each, "X")
         known = [None if each is None else torch.as_tensor(each).detach().cpu() for each in (fixed, given)]
-        if known[0] is not None and (known[0].ndim != 2 or not bool(torch.isfinite(known[0]).all())):
-            raise ValueError(f"X has known costs, fixed, that are not [n, D] and finite: {list(known[0].shape)}")
-        for name, each in zip(("fixed", "given"), known, strict=True):
-            if each is not None and each.shape[:1] != features.shape[:1]:
-                raise ValueError(f"X has {name} of shape {list(each.shape)}, and {len(features)} examples")
+        if known[0] is not None:
+            check_shape(known[0], "X.fixed", "n", "D")
+            check_finite(known[0].numpy(), "X.fixed")
+        for name, each in zip(("X.fixed", "X.given"), known, strict=True):
+            if each is not None:
+                check_counts(features, each, name)
         return Situations(features, *known)
 
     def _new_head(self, x: Situations, structure: Decisions) -> LinearDecisions:
@@ -237,8 +237,6 @@ class PredictThenOptimize(CertifiedEstimator):
         """The choice of lambda, on examples that are held out."""
         n = len(problems)
         size = min(max(round(self.held_out * n), 1), n - 1)
-        if not size:
-            raise ValueError("lam=None chooses lam on held-out examples, and there is one example only: give lam")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         order = torch.from_numpy(np.random.RandomState(seed).permutation(n))
         parts = [part(problems, rows) for rows in (order[size:], order[:size])]
@@ -256,18 +254,16 @@ class PredictThenOptimize(CertifiedEstimator):
         )
 
     def _costs(self, x: Situations) -> Array:
-        if x.x.shape[-1] != self.n_features_in_:
-            raise ValueError(f"X has {x.x.shape[-1]} features, and fit had {self.n_features_in_}")
+        check_shape(x.x, "X", *x.x.shape[:-1], self.n_features_in_)
         costs = linear(x.x, np.atleast_2d(self.coef_), np.atleast_1d(self.intercept_))
         if x.fixed is None:
             return costs
-        if x.fixed.shape != costs.shape:
-            raise ValueError(f"X has fixed of shape {list(x.fixed.shape)}, and costs are {list(costs.shape)}")
+        check_shape(x.fixed, "X.fixed", *costs.shape)
         return costs + x.fixed.numpy()
 
     def _solve(self, costs: Array, x: Situations) -> Array:
         if self._known and x.fixed is None:
-            raise ValueError("fit had known costs, and X has none: give Situations(X, fixed=...), or give zeros")
+            raise ValueError("X has no known costs, and fit had: give Situations(X, fixed=...), zeros if need be")
         given = None if x.given is None else x.given.numpy()
         return np.asarray(self.structure_.oracle.solve(np.ascontiguousarray(costs), given)[0])
 
@@ -292,19 +288,19 @@ def anchor(
     base = (np.zeros(1), np.zeros(1))
     if kind == "least-squares":
         base = least_squares(problems[0], bool(intercept_scaling), weight)
-    found = []
+    with_anchor = []
     for one in problems:
         anchored, x = copy.copy(one), situations(one)
         features, fixed = x.x, x.fixed
         if kind != "zero":
-            own = torch.from_numpy(linear(features, *base))
-            fixed = own if fixed is None else own + fixed
+            costs = torch.from_numpy(linear(features, *base))
+            fixed = costs if fixed is None else costs + fixed
         if intercept_scaling:
             ones = torch.full((*features.shape[:-1], 1), float(intercept_scaling), dtype=features.dtype)
             features = torch.cat([features, ones], -1)
         anchored.x = Situations(features, fixed, x.given)
-        found.append(anchored)
-    return found, base
+        with_anchor.append(anchored)
+    return with_anchor, base
 
 
 def least_squares(problems: DecisionProblems, intercept: bool, weight: Array | None = None) -> tuple[Array, Array]:
@@ -317,8 +313,8 @@ def least_squares(problems: DecisionProblems, intercept: bool, weight: Array | N
         x, costs = x.reshape(-1, x.shape[-1]), costs.reshape(-1, 1)
     ones = np.full((len(x), 1), float(intercept))
     roots = np.ones(1) if weight is None else np.sqrt(np.repeat(weight, len(x) // len(weight)))
-    found = np.linalg.lstsq(np.hstack([x, ones]) * roots[:, None], costs * roots[:, None], rcond=None)[0].T
-    return found[:, :-1], found[:, -1]
+    weights = np.linalg.lstsq(np.hstack([x, ones]) * roots[:, None], costs * roots[:, None], rcond=None)[0].T
+    return weights[:, :-1], weights[:, -1]
 
 
 def linear(features: Tensor, coef: Array, intercept: Array) -> Array:
@@ -328,15 +324,15 @@ def linear(features: Tensor, coef: Array, intercept: Array) -> Array:
 
 
 def situations(problems: DecisionProblems) -> Situations:
-    """The features of problems, with what else is known of them."""
+    """The features of problems as :class:`Situations`."""
     return problems.x if isinstance(problems.x, Situations) else Situations(problems.x)
 
 
 def part(problems: DecisionProblems, rows: Tensor) -> DecisionProblems:
     """Some of the problems, with their solutions."""
-    found = copy.copy(problems)
-    found.x, found.target = tree_map(lambda tensor: tensor[rows], (problems.x, problems.target))
-    return found
+    some = copy.copy(problems)
+    some.x, some.target = tree_map(lambda tensor: tensor[rows], (problems.x, problems.target))
+    return some
 
 
 COARSE = 0.1

@@ -15,6 +15,7 @@ from torchssvm.estimators.examples import (
     ARRAYS,
     PerExample,
     batches_of,
+    check_counts,
     check_kind,
     check_list,
     check_lists,
@@ -61,7 +62,7 @@ class SegmentSVC(SequenceEstimator):
         intercept_: ``[K]``, or ``[2 K]``.
         transitions_: ``[K, K]``, from the label before to the label after.
         durations_: ``[D, K]``, of durations 1 to D by label.
-        temperature_: By which scores are divided for probabilities; of :meth:`calibrate`.
+        temperature_: Scores are divided by it for probabilities; :meth:`calibrate` sets it.
         n_features_in_, feature_names_in_: F; and the names of columns, where X had them.
         certificate_, n_passes_, history_, head_, structure_: As in :class:`MultinomialSVC`.
 
@@ -94,30 +95,30 @@ class SegmentSVC(SequenceEstimator):
         X, y = listed(X), listed(y)
         check_list(X)
         X, y, times, total = counted(X, y, sample_weight)
-        if kind_of(X) != ARRAYS:
-            raise ValueError("X must be a list of arrays [N, F], a row of features for each frame")
+        if (kind := kind_of(X)) != ARRAYS:
+            raise ValueError(f"X holds {kind}: give a list of arrays [N, F], a row of features for each frame")
         self._check_names(X, reset=self._begins)
         rows, lengths = rows_of(X), [size_of(sequence) for sequence in X]
         spans = _spans_of(y, lengths)
-        classes, states = states_of(check_lists(_labels_of(spans), [len(own) for own in spans], "span"))
-        longest = max(end - start for own in spans for start, end, _ in own)
+        classes, states = states_of(check_lists(_labels_of(spans), [len(row) for row in spans], "span"))
+        longest = max(end - start for row in spans for start, end, _ in row)
         if self.max_duration is not None:
             most = check_whole(self.max_duration, "max_duration")
         else:
             most = max(longest, self.structure_.max_duration if self._goes_on and self._run else 1)
         if longest > most:
-            raise ValueError(f"max_duration={most}, and a segment of y has {longest} frames: give more, or None")
+            raise ValueError(f"max_duration={most}, and y has a segment of {longest} frames: give more, or None")
         frames = _frames(states, spans)
         weights = state_weights(self.class_weight, classes, frames, times)
-        own = {"min_duration": self.min_duration, "boundary": self.boundary, "span_loss": self.span_loss}
-        structure = Segments(len(classes), most, class_weight=weights, **own)
+        options = {"min_duration": self.min_duration, "boundary": self.boundary, "span_loss": self.span_loss}
+        structure = Segments(len(classes), most, class_weight=weights, **options)
         head = LinearSegments(rows[0].shape[1], len(classes), most, structure=structure)
         head = head.double() if rows[0].dtype == np.float64 else head
         examples = labelled(lengths, _codes(frames, spans, len(classes)), batches_of(rows))
         head = self._train(head, examples, self._lam(total or len(lengths)), weight=times)
         self.classes_, self.n_features_in_ = classes, head.in_features
-        found = (head.emission, head.bias, head.transition, head.duration)
-        self.coef_, self.intercept_, self.transitions_, self.durations_ = (t.detach().numpy().copy() for t in found)
+        trained = (head.emission, head.bias, head.transition, head.duration)
+        self.coef_, self.intercept_, self.transitions_, self.durations_ = (t.detach().numpy().copy() for t in trained)
         return self
 
     def predict(self, X: Any) -> PerExample:
@@ -125,16 +126,16 @@ class SegmentSVC(SequenceEstimator):
         check_is_fitted(self)
         X = listed(X)
         check_list(X)
-        found = PerExample([] for _ in X)
+        outputs = PerExample([] for _ in X)
         for index, _, potentials in self._scored(X):
             for i, spans in zip(index, self.structure_.spans(self.structure_.decode(potentials)), strict=True):
                 names = self.classes_[[label for _, _, label in spans]].tolist()
-                found[i] = [(s, e, name) for (s, e, _), name in zip(spans, names, strict=True)]
-        return found
+                outputs[i] = [(s, e, name) for (s, e, _), name in zip(spans, names, strict=True)]
+        return outputs
 
     def _states(self, y: Any, lengths: list[int]) -> list[np.ndarray]:
         spans = _spans_of(y, lengths)
-        classes, states = states_of(check_lists(_labels_of(spans), [len(own) for own in spans], "span"), self.classes_)
+        classes, states = states_of(check_lists(_labels_of(spans), [len(row) for row in spans], "span"), self.classes_)
         self._check_known(classes)
         return _codes(_frames(states, spans), spans, len(classes))
 
@@ -149,41 +150,43 @@ class SegmentSVC(SequenceEstimator):
 
 def _spans_of(y: Any, lengths: list[int]) -> list[list[Span]]:
     """The spans of every sequence, from spans or labels of frames."""
-    filled = [own for own in y if hasattr(own, "__len__") and len(own)] if hasattr(y, "__len__") else []
+    filled = [row for row in y if hasattr(row, "__len__") and len(row)] if hasattr(y, "__len__") else []
     if not filled or not isinstance(next(iter(filled[0])), tuple | list | dict):
-        frames = check_lists(y, lengths, "frame")
-        runs = [[(label, len(list(run))) for label, run in itertools.groupby(own)] for own in frames]
-        ends = [list(itertools.accumulate(size for _, size in own)) for own in runs]
-        return [
-            [(end - size, end, label) for (label, size), end in zip(own, at, strict=True)]
-            for own, at in zip(runs, ends, strict=True)
-        ]
+        return [_runs(labels) for labels in check_lists(y, lengths, "frame")]
     check_readable(y, "y")
-    if len(y) != len(lengths):
-        raise ValueError(f"X has {len(lengths)} examples and y has {len(y)}: each example needs its spans")
-    for row, (own, length) in enumerate(zip(y, lengths, strict=True)):
+    check_counts(lengths, y)
+    for row, (spans, length) in enumerate(zip(y, lengths, strict=True)):
         place, at = number_of(row), 0
-        check_readable(own, f"y[{place}]")
-        for span in own:
+        check_readable(spans, f"y[{place}]")
+        for span in spans:
             if fault := span_fault(span, at):
                 raise ValueError(f"y[{place}] has {span!r}: {fault}")
             at = span[1]
         if at != length:
             raise ValueError(f"y[{place}] has spans up to {at}, and X[{place}] has {length} frames: cover all of them")
-    return [[(start, end, label) for start, end, label in own] for own in y]
+    return [[(start, end, label) for start, end, label in spans] for spans in y]
+
+
+def _runs(labels: Any) -> list[Span]:
+    """The spans of equal labels of frames."""
+    spans: list[Span] = []
+    for label, run in itertools.groupby(labels):
+        start = spans[-1][1] if spans else 0
+        spans.append((start, start + len(list(run)), label))
+    return spans
 
 
 def _frames(states: list[np.ndarray], spans: list[list[Span]]) -> list[np.ndarray]:
-    """The state of every frame, from those of the spans."""
-    return [np.repeat(k, [end - start for start, end, _ in own]) for k, own in zip(states, spans, strict=True)]
+    """The state of every frame."""
+    return [np.repeat(k, [end - start for start, end, _ in row]) for k, row in zip(states, spans, strict=True)]
 
 
 def _codes(frames: list[np.ndarray], spans: list[list[Span]], classes: int) -> list[np.ndarray]:
     """The targets of the structure: the states of frames, marked in place where a span begins."""
-    for own, of in zip(frames, spans, strict=True):
-        own[[start for start, _, _ in of]] += classes
+    for states, row in zip(frames, spans, strict=True):
+        states[[start for start, _, _ in row]] += classes
     return frames
 
 
 def _labels_of(spans: list[list[Span]]) -> list[list[Any]]:
-    return [[label for _, _, label in own] for own in spans]
+    return [[label for _, _, label in row] for row in spans]

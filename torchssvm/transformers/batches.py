@@ -1,4 +1,4 @@
-"""Tokenised sentences: their batches, and the words of which a tokeniser made several pieces."""
+"""Tokenised sentences: batches of them, and the words that tokenisers split into pieces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchssvm.datasets.text.tag_schemes import to_bio
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 NO_WORD = -100
-"""The label of a position that is tagged with no word: padding, special tokens, further pieces of a word."""
+"""The label of positions without a tag: padding, special tokens, and all but the first piece of a word."""
 
 _SEVERAL = (set, frozenset, tuple, list)
 
@@ -54,58 +54,42 @@ def tokenized(
         [[True, False, False], [False, True, True]]
     """
     states = places_of(labels)
-    for place, own in enumerate(tags):
-        check_readable(own, f"tags[{place}]")
-    tags = [own.tolist() if hasattr(own, "tolist") else own for own in tags]
-    several = any(isinstance(tag, _SEVERAL) for own in tags for tag in own)
-    names = dict(enumerate(labels)) if all(isinstance(label, str) for label in labels) else {}  # of places
-    found = []
-    for place, (words, own) in enumerate(zip(sentences, tags, strict=True)):
+    for place, row in enumerate(tags):
+        check_readable(row, f"tags[{place}]")
+    tags = [row.tolist() if hasattr(row, "tolist") else row for row in tags]
+    several = any(isinstance(tag, _SEVERAL) for row in tags for tag in row)
+    names = dict(enumerate(labels)) if all(isinstance(label, str) for label in labels) else {}  # by place
+    items = []
+    for place, (words, row) in enumerate(zip(sentences, tags, strict=True)):
         check_readable(words, f"sentences[{place}]")
-        if isinstance(words, str):
-            raise ValueError(f"sentences[{place}]={words!r} is a text: give a list of its words")
-        if len(words) != len(own):
-            raise ValueError(f"sentence {place} has {len(words)} words and {len(own)} tags")
+        if isinstance(words, str) or len(words) != len(row):
+            raise ValueError(f"sentences[{place}]={words!r} must be a list of as many words as tags, {len(row)}")
         allowed = [
             [names.get(one, one) if is_whole(one) else one for one in (tag if isinstance(tag, _SEVERAL) else (tag,))]
-            for tag in own
+            for tag in row
         ]
-        if unknown := [tag for each in allowed for tag in each if tag not in states]:
-            raise ValueError(
-                f"sentence {place} has the tag {unknown[0]!r}: give one of labels={list(labels)}"
-                + (", or its place among them" if names else "")
-                + ", or all of them where it is unknown"
-            )
-        if not all(allowed):
-            word = list(map(bool, allowed)).index(False)
-            raise ValueError(
-                f"word {word} of sentence {place}, {words[word]!r}, may have no tag: give at least one, and all labels "
-                "where it is unknown"
-            )
+        for word, choices in enumerate(allowed):
+            if not choices or not all(tag in states for tag in choices):
+                raise ValueError(f"tags[{place}][{word}]={row[word]!r}: give labels, or all where it is unknown")
         pieces = tokenizer(list(words), is_split_into_words=True, truncation=False, verbose=False)
-        held = pieces.word_ids()
-        check_pieces(len(held), tokenizer.model_max_length, f"sentence {place}")
-        if len(set(held) - {None}) < len(words):
-            lost = min(set(range(len(words))) - set(held))
-            raise ValueError(f"word {lost} of sentence {place}, {words[lost]!r}, has no piece: the tokeniser drops it")
-        first = [word is not None and word not in held[:piece] for piece, word in enumerate(held)]
-        begins = [word if at_first else None for word, at_first in zip(held, first, strict=True)]
+        word_ids = pieces.word_ids()
+        check_pieces(words, word_ids, tokenizer.model_max_length, f"sentences[{place}]")
+        begins = [None if word in word_ids[:piece] else word for piece, word in enumerate(word_ids)]
         target: list[Any]
         if several:
             target = [[word is not None and name in allowed[word] for name in states] for word in begins]
         else:
             target = [NO_WORD if word is None else states[allowed[word][0]] for word in begins]
-        found.append({**{name: pieces[name] for name in INPUTS if name in pieces}, "labels": target})
-    return found
+        items.append({**{name: pieces[name] for name in INPUTS if name in pieces}, "labels": target})
+    return items
 
 
-def check_pieces(count: int, limit: int, name: str) -> None:
-    """Raise ValueError if a text has more pieces than the encoder takes."""
-    if count > limit:
-        raise ValueError(
-            f"{name} has {count} pieces, and the encoder takes {limit}: cut it into sentences, as nothing is left out "
-            "silently"
-        )
+def check_pieces(words: Sequence[str], word_ids: Sequence[int | None], limit: int, name: str) -> None:
+    """Raise ValueError for a word without pieces, or more pieces than the encoder takes."""
+    if lost := set(range(len(words))) - set(word_ids):
+        raise ValueError(f"{name} has the word {words[min(lost)]!r}, which the tokeniser drops: leave it out")
+    if len(word_ids) > limit:
+        raise ValueError(f"{name} has {len(word_ids)} pieces, and the encoder takes {limit}: cut it into sentences")
 
 
 class Words(NamedTuple):
@@ -116,7 +100,7 @@ class Words(NamedTuple):
         labels: ``[B, T]`` int64, -1 in the padding; or those that are allowed, ``[B, T, K]`` bool, False in the
             padding; None where none are given.
         lengths: ``[B]`` int64.
-        mask: ``[B, N]`` bool, the positions that the words come from.
+        mask: ``[B, N]`` bool, the positions of the words.
     """
 
     features: Tensor
@@ -126,19 +110,16 @@ class Words(NamedTuple):
 
     def scatter(self, tags: Tensor, fill: float = NO_WORD) -> Tensor:
         """Tags of the words ``[B, T]``, or scores ``[B, T, K]``, at their positions, ``[B, N]``; ``fill`` elsewhere."""
-        found = torch.full((*self.mask.shape, *tags.shape[2:]), fill, dtype=tags.dtype, device=tags.device)
-        found[self.mask] = tags[torch.arange(tags.shape[1], device=tags.device) < self.lengths.unsqueeze(1)]
-        return found
+        rows = torch.full((*self.mask.shape, *tags.shape[2:]), fill, dtype=tags.dtype, device=tags.device)
+        rows[self.mask] = tags[torch.arange(tags.shape[1], device=tags.device) < self.lengths.unsqueeze(1)]
+        return rows
 
 
 def words_of(hidden: Tensor, mask: Tensor, labels: Tensor | None) -> Words:
     """The words at the True positions of ``mask``, gradients included."""
     if not bool(mask.any(1).all()):
         row = int((~mask.any(1)).nonzero()[0, 0])
-        raise ValueError(
-            f"{row_name(row)} has no word: every position has a label of {NO_WORD}, or none that is allowed. "
-            "Leave the sentence out"
-        )
+        raise ValueError(f"{row_name(row)} has no word, as no position has a label: leave the sentence out")
     features, *packed, lengths = select_tokens(mask, hidden, *([] if labels is None else [labels]))
     return Words(features, packed[0] if packed else None, lengths, mask)
 
@@ -162,10 +143,7 @@ def batches_of(
         items = [dataset[place] for place in places]
         for place, item in zip(places, items, strict=True):
             if not isinstance(item, Mapping) or "input_ids" not in item:
-                raise TypeError(
-                    f"dataset[{place}] is a {type(item).__name__}, and must map input_ids, attention_mask and "
-                    "labels to lists of numbers, as a tokeniser makes them"
-                )
+                raise TypeError(f"dataset[{place}] is a {type(item).__name__}: give a mapping, as tokenized() makes it")
         yield {name: rows.to(device) for name, rows in collate(items, pad).items()}
 
 
@@ -178,15 +156,10 @@ def collate(items: Sequence[Mapping[str, Any]], pad: int) -> dict[str, Tensor]:
     batch = {}
     for name in (*INPUTS, "labels", "word_mask"):
         having = [item for item in items if name in item]
-        if having and len(having) < len(items):
-            raise ValueError(f"some sentences of a batch have {name}, and others have not: give it for all or for none")
         if having:
-            rows = [torch.as_tensor(item[name]) for item in items]
-            if len({row.ndim for row in rows}) > 1:
-                raise ValueError(
-                    f"{name} of a batch are lists of numbers and lists of lists: give all sentences one label for each "
-                    "word, or all of them sets of labels"
-                )
+            rows = [torch.as_tensor(item[name]) for item in having]
+            if len(having) < len(items) or len({row.ndim for row in rows}) > 1:
+                raise ValueError(f"{name} is missing or of another form in some sentences: give one form for all")
             batch[name] = padded(rows, {"input_ids": pad, "labels": NO_WORD}.get(name, 0))
     if "attention_mask" not in batch:
         batch["attention_mask"] = padded([torch.ones_like(torch.as_tensor(item["input_ids"])) for item in items], 0)
@@ -199,8 +172,8 @@ class Span(NamedTuple):
     Attributes:
         label: Its name, without the letter of the scheme.
         start: The first character, or the first word of a list of words.
-        stop: The character, or word, behind the last.
-        text: What is there.
+        stop: The character, or word, after the last.
+        text: The characters, or the words joined by spaces.
         score: The probability that exactly these words are such a span, at the temperature of the tagger.
 
     Example:
@@ -216,31 +189,29 @@ class Span(NamedTuple):
 
 
 class _Text(NamedTuple):
-    pieces: Any  # of the tokeniser
-    first: list[int]  # of the pieces: that of each word
-    places: list[tuple[int, int]]  # of each word, in characters or words
+    pieces: Any  # output of the tokeniser
+    first: list[int]  # the first piece of each word
+    places: list[tuple[int, int]]  # start and stop of each word, in characters or words
 
 
 def tag_texts(tagger: Any, texts: Any, tokenizer: Any, batch_size: int) -> list[list[Span]]:
     """See :meth:`StructuredTagger.tag`."""
     if isinstance(texts, str):
-        raise TypeError("texts is one string, and a list of texts is needed: [text]")
+        raise TypeError(f"texts={texts!r} must be a list of texts: [text]")
     texts = list(texts)
     if not getattr(tokenizer, "is_fast", False):
-        raise TypeError(
-            f"tokenizer is a {type(tokenizer).__name__}, and a fast one is needed, which knows the words of its pieces"
-        )
+        raise TypeError(f"tokenizer is a {type(tokenizer).__name__}: give a fast one, which has word_ids")
     limit = getattr(tagger.config.encoder, "max_position_embeddings", None) or 1 << 40
     limit = min(limit, tokenizer.model_max_length)
     read = [_read(text, place, tokenizer, limit) for place, text in enumerate(texts)]
-    order, found = by_length([text.pieces for text in read]), [list[Span]() for _ in read]
+    order, by_text = by_length([text.pieces for text in read]), [list[Span]() for _ in read]
     with evaluating(tagger):
         for begin in range(0, len(read), batch_size):
             places = order[begin : begin + batch_size]
             spans = _tag(tagger, [read[place] for place in places], [texts[place] for place in places], tokenizer)
-            for place, own in zip(places, spans, strict=True):
-                found[place] = own
-    return found
+            for place, its_spans in zip(places, spans, strict=True):
+                by_text[place] = its_spans
+    return by_text
 
 
 def _read(text: Any, place: int, tokenizer: Any, limit: int) -> _Text:
@@ -261,12 +232,7 @@ def _read(text: Any, place: int, tokenizer: Any, limit: int) -> _Text:
             places[-1] = (places[-1][0], offsets[piece][1])
     if not first:
         raise ValueError(f"texts[{place}]={text!r} has no word: leave it out")
-    if split and len(first) < len(text):
-        empty = next(i for i in range(len(text)) if i not in words)
-        raise ValueError(
-            f"texts[{place}] has the word {text[empty]!r} at {empty}, of which no piece is left: leave it out"
-        )
-    check_pieces(len(words), limit, f"texts[{place}]")
+    check_pieces(text if split else (), words, limit, f"texts[{place}]")
     return _Text(pieces, first, places)
 
 
@@ -281,12 +247,13 @@ def _tag(tagger: Any, read: list[_Text], texts: Any, tokenizer: Any) -> list[lis
     words = tagger.words(word_mask=mask, **inputs)
     potentials = tagger.potentials(words)
     tags = tagger.head.structure.argmax(potentials).labeling.cpu()
-    found = [_chunks(tagger, row[:length].tolist()) for row, length in zip(tags, words.lengths.tolist(), strict=True)]
-    scores = iter(_probabilities(tagger, potentials, tags, found))
+    rows = zip(tags, words.lengths.tolist(), strict=True)
+    by_text = [_chunks(tagger, row[:length].tolist()) for row, length in rows]
+    scores = iter(_probabilities(tagger, potentials, tags, by_text))
     spans: list[list[Span]] = []
-    for text, whole, its in zip(read, texts, found, strict=True):
+    for text, whole, its_chunks in zip(read, texts, by_text, strict=True):
         spans.append([])
-        for chunk in its:
+        for chunk in its_chunks:
             start, stop = text.places[chunk.start][0], text.places[chunk.stop - 1][1]
             content = whole[start:stop] if isinstance(whole, str) else " ".join(whole[start:stop])
             spans[-1].append(Span(chunk.type, start, stop, content, next(scores)))
@@ -300,9 +267,9 @@ def _chunks(tagger: Any, states: Sequence[int]) -> list[Chunk]:
     return chunks(to_bio(names))
 
 
-def _probabilities(tagger: Any, potentials: Potentials, tags: torch.Tensor, found: list[list[Chunk]]) -> list[float]:
-    """``Z`` of the sequences with a span over that of all: the scores of all other tags there are -inf."""
-    rows = [row for row, its in enumerate(found) for _ in its]
+def _probabilities(tagger: Any, potentials: Potentials, tags: Tensor, by_text: list[list[Chunk]]) -> list[float]:
+    """The share of the sequences with the span in the partition function; other tags of its words score -inf."""
+    rows = [row for row, its_chunks in enumerate(by_text) for _ in its_chunks]
     if not rows:
         return []
     structure, config = tagger.head.structure, tagger.config
@@ -310,16 +277,15 @@ def _probabilities(tagger: Any, potentials: Potentials, tags: torch.Tensor, foun
     lengths = None if potentials.lengths is None else potentials.lengths.cpu()
     every = marginals_at(structure, Potentials(scores, lengths), config.probability_temperature).log_partition
     emission, inside = scores["emission"][rows].clone(), [name.startswith("I-") for name in config.labels]
-    for copy, chunk in enumerate(chunk for its in found for chunk in its):
+    for copy, chunk in enumerate(chunk for its_chunks in by_text for chunk in its_chunks):
         states = tags[rows[copy], chunk.start : chunk.stop]
-        own = emission[copy, chunk.start : chunk.stop]
-        own.copy_(torch.full_like(own, -torch.inf).scatter(1, states[:, None], own.gather(1, states[:, None])))
+        words = emission[copy, chunk.start : chunk.stop]
+        words.copy_(torch.full_like(words, -torch.inf).scatter(1, states[:, None], words.gather(1, states[:, None])))
         if config.scheme == "BIO" and chunk.stop < emission.shape[1]:  # it must not go on
             on = [state for state, name in enumerate(config.labels) if inside[state] and name[2:] == chunk.type]
             emission[copy, chunk.stop, on] = -torch.inf
     fixed = Potentials(
         {"emission": emission, "transition": scores["transition"][rows]}, None if lengths is None else lengths[rows]
     )
-    own = marginals_at(structure, fixed, config.probability_temperature).log_partition
-    ratio = (own - every[rows]).exp()
-    return ratio.clamp(max=1.0).tolist()
+    with_span = marginals_at(structure, fixed, config.probability_temperature).log_partition
+    return (with_span - every[rows]).exp().clamp(max=1.0).tolist()

@@ -1,4 +1,4 @@
-"""The head of a tagger, trained and calibrated on features that the encoder computes once."""
+"""Training and calibration of a tagger's head on features that the encoder computes once."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from torchssvm.transformers.batches import NO_WORD, batches_of, by_length
 
 
 class Solved(NamedTuple):
-    """What came of :meth:`StructuredTagger.solve`; ``print`` shows it.
+    """The result of :meth:`StructuredTagger.solve`; ``print`` shows it.
 
     Attributes:
         certificate: The primal, dual and gap of the new head.
         choice: Every lambda that was tried; None where it was given.
-        before: The score of the head as it was on examples that are held out, None without them: the F1 of spans, or
-            without a scheme the share of right words.
-        after: That of the new head.
+        before: The score of the old head on held-out examples: the F1 of spans, or the share of right words without
+            a scheme. None without held-out examples.
+        after: The score of the new head.
         kept: Whether the tagger has the new head.
 
     Example:
@@ -52,7 +52,7 @@ class Solved(NamedTuple):
         if self.before is None or self.after is None:
             return f"{self.certificate}"
         kept = "the new head is kept" if self.kept else "the head from before is kept"
-        scores = f"score of what is held out: {100 * self.before:.2f} % before, {100 * self.after:.2f} % now"
+        scores = f"score of the held-out examples: {100 * self.before:.2f} % before, {100 * self.after:.2f} % now"
         return f"{self.certificate}\n{scores}: {kept}"
 
 
@@ -60,14 +60,14 @@ class Solved(NamedTuple):
 def features_of(tagger: Any, dataset: Any, batch_size: int) -> PaddedDataset:
     """The words of a dataset, with their features on the CPU; the tagger computes them in evaluation mode."""
     if not len(dataset):
-        raise ValueError("the dataset is empty: it must hold at least one sentence")
+        raise ValueError("dataset has 0 sentences: give at least one")
     items = [dataset[i] for i in range(len(dataset))]  # read once: a dataset may make them anew
     x, y, lengths, order = list[Tensor](), list[Tensor](), [], by_length(items)
     with evaluating(tagger):
         pad = tagger.config.encoder.pad_token_id or 0
         for number, batch in enumerate(batches_of(items, batch_size, pad, tagger.device, order)):
             if "labels" not in batch:
-                raise ValueError("the items have no labels, which training needs: a state, or -100 where no word is")
+                raise ValueError("dataset has no labels: give a state for each word, and -100 elsewhere")
             with naming(torch.tensor(order[number * batch_size : (number + 1) * batch_size])):
                 words = tagger.words(**batch)
             assert words.labels is not None
@@ -81,13 +81,10 @@ def features_of(tagger: Any, dataset: Any, batch_size: int) -> PaddedDataset:
 
 def _labelled(tagger: Any, held_out: Any, batch_size: int) -> PaddedDataset:
     """The words of examples whose labels are known."""
-    found = features_of(tagger, held_out, batch_size)
-    if _unknown(found):
-        raise ValueError(
-            "held_out has sets of labels, or words without a label: which is right is not known; give it one label for "
-            "each word"
-        )
-    return found
+    words = features_of(tagger, held_out, batch_size)
+    if _unknown(words):
+        raise ValueError("held_out has words without a label or with several: give one label for each word")
+    return words
 
 
 def _unknown(data: PaddedDataset) -> bool:
@@ -96,7 +93,7 @@ def _unknown(data: PaddedDataset) -> bool:
 
 
 def _scorer(tagger: Any, data: PaddedDataset) -> Callable[[Any], float]:
-    """Scores heads by what the Trainer says of the tagger: F1 of spans, or accuracy where tags have no scheme."""
+    """Return a function that scores heads by F1 of spans, or by accuracy where tags have no scheme."""
     labels = data.y.masked_fill(data.y == PADDING, NO_WORD)
     measure = "accuracy" if tagger.config.scheme is None else "f1"
 
@@ -104,8 +101,8 @@ def _scorer(tagger: Any, data: PaddedDataset) -> Callable[[Any], float]:
     def score(head: Any) -> float:
         tags = torch.full_like(labels, NO_WORD)
         for batch in in_order(data):
-            found = head.structure.decode(head(batch.x, batch.lengths))
-            tags[batch.index, : found.shape[1]] = found
+            states = head.structure.decode(head(batch.x, batch.lengths))
+            tags[batch.index, : states.shape[1]] = states
         return float(tagger.compute_metrics(SimpleNamespace(predictions=tags, label_ids=labels))[measure])
 
     return score
@@ -113,12 +110,9 @@ def _scorer(tagger: Any, data: PaddedDataset) -> Callable[[Any], float]:
 
 @torch.no_grad()
 def _completed(head: Any, data: PaddedDataset) -> PaddedDataset:
-    """The words with the labels that score highest among those that are allowed."""
+    """The words with the best allowed labels under the head."""
     if not any(bool(p.any()) for p in head.parameters()):
-        raise ValueError(
-            "dataset has words without a label, or sets of labels, among which the head as it is chooses, and its "
-            "weights are zero: train it first, by transformers.Trainer"
-        )
+        raise ValueError("dataset has unknown labels, and the head is zero: train it first, by transformers.Trainer")
     structure, rows = HiddenStates(head.structure), list[Tensor]()
     for batch in in_order(data):
         potentials = head(batch.x, batch.lengths)
@@ -131,9 +125,7 @@ def solve_head(tagger: Any, dataset: Any, held_out: Any, lam: float | None, batc
     if held_out is None and lam is None:
         raise ValueError("held_out and lam are None: give examples to choose lam by, or lam itself")
     if not isinstance(tagger.head, LinearChain):
-        raise TypeError(
-            f"the head is in a {type(tagger.head).__name__}: call merge_and_unload() first, and solve its tagger"
-        )
+        raise TypeError(f"head is a {type(tagger.head).__name__}: call merge_and_unload() first, and solve its tagger")
     train = features_of(tagger, dataset, batch_size)
     other = None if held_out is None else _labelled(tagger, held_out, batch_size)
     score = None if other is None else _scorer(tagger, other)
@@ -154,7 +146,7 @@ def solve_head(tagger: Any, dataset: Any, held_out: Any, lam: float | None, batc
     kept = before is None or after is None or after >= before
     if kept:
         write(head.parameters(), tagger.head.parameters())
-        tagger.config.probability_temperature = 1.0  # that of the other head is none of this one
+        tagger.config.probability_temperature = 1.0  # the old one was fitted to the old head
     return Solved(certificate, choice, before, after, kept)
 
 
@@ -163,6 +155,6 @@ def calibrate(tagger: Any, held_out: Any, batch_size: int) -> float:
     """See :meth:`StructuredTagger.calibrate`."""
     head = copy.deepcopy(tagger.head).cpu()
     batches = in_order(_labelled(tagger, held_out, batch_size))
-    found = fit_temperature(head.structure, ((head(batch.x, batch.lengths), batch.y) for batch in batches))
-    tagger.config.probability_temperature = found
-    return found
+    temperature = fit_temperature(head.structure, ((head(batch.x, batch.lengths), batch.y) for batch in batches))
+    tagger.config.probability_temperature = temperature
+    return temperature

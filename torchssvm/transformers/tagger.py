@@ -1,4 +1,4 @@
-"""A tagger on a pretrained encoder: words out of pieces, a chain over them, and a loss for ordinary trainers."""
+"""A tagger on a pretrained encoder: a chain over the words, and a loss for ordinary trainers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from torchssvm.core.arguments import check_positive, check_whole, describe, is_whole, places_of
+from torchssvm.core.arguments import check_choice, check_positive, check_whole, describe, is_whole, places_of
 from torchssvm.core.operators import plain_operators
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Structure
@@ -47,14 +47,14 @@ class StructuredTaggerConfig(PretrainedConfig):
         encoder: The encoder's configuration, or its dictionary.
         labels: The label of every state, at least one.
         scheme: ``"BIO"`` or ``"BIOES"``: sequences that are none of the scheme are never predicted; None allows all.
-        layers: Which hidden states are the features of the head, one behind the other; -1 is the last.
+        layers: The hidden states that the head reads, concatenated; -1 is the last.
         loss: ``"softmax-margin"`` of the whole sequence, or ``"cross-entropy"`` of each word.
         freeze_encoder: Whether the encoder keeps its weights, and is run in evaluation mode; or how many of its layers
             do so, with the embeddings, while those above them train.
-        probability_temperature: By which scores are divided for probabilities; ``StructuredTagger.calibrate`` fits it.
+        probability_temperature: Scores are divided by it for probabilities; ``StructuredTagger.calibrate`` fits it.
 
     Raises:
-        ValueError: An argument is none of these.
+        ValueError: An argument has another value.
 
     Example:
         >>> StructuredTaggerConfig(encoder, labels, scheme="BIO").id2label
@@ -75,20 +75,17 @@ class StructuredTaggerConfig(PretrainedConfig):
         probability_temperature: float = 1.0,
         **others: Any,
     ) -> None:
-        if isinstance(encoder, dict):  # of a file, which the tagger's own dtype is for
+        if isinstance(encoder, dict):  # from a file; the tagger's dtype applies
             encoder = AutoConfig.for_model(**{k: v for k, v in encoder.items() if k not in ("dtype", "torch_dtype")})
         self.encoder = encoder
         self.labels = [str(label) for label in labels]
-        if not self.labels:
-            raise ValueError(f"labels={self.labels} must be one or more names")
-        if scheme not in SCHEMES:
-            raise ValueError(f'scheme={scheme!r} must be "BIO", "BIOES", or None for labels of any form')
+        check_whole(len(self.labels), "len(labels)")
+        check_choice(scheme, "scheme", *SCHEMES)
         self.scheme = scheme
         self.layers = list(layers)
         if not self.layers or not all(is_whole(layer) for layer in self.layers):
             raise ValueError(f"layers={layers} must be one or more whole numbers, such as [-1]")
-        if loss not in ("softmax-margin", "cross-entropy"):
-            raise ValueError(f'loss={loss!r} must be "softmax-margin" or "cross-entropy"')
+        check_choice(loss, "loss", "softmax-margin", "cross-entropy")
         self.loss = loss
         if not isinstance(freeze_encoder, bool):
             check_whole(freeze_encoder, "freeze_encoder", advice=", or True or False")
@@ -104,13 +101,13 @@ class StructuredTaggerConfig(PretrainedConfig):
 
 @dataclass
 class TaggerOutput(ModelOutput):
-    """What a tagger returns.
+    """The output of a tagger.
 
     Attributes:
         loss: A scalar; None where no labels were given.
         predictions: ``[B, N]`` int64, the state of each word at its position, -100 elsewhere; None while training.
         logits: ``[B, N, K]`` in the dtype of the head, of a forward in evaluation that gets neither labels nor
-            word_mask, else None: the score of the best sequence with a state at a piece, less that of the best of all,
+            word_mask, else None: the best score of a sequence with a state at a piece less the best score of all,
             divided by the temperature; 0 where no piece is tagged. ``pipeline("token-classification")`` reads it.
 
     Example:
@@ -165,10 +162,10 @@ class StructuredTagger(PreTrainedModel):
     def __init__(self, config: StructuredTaggerConfig, encoder: nn.Module | None = None) -> None:
         super().__init__(config)
         if config.encoder is None:
-            raise ValueError("config.encoder is None: give the configuration of an encoder")
+            raise ValueError("config.encoder=None: give the configuration of an encoder")
         layers = config.encoder.num_hidden_layers + 1
         if not all(-layers <= layer < layers for layer in config.layers):
-            raise ValueError(f"layers={config.layers}, and the encoder has hidden states 0 to {layers - 1}")
+            raise ValueError(f"layers={config.layers} must be hidden states of the encoder, 0 to {layers - 1}")
         self.encoder = AutoModel.from_config(config.encoder) if encoder is None else encoder
         states = len(config.labels)
         structure = Chain(states, normalize=False, transitions=config.transitions())
@@ -195,18 +192,19 @@ class StructuredTagger(PreTrainedModel):
         """
         if labels is None:
             if scheme is not None:
-                raise ValueError(f"scheme={scheme!r} is that of a new tagger, which needs labels: a saved one has both")
-            found: StructuredTagger = super().from_pretrained(name, *args, **options)
-            (found[0] if isinstance(found, tuple) else found)._freeze()  # transformers makes new parameters
-            return found
-        own = {key: options.pop(key) for key in ("layers", "loss", "freeze_encoder") if key in options}
+                raise ValueError(f"scheme={scheme!r} is for a new tagger: give labels too, or leave scheme out")
+            saved: StructuredTagger = super().from_pretrained(name, *args, **options)
+            (saved[0] if isinstance(saved, tuple) else saved)._freeze()  # transformers makes new parameters
+            return saved
+        settings = {key: options.pop(key) for key in ("layers", "loss", "freeze_encoder") if key in options}
         try:
             encoder = AutoModel.from_pretrained(name, *args, **options)
         except ValueError as error:
             if StructuredTaggerConfig.__name__ in str(error):
                 raise ValueError(f"{name} holds a tagger with its labels: leave out labels=") from error
             raise
-        return cls(StructuredTaggerConfig(encoder.config, labels, scheme, **own), encoder).eval()  # as its encoder is
+        config = StructuredTaggerConfig(encoder.config, labels, scheme, **settings)
+        return cls(config, encoder).eval()  # as from_pretrained leaves the encoder
 
     def save_pretrained(self, save_directory: Any, *args: Any, **options: Any) -> None:
         """As in ``transformers``, with a README.md that says what to import for loading, where the folder has none."""
@@ -233,16 +231,12 @@ class StructuredTagger(PreTrainedModel):
         """
         encoder = getattr(model, model.base_model_prefix, None)
         classifier = getattr(model, "classifier", getattr(model, "score", None))
-        if not (isinstance(classifier, nn.Linear) and encoder is not None):
+        linear = isinstance(classifier, nn.Linear) and encoder is not None
+        taken = {id(p) for part in (encoder, classifier) if linear for p in part.parameters()}
+        if not linear or not all(id(p) in taken for p in model.parameters()):
             raise TypeError(
-                f"model is a {type(model).__name__}, and a token classifier with one nn.Linear on the last hidden "
-                "states is needed, such as AutoModelForTokenClassification.from_pretrained(...)"
-            )
-        own = {id(p) for part in (encoder, classifier) for p in part.parameters()}
-        if between := [name for name, p in model.named_parameters() if id(p) not in own]:
-            raise TypeError(
-                f"model is a {type(model).__name__} with weights between encoder and classifier, {between[0]}, which a "
-                "tagger does not have: take StructuredTagger.from_pretrained(name, labels=...), and train it"
+                f"model is a {type(model).__name__}: give a token classifier with one nn.Linear on the last hidden "
+                "states, or train StructuredTagger.from_pretrained(name, labels=...)"
             )
         names = cast(dict[int, str], model.config.id2label)
         labels = [names[state] for state in range(classifier.out_features)]
@@ -273,20 +267,20 @@ class StructuredTagger(PreTrainedModel):
                 layer.requires_grad_(True)
 
     def _trained_layers(self) -> list[nn.Module]:
-        """Those above the ones that are frozen by their number."""
+        """The layers of the encoder above the frozen ones; none where all or no layers are frozen."""
         count, frozen = self.config.encoder.num_hidden_layers, self.config.freeze_encoder
         if isinstance(frozen, bool):
             return []
         stacks = [m for m in self.encoder.modules() if isinstance(m, nn.ModuleList) and len(m) == count > frozen]
         if not stacks:
-            raise ValueError(f"freeze_encoder={frozen}, and the encoder has no list of more layers: give True or False")
+            raise ValueError(f"freeze_encoder={frozen} needs an encoder with more layers: give True or False")
         return list(stacks[0])[frozen:]
 
     def hidden(self, **inputs: Any) -> Tensor:
-        """What the head reads at every position, ``[B, N, F]``: hidden states of the encoder, side by side."""
+        """The features of every position, ``[B, N, F]``: hidden states of the encoder, concatenated."""
         several = self.config.layers != [-1]
-        found = self.encoder(**inputs, output_hidden_states=several)
-        return torch.cat([found.hidden_states[i] for i in self.config.layers], -1) if several else found[0]
+        output = self.encoder(**inputs, output_hidden_states=several)
+        return torch.cat([output.hidden_states[i] for i in self.config.layers], -1) if several else output[0]
 
     def words(self, labels: Tensor | None = None, word_mask: Tensor | None = None, **inputs: Any) -> Words:
         """The features of the words of a batch.
@@ -306,8 +300,8 @@ class StructuredTagger(PreTrainedModel):
         if labels is None and word_mask is None:
             if self.training:
                 raise ValueError(
-                    "labels=None while training: give labels, or call eval() to tag; under a Trainer "
-                    "label_smoothing_factor must be 0, as it takes them away"
+                    "labels=None while training: give labels, or call eval() to tag; a Trainer needs "
+                    "label_smoothing_factor=0"
                 )
             hidden = self.hidden(**inputs)
             return words_of(hidden, self._pieces(hidden, **inputs), None)
@@ -316,25 +310,22 @@ class StructuredTagger(PreTrainedModel):
         else:
             sets, states = labels.ndim == 3, len(self.config.labels)
             if (labels.dtype == torch.bool) != sets or (sets and labels.shape[2] != states):
-                raise ValueError(
-                    f"labels must be int64 [B, N], or bool [B, N, {states}] for sets of labels, and are "
-                    f"{describe(labels)}"
-                )
-            own = labels.any(2) if sets else torch.as_tensor(labels != NO_WORD)
-            mask = own if word_mask is None else word_mask.bool()
+                raise ValueError(f"labels must be int64 [B, N] or bool [B, N, {states}], got {describe(labels)}")
+            labelled = labels.any(2) if sets else torch.as_tensor(labels != NO_WORD)
+            mask = labelled if word_mask is None else word_mask.bool()
         return words_of(self.hidden(**inputs), mask, labels)
 
     def _pieces(
         self, hidden: Tensor, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **others: Any
     ) -> Tensor:
-        """The pieces that are tagged where nobody says which are words, ``[B, N]`` bool; of a row of others, all."""
+        """The pieces to tag without labels or word_mask, ``[B, N]`` bool: all but special ones, if there are others."""
         ones = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
         real = ones if attention_mask is None else attention_mask.bool()
         if input_ids is None:
             return real
         mask = real
         for name in ("pad", "bos", "eos", "cls", "sep"):
-            special = getattr(self.config.encoder, f"{name}_token_id", None)  # several, of some encoders
+            special = getattr(self.config.encoder, f"{name}_token_id", None)  # some encoders have several
             for one in special if isinstance(special, list) else [special]:
                 mask = mask if one is None else mask & (input_ids != one)
         return torch.where(mask.any(1, keepdim=True), mask, real)
@@ -351,8 +342,8 @@ class StructuredTagger(PreTrainedModel):
 
     def potentials(self, words: Words) -> Potentials:
         """The scores of the labels of words."""
-        found: Potentials = self.head(words.features, words.lengths)
-        return found
+        potentials: Potentials = self.head(words.features, words.lengths)
+        return potentials
 
     def forward(
         self,
@@ -393,34 +384,31 @@ class StructuredTagger(PreTrainedModel):
         if self.config.loss == "softmax-margin":
             return SoftmaxMargin(structure)(potentials, labels)
         structure.check_target(labels, potentials)
-        said = labels >= 0
-        total = nn.functional.cross_entropy(potentials["emission"][said], labels[said], reduction="sum")
-        return total / said.sum().clamp(min=1)
+        known = labels >= 0
+        total = nn.functional.cross_entropy(potentials["emission"][known], labels[known], reduction="sum")
+        return total / known.sum().clamp(min=1)
 
     def _loss_of_sets(self, potentials: Potentials, allowed: Tensor) -> Tensor:
         structure = HiddenStates(self.head.structure)
         if self.config.loss == "softmax-margin":
             return SoftmaxMargin(structure)(potentials, allowed)
         structure.check_target(allowed, potentials)
-        said = allowed.any(2) & ~allowed.all(2)  # as with single labels, unknown ones do not count
-        own = potentials["emission"].log_softmax(2)[said].masked_fill(~allowed[said], -torch.inf)
-        return -own.logsumexp(1).sum() / said.sum().clamp(min=1)
+        known = allowed.any(2) & ~allowed.all(2)  # as with single labels, unknown ones do not count
+        scores = potentials["emission"].log_softmax(2)[known].masked_fill(~allowed[known], -torch.inf)
+        return -scores.logsumexp(1).sum() / known.sum().clamp(min=1)
 
     def compute_metrics(self, predicted: Any) -> dict[str, float]:
         """For ``Trainer(compute_metrics=tagger.compute_metrics)``: accuracy of words and sentences, F1 of spans.
 
         Raises:
-            ValueError: The labels are sets: which is right is not known.
+            ValueError: The labels are sets, so that the right one is unknown.
         """
         tags, labels = (torch.as_tensor(each) for each in (predicted.predictions, predicted.label_ids))
         if labels.ndim == 3:
-            raise ValueError(
-                "the evaluation set has sets of labels, of which none is known to be right: give it one label for each "
-                "word, or leave compute_metrics out"
-            )
+            raise ValueError("label_ids are sets of labels: give one label for each word, or leave compute_metrics out")
         real = labels != NO_WORD
         right = (tags == labels) | ~real
-        found = {
+        scores = {
             "accuracy": float(right[real].double().mean()),
             "sentence_accuracy": float(right.all(1).double().mean()),
         }
@@ -432,8 +420,8 @@ class StructuredTagger(PreTrainedModel):
                 return [to_bio([names[state] for state in row[kept].tolist()]) for row, kept in pairs]
 
             overall = chunk_scores(chunked(labels), chunked(tags)).overall
-            found |= {"f1": overall.f1, "precision": overall.precision, "recall": overall.recall}
-        return found
+            scores |= {"f1": overall.f1, "precision": overall.precision, "recall": overall.recall}
+        return scores
 
     def solve(
         self,
@@ -455,9 +443,9 @@ class StructuredTagger(PreTrainedModel):
                 those of :func:`tokenized`, and ``word_mask`` where words have no label. For these and among sets of
                 labels, the head as it is chooses the best sequence, and the certificate is that of these labels: a call
                 is one round of :func:`torchssvm.latent`.
-            held_out: Examples that are not trained on, by which lambda is chosen and the better head is kept, the one
-                from before or the new one: by the F1 of spans, or without a scheme by right words. None needs ``lam``
-                and keeps the new one.
+            held_out: Examples that are not trained on. Their F1 of spans, or share of right words without a scheme,
+                chooses lambda and decides between the old head and the new one. None needs ``lam`` and keeps the new
+                head.
             lam: Regularisation; None chooses it by :func:`torchssvm.choose_lam`.
             solver: As in :func:`torchssvm.solve`.
 
@@ -503,8 +491,8 @@ class StructuredTagger(PreTrainedModel):
 class TaggerDecoder(nn.Module):
     """Pieces to tags: encoder, head and decoding, for ``torch.export``, ``torch.compile`` and ``torch.onnx.export``.
 
-    It gives the predictions of the tagger, with any batch size and length. The tagger is held, not copied, and put into
-    evaluation mode.
+    It gives the predictions of the tagger, with any batch size and length. It shares the tagger's weights and puts it
+    into evaluation mode.
 
     Example:
         >>> decoder = TaggerDecoder(StructuredTagger(StructuredTaggerConfig(encoder, labels, "BIO")))

