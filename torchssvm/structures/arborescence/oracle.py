@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from torchssvm.compiler.jit import COMPILED, Kernel, njit, triton_available
-from torchssvm.core.operators import define
+from torchssvm.core.operators import apart, define
 from torchssvm.core.threads import compiles, launch
-from torchssvm.structures.common import own_lengths
 
 
 def eisner(scores: Tensor, lengths: Tensor | None = None, single_root: bool = False) -> tuple[Tensor, Tensor]:
@@ -62,7 +61,7 @@ def _on_host(
 ) -> tuple[Tensor, Tensor]:
     """Run a kernel on the CPU, in ``dtype``; ``work`` maps lengths of sentences to operations."""
     batch, longest, _ = scores.shape
-    lengths = own_lengths(lengths, batch, longest)
+    lengths = apart(lengths)
     heads, value = torch.empty(batch, longest, dtype=torch.int64), torch.empty(batch, dtype=dtype)
     known = np.full(batch, longest) if lengths is None else lengths.cpu().contiguous().numpy()
     inputs = scores.detach().to("cpu", dtype), known, single_root

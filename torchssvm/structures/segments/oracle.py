@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from torchssvm.compiler.jit import njit, triton_available
-from torchssvm.core.arguments import check_scores
 from torchssvm.core.operators import apart, define, upload
 from torchssvm.core.threads import compiles, launch, once
-from torchssvm.structures.common import own_lengths
 from torchssvm.structures.segments.plain import LARGE, best_segments_torch
 
 _MOST_LABELS = 64  # of the kernel for CUDA, whose scores of neighbours stay in registers
@@ -37,8 +35,6 @@ def semi_markov(
         ``codes`` ``[B, N]`` int64, a frame's label, K more at the first frame of a segment, -1 beyond the length; and
         ``value`` ``[B]``, the score.
 
-    Raises:
-        ValueError: Scores are not floating, or a shape or a length does not fit.
     """
     return _operator(emission, segment, least, lengths, target)
 
@@ -46,7 +42,6 @@ def semi_markov(
 def _fake(
     emission: Tensor, segment: Tensor, least: Tensor, lengths: Tensor | None, target: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    _check_shapes(emission, segment, least, lengths, target)
     return emission.new_empty(emission.shape[:2], dtype=torch.int64), emission.new_empty(emission.shape[0])
 
 
@@ -59,7 +54,7 @@ def _on_cpu(
     batch, longest, _ = emission.shape
     states = segment.shape[2]
     most = segment.shape[1] - states
-    sizes = own_lengths(lengths, batch, longest)
+    sizes = apart(lengths)
     sizes = torch.full((batch,), longest) if sizes is None else sizes
     known = torch.empty(batch, 0, dtype=torch.int64) if target is None else apart(target)
     launch(
@@ -76,7 +71,6 @@ def _on_cpu(
 def _on_cuda(
     emission: Tensor, segment: Tensor, least: Tensor, lengths: Tensor | None, target: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    _check_shapes(emission, segment, least, lengths, target)
     if not (triton_available() and compiles(emission, segment)) or segment.shape[2] > _MOST_LABELS:
         return semi_markov_torch(emission, segment, least, lengths, target)
     from torchssvm.structures.segments.triton import semi_markov_triton
@@ -93,34 +87,10 @@ def semi_markov_torch(
     batch, longest, _ = emission.shape
     if not batch:
         return codes, value
-    sizes = own_lengths(lengths, batch, longest)
+    sizes = apart(lengths)
     sizes = torch.full((batch,), longest, device=emission.device) if sizes is None else sizes
     codes, score = best_segments_torch(emission, segment, least.to(emission.device), sizes, target)
     return codes, score.to(emission.dtype)
-
-
-def _check_shapes(
-    emission: Tensor, segment: Tensor, least: Tensor, lengths: Tensor | None, target: Tensor | None
-) -> None:
-    check_scores(emission=emission, segment=segment)
-    if emission.ndim != 3 or segment.ndim != 3 or not emission.shape[1] or len(segment) != len(emission):
-        raise ValueError(
-            "emission must be [B, N, K] or [B, N, 2 K] with at least one frame, and segment [B, K + D, K]; got "
-            f"{list(emission.shape)} and {list(segment.shape)}"
-        )
-    batch, longest, width = emission.shape
-    states = segment.shape[2]
-    if not states or width not in (states, 2 * states) or segment.shape[1] <= states:
-        raise ValueError(
-            f"segment {list(segment.shape)} must be [B, K + D, K] with K={states} labels and a duration, and emission "
-            f"{list(emission.shape)} have K or 2 K scores for each frame"
-        )
-    if least.shape != (states,) or least.dtype != torch.int64:
-        raise ValueError(f"least must be int64 [{states}], got {least.dtype} {list(least.shape)}")
-    if lengths is not None and (lengths.shape != (batch,) or lengths.dtype != torch.int64):
-        raise ValueError(f"lengths must be int64 [{batch}], got {lengths.dtype} {list(lengths.shape)}")
-    if target is not None and (target.shape != (batch, longest) or target.dtype != torch.int64):
-        raise ValueError(f"target must be int64 [{batch}, {longest}], got {target.dtype} {list(target.shape)}")
 
 
 @torch.no_grad()
@@ -131,9 +101,8 @@ def semi_markov_marginals(
 
     Computed in float64: on CUDA by Triton up to 32 labels, else on the CPU.
     """
-    _check_shapes(emission, segment, least, lengths, None)
     batch, longest, _ = emission.shape
-    sizes = own_lengths(lengths, batch, longest)
+    sizes = apart(lengths)
     sizes = torch.full((batch,), longest, device=emission.device) if sizes is None else sizes
     small = segment.shape[2] <= _MOST_LABELS // 2  # in float64 the tables take twice the registers, and there are two
     if emission.is_cuda and small and not torch.compiler.is_compiling() and triton_available():
@@ -161,7 +130,7 @@ def semi_markov_marginals(
 def _or_nan(
     emission: Tensor, segment: Tensor, sizes: Tensor, parts: Tensor, pairs: Tensor, whole: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What kernels found, like the scores; mean parts are NaN where no output has a mass, for which they write 0."""
+    """Results in the dtype and on the device of the scores; mean parts are NaN where no output has a mass."""
     never = (whole == -torch.inf).view(-1, 1, 1)
     real = (torch.arange(emission.shape[1], device=whole.device) < sizes.unsqueeze(1)).unsqueeze(2)
     parts, pairs = parts.masked_fill(never & real, torch.nan), pairs.masked_fill(never, torch.nan)
