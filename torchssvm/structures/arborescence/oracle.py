@@ -1,4 +1,4 @@
-"""The best arborescence of every sentence of a batch: Eisner's algorithm, and that of Chu, Liu and Edmonds."""
+"""The best arborescence of every sentence of a batch: Eisner's algorithm, and the algorithm of Chu, Liu and Edmonds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchssvm.core.threads import compiles, launch
 def eisner(scores: Tensor, lengths: Tensor | None = None, single_root: bool = False) -> tuple[Tensor, Tensor]:
     """The projective arborescence with the highest score over the tokens 1 to T of each sentence.
 
-    Token 0 is the artificial root, left of all others; no two arcs cross, including those of the root. Eisner's dynamic
+    Token 0 is the artificial root, left of all others; no two arcs cross, the root's included. Eisner's dynamic
     program over spans (Eisner 1996; McDonald et al. 2005, "Online large-margin training of dependency parsers",
     section 3.1) takes time O(T^3) and memory O(T^2). Each span takes the first of its best splits, so ties are broken
     in the same way on every device and in every batch. This is the operator ``torch.ops.torchssvm.eisner``: compiled by
@@ -25,7 +25,7 @@ def eisner(scores: Tensor, lengths: Tensor | None = None, single_root: bool = Fa
     same bits. It has no gradient.
 
     Args:
-        scores: ``[B, N, N+1]``, float32 or float64: ``scores[b, t-1, h]`` is that of the arc from head h to token t.
+        scores: ``[B, N, N+1]``, float32 or float64: ``scores[b, t-1, h]`` belongs to the arc from head h to token t.
             Ignored are arcs of a token to itself, rows from T on and columns beyond T.
         lengths: ``[B]`` int64, 1 to N; None means N for all.
         single_root: Whether exactly one token has the root as head; otherwise at least one.
@@ -261,7 +261,7 @@ def _contract_cycles(scores, length, single_root, best, roots, origin, notes, he
     content.
     """
     # A slot is a token or a contracted cycle. best[h, t] and roots[h, t] are the score and the number of root arcs that
-    # the best arc from slot h into slot t adds, less those of the cycle arcs that it replaces; origin[:, h, t] are its
+    # the best arc from slot h into slot t adds, less the cycle arcs that it replaces; origin[:, h, t] are its
     # original head and token.
     size = length + 1
     for t in range(1, size):

@@ -20,7 +20,7 @@ class LinearDecisions(LinearHead):
 
     Either every variable has its own weights, ``c_hat = W x + b`` with ``weight`` ``[D, F]`` as in ``nn.Linear``, or
     every variable has its own features and all share one weight vector, ``c_hat_d = w'x_d + b`` with ``weight``
-    ``[1, F]``. The weights are those of the predicted costs, and so is their regularisation.
+    ``[1, F]``. The weights, and their regularisation, belong to the predicted costs.
 
     Args:
         in_features: F, the number of features.
@@ -54,7 +54,7 @@ class LinearDecisions(LinearHead):
         self.bias = weight(torch.zeros(outputs)) if bias else None
 
     def compiled_form(self) -> Any:
-        """What the compiled loop needs of the head; None for integer programs, functions and oracles of one's own."""
+        """What the compiled loop needs of the head; None for integer programs, functions and your own oracles."""
         from torchssvm.structures.decisions.kind import ORACLES, DecisionAdapter
 
         quick = type(self.structure.oracle) in ORACLES

@@ -23,8 +23,8 @@ Limits = tuple[Array, Array]
 class Answer(NamedTuple):
     """The solver's answer."""
 
-    status: str  # "optimal" (within ``rel_gap``), "limit" (time), or the solver's own words for anything else
-    y: Array | None = None  # ``[D]``, the best decision found, or None
+    status: str  # "optimal" (within ``rel_gap``), "limit" (time), or the solver's message for anything else
+    y: Array | None = None  # ``[D]``, the best decision, or None
     bound: float = -np.inf  # no decision costs less; -inf if unknown
 
 
@@ -32,7 +32,7 @@ class IntegerProgram(DecisionOracle):
     """Minimise (or maximise) ``c'y`` subject to ``A_ub y <= b_ub``, ``A_eq y = b_eq`` and bounds, in part integer.
 
     Right-hand sides may differ from example to example: ``Situations(x, given=sides)`` with ``sides``
-    ``[B, M]``, those of ``A_ub`` and then those of ``A_eq``. Known costs are ``Situations(x, fixed=costs)``.
+    ``[B, M]``, first for ``A_ub`` and then for ``A_eq``. Known costs are ``Situations(x, fixed=costs)``.
 
     The solver is ``scipy.optimize.milp``, which is HiGHS (``torchssvm[scipy]``); another one is a
     :class:`DecisionOracle` of your own. It is exact up to its tolerances: 1e-6 for rows and integrality, about 1e-9 of
@@ -48,7 +48,7 @@ class IntegerProgram(DecisionOracle):
         integrality: 1 where a variable is an integer and 0 where it is continuous, a number or ``[D]``.
         maximize: Whether the costs are values, to be maximised.
         rel_gap: The solver may stop at this gap, relative to the value; the bound is returned with the decision.
-        time_limit: Seconds for each solution. At the end the best decision found counts (in training, the target if it
+        time_limit: Seconds for each solution. At the end the best decision so far counts (in training, the target if it
             is better), with the bound; without any, it is an error. None is no limit.
 
     Raises:

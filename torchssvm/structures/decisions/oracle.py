@@ -44,7 +44,7 @@ def _fitting(value: Any, name: str, costs: Array) -> Any:
 
 
 class DecisionOracle(ABC):
-    """A problem with linear costs: the feasible decisions, and how the best of them is found.
+    """A problem with linear costs: the feasible decisions and the solver.
 
     Arguments of ``solve`` are checked and made arrays before a subclass sees them.
 

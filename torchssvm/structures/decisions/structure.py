@@ -80,7 +80,7 @@ class Decisions(Structure):
         tensor([1.], dtype=torch.float64)
     """
 
-    not_plain = "decisions are found by solvers outside of torch"
+    not_plain = "decisions come from solvers outside of torch"
 
     pairwise_if_few = True
 
@@ -185,7 +185,7 @@ class Decisions(Structure):
         return reached - self._factor * (target.y.to(torch.float64) * costs).sum(1)
 
     def regret(self, labeling: Tensor | Decision, target: Decision) -> Tensor:
-        """The true costs of decisions less those of the target's: ``[B]`` float64.
+        """The true costs of decisions less the target's: ``[B]`` float64.
 
         Negative regrets that rounding explains (1e-8 of the costs at stake) are 0.
 

@@ -53,7 +53,7 @@ class Workspace(NamedTuple):
 
 
 def workspace(num_labels: int) -> Workspace:
-    """Uninitialised memory for K labels; each thread needs its own."""
+    """Uninitialised memory for K labels; each thread needs some."""
     pairs = num_labels * (num_labels - 1) // 2
     sizes = {"sizes": 2, "tiny": 1, "first": pairs, "second": pairs, "weight": pairs, "split": pairs, "active": pairs}
     numbers = {"tiny", "unary", "belief", "gain", "weight", "split", "above"}

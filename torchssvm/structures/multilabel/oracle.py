@@ -36,8 +36,8 @@ def best_label_sets(
 
     If all pair weights are at least 0, the problem is a minimum cut and messages alone solve it. Numba decodes on
     the CPU. For CUDA tensors with K up to 1024, all but branch and bound is one Triton kernel, where that is installed.
-    Its screening adds up in another order: values and bounds are those of the CPU up to rounding, and of two labelings
-    whose scores agree to rounding it may find the other. Examples with a gap go to the CPU for branch and bound, and
+    Its screening adds up in another order: values and bounds agree with the CPU's up to rounding, and of two labelings
+    whose scores agree to rounding it may return the other. Examples with a gap go to the CPU for branch and bound, and
     without Triton, or on another device, all do.
 
     Args:

@@ -1,6 +1,6 @@
 """The best label sets by messages, in plain torch operators.
 
-The messages are those of :mod:`torchssvm.structures.multilabel.message_passing`. The pairs ``i < j`` with the same
+Messages are as in :mod:`torchssvm.structures.multilabel.message_passing`. The pairs ``i < j`` with the same
 remainder ``(i + j) mod K`` are updated together. Among them each label has one partner at most, so a round is K
 operations on ``[B, K]``: each label has a share of its pair.
 """

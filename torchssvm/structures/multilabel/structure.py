@@ -32,7 +32,7 @@ class LabelSetOracle(Protocol):
 
 @dataclass(frozen=True)
 class MessagePassing:
-    """Message passing alone; the bound converges to that of the linear program over the local polytope.
+    """Message passing alone; the bound converges to the value of the linear program over the local polytope.
 
     Exact if all pair weights are at least 0, and often otherwise; see
     :func:`torchssvm.structures.multilabel.oracle.best_label_sets`.
@@ -94,7 +94,7 @@ class Multilabel(Structure):
 
     Potentials: ``unary`` ``[B, K]``, the score of a label that is on (off scores 0), and ``pairwise`` ``[B, P]``, the
     score of two labels that are both on: the P = K (K - 1) / 2 pairs i < j in the order of
-    ``torch.triu_indices(K, K, 1)``, or those of ``pairs``.
+    ``torch.triu_indices(K, K, 1)``, or the listed ``pairs``.
     Decoding is much faster if all examples share one vector expanded to B rows, as the heads return it.
     Labelings and targets: ``[B, K]`` int64, 1 where a label is on, else 0.
 
@@ -164,7 +164,7 @@ class Multilabel(Structure):
         return torch.triu_indices(self.num_labels, self.num_labels, 1)
 
     def all_pairs(self, scores: Tensor) -> Tensor:
-        """Scores ``[..., P]`` of the pairs as those of all, ``[..., K (K - 1) / 2]``: 0 for the others."""
+        """Scores ``[..., P]`` of the listed pairs among all pairs, ``[..., K (K - 1) / 2]``: 0 for the others."""
         if self._places is None:
             return scores
         whole = scores.new_zeros(*scores.shape[:-1], self.num_labels * (self.num_labels - 1) // 2)

@@ -130,7 +130,7 @@ class Graph(NamedTuple):
     level: np.ndarray  # ``[N, K]``, the depth at which a label was closed; -1 where it is open
     kept: np.ndarray  # ``[N, K]``, room for the scores of nodes
     trial: np.ndarray  # ``[N]``, labels
-    best: np.ndarray  # ``[N]``, the best labels found
+    best: np.ndarray  # ``[N]``, the best labels so far
     decided: np.ndarray  # ``[N + 1, 2]``, the node and the label of each branch
     bounds: np.ndarray  # ``[N + 1]``, of each branch
     total: np.ndarray  # room for K numbers
@@ -217,7 +217,7 @@ def sweep_back(g, tree):
 
 @njit
 def sweep_ahead(g, tree, least, depth):
-    """Messages to later nodes; ``g.trial`` takes each node's best label, given those of the nodes before it.
+    """Messages to later nodes; ``g.trial`` takes each node's best label, given the labels of the nodes before it.
 
     Labels that are worse than their node's best by ``least`` or more are closed.
     """

@@ -21,7 +21,7 @@ class PairwisePotentials(EdgePotentials):
 
     Args:
         node: ``[B, N, K]``.
-        edge: ``[B, E, K, K]``: the label of the edge's first end, that of its second end.
+        edge: ``[B, E, K, K]``: by the labels of the edge's first and second end.
         edges, lengths, options: As :class:`GraphPotentials` takes them.
 
     Raises:
@@ -50,7 +50,7 @@ class GraphLabels(NamedTuple):
 
     Attributes:
         labels: ``[B, N]`` int64; -1 beyond an example's nodes.
-        pairs: ``[B, E]`` int64, K times the label of the edge's first end plus that of its second; -1 in the padding.
+        pairs: ``[B, E]`` int64, K times the label of the edge's first end plus the second's; -1 in the padding.
 
     Example:
         >>> node, edge = torch.tensor([[[0.0, 1.0], [0.2, 0.0]]]), torch.zeros(1, 1, 2, 2)
@@ -98,7 +98,7 @@ class PairwiseGraph(LabelledGraphs, Indexed):
         tensor([[1, 1, 1]])
     """
 
-    not_plain = "messages pass along single edges, in an order of the example's own"
+    not_plain = "messages pass along single edges, in an order of each example"
 
     _target, tensors = PairwiseTarget, 2
 

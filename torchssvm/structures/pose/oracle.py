@@ -204,7 +204,7 @@ def decode(node, kinds, cost_x, cost_y, parent, order, wide, begin, end, memory,
         for v in order:
             if parent[v] >= 0:
                 e = _edge(parent, v)
-                _add_own(scores, beliefs[v], kinds[b, e, 0])
+                _add_kinds(scores, beliefs[v], kinds[b, e, 0])
                 for t in range(types):
                     for s in range(types):
                         _pair(table_x, costs_x[e, 0, s], costs_x[e, 1, t])
@@ -240,7 +240,7 @@ def _edge(parent, v):
 
 
 @njit
-def _add_own(out, belief, scores):
+def _add_kinds(out, belief, scores):
     """``out[s] = belief + scores[s]``."""
     for s in range(out.shape[0]):
         for y in range(out.shape[1]):
@@ -269,11 +269,11 @@ def _pair(table, below, above):
 def _keep_best(message, best_kind, scores, reached, t):
     """``message = max(message, scores + reached)``; ``best_kind`` keeps the first t of the maximum."""
     for y in range(scores.shape[0]):
-        best, found, one, two = message[y], best_kind[y], scores[y], reached[y]
+        best, kinds, one, two = message[y], best_kind[y], scores[y], reached[y]
         for x in range(scores.shape[1]):
             v = one[x] + two[x]
             if t == 0 or v > best[x]:
-                best[x], found[x] = v, t
+                best[x], kinds[x] = v, t
 
 
 @njit
@@ -298,12 +298,12 @@ def _follow(belief, scores, costs_x, costs_y, t, above, place, v, kind):
         for y in range(height):
             k = y - py + height - 1
             cost = costs_y[0, s, k] + costs_y[1, t, k]
-            row, own = belief[y], scores[s, y]
+            row, kind_row = belief[y], scores[s, y]
             for x in range(width):
                 k = x - px + width - 1
-                found = row[x] + own[x] - (costs_x[0, s, k] + costs_x[1, t, k]) - cost
-                if first or found > best:
-                    first, best = False, found
+                value = row[x] + kind_row[x] - (costs_x[0, s, k] + costs_x[1, t, k]) - cost
+                if first or value > best:
+                    first, best = False, value
                     place[v], kind[0] = y * width + x, s
 
 

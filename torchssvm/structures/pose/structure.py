@@ -39,7 +39,7 @@ class Pose(Structure):
     Labelings and targets: ``[B, P, 4]`` int64: for each node x (column), y (row), the type of arc 0, the type of arc 1;
     -1 for both types of a node without a parent. :meth:`labeling` computes them from places.
 
-    The loss is that of [G16], ``(1/P) sum_p min(1, |l_p - l*_p|^2 / s^2)`` with s the size of the target.
+    The loss follows [G16], ``(1/P) sum_p min(1, |l_p - l*_p|^2 / s^2)`` with s the size of the target.
 
     The max oracle is exact for all weights: max-sum with a max-convolution, separable in x and y, for each of the T^2
     pairs of types of an edge, ``O(E T^2 H W (H + W))``. (The envelopes of generalised distance transforms in [G16]

@@ -42,7 +42,7 @@ class LinearRanking(Head):
         self.weight = weight(torch.zeros(self.in_features))
 
     def compiled_form(self) -> Any:
-        """What the compiled loop needs of the head; None where it has none: measures of one's own have none."""
+        """What the compiled loop needs of the head; None for measures of your own."""
         from torchssvm.structures.ranking.kind import RankingAdapter
 
         measured = type(self.structure.measure) in (PairSwaps, NDCG, PrecisionAt)

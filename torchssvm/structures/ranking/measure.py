@@ -111,7 +111,7 @@ class RankingMeasure(ABC):
         """
 
     def difference(self, labeling: Tensor, grades: Tensor) -> Tensor:
-        """The weights of the scores, less those of the target, ``[B, N]`` float64; 0 in the padding."""
+        """The weights of the scores, less the target's, ``[B, N]`` float64; 0 in the padding."""
         return self.parts(labeling) - self.ideal(grades)
 
     def parts(self, labeling: Tensor) -> Tensor:
@@ -254,8 +254,8 @@ class PrecisionAt(ByPlace):
 class PairSwaps(RankingMeasure):
     """The share of pairs in the wrong order, as svm_rank (Joachims, 2002, 2006).
 
-    The hinge is that of each pair on its own, ``(1/P) sum max(0, 1 - (s_i - s_j))``, over the P pairs in which i has a
-    higher grade than j. With more than two grades the swaps that it finds need not be those of a ranking: outputs of
+    The hinge is a mean over pairs, ``(1/P) sum max(0, 1 - (s_i - s_j))``, over the P pairs in which i has a
+    higher grade than j. With more than two grades no single ranking need have the worst swaps: outputs of
     training are two rankings, in which a document is the more and the less relevant one of its pairs. They are int64
     ``[B, N, 2]``, the places among 2N; ``Ranking.decode`` gives the places of one ranking. The oracle is exact, and
     takes O(N log N), and O(G N) to count for G grades. Lists without a pair cost nothing.

@@ -34,8 +34,7 @@ class Ranking(Structure):
     Documents of the same grade may stand in any order: the measure is the same for all of these orders. A target's
     parts are their mean.
 
-    The loss is that of the measure, which need not be linear in the parts: each measure has its own max oracle, and
-    all are exact.
+    The measure is the loss, which need not be linear in the parts: each measure has a max oracle, and all are exact.
 
     Args:
         measure: What a wrong order costs: ``PairSwaps()`` (None), ``NDCG(k)`` or

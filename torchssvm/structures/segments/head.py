@@ -1,4 +1,4 @@
-"""The linear head of segments: scores of frames are linear in features, those of segments are weights."""
+"""The linear head of segments: scores of frames are linear in features, scores of segments are weights."""
 
 from __future__ import annotations
 

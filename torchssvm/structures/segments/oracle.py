@@ -29,7 +29,7 @@ def semi_markov(
         least: ``[K]`` int64, the smallest duration of each label, at least 1.
         lengths: ``[B]`` int64, 1 to N; None means N for all.
         target: ``[B, N]`` codes, from ``check_target``: adds the number of its spans that are missed and of those that
-            are found wrongly.
+            are wrong.
 
     Returns:
         ``codes`` ``[B, N]`` int64, a frame's label, K more at the first frame of a segment, -1 beyond the length; and
@@ -156,7 +156,7 @@ def best_segments(emission, table, least, target, length, memory, back, codes):
     small ones would be lost in a sum with them.
 
     Args:
-        emission: ``[T, K]`` scores of frames, or ``[T, 2 K]``, those of a label that begins behind them.
+        emission: ``[T, K]`` scores of frames, or ``[T, 2 K]``, with scores of labels that begin behind them.
         table: ``[K + D, K]``: neighbours, then durations.
         least: ``[K]`` int64, the smallest duration of each label.
         target: ``[T]`` codes, whose span loss is added; or empty.
@@ -180,7 +180,7 @@ def best_segments(emission, table, least, target, length, memory, back, codes):
     for k in range(states):
         prefix[k] = best[k] = 0.0
     for t in range(length):
-        held = starts[t % most]
+        begun = starts[t % most]
         for k in range(states):
             highest, before = best[0] + table[0, k], 0
             for j in range(1, states):
@@ -188,9 +188,9 @@ def best_segments(emission, table, least, target, length, memory, back, codes):
                 if value > highest:
                     highest, before = value, j
             back[1, t, k] = before
-            held[k] = (highest if t > 0 else 0.0) - prefix[k]
+            begun[k] = (highest if t > 0 else 0.0) - prefix[k]
             if boundary:
-                held[k] += emission[t, states + k]
+                begun[k] += emission[t, states + k]
         for k in range(states):
             if abs(emission[t, k]) > LARGE:
                 for d in range(most):  # of what covers this frame
@@ -209,12 +209,12 @@ def best_segments(emission, table, least, target, length, memory, back, codes):
                 missed += 1.0
             if ends:
                 kept = durations[d_true, k_true]
-                durations[d_true, k_true] -= 2.0  # found: neither missing nor wrong
+                durations[d_true, k_true] -= 2.0  # right: neither missing nor wrong
         place = t % most
         for d in range(min(most, t + 1)):
-            held, row = starts[place], durations[d]
+            begun, row = starts[place], durations[d]
             for k in range(states):
-                value = held[k] + row[k]
+                value = begun[k] + row[k]
                 if value > best[k]:
                     best[k] = value
                     back[0, t, k] = d + 1

@@ -37,7 +37,7 @@ class Segments(Indexed):
 
     Potentials: ``emission`` ``[B, N, K]``, the scores of a frame's labels, which are summed over a segment; with
     ``boundary`` ``[B, N, 2 K]``, the second half for a segment that begins at the frame. ``segment`` ``[B, K + D, K]``:
-    row j the scores of neighbours (label before, label), row ``K + d - 1`` those of duration d by label.
+    row j the scores of neighbours (label before, label), row ``K + d - 1`` the scores of duration d by label.
 
     Labelings and targets: ``[B, N]`` int64 codes, the label of each frame, K more at the first frame of a segment, so
     that two neighbours of one label are told apart; -1 beyond an example's length (values of a target there are
@@ -62,8 +62,8 @@ class Segments(Indexed):
     Example:
         >>> segments = Segments(num_labels=2, max_duration=3)
         >>> emission = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]])
-        >>> found = segments.argmax({"emission": emission, "segment": torch.zeros(1, 5, 2)}).labeling
-        >>> segments.frames(found)
+        >>> codes = segments.argmax({"emission": emission, "segment": torch.zeros(1, 5, 2)}).labeling
+        >>> segments.frames(codes)
         tensor([[0, 0, 1]])
     """
 
@@ -150,7 +150,7 @@ class Segments(Indexed):
     def nbest(self, potentials: Potentials, n: int) -> NBest:
         """The n best segmentations of every example, the best one first; equals in no certain order.
 
-        It takes O(N D^2 K^2) time, D K times that of :meth:`argmax`.
+        It takes O(N D^2 K^2) time, D K times as long as :meth:`argmax`.
 
         Args:
             n: How many, at least 1.

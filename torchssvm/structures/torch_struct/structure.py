@@ -269,7 +269,7 @@ class TorchStruct(Structure):
         return Decoding(labeling)
 
     def marginals(self, potentials: Potentials) -> Marginals:
-        """The distribution's own marginals ``[B, *event]`` and log-partition.
+        """The distribution's marginals ``[B, *event]`` and log-partition.
 
         Raises:
             ValueError: As ``argmax``; or the potentials are so large that an output could score as much as
@@ -355,7 +355,7 @@ class TorchStruct(Structure):
         target = target.to(scores.dtype)
         if self.verify_targets:
             valid = self.is_output(target, potentials.lengths)
-            reject_rows(~valid, f"target of {{rows}} is not an output of {self}: correct it, or leave it out")
+            reject_rows(~valid, "target of {rows} is not an output of the distribution: leave these examples out")
         return target
 
     @override

@@ -1,4 +1,4 @@
-"""Forests: every example has its own trees, with features at nodes and edges."""
+"""Forests: each example has trees of its own, with features at nodes and edges."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ForestLabeling(NamedTuple):
     """States, and the pairs that they make."""
 
     labels: Tensor  # ``[B, N]`` int64, -1 in the padding
-    # ``[B, N]`` int64, K times the state of the parent plus that of the node; -1 at roots and in the padding
+    # ``[B, N]`` int64, K times the parent's state plus the node's state; -1 at roots and in the padding
     pairs: Tensor
 
 
@@ -83,7 +83,7 @@ class Forest(Labelled):
         ValueError: ``num_states`` is less than 1, or ``class_weight`` has another number of costs.
     """
 
-    not_plain = "trees that differ from example to example are found by loops over single nodes"
+    not_plain = "trees that differ from example to example are decoded by loops over single nodes"
 
     settings = Structure.__repr__  # no attribute counts or caches
 

@@ -80,8 +80,8 @@ def _decode(
                     known = column < states
                     score = tl.load(belief + v * states + column, known, -float("inf"))
                     place = row.to(tl.int64)[:, None] * states + column[None, :]
-                    found = tl.load(matrix + place, inside[:, None] & known[None, :], 0.0) + score[None, :]
-                    best, index = tl.max(found, 1, return_indices=True, return_indices_tie_break_left=True)
+                    moved = tl.load(matrix + place, inside[:, None] & known[None, :], 0.0) + score[None, :]
+                    best, index = tl.max(moved, 1, return_indices=True, return_indices_tie_break_left=True)
                     better = best > highest  # ties go to the earlier tile
                     highest, chosen = tl.where(better, best, highest), tl.where(better, left + index, chosen)
                 # A NaN score may give any index: keep it within the states. They are read behind a barrier.
@@ -109,8 +109,8 @@ def _largest(scores, states, tile: tl.constexpr):
     state = 0
     for left in range(0, states, tile):
         column = left + tl.arange(0, tile)
-        found = tl.load(scores + column, column < states, -float("inf"))
-        highest, index = tl.max(found, 0, return_indices=True, return_indices_tie_break_left=True)
+        some = tl.load(scores + column, column < states, -float("inf"))
+        highest, index = tl.max(some, 0, return_indices=True, return_indices_tie_break_left=True)
         if highest > best:
             best = highest
             state = left + index
