@@ -47,7 +47,7 @@ trainer = L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enab
 trainer.fit(StructuredSVM(LinearChain(128, 26), lam=0.1), datamodule=OCRData(size="small", batch_size=64))
 """,
     "plot": """
-from torchssvm.core.arguments import new_figure
+from torchssvm.solvers.figures import new_figure
 
 new_figure((2.0, 2.0)).savefig("picture.png")
 """,

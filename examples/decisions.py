@@ -11,7 +11,7 @@ from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from torchssvm import Decisions, LinearDecisions, Relative, evaluate, solve
-from torchssvm.core.arguments import new_figure
+from torchssvm.solvers.figures import new_figure
 from torchssvm.structures.decisions import DecisionProblems, ShortestPath
 
 STYLES = {"best": ("black", 9, 0.25), "least squares": ("tab:orange", 4, 0.9), "SPO+": ("tab:blue", 1.8, 1.0)}

@@ -18,12 +18,12 @@ from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from torchssvm import BlockGap, SparseLinearMultilabel, TorchLoop
-from torchssvm.core.arguments import new_figure
 from torchssvm.core.batch import in_order
 from torchssvm.datasets import ByDensity, Multilabel, MultilabelData, Scaling, multilabel_scores
 from torchssvm.datasets.multilabel.dataset import NAMES
 from torchssvm.datasets.multilabel.drawing import draw_interactions, strongest_pairs
 from torchssvm.lightning import DualityGap, FactorwiseSVM, GapBar, Report, StructuredSVM
+from torchssvm.solvers.figures import new_figure
 from torchssvm.solvers.gdmm import Penalty
 
 SHARE = 1 / 3  # of the examples are tested on, where no test file is given

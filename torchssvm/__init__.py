@@ -14,7 +14,7 @@ Public names, by purpose:
   ``HiddenStates``, ``Matching``, ``Multiclass``, ``Multilabel``, ``PairwiseGraph``, ``Pose``, ``Ranking``,
   ``Segments``, ``SlackRescaling``, ``TorchStruct``, ``Tree``.
 * The dual and its storages: ``DualState``, ``MeanParts``, ``Labelings``, ``Weights``, ``recompute_weights``.
-* Rules of a step: directions ``FrankWolfe``, ``Pairwise``, ``Corrective``; ``CacheOracle``; ``Sequential`` steps;
+* Rules of a step: directions ``FrankWolfe``, ``Pairwise``, ``Corrective``; ``CacheOracle``;
   orders ``Proportional``, ``Uniform``, ``Permutation``, ``ByLength``, drawn by ``GapBatchSampler``.
 * Choosing lambda: ``choose_lam``, ``guess_lam``, ``regularization_path``.
 * Checking and reporting: ``check``, ``certify``, ``evaluate``.
@@ -47,7 +47,6 @@ from torchssvm.solvers import (
 )
 from torchssvm.solvers.check import check
 from torchssvm.solvers.checkpoints import load_checkpoint, save_checkpoint
-from torchssvm.solvers.compiled import Sequential
 from torchssvm.solvers.concave_convex import latent
 from torchssvm.solvers.evaluation import evaluate
 from torchssvm.solvers.gdmm import GDMM
@@ -137,7 +136,6 @@ __all__ = [
     "Ranking",
     "Relative",
     "Segments",
-    "Sequential",
     "SlackRescaling",
     "SoftmaxMargin",
     "Solver",

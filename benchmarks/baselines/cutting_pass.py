@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -10,16 +11,16 @@ from torch import Tensor, nn
 
 from torchssvm.core.batch import Batch
 from torchssvm.core.gradients import adjoint
-from torchssvm.core.operators import full_precision, on_host
+from torchssvm.core.max_oracle import find_corner
+from torchssvm.core.operators import full_precision, in_full_precision, on_host
 from torchssvm.core.potentials import scale
 from torchssvm.core.probe import TOLERANCE, probe
 from torchssvm.core.problem import digest_examples
 from torchssvm.core.row_sparse import flat, squared_norm
-from torchssvm.dual.checks import check_targets
+from torchssvm.dual.checks import check_batch, check_targets
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import dual_exceeds_primal
-from torchssvm.solvers.exact_pass import every_training_example
-from torchssvm.solvers.objective import Rounding
+from torchssvm.solvers.exact_pass import every_example
 
 from .slack import Slack
 
@@ -63,19 +64,21 @@ def make_pass(
     hinges, exact, relaxed = 0.0, True, False
     targets = torch.zeros(problem.num_examples, dtype=torch.int64)
     found = torch.zeros(slack.size, dtype=torch.float64)
-    with Rounding(head, problem.structure, problem.parameters, problem.lam, problem.num_examples) as fine:
-        for batch, potentials, index in every_training_example(head, problem, batches):
-            target = problem.structure.check_target(batch.y, potentials)
-            targets[on_host(index)] = digest_examples(target, potentials)
-            finer, *_, corner = fine(potentials, target)
-            assert finer.read is not None
-            with full_precision(potentials.device):
-                parts = scale(probe(potentials, problem.structure), (1.7 * index.double() + 0.3).cos())
-                found += flat(adjoint(potentials, parts, problem.parameters)).cpu()
-                slack.collect(index, potentials, corner)
-            hinges += float(finer.read[1].sum())
-            exact &= finer.exact
-            relaxed |= finer.relaxed
+    head, device = in_full_precision(head, problem.parameters), problem.parameters[0].device
+    for batch, potentials, index in every_example(
+        head, batches, device, partial(check_batch, problem), problem.num_examples
+    ):
+        target = problem.structure.check_target(batch.y, potentials)
+        targets[on_host(index)] = digest_examples(target, potentials)
+        corner = find_corner(problem.structure, potentials, target)
+        assert corner.read is not None
+        with full_precision(potentials.device):
+            parts = scale(probe(potentials, problem.structure), (1.7 * index.double() + 0.3).cos())
+            found += flat(adjoint(potentials, parts, problem.parameters)).cpu()
+            slack.collect(index, potentials, corner)
+        hinges += float(corner.read[1].sum())
+        exact &= corner.exact
+        relaxed |= corner.relaxed
     check_targets(problem, targets)
     known = features if len(features) else found
     if float((found - known).norm()) > TOLERANCE * float(known.norm()):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.compiler.jit import clock
-from torchssvm.compiler.packages import warn
 from torchssvm.core.batch import Batch, check_batches
+from torchssvm.core.interrupts import undisturbed
+from torchssvm.core.packages import warn
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import flat, squared_norm
 from torchssvm.core.structure import Structure
-from torchssvm.core.threads import undisturbed
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate, dual_exceeds_primal
 from torchssvm.solvers.solver import EveryPasses, Tolerance, counting_from

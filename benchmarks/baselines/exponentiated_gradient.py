@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_number, check_whole
-from torchssvm.core.batch import Batch, apply_head, check_batches, first_occurrences, to_device
-from torchssvm.core.operators import full_precision, on_host
+from torchssvm.core.batch import Batch, apply_head, check_batches, to_device
+from torchssvm.core.interrupts import undisturbed
+from torchssvm.core.operators import full_precision, in_full_precision, on_host
 from torchssvm.core.potentials import conform, inner, subtract
 from torchssvm.core.problem import digest_examples
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure
-from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_batch, check_targets
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import MeanParts
 from torchssvm.solvers.certificate import Certificate, certify
-from torchssvm.solvers.exact_pass import every_training_example
+from torchssvm.solvers.exact_pass import every_example
 from torchssvm.solvers.trainer import DualTrainer
 
 from .exponentiated_search import Search, loss_potentials, mean_parts
@@ -119,7 +120,13 @@ class ExponentiatedGradient(DualTrainer):
         dual.to(dual.parameters[0].device)
         storage, losses, targets = self._empty(), torch.zeros_like(dual.loss), dual.targets.clone()
         weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
-        for batch, potentials, index in every_training_example(self.head, dual, self.batches):
+        for batch, potentials, index in every_example(
+            in_full_precision(self.head, dual.parameters),
+            self.batches,
+            dual.parameters[0].device,
+            partial(check_batch, dual),
+            dual.num_examples,
+        ):
             target = dual.structure.check_target(batch.y, potentials)
             targets[on_host(index)] = digest_examples(target, potentials)
             with torch.no_grad(), full_precision(potentials.device):

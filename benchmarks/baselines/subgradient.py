@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torchssvm.core.arguments import check_parameters, check_positive
+from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.problem import check_lam
 from torchssvm.core.row_sparse import squared_norm
-from torchssvm.core.threads import undisturbed
 
 
 class Subgradient(Optimizer):

@@ -182,7 +182,7 @@ def draw(found: dict[str, Any], folder: Path) -> list[Path]:
     """A chart of each task, over lambda and over the gap."""
     from matplotlib.ticker import NullFormatter
 
-    from torchssvm.core.arguments import new_figure
+    from torchssvm.solvers.figures import new_figure
 
     files = []
     for name in ("lam", "gap"):

@@ -32,7 +32,7 @@ def grid(
     levels: Sequence[float] = (),
 ) -> Path:
     """Several charts beside each other, with one axis of values."""
-    from torchssvm.core.arguments import new_figure
+    from torchssvm.solvers.figures import new_figure
 
     figure = new_figure((7.0 if len(charts) == 1 else 4.0 * len(charts), 4.5))
     for axes, xlabel, (title, curves) in zip(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torchssvm import Batch, in_order
-from torchssvm.core.threads import available_memory
+from torchssvm.core.memory import available_memory
 from torchssvm.datasets import OCR, PaddedDataset
 
 from .measuring import Ask, Clock, Limit, Settings, Summary, Table, exponent

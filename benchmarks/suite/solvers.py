@@ -27,7 +27,6 @@ BASE = "yardstick"
 COMPILED = ("compiled FW", "compiled pairwise + cache", "compiled corrective + cache")
 TORCH: dict[str, dict[str, Any]] = {
     "torch loop, batches of 64": {"batch_size": 64},
-    "torch loop, batches of 256 in turn": {"batch_size": 256, "sequential": True},
 }
 SIDES = (BASE, *COMPILED, *TORCH)
 

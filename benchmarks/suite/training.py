@@ -22,7 +22,6 @@ from torchssvm import (
     LinearChain,
     MeanParts,
     Pairwise,
-    Sequential,
     certify,
 )
 from torchssvm.datasets import PaddedDataset
@@ -80,7 +79,6 @@ class TorchLoop:
         lam: Regularisation.
         seed: Of the sampler.
         batch_size: Blocks of a step.
-        sequential: Whether the blocks of a batch are visited one after another, instead of solving its box QP.
     """
 
     def __init__(
@@ -90,11 +88,10 @@ class TorchLoop:
         lam: float,
         seed: int = 0,
         batch_size: int = 64,
-        sequential: bool = False,
     ) -> None:
         self.head = LinearChain(problem.in_features, problem.num_states)
         self.dual = DualState.for_head(self.head, problem.num_examples, lam)
-        self.loss = BlockGap(self.dual, block_steps=Sequential() if sequential else None)
+        self.loss = BlockGap(self.dual)
         self.optimizer = BCFW(self.head.parameters(), self.dual)
         sampler = GapBatchSampler(self.dual, batch_size=batch_size, seed=seed)
         self.loader = DataLoader(words, batch_sampler=sampler, collate_fn=words.collate)

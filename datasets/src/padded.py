@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from torchssvm.compiler.packages import warn
 from torchssvm.core.arguments import check_int64, check_length_form, check_tensor
 from torchssvm.core.batch import Batch
+from torchssvm.core.packages import warn
 
 PADDING = -1
 """The label at the padded positions of ``y``."""

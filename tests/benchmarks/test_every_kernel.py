@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchssvm
-from torchssvm.compiler.jit import triton_available
+from torchssvm.core.triton_support import triton_available
 
 pytestmark = [
     pytest.mark.slow,

@@ -19,7 +19,6 @@ from torchssvm import (
     GapBatchSampler,
     Permutation,
     Relative,
-    Sequential,
     Solver,
     Weights,
     certify,
@@ -53,7 +52,6 @@ def same_everywhere(job, sizes=(1, 3)):
 
 RUNS = {
     "compiled": {"solver": Solver(round_visits=4)},
-    "one after another": {"solver": Solver(compiled=False, block_steps=Sequential())},
     "weights": {"solver": Solver(compiled=False, storage=Weights())},
     "bounds": {"solver": Solver(bounds={"transition": (0.0, None), "emission": (-0.4, 0.5)})},
     "by length": {

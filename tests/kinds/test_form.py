@@ -279,7 +279,7 @@ def test_a_version_is_not_replaced():
     with pytest.raises(TypeError, match="Subsets has a version of score already"):
         block.score.of(Subsets)(score)
     assert Trees
-    with pytest.raises(TypeError, match="name of a kind of torchssvm"):
+    with pytest.raises(TypeError, match="take another one"):
         block.score.of(NamedTuple("Trees", [("size", int)]))(score)
 
 

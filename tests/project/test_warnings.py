@@ -17,7 +17,7 @@ from cases.problems import Problem, chain, multiclass
 from torch.utils.data import DataLoader
 
 from torchssvm import BCFW, GDMM, BlockGap, CompiledBCFW, DualState, TorchLoop, certify
-from torchssvm.compiler.packages import warn
+from torchssvm.core.packages import warn
 from torchssvm.lightning import DualityGap, StructuredSVM
 from torchssvm.solvers.kernel import RBF, KernelMulticlass, KernelSSVM
 
@@ -128,4 +128,4 @@ def test_no_other_way_to_warn():
         for number, line in enumerate(file.read_text().splitlines(), 1)
         if bare.search(line) and "``" not in line
     ]
-    assert not found, f"use torchssvm.compiler.packages.warn, which names the caller's line: {found}"
+    assert not found, f"use torchssvm.core.packages.warn, which names the caller's line: {found}"

@@ -16,14 +16,12 @@ from cases.enumerated import linear_problem, listing, optimum_between
 from cases.problems import Reference, flat, rng
 
 from torchssvm import (
-    BlockGap,
     CacheOracle,
     Corrective,
     FrankWolfe,
     Labelings,
     MeanParts,
     Pairwise,
-    Sequential,
     Weights,
     certify,
 )
@@ -77,12 +75,11 @@ def check(training: Bounded, truth: Reference, random: torch.Generator, about: s
 
 
 @pytest.mark.parametrize("kind", ["chain", "multiclass"])
-@pytest.mark.parametrize("within", ["bounds", "no bounds", "in turn"])
+@pytest.mark.parametrize("within", ["bounds", "no bounds"])
 def test_exact_oracles(kind, within):
     turn = (kind == "chain") + (within == "bounds")  # every rule with each kind and within bounds, by turns
-    chosen = RULES[:1] * 6 if within == "in turn" else RULES
-    for k, (storage, direction, oracle) in enumerate(chosen):
-        if within != "in turn" and (k // 2 + turn) % 2:
+    for k, (storage, direction, oracle) in enumerate(RULES):
+        if (k // 2 + turn) % 2:
             continue
         seed = 100 * k + len(within)
         random = rng(seed)
@@ -91,7 +88,5 @@ def test_exact_oracles(kind, within):
         names = [name for name, _ in problem.head.named_parameters()]
         limited = {names[0]: (-0.1, 0.2), names[-1]: (-0.3, None)} if within == "bounds" else {}
         training = Bounded(problem, limited, storage=storage(), direction=direction, oracle=oracle)
-        if within == "in turn":
-            training.loss = BlockGap(training.dual, block_steps=Sequential())
         about = f"{kind} {seed}, {within}, {storage()}, {direction}, {oracle}"
         assert check(training, lists.reference(problem.lam), random, about, exact=True) == len(MOMENTS)

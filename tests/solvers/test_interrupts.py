@@ -28,12 +28,11 @@ from torchssvm import (
     Pairwise,
     Permutation,
     Relative,
-    Sequential,
     Solver,
     TorchLoop,
     Weights,
 )
-from torchssvm.core.threads import undisturbed
+from torchssvm.core.interrupts import undisturbed
 from torchssvm.datasets import PaddedDataset
 from torchssvm.solvers import LatentTrainer, WeightedAverage
 from torchssvm.solvers.kernel import RBF
@@ -65,7 +64,6 @@ LOOPS = {
     "mean parts": lambda: torch_loop(MeanParts()),
     "weights": lambda: torch_loop(Weights()),
     "bounds": lambda: torch_loop(MeanParts(), bounds={"lower": -0.2, "upper": 0.2}),
-    "sequential": lambda: torch_loop(MeanParts(), block_steps=Sequential()),
     "pairwise": lambda: torch_loop(Labelings(2), Pairwise(), oracle=CacheOracle()),
     "away": lambda: torch_loop(Labelings(2), Away()),
     "hybrid": lambda: torch_loop(Labelings(2), Hybrid(), oracle=CacheOracle()),

@@ -17,7 +17,6 @@ from torchssvm import (
     LinearChain,
     LinearMulticlass,
     Relative,
-    Sequential,
     Solver,
     certify,
     choose_lam,
@@ -127,16 +126,9 @@ def words(number=6):
     return PaddedDataset(x=x, y=torch.randint(0, 2, (number, 3), generator=random))
 
 
-def sequential(head, dual, batch):
-    loss = BlockGap(dual, block_steps=Sequential())
-    batch = batch.to(head.emission.device)
-    return loss(head(batch.x), batch.y, batch.index)
-
-
 REFUSED = {
     "CompiledBCFW": (lambda head, dual, batch: CompiledBCFW(head, dual, [batch]), "BlockGap and BCFW"),
     "GDMM": (lambda head, dual, batch: GDMM(head, [batch], lam=0.1, num_examples=6), "solve"),
-    "Sequential": (sequential, "BoxQP"),
 }
 
 

@@ -8,7 +8,7 @@ from cases.problems import PROBLEMS, Training, assert_same, examples, reference,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchssvm import BlockGap, CacheOracle, Corrective, FrankWolfe, Labelings, Pairwise, Sequential, certify
+from torchssvm import BlockGap, CacheOracle, Corrective, FrankWolfe, Labelings, Pairwise, certify
 from torchssvm.steps import Away, BoxQP, CommonStep, Hybrid
 
 SEEDS = st.integers(0, 2**31 - 1)
@@ -91,7 +91,7 @@ def test_a_block_cannot_move_twice_from_one_start(direction):
     check(training, reference(problem), 1e-9)
 
 
-@pytest.mark.parametrize("one, other", [(BoxQP(5), BoxQP(1)), (BoxQP(5), CommonStep()), (Sequential(), BoxQP(5))])
+@pytest.mark.parametrize("one, other", [(BoxQP(5), BoxQP(1)), (BoxQP(5), CommonStep())])
 def test_losses_with_different_block_steps_are_not_accumulated(one, other):
     """One rule chooses the steps of all batches: taking the first one's would ignore the other's unasked."""
     training = PROBLEMS["multiclass"](3).train()

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from qpsolvers import solve_qp
 
 from torchssvm.steps import box_qp
-from torchssvm.steps import numba as kernels
-from torchssvm.steps.numba import ascend_gram
+from torchssvm.steps import box_qp as kernels
+from torchssvm.steps.box_qp import ascend_gram
 
 
 def random_qp(seed, size, rank):

@@ -10,7 +10,7 @@ from cases.random_potentials import assert_same, chains, strided, trees
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchssvm.core import threads
+from torchssvm.core import launch
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.chain.oracle import viterbi, viterbi_torch
 from torchssvm.structures.chain.sum_product import sum_product
@@ -27,7 +27,7 @@ AXES = st.sampled_from(["shared", "chain", "position", "expanded", "positions ex
 @pytest.fixture
 def two_threads(monkeypatch):
     """Several ranges for however little work."""
-    monkeypatch.setattr(threads, "GRAIN", 1)
+    monkeypatch.setattr(launch, "GRAIN", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -66,7 +66,7 @@ def test_blocks_in_lockstep_equal_torch(draw, seed, batch, axes, ragged, integer
     arguments = draw(seed, batch, 6, 13, KINDS_OF_AXES[draw][axes], ragged, integers)
     with pytest.MonkeyPatch.context() as patch:
         for name, setting in (("CACHE", 0), ("GROUP", 5), ("BLOCK", 5 * 13 * 4)):
-            patch.setattr(threads, name, setting)
+            patch.setattr(launch, name, setting)
         assert_same(*(decode(*arguments) for decode in WAYS[draw]))
 
 
@@ -92,8 +92,8 @@ def test_threads_do_not_change_the_result(axes, two_threads, monkeypatch):
     found = viterbi(emission, transition, lengths)
     torch.set_num_threads(1)
     assert_same(viterbi(emission, transition, lengths), found)
-    monkeypatch.setattr(threads, "CACHE", 0)
-    monkeypatch.setattr(threads, "BLOCK", 100)
+    monkeypatch.setattr(launch, "CACHE", 0)
+    monkeypatch.setattr(launch, "BLOCK", 100)
     torch.set_num_threads(2)
     assert_same(viterbi(emission, transition, lengths), found)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchssvm import Chain, Potentials
-from torchssvm.core import threads
+from torchssvm.core import launch
 from torchssvm.structures import max_sum_tree, viterbi
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 
@@ -19,14 +19,14 @@ ORACLES = {
 
 @pytest.mark.parametrize("name", ORACLES)
 def test_the_kernels_lengths_are_a_copy(name, monkeypatch):
-    lengths, run = torch.tensor([4, 2]), threads.run_in_chunks
+    lengths, run = torch.tensor([4, 2]), launch.run_in_chunks
     labels, value = ORACLES[name](lengths)
 
     def change_first(*args, **options):
         lengths.fill_(10**6)
         return run(*args, **options)
 
-    monkeypatch.setattr(threads, "run_in_chunks", change_first)
+    monkeypatch.setattr(launch, "run_in_chunks", change_first)
     again, same = ORACLES[name](lengths)
     assert torch.equal(again, labels)
     assert torch.equal(same, value)

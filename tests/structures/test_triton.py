@@ -10,7 +10,7 @@ import torch
 from cases.problems import rng
 from cases.random_potentials import chains, draw, segments, trees
 
-from torchssvm.compiler.jit import triton_available
+from torchssvm.core.triton_support import triton_available
 from torchssvm.steps import box_qp
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence
 from torchssvm.structures.chain.oracle import viterbi

@@ -1,26 +1,22 @@
-"""Compiled kernels: Numba's on the CPU, compiled at their first call; Triton's on CUDA, where it is installed."""
+"""Kernels of the CPU: functions that Numba compiles at their first call."""
 
 from __future__ import annotations
 
 import functools
 import gc
-import importlib.util
 import os
 import re
 import sys
 import time
+import weakref
 from collections.abc import Callable, Container
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from typing import Any
-
-import torch
-from torch import Tensor
-
-from torchssvm.compiler.packages import is_ours, warn
 
 _spent = 0.0  # seconds, all compilations that have ended
 _since: list[float] = []  # when those under way began; kernels compile the kernels that they call
 _told = False
+_dispatchers = weakref.WeakSet[Any]()  # of kernels that Python calls
 
 
 def clock() -> float:
@@ -51,7 +47,7 @@ def watch() -> None:
                 gc.disable()
             dispatcher = event.data["dispatcher"]
             inner = dispatcher.targetoptions.get("no_cpython_wrapper")  # of another kernel, with whose code it is kept
-            if not inner and is_ours(dispatcher.py_func):  # users may have kernels too
+            if not inner and dispatcher in _dispatchers:  # programs may have kernels of their own
                 _announce(dispatcher)
             _since.append(time.perf_counter())
 
@@ -80,10 +76,6 @@ def _announce(dispatcher: Any) -> None:
     print(f"torchssvm compiles kernels, which takes 10 to 60 seconds, {kept}", file=sys.stderr, flush=True)
 
 
-COMPILED = (torch.float32, torch.float64)
-"""The dtypes that kernels of scores take."""
-
-
 class Kernel:
     """A function that Numba compiles when it is first called; other kernels may call it too.
 
@@ -108,6 +100,7 @@ class Kernel:
         watch()
         options: Any = {"no_cfunc_wrapper": True, **self.targetoptions}  # C code calls none of them
         made = numba.njit(pipeline_class=KernelCompiler, **options)(self.py_func)
+        _dispatchers.add(made)
         with suppress(RuntimeError):  # there is no folder that it could be written to: compile in every process
             made._cache = KernelCache(self)
         return made
@@ -170,16 +163,15 @@ class ByKind:
     def of(self, kind: type) -> Callable[[Kernel], Kernel]:
         """A decorator: the kernel is the version of a named tuple.
 
-        TypeError if the class has one already, or its name is that of a kind of this package: Numba tells types by
-        names.
+        TypeError if the class, or one of its name in another module, has one already: Numba tells types by names.
         """
 
         def add(kernel: Kernel) -> Kernel:
             if kind in self._versions:
                 raise TypeError(f"{kind.__name__} has a version of {self.__name__} already: declare the class again")  # type: ignore[attr-defined]
             for other in self._versions:
-                if other.__name__ == kind.__name__ and is_ours(other) != is_ours(kind):
-                    raise TypeError(f"{kind.__name__} is the name of a kind of torchssvm: take another one")
+                if other.__name__ == kind.__name__ and other.__module__ != kind.__module__:
+                    raise TypeError(f"{kind.__name__} is the name of a kind in {other.__module__}: take another one")
             self._versions[kind] = kernel
             return kernel
 
@@ -251,58 +243,3 @@ def njit_fastmath(function: Callable[..., Any]) -> Any:
     Results are those of the source up to rounding, the same at every call on one machine; NaN and infinities propagate.
     """
     return Kernel(function, fastmath={"contract", "nsz", "reassoc"})
-
-
-def fits_numba(*tensors: Tensor) -> bool:
-    """Whether Numba's kernels take these tensors: on the CPU, contiguous, not of half precision or being traced."""
-    for tensor in tensors:
-        if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.dtype in (torch.float16, torch.bfloat16):
-            return False
-    return not torch.compiler.is_compiling()
-
-
-def arrays(*tensors: Tensor) -> tuple[Any, ...]:
-    """The tensors as numpy arrays of the same memory, cut from any graph.
-
-    Whole numbers that say where kernels read and write are in memory of their own since they were checked: lengths in
-    :class:`.Potentials`, targets in ``check_target``, so that no other thread changes them.
-    """
-    return tuple([t.detach().numpy() if t.requires_grad else t.numpy() for t in tensors])  # a generator is slower
-
-
-def fits_triton(*tensors: Tensor) -> bool:
-    """Whether Triton's kernels take these tensors: on a CUDA device, contiguous, not of half precision or traced."""
-    for tensor in tensors:
-        if not (tensor.is_cuda and tensor.is_contiguous()) or tensor.dtype in (torch.float16, torch.bfloat16):
-            return False
-    return not torch.compiler.is_compiling() and triton_available()
-
-
-@functools.cache
-def triton_available() -> bool:
-    """Whether Triton is installed, as it is with the CUDA builds of torch, and can compile; warns where it cannot."""
-    if importlib.util.find_spec("triton") is None:
-        return False
-    import triton
-    import triton.language
-
-    if not hasattr(triton.language, "gather"):
-        lacking = f"Triton {triton.__version__} has no gather: install torch 2.7 or newer, which brings Triton 3.3"
-    elif not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1":
-        return True
-    else:
-        try:
-            triton.runtime.driver.active.get_current_target()  # which compiles what starts kernels
-            return True
-        except Exception as error:
-            lacking = (
-                f"Triton found no C compiler or no Python.h ({type(error).__name__}: {str(error).strip()[:200]}): "
-                "install gcc and the headers of Python, such as python3-dev"
-            )
-    warn(f"kernels for CUDA are replaced by torch operations and by kernels of the CPU, which is slower: {lacking}")
-    return False
-
-
-def on_device(tensor: Tensor) -> AbstractContextManager[object]:
-    """A context in which Triton starts its kernels on the device of ``tensor``; nothing in its interpreter on a CPU."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()

@@ -15,8 +15,6 @@ from numba.core.typed_passes import NativeLowering
 from numba.core.typing.typeof import typeof_impl
 from numba.extending import NativeValue, unbox
 
-from torchssvm.compiler.packages import is_ours
-
 
 class Fields(types.NamedTuple):
     """The type of a named tuple of this package, which kernels get as a pointer to its fields.
@@ -95,7 +93,11 @@ _numbas = typeof_impl.dispatch(tuple)
 @typeof_impl.register(tuple)
 def _typeof(value: Any, context: Any) -> Any:
     kind = _numbas(value, context)
-    return Fields(kind.types, type(value)) if hasattr(value, "_fields") and is_ours(type(value)) else kind
+    return (
+        Fields(kind.types, type(value))
+        if hasattr(value, "_fields") and type(value).__module__.startswith("torchssvm.")
+        else kind
+    )
 
 
 class _Lower(Lower):

@@ -8,17 +8,13 @@ import operator
 import threading
 from collections.abc import Iterable, Iterator, Mapping, MappingView, Sequence, Set
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchssvm.core.operators import on_host, plain, transformed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 Kind = TypeVar("Kind")
 
@@ -325,10 +321,3 @@ def needs(message: str, *packages: str) -> Iterator[None]:
         if error.name is None or error.name.partition(".")[0] not in packages:
             raise
         raise ImportError(message) from error
-
-
-def new_figure(figsize: tuple[float, float]) -> Figure:
-    """A figure, in inches, that opens no window and changes no global state of matplotlib, which it needs."""
-    with needs("the picture needs matplotlib: pip install 'torchssvm[plot]'", "matplotlib"):
-        from matplotlib.figure import Figure
-    return Figure(figsize=figsize, layout="constrained")

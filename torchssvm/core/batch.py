@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
-from torchssvm.compiler.packages import is_ours
 from torchssvm.core.arguments import NO_LABEL, check_dataset, check_tensor, describe, naming, row_name
-from torchssvm.core.operators import on_host, upload
+from torchssvm.core.operators import upload
+from torchssvm.core.packages import is_ours
 from torchssvm.core.potentials import Potentials, as_potentials
 
 
@@ -341,23 +341,6 @@ def as_batch(batch: Any) -> Batch:
             f"batches gave a {type(batch).__name__}, not a Batch: give the DataLoader a collate_fn, dataset.collate"
         )
     return batch
-
-
-def first_occurrences(index: Tensor) -> Tensor:
-    """Rows with the first occurrence of each number of ``index``, ``[B]`` int64, in ascending order: ``[R]`` int64."""
-    size = index.shape[0]
-    if len(set(on_host(index).tolist())) == size:
-        return _everyone(size, index.device)
-    ordered, rows = on_host(index).sort(stable=True)
-    first = torch.ones_like(ordered, dtype=torch.bool)
-    first[1:] = ordered[1:] != ordered[:-1]
-    return upload(rows[first].sort().values, index.device)
-
-
-@lru_cache(maxsize=64)
-def _everyone(size: int, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.arange(size, device="cpu").to(device)  # it is there when this returns, for every stream
 
 
 def select_tokens(mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from torchssvm.compiler.packages import warn
+from torchssvm.core.packages import warn
 
 
 @contextmanager

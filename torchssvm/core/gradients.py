@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp
 from torch.nn.modules.conv import _ConvNd
 
-from torchssvm.compiler.packages import warn
 from torchssvm.core.batch import device_of, tree_replace, tree_tensors
+from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.operators import full_precision, is_lowered, lowered_advice, on_host, transformed
+from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, conform, scale
 from torchssvm.core.row_sparse import combine_rows, dense
-from torchssvm.core.threads import undisturbed
 
 
 def largest_feature(dtype: torch.dtype) -> float:

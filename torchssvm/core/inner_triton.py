@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchssvm.compiler.jit import on_device
+from torchssvm.core.triton_support import on_device
 
 
 def inner_triton(pairs: Sequence[tuple[Tensor, Tensor]], n: int = 1) -> Tensor:

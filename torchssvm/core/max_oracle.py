@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.packages import is_ours
 from torchssvm.core.arguments import naming
 from torchssvm.core.operators import full_precision, on_host, read_together
+from torchssvm.core.packages import is_ours
 from torchssvm.core.potentials import Potentials, conform, inner, padding_of
 from torchssvm.core.structure import (
     Labeling,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -186,6 +186,23 @@ def source(tensor: Tensor) -> Tensor | None:
     """The CPU tensor that ``tensor`` remembers; None where it remembers none, or one of them was written to."""
     held, *versions = getattr(tensor, _SOURCE, (None,))
     return None if held is None or [held._version, tensor._version] != versions else held
+
+
+def first_occurrences(index: Tensor) -> Tensor:
+    """Rows with the first occurrence of each number of ``index``, ``[B]`` int64, in ascending order: ``[R]`` int64."""
+    size = index.shape[0]
+    if len(set(on_host(index).tolist())) == size:
+        return _everyone(size, index.device)
+    ordered, rows = on_host(index).sort(stable=True)
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    return upload(rows[first].sort().values, index.device)
+
+
+@lru_cache(maxsize=64)
+def _everyone(size: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.arange(size, device="cpu").to(device)  # it is there when this returns, for every stream
 
 
 _LOWERED = ("tf32", "bf16")

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
-from torchssvm.compiler.jit import fits_numba, fits_triton, njit_fastmath
+from torchssvm.compiler.jit import njit_fastmath
 from torchssvm.core.arguments import check_length_form, check_object, check_tensor, check_whole, read_numbers, row_names
+from torchssvm.core.launch import fits_numba, once
 from torchssvm.core.operators import apart, pick, plain
-from torchssvm.core.threads import once
+from torchssvm.core.triton_support import fits_triton
 
 Parts = dict[str, Tensor]
 """Named arrays shaped like the potentials, each ``[B, ...]``."""
@@ -56,8 +57,6 @@ class Potentials:
         weights: Optional. The head's parameters, in the order of ``head.parameters()``, where the potentials depend on
             nothing else that is trained. With ``adjoint``, ``BlockGap`` gives them their gradient itself, and spares
             the backward pass through the head.
-        called_with: Optional. The head and its features, where these do not require gradients: ``Sequential()`` decodes
-            again at the weights that its steps leave.
         min_length: Optional. The smallest length, if the head has read it already, in memory that nobody else changes:
             reading lengths from another device waits for it.
         max_length: Optional. The largest length; given together with ``min_length``.
@@ -85,7 +84,6 @@ class Potentials:
     __slots__ = (
         "adjoint",
         "batch_size",
-        "called_with",
         "device",
         "dtype",
         "examined",
@@ -117,7 +115,6 @@ class Potentials:
         gram_product: GramProduct | None = None,
         gram: Callable[[Parts], Tensor] | None = None,
         weights: Sequence[Tensor] | None = None,
-        called_with: tuple[nn.Module, Any] | None = None,
         min_length: int | None = None,
         max_length: int | None = None,
     ) -> None:
@@ -129,7 +126,6 @@ class Potentials:
         self.gram_product = gram_product
         self.gram = gram
         self.weights = weights
-        self.called_with = called_with
         self.index: Tensor | None = None
         self.examined = False
         self.min_length = self.max_length = None
@@ -187,7 +183,7 @@ class Potentials:
         other = object.__new__(type(self))
         other.tensors, other.lengths, other.ragged = tensors, self.lengths, self.ragged
         other.min_length, other.max_length = self.min_length, self.max_length
-        other.adjoint = other.gram_product = other.gram = other.weights = other.called_with = None
+        other.adjoint = other.gram_product = other.gram = other.weights = None
         other.index, other.examined = self.index, self.examined
         other._note()
         for name in self.carried:

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchssvm.compiler.jit import fits_numba, njit
+from torchssvm.compiler.jit import njit
 from torchssvm.core.arguments import check_positive, check_tensor, check_whole
 from torchssvm.core.batch import tree_tensors
+from torchssvm.core.launch import fits_numba
 from torchssvm.core.operators import on_host
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.schema import Each, Entry, Field, Maybe, damaged
@@ -249,7 +250,8 @@ def digest_targets(target: Any, lengths: Tensor | None = None) -> Tensor:
     as padding do not count: 0 and negative integers; of a target whose negative numbers are no padding, the attribute
     ``digested`` has the tensors that tell it. ValueError if there are not as many ``lengths`` as targets.
     """
-    leaves = tree_tensors(getattr(target, "digested", target))
+    given = getattr(target, "digested", target)
+    leaves = [given] if isinstance(given, Tensor) else tree_tensors(given)
     if lengths is not None and lengths.shape != leaves[0].shape[:1]:
         raise ValueError(f"lengths must be [{len(leaves[0])}], one for each target, got {list(lengths.shape)}")
     own = None if lengths is None else on_host(lengths)

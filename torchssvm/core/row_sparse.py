@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.jit import arrays, fits_numba, njit_fastmath
+from torchssvm.compiler.jit import njit_fastmath
+from torchssvm.core.launch import arrays, fits_numba
 from torchssvm.core.operators import scalars
 
 _NUMBERS = 1 << 22  # how many numbers `gram_of_rows` makes dense at a time

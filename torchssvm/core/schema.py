@@ -40,8 +40,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.ranks import Ranks
-from torchssvm.core.threads import undisturbed
 
 Declaration = Any
 """One of the declarations in the table above."""

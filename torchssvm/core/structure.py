@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.compiler.packages import is_ours
 from torchssvm.core.arguments import check_tensor, describe, naming, row_names
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.max_marginals import margins_by_decoding
 from torchssvm.core.operators import plain, transformed
+from torchssvm.core.packages import is_ours
 from torchssvm.core.potentials import (
     Parts,
     Potentials,

@@ -23,8 +23,10 @@ def check_dual(dual: Any) -> DualState:
     )
 
 
-def check_batch(dual: DualState, index: Tensor, potentials: Potentials) -> Tensor:
+def check_batch(dual: DualState, index: Tensor, potentials: Potentials, dtype: torch.dtype | None = None) -> Tensor:
     """The blocks of the examples, on the device of the weights, counted from the first that this process holds.
+
+    ``dtype`` is the required dtype of the potentials; None is the weights'.
 
     It is ``index`` itself where that is on a device and counts so: a step that comes later needs a copy.
     """
@@ -35,14 +37,14 @@ def check_batch(dual: DualState, index: Tensor, potentials: Potentials) -> Tenso
     held = on_host(index)
     numbers = held.tolist()
     _check_range(min(numbers), max(numbers), dual.num_examples, dual.own)
-    if potentials.dtype is not dual.dtype:
+    if potentials.dtype is not (dtype := dtype or dual.dtype):
         if not potentials.dtype.is_floating_point:
             raise TypeError(
                 f"the potentials are {potentials.dtype}: give what the head returned, loss(head(x), y, index)"
             )
         dual.check_dtype()
         raise TypeError(
-            f"the potentials are {potentials.dtype} and the head's weights {weights.dtype}: run it with autocast off"
+            f"the potentials are {potentials.dtype} and the head's weights {dtype}: run it with autocast off"
         )
     dual.to(weights.device)
     places, start = held - dual.own.start, dual.own.start  # in memory of their own

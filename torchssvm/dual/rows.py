@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.jit import fits_numba, fits_triton, njit
+from torchssvm.compiler.jit import njit
+from torchssvm.core.launch import fits_numba
 from torchssvm.core.operators import on_host, upload
 from torchssvm.core.schema import Entry, Field, Own, Schema, Stateful, damaged
+from torchssvm.core.triton_support import fits_triton
 
 _NONE = torch.empty(0, dtype=torch.int64)
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import as_number, check_limit
 from torchssvm.core.gradients import check_at_first_call
+from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.problem import UNKNOWN, Box, check_lam, check_problem, check_range, find_structure
 from torchssvm.core.ranks import Ranks, sum_in_order
 from torchssvm.core.row_sparse import add_to, flat, products, squared_norm
 from torchssvm.core.schema import ByRank, Entry, Field, Maybe, Own, Same, Schema, check_seal, damaged, version
 from torchssvm.core.structure import Structure
-from torchssvm.core.threads import undisturbed
 from torchssvm.dual.storage import MeanParts, Storage
 
 

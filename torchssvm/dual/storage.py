@@ -15,12 +15,12 @@ from torch import Tensor
 from torchssvm.core.arguments import OLD_NUMBERS
 from torchssvm.core.batch import tree_tensors
 from torchssvm.core.gradients import adjoint
+from torchssvm.core.memory import available_memory
 from torchssvm.core.operators import on_host, pick
 from torchssvm.core.potentials import Parts, Potentials, inner, scale
 from torchssvm.core.row_sparse import doubled
 from torchssvm.core.schema import Each, New, Same, Schema, Stateful
 from torchssvm.core.structure import Labeling, OracleResult, Structure, check_padding
-from torchssvm.core.threads import available_memory
 from torchssvm.dual.rows import RowBuffer
 
 
@@ -161,8 +161,11 @@ class Storage(Stateful):
         """A function that caches the corners, without mass; None if there is nothing to cache."""
         return None
 
-    def check_features(self, stored: Stored, potentials: Potentials) -> None:
-        """Raise RuntimeError if the features have changed and the storage cannot follow them."""
+    def check_features(self, stored: Stored, potentials: Potentials, weights: Sequence[Tensor] | None = None) -> None:
+        """Raise RuntimeError if the features have changed and the storage cannot follow them.
+
+        ``weights`` are as in :meth:`contribution`.
+        """
         return
 
     def keep_curvature(self) -> None:

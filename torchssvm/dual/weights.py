@@ -71,10 +71,12 @@ class Weights(Storage):
                 if abs(known.setdefault(example, value) - value) > TOLERANCE * size:
                     raise RuntimeError(_MOVED.format(examples=[example + self.own.start]))
 
-    def check_features(self, stored: Stored, potentials: Potentials) -> None:
+    def check_features(self, stored: Stored, potentials: Potentials, weights: Sequence[Tensor] | None = None) -> None:
         """Raise RuntimeError if an example's features differ from those of its first visit."""
         assert isinstance(stored, _StoredWeights)
-        value, size = stored.features = fingerprints(potentials, self.structure, self.parameters)
+        value, size = stored.features = fingerprints(
+            potentials, self.structure, self.parameters if weights is None else weights
+        )
         if self._features is None:
             return
         known = self._features[stored.index]

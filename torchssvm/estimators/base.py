@@ -19,10 +19,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from torchssvm.compiler.packages import warn
 from torchssvm.core.arguments import as_number, check_flags, check_number, is_whole, naming, or_default
 from torchssvm.core.batch import in_order, tree_tensors
 from torchssvm.core.marginals import marginals_at
+from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.problem import digest_targets
 from torchssvm.core.sparse_features import FeatureLists

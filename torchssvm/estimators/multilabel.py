@@ -15,8 +15,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from torchssvm.compiler.packages import warn
 from torchssvm.core.max_marginals import margins_by_decoding
+from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.deployment import UnitRows, save_model
 from torchssvm.estimators.base import MATRIX, CalibratedEstimator, MatrixClassifier, once_calibrated

@@ -479,6 +479,14 @@ def _fill_up(tensor: Tensor, width: int) -> np.ndarray:
     return found
 
 
+class NotCompiledError(TypeError):
+    """A head or rule without a compiled form; ``reason`` says why, as a clause."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}; use BlockGap and BCFW")
+        self.reason = reason
+
+
 def find_adapter(head: nn.Module, *, anywhere: bool = False) -> HeadAdapter:
     """The adapter of a head, which its method ``compiled_form`` makes.
 
@@ -492,18 +500,16 @@ def find_adapter(head: nn.Module, *, anywhere: bool = False) -> HeadAdapter:
     )
     if form is not None:
         if forward is not None and bases.index(forward) < bases.index(form):
-            raise TypeError(
+            raise NotCompiledError(
                 f"head is {type(head).__name__}(...), which has no compiled loop: its forward is that of "
-                f"{forward.__name__}, and its compiled_form is that of {form.__name__} before it; use BlockGap and BCFW"
+                f"{forward.__name__}, and its compiled_form is that of {form.__name__} before it"
             )
         adapter = head.compiled_form()  # type: ignore[operator]
     if adapter is None:
         with_structure = f" with head.structure={head.structure}" if hasattr(head, "structure") else ""
-        raise TypeError(
-            f"head is {type(head).__name__}(...){with_structure}, which has no compiled loop; use BlockGap and BCFW"
-        )
+        raise NotCompiledError(f"head is {type(head).__name__}(...){with_structure}, which has no compiled loop")
     if head._forward_pre_hooks or not all(is_check(hook) for hook in head._forward_hooks.values()):
-        raise TypeError("head has forward hooks, which the compiled loop does not run; use BlockGap and BCFW")
+        raise NotCompiledError("head has forward hooks, which the compiled loop does not run")
     device = device_of(head)
     if device.type != "cpu" and not anywhere:
         raise TypeError(

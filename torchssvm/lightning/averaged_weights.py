@@ -1,4 +1,4 @@
-"""An average of the head's weights under a Lightning trainer, with its own certificate."""
+"""An average of the head's weights under a Lightning trainer."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 
 from torchssvm.core.gradients import evaluating
 from torchssvm.lightning.loaders import exact_pass_loader, find_dual, fit_of, in_precision, visible
-from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.certificate import Certificate, certify
 from torchssvm.solvers.running_average import Average, WeightedAverage
 
 
 class AveragedWeights(WeightAveraging):
-    """Averages the head's weights and ``sum_i l_i`` during a fit, so that the average has its own certificate.
+    """Averages the head's weights during a fit.
 
-    The default is :class:`torchssvm.solvers.WeightedAverage` ([B13] Algorithm 4), which says when its certificate is
-    valid. The average restarts whenever the features are trained.
+    The default is :class:`torchssvm.solvers.WeightedAverage` ([B13] Algorithm 4). The average restarts whenever the
+    features are trained.
 
     Unlike with Lightning's own averages, checkpoints, exports and validation use the trained weights by default, and
     these stay in the head when training ends. The head holds the average inside ``with callback.applied(module):``, and
@@ -61,11 +61,6 @@ class AveragedWeights(WeightAveraging):
         return 0 if self.average is None else self.average.count
 
     @property
-    def loss(self) -> float:
-        """The average of ``sum_i l_i``."""
-        return (self.average.loss if self.average is not None else None) or 0.0
-
-    @property
     def weights(self) -> list[Tensor]:
         """The average, float64, in the order of ``head.parameters()``.
 
@@ -80,7 +75,7 @@ class AveragedWeights(WeightAveraging):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the average."""
         dual = find_dual(trainer)
-        self.average, self._steps = self._make(dual.parameters, dual), dual.steps
+        self.average, self._steps = self._make(dual.parameters), dual.steps
         if trainer.ckpt_path is None:
             self._loaded = None
 
@@ -93,16 +88,15 @@ class AveragedWeights(WeightAveraging):
         state, self._loaded = self._loaded, None
         if state is not None and self.average is not None:
             self.average.load_state_dict(state)
-            self._steps = state["steps"]
+            self._steps = find_dual(trainer).steps
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Add the weights after the step to the average."""
-        average = self._existing()
-        assert average.dual is not None
-        if average.dual.steps > self._steps:
-            self._steps = average.dual.steps
+        average, dual = self._existing(), find_dual(trainer)
+        if dual.steps > self._steps:
+            self._steps = dual.steps
             self._latest_update_step = trainer.global_step
             if self.should_update(step_idx=trainer.global_step - 1):
                 average.update()
@@ -143,16 +137,18 @@ class AveragedWeights(WeightAveraging):
             yield
 
     def certify(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Certificate:
-        """Primal, dual and gap of the average, by one exact pass; see :meth:`torchssvm.solvers.Average.certify`.
+        """The primal of the average, the dual of the run and their gap, by one exact pass; the run goes on as it was.
 
         Raises:
-            RuntimeError: Nothing has been averaged, or the features have moved.
+            RuntimeError: Nothing has been averaged.
         """
-        average = self._existing()
         loader = exact_pass_loader(fit_of(trainer, pl_module).training_loader)
-        with evaluating(pl_module):
-            return average.certify(
-                in_precision(trainer, pl_module), find_dual(trainer), visible(trainer, loader, "Certifying")
+        with evaluating(pl_module), self._existing().apply():
+            return certify(
+                in_precision(trainer, pl_module),
+                find_dual(trainer),
+                visible(trainer, loader, "Certifying"),
+                refresh=False,
             )
 
     def state_dict(self) -> dict[str, Any]:

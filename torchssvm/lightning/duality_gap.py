@@ -13,14 +13,14 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
 from torchssvm.compiler.jit import clock
-from torchssvm.compiler.packages import warn
 from torchssvm.core.arguments import check_object
 from torchssvm.core.batch import as_batch
 from torchssvm.core.gradients import evaluating
+from torchssvm.core.packages import warn
 from torchssvm.lightning.loaders import Fit, exact_pass_loader, fit_of, in_precision, visible
 from torchssvm.lightning.refusals import refuse_averages
 from torchssvm.solvers.certificate import Certificate, FactorwiseCertificate
-from torchssvm.solvers.objective import primal
+from torchssvm.solvers.exact_pass import primal
 from torchssvm.solvers.report import Entry, History
 from torchssvm.solvers.solver import Relative, Schedule, Tolerance, check_tolerance, is_within
 from torchssvm.solvers.trainer import Pacing

@@ -13,14 +13,14 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchssvm.compiler.packages import warn
 from torchssvm.core.arguments import as_number, check_number, check_whole
 from torchssvm.core.batch import Batch
 from torchssvm.core.gradients import apply_features, evaluating
+from torchssvm.core.interrupts import undisturbed
+from torchssvm.core.packages import warn
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.schema import Entry, Maybe, check
 from torchssvm.core.structure import Structure
-from torchssvm.core.threads import undisturbed
 from torchssvm.lightning.loaders import in_precision, of_all, same_buffers, share_of
 from torchssvm.lightning.predicting import Predicting
 from torchssvm.lightning.refusals import check_start

@@ -17,10 +17,10 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch import Tensor, nn
 
-from torchssvm.compiler.packages import warn
 from torchssvm.core.batch import Batch, as_batch, device_of, to_device
 from torchssvm.core.gradients import apply_features, check_padded_ids
 from torchssvm.core.operators import full_precision
+from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Potentials, as_potentials
 from torchssvm.core.structure import Labeling, Structure
 from torchssvm.deployment.files import describe, rebuild

@@ -15,7 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from torchssvm.compiler.packages import warn
+from torchssvm.core.packages import warn
 
 # Lightning's names of precisions that round weights to fewer bits than float32, or rescale gradients.
 _INEXACT = ("16-mixed", "16-true", "bf16-true", "transformer-engine", "transformer-engine-float16")

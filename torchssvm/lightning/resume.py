@@ -11,7 +11,7 @@ import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
-from torchssvm.compiler.packages import warn
+from torchssvm.core.packages import warn
 from torchssvm.core.random_state import RandomState
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.schema import Each, Maybe, check

@@ -13,22 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.compiler.packages import warn
-from torchssvm.core.arguments import (
-    as_number,
-    check_dataset,
-    check_number,
-    check_several,
-    check_whole,
-    new_figure,
-    or_default,
-)
+from torchssvm.core.arguments import as_number, check_dataset, check_number, check_several, check_whole, or_default
 from torchssvm.core.batch import NAMES, Part, check_fits, device_of, numbered, pass_over
+from torchssvm.core.packages import warn
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
 from torchssvm.path.run import Solved, walk
 from torchssvm.solvers.certificate import Certificate, write
 from torchssvm.solvers.evaluation import Evaluation, evaluate, merge_evaluations
+from torchssvm.solvers.figures import new_figure
 from torchssvm.solvers.guess_lam import FAR_ABOVE, FAR_BELOW, guess_lam, guess_or_none
 from torchssvm.solvers.solver import Relative, Solver, Tolerance, is_within, percent
 from torchssvm.solvers.trainer import check_limits, shown

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.arguments import new_figure
 from torchssvm.core.files import whole_file
 from torchssvm.core.problem import check_lam
 from torchssvm.core.schema import Each, Entry, check, check_seal, version, with_seal
 from torchssvm.solvers.certificate import weights_kept, write
+from torchssvm.solvers.figures import new_figure
 from torchssvm.solvers.solver import Relative, Tolerance, largest_gap
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from torchssvm.solvers.certificate import Certificate, certify, recompute_weight
 from torchssvm.solvers.compiled.solver import CompiledBCFW
 from torchssvm.solvers.concave_convex import LatentReport, LatentTrainer
 from torchssvm.solvers.evaluation import Evaluation
+from torchssvm.solvers.exact_pass import Objective, primal
 from torchssvm.solvers.feature_losses import SoftmaxMargin, StructuredHinge
 from torchssvm.solvers.gdmm.solver import GDMM
-from torchssvm.solvers.objective import Objective, primal
 from torchssvm.solvers.report import RunReport
 from torchssvm.solvers.running_average import Average, SuffixAverage, UniformAverage, WeightedAverage
 from torchssvm.solvers.solver import EveryPasses, Relative, Solver, WhenEstimated

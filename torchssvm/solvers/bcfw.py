@@ -1,28 +1,36 @@
-"""Block-coordinate Frank-Wolfe as a torch optimizer."""
+"""Block-coordinate Frank-Wolfe as a torch optimizer: the second half of [B13] Algorithm 4, after ``BlockGap``."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.packages import warn
 from torchssvm.core.arguments import check_parameters
-from torchssvm.core.operators import full_precision
+from torchssvm.core.interrupts import undisturbed
+from torchssvm.core.operators import full_precision, known, lowered_advice, on_host, read_together, source
+from torchssvm.core.packages import warn
 from torchssvm.core.problem import Box
+from torchssvm.core.row_sparse import dense, flat, inner_product, products, squared_norm
 from torchssvm.core.schema import Declaration, Entry, Schema, StatefulOptimizer, damaged, groups_like
-from torchssvm.core.threads import undisturbed
-from torchssvm.distributed.exchange import Exchange, Figures, refusing_on_all
+from torchssvm.distributed.exchange import Exchange, Figures, Round, refusing_on_all
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.proposal import GradientProducts, Move, Proposal, check_move, record
+from torchssvm.solvers.accumulation import farthest_step, largest_step, merge
+from torchssvm.solvers.block_gap import Proposal
 from torchssvm.steps.line_search import ExactSearch, Line, LineSearch
 
 _OPTIONS = {"params", "param_names", "lr", "lower", "upper"}  # of a parameter group
 _ALLOWED = _OPTIONS | {"initial_lr", "max_lr", "min_lr"}  # schedulers note these in a group whose lr they write
+
+
+ADVICE = (
+    "give BCFW the gradient of BlockGap as backward() left it: no clipping, scaling, DistributedDataParallel, mixed "
+    "precision or other loss; call zero_grad() before every forward pass"
+)
 
 
 class BCFW(StatefulOptimizer):
@@ -140,81 +148,116 @@ class BCFW(StatefulOptimizer):
         with refusing_on_all(self.dual.ranks, self.dual.parameters):
             if not steps:
                 raise RuntimeError(
-                    "step() has no proposal: call BlockGap(dual)(head(x), y, index).backward() before every step "
-                    "(zero_grad() after backward() drops it, and a step takes it only once)"
+                    "step() has no proposal: call BlockGap(dual)(head(x), y, index).backward() before every step"
                 )
             if len(set(map(type, steps))) > 1:
-                raise RuntimeError(
-                    "the proposals are of two kinds: call zero_grad() between a compiled loop and BlockGap"
-                )
+                raise RuntimeError("two kinds of proposals: call zero_grad() between a compiled loop and BlockGap")
             self._check_unchanged()
         with full_precision(self.dual.parameters[0].device):
             batches: list[Proposal] = [step for step in steps if isinstance(step, Proposal)]
-            if batches:
-                self._take_batches(batches)
-            else:
+            if not batches:
                 steps[0].take(self, steps)
+            elif self._exchange is not None:
+                self._step_together(self._exchange, batches)
+            else:
+                with undisturbed():
+                    self._step(batches)
         return result
 
-    def _take_batches(self, proposals: list[Proposal]) -> None:
-        """Check the gradient, and move weights and blocks as ``BlockGap`` proposed."""
+    def _step(self, batches: list[Proposal]) -> None:
+        """Move weights and blocks along the direction of the batches whose gradients were accumulated, mostly one."""
         dual = self.dual
-        # An exchange with other processes may wait for long, and can be interrupted.
-        with undisturbed() if self._exchange is None else nullcontext():
-            try:
-                if self._exchange is None:
-                    move = check_move(dual, proposals)
-                    gamma = self._move_weights(move.value, move.gradients, move.largest, move.seen)
-                    move.take(dual, gamma)
-                    dual.count(*move.counts())
-                    dual.visits += len(proposals)
-                else:
-                    self._take_together(self._exchange, proposals)
-            finally:
-                dual.mailbox.notify()
+        try:
+            gradients, value, largest, moves, rows, products = self._direction(batches)
+            # Line 6: the step that maximises the dual, gamma = clip(lam value / |d|^2, 0, largest).
+            gamma = self._search(gradients, value, largest, products[2] if products else None)
+            # Line 8: w -= (gamma/lam) d, which is the change of sum_i w_i.
+            dual.move_weights(gradients, -gamma / dual.lam, products)
+            # Line 7: w_i and l_i move by gamma gamma_i of the way to the corner.
+            for batch, move, some in zip(batches, moves, rows, strict=True):
+                _move_blocks(dual, batch, gamma * move, some)
+            dual.count(*_counts(batches, rows))
+            dual.visits += len(batches)
+        finally:
+            dual.mailbox.notify()
 
-    def _take_together(self, exchange: Exchange, proposals: list[Proposal]) -> None:
+    def _step_together(self, exchange: Exchange, batches: list[Proposal]) -> None:
         """The step of all ranks, along ``sum_p beta_p d_p``: the blocks of rank p move by gamma beta_p."""
-        dual, moves = self.dual, list[Move]()
+        dual, proposed = self.dual, list[Any]()
 
         def propose() -> tuple[list[Tensor], Figures]:
-            moves.append(check_move(dual, proposals))
-            return moves[0].gradients, moves[0].figures(dual)
+            gradients, value, largest, moves, rows, _ = self._direction(batches)
+            proposed[:] = moves, rows
+            change, gaps = 0.0, dual.gap_estimates.clone()
+            for batch, move, some in zip(batches, moves, rows, strict=True):
+                change += float((move * batch.loss_changes)[some].sum())
+                gaps[batch.index[some]] = batch.block_gaps.clamp(min=0.0)[some]
+            loss, gap = float(dual.loss.sum()), float(gaps.sum())
+            return gradients, Figures(value, largest, loss, change, gap, *_counts(batches, rows))
 
-        found = exchange(propose, dual.lam, farthest=dual.box.has_bounds)
-        figures = found.figures
-        with undisturbed():
-            gamma = self._move_weights(figures.value, found.gradients, figures.largest, squared_norm=found.squared_norm)
-            moves[0].take(dual, gamma * found.beta)
-            record(dual, found, gamma)
-            dual.visits += len(proposals)
+        try:
+            # An exchange may wait for long, and can be interrupted.
+            combined = exchange(propose, dual.lam, farthest=dual.box.has_bounds)
+            figures = combined.figures
+            with undisturbed():
+                gamma = self._search(combined.gradients, figures.value, figures.largest, combined.squared_norm)
+                dual.move_weights(combined.gradients, -gamma / dual.lam)
+                for batch, move, some in zip(batches, *proposed, strict=True):
+                    _move_blocks(dual, batch, gamma * combined.beta * move, some)
+                record(dual, combined, gamma)
+                dual.visits += len(batches)
+        finally:
+            dual.mailbox.notify()
 
-    def _move_weights(
-        self,
-        value: float,
-        gradients: list[Tensor],
-        largest: float,
-        seen: GradientProducts | None = None,
-        squared_norm: float | None = None,
-    ) -> float:
-        """``v -= (gamma/lam) d`` and ``w = clip(v)``, from ``dual.recomputed`` if that is not None; returns gamma.
+    def _direction(
+        self, batches: list[Proposal]
+    ) -> tuple[list[Tensor], float, float, list[Tensor], list[Tensor], tuple[float, float, float] | None]:
+        """The direction of the batches together, checked; changes nothing.
 
-        ``value`` is the derivative of the dual along ``gradients``, d, at the start; ``largest`` the largest feasible
-        gamma. ``seen`` has the products of weights and d, if they are still the same, and ``squared_norm`` is
-        ``|d|^2``, if known.
+        Returns d for each parameter, the derivative of the dual along it, the largest feasible step, the moves of each
+        batch's blocks at step 1 and the rows whose blocks move, and ``|w|^2``, ``<w, d>`` and ``|d|^2`` if known.
+
+        Raises:
+            RuntimeError: As :func:`check_gradient`, or the batches come from losses with different ``block_steps``.
+            ValueError: The storage cannot move the batches together.
         """
         dual = self.dual
+        if len(rules := {repr(batch.block_steps) for batch in batches}) > 1:
+            raise RuntimeError(
+                f"accumulated batches have different block_steps {sorted(rules)}: give the losses the same"
+            )
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in dual.parameters]
+        gradients = [g.coalesce() if g.is_sparse else g for g in gradients]
+        products: tuple[float, float, float] | None
+        products, value = check_gradient(dual, batches, gradients)
+        moves = [batch.gammas if batch.scale == 1.0 else batch.scale * batch.gammas for batch in batches]
+        rows, largest = [batch.rows for batch in batches], 1.0 / batches[0].scale
+        if len(batches) > 1 and all(b.gradients is not None and b.block_steps.needs_gradients for b in batches):
+            moves, rows, gradients = merge(dual, batches)
+            products, largest = None, 1.0
+            value = sum(map(float, read_together(*(m @ b.values for m, b in zip(moves, batches, strict=True)))))
+        elif len(batches) > 1:
+            largest = largest_step(batches)
+        if dual.box.has_bounds:  # the box QP is then a lower bound of the dual, whose best step may be larger
+            gradients = [dense(g) if bounded else g for g, bounded in zip(gradients, dual.box.bounded, strict=True)]
+            largest = farthest_step(batches, moves)
+        if len(batches) > 1 or len(batches[0].rows) < len(batches[0].index):  # examples may repeat
+            dual.storage.check_together([batch.stored for batch in batches], rows)
+        if dual.recomputed is not None:
+            # The step starts there, but the slopes were computed at the weights of the head; they are linear in w.
+            moved = zip(dual.box.clip(dual.recomputed), dual.parameters, strict=True)
+            value += inner_product([start.to(torch.float64) - w for start, w in moved], gradients)
+        return gradients, value, largest, moves, rows, products
+
+    def _search(self, gradients: list[Tensor], value: float, largest: float, square: float | None) -> float:
+        """The gamma of the line search, whose rate gamma/lam the groups show; ``square`` is ``|d|^2``, if known."""
+        dual = self.dual
         start = dual.unclipped if dual.recomputed is None else dual.recomputed
-        squared = squared_norm if seen is None else seen.squared_norm
-        lam = dual.lam
-        line = Line(value, gradients, lam, largest, start, dual.box, dual.moved, dual.num_examples, squared)
+        line = Line(value, gradients, dual.lam, largest, start, dual.box, dual.moved, dual.num_examples, square)
         gamma = float(self.line_search(line))
         if not 0.0 <= gamma <= largest:
-            raise ValueError(f"{self.line_search} gave the step {gamma}: it must lie between 0 and {largest}")
-        rate = gamma / lam
-        known = None if seen is None else (seen.size**2, seen.inner, seen.squared_norm)
-        dual.move_weights(gradients, -rate, known)
-        self.show_rate(rate)
+            raise ValueError(f"line_search={self.line_search} gave the step {gamma}: it must be in [0, {largest}]")
+        self.show_rate(gamma / dual.lam)
         return gamma
 
     def show_rate(self, rate: float) -> None:
@@ -281,3 +324,118 @@ class BCFW(StatefulOptimizer):
                 group.pop(name, None)
                 if bound is not None:
                     group[name] = bound
+
+
+def check_gradient(
+    dual: DualState, batches: list[Proposal], gradients: list[Tensor]
+) -> tuple[tuple[float, float, float], float]:
+    """Raise an error unless the gradient is that of the proposals, finite, and the weights as after the last step.
+
+    The backward pass gave ``reference`` times the upstream gradient: clipped, rescaled, foreign and imprecise gradients
+    differ from it. Returns ``|w|^2``, ``<w, d>`` and ``|d|^2``, and the derivative of the dual along d.
+    """
+    for batch in batches:
+        if batch.version != dual.version:
+            raise RuntimeError(
+                "the directions of this backward pass are of an earlier state of the dual: call the head and BlockGap "
+                "again after every step"
+            )
+    for parameter, gradient in zip(dual.parameters, gradients, strict=True):
+        if parameter.dtype is not dual.dtype:
+            dual.check_dtype()
+        if gradient.dtype != parameter.dtype:
+            raise RuntimeError(f"a gradient is {gradient.dtype} and its weight {parameter.dtype}: {_advice(dual)}")
+    size, inner, square, distance, length, value = _read(dual, batches, gradients)
+    for batch in batches:
+        if not (math.isfinite(batch.scale) and batch.scale > 0.0):
+            raise RuntimeError(f"the loss was multiplied by {batch.scale}: only positive factors make sense")
+    if dual.recomputed is None and dual.norm_changed(size):
+        raise RuntimeError(
+            f"the head's weights have changed since BCFW set them (norm {size:.6g}, was {dual.held_norm:.6g}): did "
+            "another optimizer step them? Load BCFW's state with them"
+        )
+    if not math.isfinite(square):
+        raise RuntimeError(f"the gradient is not finite: {_advice(dual)}")
+    rounding = 200 * torch.finfo(dual.dtype).eps * dual.lam * size
+    if not distance <= 1e-4 * max(length, math.sqrt(square)) + rounding:
+        raise RuntimeError(
+            f"the gradient differs from the one that the backward pass gave by {distance:.3g} (its length is "
+            f"{length:.3g}): {_advice(dual)}"
+        )
+    return (size**2, inner, square), value
+
+
+def _read(
+    dual: DualState, batches: list[Proposal], gradients: list[Tensor]
+) -> tuple[float, float, float, float, float, float]:
+    """``|w|``, ``<w, d>``, ``|d|^2``, the distance of d from the reference, whose length, and the derivative along d.
+
+    For one batch with dense gradients all numbers come from a device in one copy, the upstream gradient too.
+    """
+    first = batches[0]
+    if len(batches) == 1 and not any(t.is_sparse for t in (*gradients, *first.reference)):
+        every = flat([*dual.parameters, *gradients, *first.reference]).view(3, -1)
+        along = torch.stack([first.values @ first.gammas, first.factor.to(torch.float64)])
+        numbers = torch.cat([(every @ every.t()).flatten(), along, first.block_gaps]).cpu()
+        known(first.block_gaps, numbers[11:])  # for the draws of the next batches
+        squared_size, inner, _, _, square, shared, _, _, told, value, first.scale = numbers[:11].tolist()
+        distance = math.sqrt(max(square - 2 * first.scale * shared + first.scale**2 * told, 0.0))
+        return math.sqrt(squared_size), inner, square, distance, first.scale * math.sqrt(told), first.scale * value
+    table = torch.stack([torch.stack([b.values @ b.gammas, b.factor.to(torch.float64)]) for b in batches]).tolist()
+    for batch, (_, factor) in zip(batches, table, strict=True):
+        batch.scale = factor
+    value = sum(slope * scale for slope, scale in table)
+    scaled = [[batch.scale * part for part in batch.reference] for batch in batches]
+    expected = [sum(parts[1:], parts[0]) for parts in zip(*scaled, strict=True)]
+    compared = gradients
+    if any(a.is_sparse != b.is_sparse for a, b in zip(gradients, expected, strict=True)):  # sparse plus dense is dense
+        compared, expected = [dense(g) for g in gradients], [dense(t) for t in expected]
+    large = dual.is_large and not dual.written_to() and any(g.is_sparse for g in gradients)
+    size = dual.held_norm if large else math.sqrt(squared_norm(dual.parameters))
+    inner, square = products(dual.parameters, gradients)
+    difference = [a - b for a, b in zip(compared, expected, strict=True)]
+    return size, inner, square, math.sqrt(squared_norm(difference)), math.sqrt(squared_norm(expected)), value
+
+
+def _advice(dual: DualState) -> str:
+    return ADVICE + lowered_advice(dual.parameters[0].device)
+
+
+def _counts(batches: list[Proposal], rows: list[Tensor]) -> tuple[int, int, int]:
+    """Examples decoded, labelings taken from the cache, and blocks that move."""
+    asked = [batch.corner.decoded for batch in batches]
+    sizes = [len(batch.index) for batch in batches]
+    calls = sum(size if some is None else int(on_host(some).sum()) for size, some in zip(sizes, asked, strict=True))
+    return calls, sum(sizes) - calls, sum(map(len, rows))
+
+
+def _move_blocks(dual: DualState, batch: Proposal, move: Tensor, rows: Tensor) -> None:
+    """Move the blocks of a batch's ``rows`` by ``move``, ``[B]``, and note their losses, gaps and targets."""
+    index, gaps, corner = batch.index, batch.block_gaps.clamp(min=0.0), batch.corner
+    decoded, changes = corner.decoded, move * batch.loss_changes
+    place, targets = on_host(index), batch.targets
+    batch.stored.move(move, rows, batch.change, batch.parts, batch.gradients)
+    if rows.shape[0] < index.shape[0]:
+        index, gaps, changes = index[rows], gaps[rows], changes[rows]
+        first = on_host(rows)
+        place, targets = place[first], None if targets is None else targets[first]
+        decoded = None if decoded is None else decoded[rows]
+    dual.loss.index_add_(0, index, changes)  # of distinct examples
+    if targets is not None:
+        dual.targets[place] = targets
+    dual.relaxed |= corner.relaxed
+    there = source(dual.gap_estimates), source(batch.block_gaps)
+    dual.gap_estimates.index_copy_(0, index, gaps)
+    if there[0] is not None and there[1] is not None:
+        there[0][place] = (there[1] if len(there[1]) == len(place) else there[1][on_host(rows)]).clamp(min=0.0)
+        known(dual.gap_estimates, there[0])
+    seen = gaps if decoded is None else torch.where(decoded, gaps, dual.oracle_gaps[index])
+    dual.oracle_gaps.index_copy_(0, index, seen)
+
+
+def record(dual: DualState, combined: Round, step: float) -> None:
+    """Count a step of all ranks, and keep the sums of their losses and gaps."""
+    figures = combined.figures
+    dual.count(figures.calls, figures.hits, figures.moved)
+    dual.keep_sums(figures.loss + step * figures.loss_change, figures.gap)
+    dual.rho = combined.rho

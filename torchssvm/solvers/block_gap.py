@@ -1,34 +1,70 @@
-"""The block gap: the loss that trains the head."""
+"""The block gap: the loss that trains the head, and the step that its backward pass proposes.
+
+The lines named in comments are those of [B13] Algorithm 4; ``BCFW.step`` has the others.
+"""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchssvm.core.batch import first_occurrences, tree_map, tree_replace, tree_tensors
+from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.gradients import adjoint, cheap_adjoint, combine, gram_product, per_example_adjoint
 from torchssvm.core.max_oracle import find_corner
-from torchssvm.core.operators import full_precision, known, on_host, pick, read_together, upload
+from torchssvm.core.operators import first_occurrences, full_precision, known, on_host, pick, upload
 from torchssvm.core.potentials import Parts, Potentials, as_potentials, scale
 from torchssvm.core.problem import digest_examples
-from torchssvm.core.row_sparse import dense, select_examples, squared_norm
+from torchssvm.core.row_sparse import dense, select_examples
 from torchssvm.core.structure import OracleResult
 from torchssvm.distributed.exchange import refusing_on_all
 from torchssvm.dual.checks import check_batch, check_dual, check_repeated, check_targets
 from torchssvm.dual.state import DualState, Mailbox
 from torchssvm.dual.storage import Stored
-from torchssvm.solvers.proposal import Proposal
 from torchssvm.steps.box_qp import BlockSteps, BoxQP, check_block_steps
 from torchssvm.steps.directions import Atoms, DirectionRule, FrankWolfe, MaxOracle, OracleRule, check_rules
 from torchssvm.structures.hidden_states.structure import HiddenStates
 
 LARGE = 2**26
 """Bytes of a batch's gradients from which on a device makes their inner products alone, where the head says how."""
+
+
+@dataclass(slots=True)
+class Proposal:
+    """The directions and steps of a batch of blocks, computed in the forward pass.
+
+    The gradient of the weights is ``factor * sum_i gamma_i d_i``, with ``d_i = (1/n) Phi_i^T Delta_i`` and the step
+    gamma_i of block i.
+    """
+
+    version: int  # ``DualState.version`` when the directions were computed
+    index: Tensor  # [B] int64, the examples
+    rows: Tensor  # [R] int64, the rows of the batch that count: the first of every example
+    targets: Tensor | None  # [B] int64, digests of the examples' targets; None where the dual has them already
+    stored: Stored  # the blocks
+    block_steps: BlockSteps  # chooses the steps, of accumulated batches together
+    factor: Tensor = field(init=False)  # the upstream gradient of the loss
+    scale: float = 1.0  # the same number, once the step has read it
+    corner: OracleResult = field(init=False)  # the outputs s_i
+    block_gaps: Tensor = field(init=False)  # [B] float64, g_i at the weights of the forward pass
+    change: Tensor | None = None  # [B, A + 1], of the atoms' masses; None: all mass goes to the corner
+    loss_changes: Tensor = field(init=False)  # [B] float64, the change of l_i for a step of 1
+    values: Tensor = field(init=False)  # [B] float64, the derivative of the dual along each direction
+    parts: Parts = field(init=False)  # Delta_i in parts space, from ``Stored.combine``
+    gammas: Tensor = field(init=False)  # [B] float64 in [0, 1]; 0 in rows that do not count
+    gradients: list[Tensor] | None = None  # n d_i, [B, *shape] each, if available
+    reference: list[Tensor] = field(init=False)  # sum_i gamma_i d_i, which the gradient is compared with
+
+    def gap(self) -> Tensor:
+        """The sum of the block gaps of the rows that count."""
+        whole = self.rows.shape == self.index.shape
+        return (self.block_gaps if whole else self.block_gaps[self.rows]).sum()
 
 
 class BlockGap(nn.Module):
@@ -52,7 +88,7 @@ class BlockGap(nn.Module):
     Args:
         direction: The direction of each block; None is ``FrankWolfe()``.
         oracle: Whether to decode or to take a cached labeling; None is ``MaxOracle()``, which always decodes.
-        block_steps: The step of each block: ``BoxQP(sweeps=5)`` (None), ``CommonStep()`` or ``Sequential()``.
+        block_steps: The step of each block: ``BoxQP(sweeps=5)`` (None) or ``CommonStep()``.
 
     Raises:
         ValueError: ``direction`` or ``oracle`` needs a dual that keeps labelings, or ``block_steps`` does not support
@@ -80,7 +116,6 @@ class BlockGap(nn.Module):
         self.oracle = oracle if oracle is not None else MaxOracle()
         self.block_steps = check_block_steps(block_steps if block_steps is not None else BoxQP())
         check_rules(self.direction, self.oracle, dual.storage)
-        self.block_steps.check(self.direction, self.oracle, dual.storage)
         if self.direction.needs_curvature:
             dual.storage.keep_curvature()
 
@@ -101,110 +136,103 @@ class BlockGap(nn.Module):
             MemoryError: The dual blocks of all examples would not fit.
         """
         potentials, dual = as_potentials(potentials), self.dual
-        step = torch.is_grad_enabled() and potentials.requires_grad  # for which the other processes wait
-        with refusing_on_all(dual.ranks, dual.parameters) if step else nullcontext():
+        training = torch.is_grad_enabled() and potentials.requires_grad  # the other processes wait for the step
+        with refusing_on_all(dual.ranks, dual.parameters) if training else nullcontext():
             return self.propose(potentials, target, index)
 
     def propose(self, potentials: Potentials | Tensor | Mapping[str, Tensor], target: Any, index: Tensor) -> Tensor:
         """As calling it, for callers that tell the other processes of errors by themselves."""
-        potentials = as_potentials(potentials)
+        potentials, dual, n = as_potentials(potentials), self.dual, self.dual.num_examples
+        training = torch.is_grad_enabled() and potentials.requires_grad
         with full_precision(potentials.device):
-            return self._value(potentials, target, index)
+            step, target = self._blocks(potentials, target, index, training)
+            theta, stored = potentials.detach(), step.stored
+            with torch.no_grad():
+                if self._moves_all_mass:
+                    # Line 4: s_i = argmax_y L_i(y) + <p(y) - p(y_i), theta_i>.
+                    step.corner = corner = find_corner(dual.structure, theta, target)
+                    # The block gap is the derivative of the dual towards s_i: g_i = <Delta_i, theta_i>/n + L_i/n - l_i.
+                    step.loss_changes = corner.loss / n - dual.loss[step.index]
+                    step.values = step.block_gaps = corner.score / n + stored.inner(theta) + step.loss_changes
+                else:
+                    self._between_atoms(step, potentials, theta, target, training)
+                if not training:
+                    return step.gap()
+                # Line 5: the direction Delta_i = p(s_i) - mu_i, and of storages of weights w_i itself.
+                step.parts, direct = stored.combine(step.change, step.corner)
+            # Line 6, for each block of the batch: gamma_i by the box QP, from the gradients Phi_i^T Delta_i.
+            step.gradients = self._gradients(potentials, step.parts, direct)
+            with torch.no_grad():
+                combined = self._solve(step, potentials)
+            # The gradient of the loss is d = sum_i gamma_i d_i; its backward pass proposes the step.
+            inputs, outputs = self._outputs(step, potentials, combined, direct)
+            return _Propose.apply(dual.mailbox, step, outputs, *inputs)
 
-    def _value(self, potentials: Potentials, target: Any, index: Tensor) -> Tensor:
+    def _outputs(
+        self, step: Proposal, potentials: Potentials, combined: list[Tensor] | None, direct: list[Tensor] | None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Tensors and the gradients that the backward pass gives them; sets ``step.reference``.
+
+        These are the weights, where the potentials depend on nothing else that is trained, and else the potentials.
+        """
+        parameters, share = self.dual.parameters, step.gammas / self.dual.num_examples
+        alone = potentials.weights is not None and all(map(operator.is_, potentials.weights, parameters))
+        if combined is not None and alone:
+            step.reference = combined
+            return list(parameters), combined
+        weighted = scale(step.parts, share)
+        step.reference = adjoint(potentials, weighted, parameters, sparse=True)
+        if alone:
+            return list(parameters), step.reference
+        inputs, outputs = list(potentials.tensors.values()), [weighted[name] for name in potentials.tensors]
+        if direct is not None:
+            added = combine(direct, share)
+            step.reference = [dense(a) + b for a, b in zip(step.reference, added, strict=True)]
+            inputs, outputs = inputs + list(parameters), outputs + added
+        return inputs, outputs
+
+    def _blocks(self, potentials: Potentials, target: Any, index: Tensor, training: bool) -> tuple[Proposal, Any]:
+        """The blocks of the batch, and the target as the structure has checked it."""
         dual = self.dual
         potentials.index, blocks = index, check_batch(dual, index, potentials)
         index = known(blocks.clone(), on_host(blocks)) if blocks is index else blocks
         rows = first_occurrences(index)
-        training = torch.is_grad_enabled() and potentials.requires_grad
         given, target = target, dual.structure.check_target(target, potentials)
         if training and isinstance(dual.structure, HiddenStates):
             dual.structure.check_chosen(given, target, potentials.index)
-        detached = potentials.detach()
         digests = digest_examples(target, potentials)
         if len(rows) < len(index):
             check_repeated(dual, digests, index)
         with torch.no_grad():
-            stored = dual.storage.gather(index, detached, target)
+            stored = dual.storage.gather(index, potentials.detach(), target)
             new = digests if check_targets(dual, digests, index) else None
             if training:
                 dual.storage.check_features(stored, potentials)
-            step = Proposal(dual.version, index, rows, new, detached, stored, self.block_steps)
-            if training and self.block_steps.visits and len(rows) == len(index):
-                return self._visit(step, potentials, target)
-            if self._simple:
-                found = find_corner(dual.structure, detached, target)
-                _towards(step, found, dual.loss[index], dual.num_examples)
-                step.block_gaps = step.values
-            else:
-                self._between_atoms(step, potentials, target, training)
-            if not training:
-                return step.gap()
-            step.parts, direct = stored.combine(step.change, step.found)
-        return self._choose_steps(step, potentials, direct)
-
-    def _visit(self, step: Proposal, potentials: Potentials, target: Any) -> Tensor:
-        """The sum of the block gaps, found while exact steps visit the blocks one after another."""
-        dual, n = self.dual, self.dual.num_examples
-        losses = dual.loss[step.index]
-        found, step.gammas, step.block_gaps, step.reference = self.block_steps.visit(
-            potentials, dual.structure, target, step.stored, losses, dual.lam, n
-        )
-        if not bool(torch.isfinite(found.score).all()):
-            find_corner(dual.structure, step.potentials, target)  # raises, and says which potentials are not finite
-        _towards(step, found, losses, n)
-        step.parts, _ = step.stored.combine(None, found)
-        step.squared_norm = squared_norm(step.reference)
-        with torch.enable_grad():
-            return _Propose.apply(dual.mailbox, step, step.reference, *dual.parameters)
-
-    def _choose_steps(self, step: Proposal, potentials: Potentials, direct: list[Tensor] | None) -> Tensor:
-        """The gap of ``step``, whose backward pass proposes it; solves for the gammas."""
-        dual, n = self.dual, self.dual.num_examples
-        step.gradients = self._gradients(potentials, step.parts, direct)
-        with torch.no_grad():
-            self._solve(step, potentials)
-        inputs: list[Tensor]
-        if step.reference is not None and _same(potentials.weights or (), dual.parameters):
-            inputs, outputs = list(dual.parameters), step.reference
-        else:
-            share = step.gammas / n
-            weighted = scale(step.parts, share)
-            # Euler's identity does not check the gradient of weights that are zero.
-            if step.gradients is None and (
-                dual.is_large or not all(map(bool, read_together(*(p.detach().all() for p in dual.parameters))))
-            ):
-                step.reference = adjoint(potentials, weighted, dual.parameters, sparse=True)
-            names = list(potentials.tensors)
-            inputs, outputs = [potentials.tensors[name] for name in names], [weighted[name] for name in names]
-            if direct is not None:
-                inputs, outputs = inputs + list(dual.parameters), outputs + combine(direct, share)
-        return _Propose.apply(dual.mailbox, step, outputs, *inputs)
+        return Proposal(dual.version, index, rows, new, stored, self.block_steps), target
 
     @property
-    def _simple(self) -> bool:
+    def _moves_all_mass(self) -> bool:
         """Whether every block moves all its mass to a decoded corner."""
-        known = type(self.direction) is FrankWolfe and type(self.oracle) is MaxOracle
-        return known and not self.dual.storage.keeps_labelings
+        plain = type(self.direction) is FrankWolfe and type(self.oracle) is MaxOracle
+        return plain and not self.dual.storage.keeps_labelings
 
-    def _between_atoms(self, step: Proposal, potentials: Potentials, target: Any, training: bool) -> None:
+    def _between_atoms(
+        self, step: Proposal, potentials: Potentials, theta: Potentials, target: Any, training: bool
+    ) -> None:
         """The block gaps and, for training, the direction rule's change of the atoms' mass."""
         dual, stored, n = self.dual, step.stored, self.dual.num_examples
-        kept = stored.atoms(step.potentials, dual.loss[step.index])
-        step.found = self._find(step, kept, target)
-        atoms = _atoms(stored, kept, step.found, dual, lambda parts: gram_product(potentials, parts, dual.parameters))
+        kept = stored.atoms(theta, dual.loss[step.index])
+        step.corner = self._corners(step, kept, theta, target)
+        atoms = _atoms(stored, kept, step.corner, dual, lambda parts: gram_product(potentials, parts, dual.parameters))
         step.block_gaps = atoms.gaps()
-        if not training:
-            return
-        step.change = self.direction(atoms)
-        terms = step.change * atoms.scores / n
-        step.slopes, step.slope_terms = terms.sum(1), tuple(terms.unbind(1))
-        step.loss_changes = (step.change * atoms.losses).sum(1) / n
-        step.values = step.slopes + step.loss_changes
+        if training:
+            step.change = self.direction(atoms)
+            step.loss_changes = (step.change * atoms.losses).sum(1) / n
+            step.values = (step.change * atoms.scores).sum(1) / n + step.loss_changes
 
-    def _find(self, step: Proposal, kept: tuple[Tensor, ...], target: Any) -> OracleResult:
+    def _corners(self, step: Proposal, kept: tuple[Tensor, ...], theta: Potentials, target: Any) -> OracleResult:
         """The corners: cached labelings where the oracle rule accepts them, decoded elsewhere."""
-        dual, stored, potentials = self.dual, step.stored, step.potentials
+        dual, stored = self.dual, step.stored
         decoded: Tensor | None = None
         if self.oracle.needs_labelings and kept[0].shape[1] > 1:
             mass, scores, losses, valid = kept
@@ -213,40 +241,37 @@ class BlockGap(nn.Module):
             gaps = (best.values - (mass * hinges).sum(1)) / dual.num_examples
             decoded = self.oracle.misses(gaps, step.index, dual) | torch.isinf(best.values)
         if decoded is None or bool(on_host(decoded).all()):
-            corner = find_corner(dual.structure, potentials, target)
+            corner = find_corner(dual.structure, theta, target)
             corner.column = stored.lookup(corner.labeling)
             return corner
         column = best.indices + 1
         score, loss = (t.gather(1, column.unsqueeze(1)).squeeze(1) for t in (scores, losses))
-        found = OracleResult(stored.cached(column), score, loss, decoded=decoded, column=column)
+        corners = OracleResult(stored.cached(column), score, loss, decoded=decoded, column=column)
         if not bool(on_host(decoded).any()):
-            return found
+            return corners
         rows = upload(on_host(decoded).nonzero().flatten(), decoded.device)
-        corner = find_corner(dual.structure, potentials.select(rows), tree_map(lambda t: pick(t, rows), target))
-        pairs = zip(tree_tensors(found.labeling), tree_tensors(corner.labeling), strict=True)
-        held = [old.index_copy(0, rows, new.to(old.dtype)) for old, new in pairs]
-        found.labeling, found.relaxed = tree_replace(found.labeling, held), corner.relaxed
-        found.score, found.loss = score.index_copy(0, rows, corner.score), loss.index_copy(0, rows, corner.loss)
-        found.column = torch.where(decoded, stored.lookup(found.labeling), column)
-        return found
+        corner = find_corner(dual.structure, theta.select(rows), tree_map(lambda t: pick(t, rows), target))
+        pairs = zip(tree_tensors(corners.labeling), tree_tensors(corner.labeling), strict=True)
+        labelings = [old.index_copy(0, rows, new.to(old.dtype)) for old, new in pairs]
+        corners.labeling, corners.relaxed = tree_replace(corners.labeling, labelings), corner.relaxed
+        corners.score, corners.loss = score.index_copy(0, rows, corner.score), loss.index_copy(0, rows, corner.loss)
+        corners.column = torch.where(decoded, stored.lookup(corners.labeling), column)
+        return corners
 
     def _gradients(self, potentials: Potentials, parts: Parts, direct: list[Tensor] | None) -> list[Tensor] | None:
         """``Phi_i^T Delta_i``, ``[B, *shape]`` for each parameter, if needed or cheap; else None."""
         dual = self.dual
         if dual.storage.needs_gradients:
-            found: list[Tensor] | None = per_example_adjoint(potentials, parts, dual.parameters)
+            gradients: list[Tensor] | None = per_example_adjoint(potentials, parts, dual.parameters)
         else:
             needed = self.block_steps.needs_gradients
             waiting = [g for step in dual.mailbox.waiting for g in getattr(step, "gradients", None) or []]
             kept = sum(g.numel() * g.element_size() for g in waiting)
             needed = needed and not (direct is None and self._takes_gram(potentials))
-            found = cheap_adjoint(potentials, parts, dual.parameters, kept) if needed else None
-        if found is None:
-            return None
-        if direct is None:
-            return found
-        with torch.no_grad():
-            return [dense(g) + d for g, d in zip(found, direct, strict=True)]
+            gradients = cheap_adjoint(potentials, parts, dual.parameters, kept) if needed else None
+        if gradients is None or direct is None:
+            return gradients
+        return [dense(g) + d for g, d in zip(gradients, direct, strict=True)]
 
     def _takes_gram(self, potentials: Potentials) -> bool:
         """Whether a device computes inner products of large gradients without these, and their sum by a backward pass.
@@ -258,33 +283,23 @@ class BlockGap(nn.Module):
         size = potentials.batch_size * sum(p.numel() * p.element_size() for p in self.dual.parameters)
         return potentials.device.type != "cpu" and size > LARGE
 
-    def _solve(self, step: Proposal, potentials: Potentials) -> None:
-        """Set the gamma of each block (0 in repeated rows), and ``sum_i gamma_i d_i`` with its squared norm."""
+    def _solve(self, step: Proposal, potentials: Potentials) -> list[Tensor] | None:
+        """Set the gamma of each block (0 in repeated rows); ``sum_i gamma_i d_i``, where there are gradients."""
         values, rows, gradients, n = step.values, step.rows, step.gradients, self.dual.num_examples
-        whole, weight = len(rows) == len(values), 1.0 / (self.dual.lam * n**2)
-        if gradients is None and potentials.gram is not None and self._takes_gram(potentials):
-            assert isinstance(self.block_steps, BoxQP)
-            gram, values = potentials.gram(step.parts), values if whole else values[rows]
-            found = self.block_steps.gammas(gram if whole else gram[rows][:, rows], values, weight)
-            step.gammas = found if whole else torch.zeros_like(step.slopes).index_copy_(0, rows, found)
-            step.reference = adjoint(potentials, scale(step.parts, step.gammas / n), self.dual.parameters)
-            return
-        if gradients is None:
-            ones = torch.ones_like(values)
-            step.gammas = ones if whole else torch.zeros_like(values).index_fill_(0, rows, 1.0)
-            return
+        whole, weight, combined = len(rows) == len(values), 1.0 / (self.dual.lam * n**2), None
         if not whole:
-            gradients, values = [select_examples(g, rows) for g in gradients], values[rows]
-        found, step.reference, step.squared_norm = self.block_steps.solve(gradients, values, weight, 1.0 / n)
-        step.gammas = found if whole else torch.zeros_like(step.slopes).index_copy_(0, rows, found)
-
-
-def _towards(step: Proposal, found: OracleResult, losses: Tensor, n: int) -> None:
-    """Set the direction that moves all mass of every block to ``found``."""
-    towards, held = found.score / n, step.stored.inner(step.potentials)
-    step.found, step.slopes, step.slope_terms = found, towards + held, (towards, held)
-    step.loss_changes = found.loss / n - losses
-    step.values = step.slopes + step.loss_changes
+            values = values[rows]
+        if gradients is not None:
+            chosen = gradients if whole else [select_examples(g, rows) for g in gradients]
+            gammas, combined, _ = self.block_steps.solve(chosen, values, weight, 1.0 / n)
+        elif potentials.gram is not None and self._takes_gram(potentials):
+            assert isinstance(self.block_steps, BoxQP)
+            gram = potentials.gram(step.parts)
+            gammas = self.block_steps.gammas(gram if whole else gram[rows][:, rows], values, weight)
+        else:
+            gammas = torch.ones_like(values)
+        step.gammas = gammas if whole else torch.zeros_like(step.values).index_copy_(0, rows, gammas)
+        return combined
 
 
 def _atoms(
@@ -320,21 +335,13 @@ class _Propose(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        (factor,) = upstream
         step = copy(ctx.step)  # the graph may be kept, and used again
-        if factor.is_cpu:
-            step.scale = float(factor)
-        else:
-            step.factor = factor.detach()
-        scale = step.scale if step.factor is None else step.factor.to(ctx.gradients[0].dtype)
-        # The new tensors become those of ``.grad``: the optimizer compares these with the old ones.
+        step.factor = upstream[0].detach()
+        scale = step.factor.to(ctx.gradients[0].dtype)
+        # The new tensors become those of ``.grad``: the optimizer compares these with the reference.
         if any(gradient.is_sparse for gradient in ctx.gradients):
             gradients: Sequence[Tensor] = [gradient * scale for gradient in ctx.gradients]
         else:  # in one kernel
             gradients = torch._foreach_mul(ctx.gradients, scale)
         ctx.mailbox.put(step)
         return (None, None, None, *gradients)
-
-
-def _same(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    return len(tensors) == len(others) and all(a is b for a, b in zip(tensors, others, strict=True))

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from torchssvm.compiler.jit import clock
-from torchssvm.compiler.packages import warn
 from torchssvm.core.arguments import check_flags
 from torchssvm.core.batch import Batch, check_fits
+from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.operators import full_precision, on_host, scalars, upload
+from torchssvm.core.packages import warn
 from torchssvm.core.problem import digest_examples
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import flat, parts_of, squared_norm
-from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_dual, check_targets
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.exact_pass import ExactPass, every_block, exact_pass
@@ -109,7 +109,13 @@ def certify(
 
     Also updates every gap estimate. Rounding makes the held weights drift from the dual's weights w(alpha), by 1e-6 to
     4e-5 relative in float32. With ``refresh`` the next optimizer step starts from the recomputed w(alpha); until then
-    the head keeps the weights that the certificate is about.
+    the head keeps the weights that the certificate is about. Without it, a head that holds other weights than the dual
+    has set, such as an average, leaves the run as it is.
+
+    The pass runs in float64: a float64 copy of the weights and buffers of the head, on float64 features, so that
+    primal, dual and gap are exact to the rounding of float64. Features of a network below the head are computed as in
+    training. A head that is no module, or whose weights no module has alone, runs in its own dtype: its primal is
+    exact up to 1e-7 of the scores in float32.
 
     Args:
         head: The head, or any callable ``(x)`` or ``(x, lengths)`` -> potentials that contains the dual's parameters,
@@ -179,63 +185,61 @@ def conclude(dual: DualState, make_pass: Callable[[], ExactPass], *, refresh: bo
 
     def within_bounds() -> ExactPass:
         if not dual.box.holds([p.detach() for p in dual.parameters]):
-            raise RuntimeError(
-                "the head's weights are out of their bounds: they are a function of the dual, and were changed by "
-                "others"
-            )
+            raise RuntimeError("the head's weights are out of their bounds: only BCFW may change them")
         return make_pass()
 
-    found = pass_of_all_ranks(dual, within_bounds)
-    weights = found.weights
-    sizes = _Sizes.of(dual, weights)
-    primal = dual.lam / 2 * sizes.held + found.hinges / dual.num_examples
-    length, loss = sizes.unclipped, dual.total_loss if dual.ranks else sizes.loss
+    result = pass_of_all_ranks(dual, within_bounds)
+    sizes = _Sizes.of(dual, result.weights)
+    primal = dual.lam / 2 * sizes.held + result.hinges / dual.num_examples
+    loss = dual.total_loss if dual.ranks else sizes.loss
     value = loss - dual.lam * sizes.dual
     difference = max(sizes.drifted, sizes.moved)
-    drift = (difference / length) ** 0.5 if length > 0.0 else difference**0.5
-    if dual_exceeds_primal(primal, value, dual.parameters[0].dtype, dual.lam * length):
+    drift = (difference / sizes.unclipped) ** 0.5 if sizes.unclipped > 0.0 else difference**0.5
+    if dual_exceeds_primal(primal, value, dual.parameters[0].dtype, dual.lam * sizes.unclipped):
         raise RuntimeError(
-            f"the gap is negative, {primal - value:.6g}: the dual is not one of these examples. Was an index used for "
-            "several examples, or did targets or lengths change? Or, with a structure of your own, augmented_argmax "
-            "ignores the loss: run torchssvm.check(head, structure, batch)"
+            f"the gap is negative, {primal - value:.6g}: the dual is of other examples, or augmented_argmax ignores "
+            "the loss: run torchssvm.check(head, structure, batch)"
         )
+    value = min(value, primal)  # a dual above the primal is rounding
+    if refresh or not dual.norm_changed(sizes.held**0.5):
+        _warn_of_drift(dual, drift, difference, loss, result.losses)
+        with undisturbed():
+            result.remember()
+            if dual.steps:
+                dual.targets = result.targets
+            dual.relaxed |= result.relaxed
+            gaps, device = result.gaps.clamp(min=0.0), dual.loss.device
+            dual.gap_estimates, dual.oracle_gaps = upload(gaps, device), upload(gaps.clone(), device)
+            dual.keep_sums(loss, result.gap_estimate)
+            dual.certified_gap = primal - value
+            dual.oracle_calls += dual.num_examples
+            if refresh:
+                dual.recomputed = parts_of(sizes.numbers.to(dual.dtype), dual.parameters)
+                if _far(dual, sizes):
+                    dual.restarts += 1  # the next step starts elsewhere
+                    dual.storage.forget_features()
+    else:
+        dual.oracle_calls += dual.num_examples
+    if result.hinges == 0.0 and not any(bool(p.any()) for p in dual.parameters):
+        warn(
+            "the primal is 0 at zero weights: the oracle returned an output without loss for every example. If outputs "
+            "have losses, augmented_argmax must maximise score + loss: run torchssvm.check(head, structure, batch)"
+        )
+    return make_certificate(dual, primal, value, drift, start, exact=result.exact, relaxed=result.relaxed)
+
+
+def _warn_of_drift(dual: DualState, drift: float, difference: float, loss: float, losses: Tensor) -> None:
+    """Warn where the held weights differ from the dual's by more than rounding, and by what the primal shows."""
     rounding = 1e3 * torch.finfo(dual.parameters[0].dtype).eps
     # At a tiny lambda masses round to other weights: what that is worth goes with the losses.
-    largest = float(found.losses[1].max()) if found.losses.numel() else 0.0
+    largest = float(losses[1].max()) if losses.numel() else 0.0
     negligible = (10 * rounding) ** 2 * abs(loss) + _MASSES * largest
     if drift > 100 * rounding and dual.lam / 2 * difference > negligible:
         warn(
             f"the weights differ from those of the dual by {drift:.2g} of their length, more than rounding: features "
-            "have moved, an index names several examples, or weights were edited: did another optimizer step them? "
-            "Only BCFW may. The certificate holds all the same, and the next step starts from the dual's weights; the "
-            "gap does not close while this goes on. Compare the features and indices of training with those of the "
-            "exact pass"
+            "have moved, an index names several examples, or another optimizer changed weights. The certificate holds; "
+            "the next step starts from the dual's weights"
         )
-    if found.hinges == 0.0 and not any(bool(p.any()) for p in dual.parameters):
-        warn(
-            "the primal is 0 at zero weights: the oracle returned an output without loss for every example, such as "
-            "the target. Nothing is learned. It is right where no output has a loss, such as lists with relevant "
-            "documents alone. Else the oracle is wrong: augmented_argmax must maximise score + loss, and a solver of "
-            "decisions must have the direction that it declares (modelSense, maximize); run "
-            "torchssvm.check(head, structure, batch)"
-        )
-    value = min(value, primal)  # a dual above the primal is rounding
-    with undisturbed():
-        found.remember()
-        if dual.steps:
-            dual.targets = found.targets
-        dual.relaxed |= found.relaxed
-        gaps, device = found.gaps.clamp(min=0.0), dual.loss.device
-        dual.gap_estimates, dual.oracle_gaps = upload(gaps, device), upload(gaps.clone(), device)
-        dual.keep_sums(loss, found.gap_estimate)
-        dual.certified_gap = primal - value
-        dual.oracle_calls += dual.num_examples
-        if refresh:
-            dual.recomputed = parts_of(sizes.numbers.to(dual.dtype), dual.parameters)
-            if _far(dual, sizes):
-                dual.restarts += 1  # the next step starts elsewhere
-                dual.storage.forget_features()
-    return make_certificate(dual, primal, value, drift, start, exact=found.exact, relaxed=found.relaxed)
 
 
 def make_certificate(
@@ -301,11 +305,6 @@ def check_pass(dual: DualState, found: ExactPass) -> None:
         )
 
 
-def features_moved(dual: DualState, weights: list[Tensor]) -> bool:
-    """Whether the recomputed w(alpha), or v under bounds, differs from held weights by more than rounding."""
-    return _far(dual, _Sizes.of(dual, weights))
-
-
 class _Sizes(NamedTuple):
     """Squared lengths of held weights w, and of those that were recomputed, v and its clipped weights w'."""
 
@@ -334,7 +333,7 @@ class _Sizes(NamedTuple):
 
 
 def _far(dual: DualState, sizes: _Sizes) -> bool:
-    """As :func:`features_moved`."""
+    """Whether the recomputed w(alpha) differs from the held weights by more than rounding."""
     length = sizes.clipped**0.5
     allowed = 1e4 * torch.finfo(dual.parameters[0].dtype).eps * max(length, dual.held_norm)
     if dual.norm_changed(sizes.held**0.5):  # the head holds other weights now, such as an average
@@ -380,13 +379,13 @@ def recompute_weights(
     weights = [torch.zeros_like(p, dtype=torch.float64) for p in dual.parameters]
 
     def add_up() -> None:
-        for batch, potentials, index in every_block(head, dual, batches):
+        for batch, potentials, index, leaves in every_block(head, dual, batches):
             target = dual.structure.check_target(batch.y, potentials)
             check_targets(dual, digest_examples(target, potentials), index)
             with full_precision(potentials.device):
                 stored = dual.storage.gather(index, potentials, target)
-                dual.storage.check_features(stored, potentials)
-                parts = dual.storage.contribution(stored, potentials)
+                dual.storage.check_features(stored, potentials, leaves)
+                parts = dual.storage.contribution(stored, potentials, leaves)
             for total, part in zip(weights, parts, strict=True):
                 total += part
 

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_dataset, check_number, check_object, check_whole, or_default
 from torchssvm.core.batch import Batch, apply_head, fetcher, lengths_of, pass_over, tree_replace, tree_tensors
+from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.potentials import Potentials, inner
 from torchssvm.core.problem import UNKNOWN, find_structure
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Each, Entry, Field, Schema, Stateful
 from torchssvm.core.structure import Structure, fit
-from torchssvm.core.threads import undisturbed
 from torchssvm.dual.storage import MeanParts
 from torchssvm.solvers.certificate import Certificate, recompute_weights, write
-from torchssvm.solvers.objective import primal
+from torchssvm.solvers.exact_pass import primal
 from torchssvm.solvers.solver import Relative, Solver, Tolerance
 from torchssvm.solvers.training import make_trainer
 from torchssvm.structures.hidden_states import HiddenStates

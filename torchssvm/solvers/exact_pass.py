@@ -1,9 +1,14 @@
-"""One pass of the max oracle over all training examples."""
+"""One pass over all examples in float64: the primal objective of any weights, and all that a certificate needs.
+
+A hinge is a difference of scores: float32 makes it wrong by 1e-7 of the scores, which may be many times the primal. So
+the pass runs a float64 copy of the head on float64 features.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -12,15 +17,257 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from torchssvm.core.batch import Batch, restrict
-from torchssvm.core.operators import full_precision, in_full_precision, known, on_host, read_together
+from torchssvm.compiler.jit import clock
+from torchssvm.core.arguments import OLD_NUMBERS, check_int64, check_whole
+from torchssvm.core.batch import Batch, apply_head, as_batch, check_batches, restrict, to_device, tree_map
+from torchssvm.core.max_oracle import find_corner
+from torchssvm.core.operators import full_precision, known, on_host, read_together
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.probe import check_depends
-from torchssvm.core.problem import digest_examples
-from torchssvm.core.row_sparse import parts_of
+from torchssvm.core.problem import as_structure, check_lam, digest_examples
+from torchssvm.core.row_sparse import parts_of, squared_norm
+from torchssvm.core.structure import Labeling, OracleResult, Structure
 from torchssvm.dual.checks import check_batch
 from torchssvm.dual.state import DualState
-from torchssvm.solvers.objective import Rounding, every_example
+
+Head = Callable[..., Any]
+"""``(x)`` or ``(x, lengths)`` -> potentials."""
+
+_NOTE = (
+    "An exact pass runs head and structure in float64: keep constants of the head in buffers, and make new tensors in "
+    "the dtype of the potentials."
+)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The primal objective ``lam/2 |w|^2 + (1/n) sum_i H_i(w)`` by one pass over all examples ([B13] eq. 3).
+
+    Attributes:
+        value: The objective of the outputs that the oracle returned; a lower bound where the oracle is approximate.
+        bound: An upper bound of the objective; equal to ``value`` where the oracle is exact.
+        hinge: ``(1/n) sum_i H_i``: ``value`` without the regularisation.
+        exact: Whether the oracle was exact for every example, so that ``value`` is the objective itself.
+        oracle_calls: Examples decoded by this pass.
+        seconds: Duration of this pass.
+        lam: Regularisation.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> objective = primal(head, head.structure, in_order(data), lam=0.1)
+        >>> objective.value == objective.bound, objective.oracle_calls
+        (True, 30)
+    """
+
+    value: float
+    bound: float
+    hinge: float
+    exact: bool
+    oracle_calls: int
+    seconds: float
+    lam: float
+
+    def __str__(self) -> str:
+        if self.exact:
+            return f"primal {self.value:.6g}"
+        return f"primal between {self.value:.6g} and {self.bound:.6g} (approximate oracle)"
+
+
+@torch.no_grad()
+def primal(
+    head: Head,
+    structure: Structure,
+    batches: Iterable[Batch],
+    lam: float,
+    *,
+    parameters: Iterable[Tensor] | None = None,
+    num_examples: int | None = None,
+) -> Objective:
+    """The structured SVM objective of the weights that the head holds; nothing changes.
+
+    Needs no dual, so it also measures averages and other optimizers. A bound of the distance to the optimum needs a
+    dual: see :func:`torchssvm.certify`, whose rules on float64 hold here too.
+
+    Args:
+        head: The head, or any callable ``(x)`` or ``(x, lengths)`` -> potentials, such as a model of frozen features
+            and the head; ``parameters`` then lists the regularised weights.
+        batches: Every training example exactly once, in any order, as :class:`torchssvm.Batch`.
+        parameters: The regularised weights; None is ``head.parameters()``.
+        num_examples: n, to detect missing examples at the end; None is the largest index plus 1.
+
+    Raises:
+        ValueError: An example is missing or duplicated, or an argument or a batch is not valid.
+        TypeError: The potentials have another dtype than the weights, or ``lam`` is not a number.
+
+    Example:
+        >>> head = LinearMulticlass(4, 3)
+        >>> primal(head, head.structure, in_order(data), lam=0.1).value  # at weights of zero: the largest loss
+        1.0
+    """
+    start = clock()
+    lam = check_lam(lam)
+    as_structure(structure)
+    num_examples = None if num_examples is None else check_whole(num_examples, "num_examples")
+    if parameters is None:
+        if not isinstance(head, nn.Module):
+            raise ValueError(
+                f"parameters=None, and head is a {type(head).__name__}, not an nn.Module: pass the weights that are "
+                "regularised"
+            )
+        parameters = head.parameters()
+    weights = list(parameters)
+    if not weights:
+        raise ValueError("parameters are empty: the head has no weights")
+    hinges = bounds = 0.0
+    count, exact = 0, True
+    head, leaves = in_float64(head, weights)
+    check = partial(_check_batch, dtype=leaves[0].dtype, num_examples=num_examples)
+    for batch, potentials, index in every_example(head, batches, weights[0].device, check, num_examples, grad=False):
+        corner = _decode(structure, potentials, structure.check_target(batch.y, potentials))
+        assert corner.read is not None
+        hinges += float(corner.read[0].sum())
+        bounds += float(corner.read[1].sum())
+        exact &= corner.exact
+        count += len(index)
+    regularisation = lam / 2 * squared_norm(weights)
+    return Objective(
+        value=regularisation + hinges / count,
+        bound=regularisation + bounds / count,
+        hinge=hinges / count,
+        exact=exact,
+        oracle_calls=count,
+        seconds=clock() - start,
+        lam=lam,
+    )
+
+
+def _check_batch(index: Tensor, potentials: Potentials, dtype: torch.dtype, num_examples: int | None) -> Tensor:
+    size = potentials.batch_size
+    check_int64(index, "index", (size,), ", one number for each example")
+    if not size:
+        raise ValueError("a batch is empty: index holds no example")
+    if int(index.min()) < 0 or (num_examples is not None and int(index.max()) >= num_examples):
+        raise ValueError(f"index holds {int(index.min())} to {int(index.max())}, and num_examples={num_examples}")
+    if potentials.dtype != dtype:
+        raise TypeError(
+            f"the potentials are {potentials.dtype} and the head's weights {dtype}: run the head in the dtype of its "
+            "weights, with autocast off"
+        )
+    return index
+
+
+def every_example(
+    head: Head,
+    batches: Iterable[Batch],
+    device: torch.device,
+    check: Callable[[Tensor, Potentials], Tensor],
+    num_examples: int | None,
+    *,
+    grad: bool = True,
+    first: int = 0,
+) -> Iterator[tuple[Batch, Potentials, Tensor]]:
+    """Yield each batch with its potentials and checked index; raise ValueError unless every example comes once.
+
+    Potentials are differentiable with ``grad``; batches are moved to ``device``. ``check`` makes of ``(index,
+    potentials)`` the numbers of the examples among those of this pass, or raises. There are ``num_examples``, None is
+    the largest number plus 1; ``first`` is the index of the example with the number 0.
+    """
+    seen = torch.zeros(num_examples or 0, dtype=torch.bool)
+    for batch in check_batches(batches):
+        batch = to_device(as_batch(batch), device)
+        with torch.enable_grad() if grad else nullcontext():
+            potentials = apply_head(head, batch)
+        index = check(batch.index, potentials)
+        places = on_host(index)
+        numbers = places.tolist()
+        if (more := max(numbers) + 1 - len(seen)) > 0:
+            seen = torch.cat([seen, torch.zeros(more, dtype=torch.bool)])
+        if bool(seen[places].any()) or len(set(numbers)) < len(numbers):
+            raise ValueError(
+                f"batches gave an example twice, and a pass needs every training example exactly once: {OLD_NUMBERS}"
+            )
+        seen[places] = True
+        yield batch, potentials, index
+    if not len(seen):
+        raise ValueError("batches are empty: a pass needs every training example once")
+    if not bool(seen.all()):
+        missing = ((~seen).nonzero().flatten() + first).tolist()
+        raise ValueError(
+            f"batches left out {len(missing)} of {len(seen)} examples, {missing[:5]} among them: a pass needs "
+            "every training example once (no drop_last, no sampling)"
+        )
+
+
+def in_float64(head: Head, weights: Sequence[Tensor]) -> tuple[Head, list[Tensor]]:
+    """``head`` at float64 copies of its ``weights``, and these copies, where its graph begins.
+
+    ``head`` is a module with these weights, or with equal ones. A module within it that has these parameters and no
+    others runs on float64 copies of weights, buffers and inputs; features below it stay as training saw them. Where no
+    module has them alone, as in a function, ``head`` runs as it is.
+    """
+    weights, names = list(weights), _names_of(head, weights)
+    if names is None:
+        return head, weights
+    place, owner = _owner_of(head, names)
+    if owner is None or weights[0].dtype is not torch.float32:
+        same: dict[str, Tensor] = dict(zip(names, weights, strict=True))
+        return lambda *args: functional_call(head, same, args), weights
+    leaves = [weight.detach().double().requires_grad_() for weight in weights]
+    wide = {place + name: _double(buffer) for name, buffer in owner.named_buffers()}
+    wide |= zip(names, leaves, strict=True)
+
+    def call(*args: Any) -> Any:
+        hook = owner.register_forward_pre_hook(_widen_inputs, with_kwargs=True)
+        try:
+            return functional_call(head, wide, args)
+        except RuntimeError as error:
+            error.add_note(_NOTE)
+            raise
+        finally:
+            hook.remove()
+
+    return call, leaves
+
+
+def _names_of(head: Head, weights: Sequence[Tensor]) -> list[str] | None:
+    """The names of a module's parameters that are ``weights``, or of consecutive ones with equal numbers, or None."""
+    if not isinstance(head, nn.Module):
+        return None
+    named = dict(head.named_parameters())
+    names, places = list(named), {id(p): name for name, p in named.items()}
+    if all(id(weight) in places for weight in weights):
+        return [places[id(weight)] for weight in weights]
+    for begin in range(len(names) - len(weights) + 1):
+        some = names[begin : begin + len(weights)]
+        pairs = zip((named[name] for name in some), weights, strict=True)
+        if all(a.dtype == b.dtype and torch.equal(a.to(b.device), b) for a, b in pairs):
+            return some
+    return None
+
+
+def _owner_of(head: nn.Module, names: Sequence[str]) -> tuple[str, nn.Module | None]:
+    """The outermost module whose parameters are ``names``, with the beginning of these names, or None."""
+    for path, module in head.named_modules():
+        place = f"{path}." if path else ""
+        if {place + name for name, _ in module.named_parameters()} == set(names):
+            return place, module
+    return "", None
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _widen_inputs(_: nn.Module, args: Any, kwargs: Any) -> Any:
+    return tree_map(_double, args), tree_map(_double, kwargs)
+
+
+def _decode(structure: Structure, potentials: Potentials, target: Labeling) -> OracleResult:
+    try:
+        return find_corner(structure, potentials, target)
+    except RuntimeError as error:
+        error.add_note(_NOTE)
+        raise
 
 
 class ExactPass(NamedTuple):
@@ -29,57 +276,55 @@ class ExactPass(NamedTuple):
     hinges: float  # ``sum_i H_i``; with an approximate oracle, an upper bound of it
     exact: bool  # whether the oracle was exact for every example
     relaxed: bool  # whether labelings may lie outside of the hull of outputs
-    gaps: Tensor  # [m] float64 on the CPU, the block gaps at the held weights, of the examples of this process
+    gaps: Tensor  # [m] float64 on the CPU, the block gaps at these weights, of the examples of this process
     weights: list[Tensor]  # w(alpha) for the current features, float64, one for each parameter; under bounds, v
     targets: Tensor  # [m] int64, digests
     losses: Tensor  # [2, m] float64 on the CPU: n l_i from each block, NaN where unknown, and the size of its terms
-    remember: Callable[[], None]  # stores the labelings found, if the storage keeps labelings and was asked to
+    remember: Callable[[], None]  # stores the oracle's labelings, if the storage keeps labelings and was asked to
     gap_estimate: float = 0.0  # of several processes, the sum of the gaps of all examples
 
 
-def exact_pass(
-    head: Callable[..., Any], dual: DualState, batches: Iterable[Batch], *, remember: bool = False
-) -> ExactPass:
+def exact_pass(head: Head, dual: DualState, batches: Iterable[Batch], *, remember: bool = False) -> ExactPass:
     """Decode every example once; arguments and errors as in :func:`certify`.
 
-    With ``remember`` the result can add the labelings found to a storage that keeps labelings.
+    With ``remember`` the result can add the oracle's labelings to a storage that keeps labelings.
     """
+    structure, storage = dual.structure, dual.storage
     hinges, exact, relaxed = 0.0, True, False
     gaps = torch.zeros(len(dual.own), dtype=torch.float64)
     losses = torch.stack([torch.full_like(gaps, torch.nan), gaps])
-    hinge: list[tuple[Tensor, Tensor]] = []  # of each batch, on the CPU: where its blocks are, and its hinges
-    there: list[tuple[Tensor, ...]] = []  # of each batch, on the device: slopes of the blocks, losses and their terms
+    hinge: list[tuple[Tensor, Tensor]] = []  # of each batch, on the CPU: the places of its blocks, and its hinges
+    slopes: list[tuple[Tensor, ...]] = []  # of each batch, on the device: slopes of the blocks, losses and their terms
     targets = torch.zeros_like(dual.targets)
     every = torch.zeros(sum(p.numel() for p in dual.parameters), dtype=torch.float64, device=dual.parameters[0].device)
     weights = parts_of(every, dual.parameters)
     keep: list[Callable[[], None]] = []
-    with Rounding(head, dual.structure, dual.parameters, dual.lam, dual.num_examples) as fine:
-        for batch, potentials, index in every_block(head, dual, batches, fine.read, fine.held):
-            target = dual.structure.check_target(batch.y, potentials)
-            place = on_host(index)
-            targets[place] = digest_examples(target, potentials)
-            finer, scored, leaves, corner = fine(potentials, target)
-            assert finer.read is not None
-            with torch.no_grad(), full_precision(potentials.device):
-                stored = dual.storage.gather(index, scored, target)
-                dual.storage.check_features(stored, potentials)
-                hinges += float(finer.read[1].sum())
-                exact &= finer.exact
-                relaxed |= finer.relaxed
-                hinge.append((place, finer.read[0]))
-                there.append((stored.inner(scored), *(stored.mean_loss(scored) or ())))
-                torch._foreach_add_(weights, dual.storage.contribution(stored, scored, leaves))
-                if remember and (insert := dual.storage.remember(stored, corner)) is not None:
-                    keep.append(insert)
+    for batch, potentials, index, leaves in every_block(head, dual, batches):
+        target = structure.check_target(batch.y, potentials)
+        place = on_host(index)
+        targets[place] = digest_examples(target, potentials)
+        corner = _decode(structure, potentials, target)
+        assert corner.read is not None
+        with torch.no_grad(), full_precision(potentials.device):
+            stored = storage.gather(index, potentials, target)
+            storage.check_features(stored, potentials, leaves)
+            hinges += float(corner.read[1].sum())
+            exact &= corner.exact
+            relaxed |= corner.relaxed
+            hinge.append((place, corner.read[0]))
+            slopes.append((stored.inner(potentials), *(stored.mean_loss(potentials) or ())))
+            torch._foreach_add_(weights, storage.contribution(stored, potentials, leaves))
+            if remember and (insert := storage.remember(stored, corner)) is not None:
+                keep.append(insert)
 
-    held, *read = read_together(dual.loss, *chain(*there))
-    known(dual.loss, held)
+    loss, *read = read_together(dual.loss, *chain(*slopes))
+    known(dual.loss, loss)
     numbers = iter(read)
-    for (place, found), several in zip(hinge, there, strict=True):
-        inner, *told = islice(numbers, len(several))
-        gaps[place] = found / dual.num_examples + inner - held[place]
-        if told:
-            losses[:, place] = torch.stack(told)
+    for (place, its_hinges), its_slopes in zip(hinge, slopes, strict=True):
+        inner, *its_losses = islice(numbers, len(its_slopes))
+        gaps[place] = its_hinges / dual.num_examples + inner - loss[place]
+        if its_losses:
+            losses[:, place] = torch.stack(its_losses)
 
     def insert_all() -> None:
         for insert in keep:
@@ -91,61 +336,24 @@ def exact_pass(
 
 
 def every_block(
-    head: Callable[..., Any], dual: DualState, batches: Iterable[Batch], *read: Any
-) -> Iterator[tuple[Batch, Potentials, Tensor]]:
-    """As :func:`every_training_example`, for a head that must have the dual's weights, checked as ``check_depends``
-    says.
+    head: Head, dual: DualState, batches: Iterable[Batch]
+) -> Iterator[tuple[Batch, Potentials, Tensor, list[Tensor]]]:
+    """Each batch once, as :func:`every_example`, with float64 potentials and the weights where their graph begins.
+
+    Raises ValueError unless the potentials come from the dual's weights alone.
     """
-    every = every_training_example(of_dual(head, dual), dual, batches)
-    for place, (batch, potentials, index) in enumerate(every):
-        if place == 0:
-            check_depends(potentials, dual.structure, dual.parameters, *read)
-        yield batch, potentials, index
-
-
-def every_training_example(
-    head: Callable[..., Any], dual: DualState, batches: Iterable[Batch]
-) -> Iterator[tuple[Batch, Potentials, Tensor]]:
-    """Yield each batch with its potentials and checked index; raise ValueError unless every example comes once."""
-    head = in_full_precision(head, dual.parameters)
-    batches = restrict(batches, dual.own) if dual.ranks else batches
-    return every_example(
-        head, batches, dual.parameters[0].device, partial(check_batch, dual), len(dual.own), first=dual.own.start
-    )
-
-
-def of_dual(head: Callable[..., Any], dual: DualState) -> Callable[..., Any]:
-    """``head``, a module with the dual's parameters in place of equal copies; ValueError for other weights."""
-    if not isinstance(head, nn.Module):
-        return head
-    named = dict(head.named_parameters())
-    wanted = {id(p) for p in dual.parameters}
-    if wanted <= {id(p) for p in named.values()}:
-        return head
-    some = _alike(named, dual.parameters)
-    if some is None:
+    if isinstance(head, nn.Module) and _names_of(head, dual.parameters) is None:
         raise ValueError(
-            f"head={type(head).__name__}(...) has other weights than the dual, and a certificate is for the weights of "
-            "the dual alone: pass the head that the dual was made for. To load weights, load the state of their "
-            "optimizer; for the objective of other weights, see torchssvm.solvers.primal"
+            f"head={type(head).__name__}(...) has other weights than the dual: pass the dual's head, or for other "
+            "weights use torchssvm.solvers.primal"
         )
-    replaced: dict[str, Tensor] = dict(zip(some, dual.parameters, strict=True))
-    # As in in_full_precision: features below the copy stay in the precision of the process.
-    alone = full_precision if len(named) == len(wanted) else lambda _: nullcontext()
-
-    def call(*args: Any) -> Any:
-        with alone(dual.parameters[0].device):
-            return functional_call(head, replaced, args)
-
-    return call
-
-
-def _alike(named: dict[str, nn.Parameter], parameters: Sequence[nn.Parameter]) -> list[str] | None:
-    """The names of consecutive parameters that are equal to ``parameters``, or None."""
-    names = list(named)
-    for begin in range(len(names) - len(parameters) + 1):
-        some = names[begin : begin + len(parameters)]
-        pairs = zip((named[name] for name in some), parameters, strict=True)
-        if all(a.dtype == b.dtype and torch.equal(a.to(b.device), b) for a, b in pairs):
-            return some
-    return None
+    call, leaves = in_float64(head, dual.parameters)
+    own, device = dual.own, dual.parameters[0].device
+    batches = restrict(batches, own) if dual.ranks else batches
+    check = partial(check_batch, dual, dtype=leaves[0].dtype)
+    checked = False
+    for batch, potentials, index in every_example(call, batches, device, check, len(own), first=own.start):
+        if not checked:
+            check_depends(potentials, dual.structure, leaves)
+            checked = True
+        yield batch, potentials, index, leaves

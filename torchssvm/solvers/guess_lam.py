@@ -10,16 +10,16 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from torchssvm.compiler.packages import warn
 from torchssvm.core.arguments import check_dataset
 from torchssvm.core.batch import Part, apply_head, check_fits, fetcher, pass_over, to_device
 from torchssvm.core.operators import full_precision
+from torchssvm.core.packages import warn
 from torchssvm.core.problem import find_structure
 from torchssvm.core.structure import Structure
 from torchssvm.dual.state import DualState
 from torchssvm.solvers.certificate import Certificate
+from torchssvm.solvers.exact_pass import primal
 from torchssvm.solvers.feature_losses import StructuredHinge
-from torchssvm.solvers.objective import primal
 
 SAMPLE = 64
 """At most so many examples are looked at."""

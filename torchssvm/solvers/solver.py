@@ -212,7 +212,7 @@ class Solver:
         direction: The direction of a step, such as ``Pairwise()``.
         oracle: Whether to decode: ``MaxOracle()`` or ``CacheOracle()``.
         storage: How blocks are kept: ``MeanParts()``, ``Labelings()`` or ``Weights()``.
-        block_steps: The steps of a batch's blocks, such as ``Sequential()``: the torch loop is then chosen.
+        block_steps: The steps of a batch's blocks, such as ``CommonStep()``: the torch loop is then chosen.
         line_search: Chooses the step size; None is ``ExactSearch()``.
         compiled: Whether :class:`torchssvm.CompiledBCFW` takes the steps; None is True where it can. False also suits a
             dataset that gives an example other features each time (augmentation).
@@ -296,7 +296,6 @@ class Solver:
                 "copies"
             )
         block_steps = check_block_steps(self.block_steps if self.block_steps is not None else BoxQP())
-        block_steps.check(direction, oracle, storage)
         return self.with_rules(direction=direction, oracle=oracle, storage=storage, block_steps=block_steps)
 
     def with_rules(self, **rules: Any) -> Solver:

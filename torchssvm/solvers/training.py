@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchssvm.compiler.packages import warn
 from torchssvm.core.arguments import check_dataset, naming, or_default
 from torchssvm.core.batch import (
     Batch,
@@ -30,11 +29,12 @@ from torchssvm.core.batch import (
     tree_tensors,
 )
 from torchssvm.core.max_oracle import has_target_check, unreachable
+from torchssvm.core.memory import available_memory
+from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.problem import check_bounds, check_lam, find_structure, groups
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.structure import Structure, reject_rows
-from torchssvm.core.threads import available_memory
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import MeanParts, Storage
@@ -491,7 +491,7 @@ def compiled_form(head: nn.Module, structure: Structure, solver: Solver) -> tupl
         check_compiled(solver.direction, solver.oracle)
         adapter = find_adapter(head, anywhere=True)
     except (ImportError, TypeError) as error:
-        return None, str(error).removesuffix("; use BlockGap and BCFW")
+        return None, getattr(error, "reason", str(error))
     if not structure.same_as(own := head.structure):  # type: ignore[arg-type]
         return None, f"structure={structure} is not that of the head, {own}"
     return adapter, None
@@ -543,10 +543,6 @@ def _complete(solver: Solver, fits: _Fits, *, compiled: bool, whole: bool = Fals
     if oracle is None:
         oracle = CacheOracle() if keeps and not few else MaxOracle()
     block_steps = solver.block_steps if solver.block_steps is not None else BoxQP()
-    try:
-        block_steps.check(direction, oracle, storage)
-    except ValueError:  # these block steps do not go with the cache
-        return solver.with_defaults().with_rules(compiled=compiled)
     return solver.with_rules(
         direction=direction, oracle=oracle, storage=storage, block_steps=block_steps, compiled=compiled
     )

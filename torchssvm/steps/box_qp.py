@@ -11,14 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchssvm.compiler.jit import arrays, fits_numba, triton_available
+from torchssvm.compiler.jit import njit
+from torchssvm.compiler.vectors import add_row, dot, exact_dot, set_row
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.gradients import combine
-from torchssvm.core.potentials import Potentials
+from torchssvm.core.launch import arrays, fits_numba
 from torchssvm.core.row_sparse import gram_of_rows, rows_of, select_examples, squared_norm
-from torchssvm.core.structure import Labeling, OracleResult, Structure
-from torchssvm.dual.storage import Storage, Stored
-from torchssvm.steps.numba import ascend_gradients, ascend_gram
+from torchssvm.core.triton_support import triton_available
 
 
 class BatchSteps(NamedTuple):
@@ -33,34 +32,11 @@ class BatchSteps(NamedTuple):
     squared_norm: float | None
 
 
-class Visited(NamedTuple):
-    """The result of exact steps on a batch's blocks, taken one after another.
-
-    Attributes:
-        found: The corners, each decoded at the weights after the previous block's step, and scored at the head's.
-        gammas: ``[B]`` float64, the steps towards them.
-        gaps: ``[B]`` float64, the block gaps, each at the weights of its own visit.
-        combined: ``(1/n) sum_i gamma_i Phi_i^T Delta_i`` for each of the head's parameters.
-    """
-
-    found: OracleResult
-    gammas: Tensor
-    gaps: Tensor
-    combined: list[Tensor]
-
-
 class BlockSteps(ABC):
     """Chooses the step of each block of a batch along its direction, before the line search over all of them."""
 
     needs_gradients = False
     """Whether it uses per-example gradients, where the head gives them."""
-
-    visits = False
-    """Whether it implements :meth:`visit`; see ``torchssvm.Sequential``."""
-
-    def check(self, direction: Any, oracle: Any, storage: Storage) -> None:
-        """Raise ValueError if it does not support these rules; the default supports all."""
-        return
 
     @abstractmethod
     def solve(self, gradients: Sequence[Tensor], values: Tensor, weight: float, factor: float = 1.0) -> BatchSteps:
@@ -72,23 +48,6 @@ class BlockSteps(ABC):
             weight: Positive; the dual grows by ``sum_i gamma_i v_i - weight/2 |sum_i gamma_i g_i|^2``.
             factor: Multiplies the combined gradient.
         """
-
-    def visit(
-        self,
-        potentials: Potentials,
-        structure: Structure,
-        target: Labeling,
-        stored: Stored,
-        losses: Tensor,
-        lam: float,
-        n: int,
-    ) -> Visited:
-        """Exact steps on the blocks one after another, from the held weights; changes nothing, needs ``visits``.
-
-        Args:
-            losses: ``[B]`` float64, l_i.
-        """
-        raise NotImplementedError(f"{self} does not visit blocks")
 
 
 class CommonStep(BlockSteps):
@@ -118,7 +77,7 @@ def check_block_steps(block_steps: Any) -> BlockSteps:
     """``block_steps``; TypeError unless it is a BlockSteps."""
     if isinstance(block_steps, BlockSteps):
         return block_steps
-    raise TypeError(f"block_steps={block_steps!r} must be an object such as BoxQP(), CommonStep() or Sequential()")
+    raise TypeError(f"block_steps={block_steps!r} must be an object such as BoxQP() or CommonStep()")
 
 
 _CONVERGED = 1e-3  # more is of no use: the line search rescales the steps
@@ -280,3 +239,91 @@ def gram(gradients: Sequence[Tensor], rows: Tensor) -> Tensor:
             total = total + flat @ flat.t()
     assert isinstance(total, Tensor)
     return total.to(torch.float64)
+
+
+@njit
+def clipped_step(old: float, slope: float, curvature: float) -> float:
+    """The best coordinate in [0, 1] of the box QP, where the objective has this slope and curvature at ``old``."""
+    if curvature > 0.0:
+        new = old + slope / curvature
+        return 0.0 if new < 0.0 else 1.0 if new > 1.0 else new
+    return 1.0 if slope > 0.0 else old  # the weights do not move along this block: only its loss counts
+
+
+@njit
+def ascend_gram(matrix: Any, residual: Any, gammas: Any, sweeps: int, converged: float) -> None:
+    """Coordinate ascent from 0 in the box QP; ``residual`` starts as v and stays ``v - G gamma``."""
+    for _ in range(sweeps):
+        largest = 0.0
+        for i in range(len(residual)):
+            old = gammas[i]
+            new = clipped_step(old, residual[i], matrix[i, i])
+            if new != old:
+                gammas[i] = new
+                row, change = matrix[i], new - old
+                for k in range(len(row)):
+                    residual[k] -= row[k] * change
+                largest = max(largest, abs(new - old))
+        if largest < converged:
+            break
+
+
+@njit
+def ascend_gradients(
+    matrices: Any,
+    starts: Any,
+    local: Any,
+    entries: Any,
+    values: Any,
+    weight: float,
+    sweeps: int,
+    converged: float,
+    factor: float,
+    gammas: Any,
+    curvatures: Any,
+    u: Any,
+    sums: Any,
+) -> float:
+    """:func:`ascend_gram` with ``G_ij = weight <g_i, g_j>``, given the g_i; a sweep reads each of them twice.
+
+    Args:
+        matrices: Dense parts of the gradients, ``[R, d]`` each.
+        starts, local, entries: The rows of a sparse part: those of gradient i are ``entries[starts[i]:starts[i + 1]]``,
+            ``[*, K]``, and belong to the rows ``local`` of ``sums``. Without a sparse part there are none.
+        values: v.
+        weight, sweeps, converged, factor: See :func:`solve_batch`.
+        gammas, curvatures: ``[R]`` float64, zero; the first gets gamma.
+        u, sums: Zero; they get ``factor sum_i gamma_i g_i``, of the dense parts one after another and of the rows.
+
+    Returns:
+        The squared norm of ``u`` and ``sums`` together.
+    """
+    for sweep in range(sweeps):
+        largest = 0.0
+        for i in range(len(values)):
+            product, square, at = 0.0, 0.0, 0
+            for matrix in matrices:
+                row = matrix[i]
+                product += dot(row, u[at:])
+                square += dot(row, row) if sweep == 0 else 0.0
+                at += len(row)
+            for p in range(starts[i], starts[i + 1]):
+                product += dot(entries[p], sums[local[p]])
+                square += dot(entries[p], entries[p]) if sweep == 0 else 0.0
+            curvatures[i] += weight * square
+            old = gammas[i]
+            new = clipped_step(old, values[i] - weight * product, curvatures[i])
+            if new != old:
+                gammas[i] = new
+                change, at = u.dtype.type(new - old), 0
+                for matrix in matrices:
+                    add_row(u[at:], matrix[i], change)
+                    at += matrix.shape[1]
+                for p in range(starts[i], starts[i + 1]):
+                    add_row(sums[local[p]], entries[p], change)
+                largest = max(largest, abs(new - old))
+        if largest < converged:
+            break
+    set_row(u, u, u.dtype.type(factor), None)
+    set_row(sums, sums, u.dtype.type(factor), None)
+    return exact_dot(u, u) + exact_dot(sums, sums)

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchssvm.compiler.jit import on_device
+from torchssvm.core.triton_support import on_device
 
 _BLOCK = 32  # coordinates: one for each lane of a warp
 _ALONE = 1024  # most coordinates of one program

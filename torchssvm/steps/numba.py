@@ -1,8 +1,8 @@
 """The rules of a step for one block, compiled by Numba; the torch loop and the compiled loop share them.
 
 A block is a distribution over atoms (see ``torchssvm.steps.directions.Atoms``): ``mass``, ``hinge`` (-inf where there
-is no atom) and ``gram``, its curvature; both may be multiplied by n. Only the functions on batches, at the end, are
-called from Python.
+is no atom) and ``gram``, its curvature; both may be multiplied by n. Only the last function, on a batch, is called from
+Python.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from torchssvm.compiler.jit import njit
-from torchssvm.compiler.vectors import add_row, dot, exact_dot, set_row
 
 FRANK_WOLFE, PAIRWISE, AWAY, HYBRID, CORRECTIVE = range(5)
 """The directions of this package, by the attribute ``rule`` of each."""
@@ -167,84 +166,8 @@ def climb(atoms, mass, hinge, gram, scale, steps, tolerance, change, rates):
 
 
 @njit
-def clipped_step(old, slope, curvature):
-    """The best coordinate in [0, 1] of the box QP, where the objective has this slope and curvature at ``old``."""
-    if curvature > 0.0:
-        new = old + slope / curvature
-        return 0.0 if new < 0.0 else 1.0 if new > 1.0 else new
-    return 1.0 if slope > 0.0 else old  # the weights do not move along this block: only its loss counts
-
-
-@njit
 def choose_each(rule, corner, mass, hinge, gram, steps, tolerance, change, work):
     """:func:`choose` for every block of a batch, ``[B, M]``."""
     for b in range(len(corner)):
         atoms = mass.shape[1]
         choose(rule, atoms, corner[b], mass[b], hinge[b], gram[b], 1.0, steps, tolerance, change[b], work)
-
-
-@njit
-def ascend_gram(matrix, residual, gammas, sweeps, converged):
-    """Coordinate ascent from 0 in the box QP; ``residual`` starts as v and stays ``v - G gamma``."""
-    for _ in range(sweeps):
-        largest = 0.0
-        for i in range(len(residual)):
-            old = gammas[i]
-            new = clipped_step(old, residual[i], matrix[i, i])
-            if new != old:
-                gammas[i] = new
-                row, change = matrix[i], new - old
-                for k in range(len(row)):
-                    residual[k] -= row[k] * change
-                largest = max(largest, abs(new - old))
-        if largest < converged:
-            break
-
-
-@njit
-def ascend_gradients(
-    matrices, starts, local, entries, values, weight, sweeps, converged, factor, gammas, curvatures, u, sums
-):
-    """:func:`ascend_gram` with ``G_ij = weight <g_i, g_j>``, given the g_i; a sweep reads each of them twice.
-
-    Args:
-        matrices: Dense parts of the gradients, ``[R, d]`` each.
-        starts, local, entries: The rows of a sparse part: those of gradient i are ``entries[starts[i]:starts[i + 1]]``,
-            ``[*, K]``, and belong to the rows ``local`` of ``sums``. Without a sparse part there are none.
-        values: v.
-        weight, sweeps, converged, factor: See :func:`torchssvm.steps.box_qp.solve_batch`.
-        gammas, curvatures: ``[R]`` float64, zero; the first gets gamma.
-        u, sums: Zero; they get ``factor sum_i gamma_i g_i``, of the dense parts one after another and of the rows.
-
-    Returns:
-        The squared norm of ``u`` and ``sums`` together.
-    """
-    for sweep in range(sweeps):
-        largest = 0.0
-        for i in range(len(values)):
-            product, square, at = 0.0, 0.0, 0
-            for matrix in matrices:
-                row = matrix[i]
-                product += dot(row, u[at:])
-                square += dot(row, row) if sweep == 0 else 0.0
-                at += len(row)
-            for p in range(starts[i], starts[i + 1]):
-                product += dot(entries[p], sums[local[p]])
-                square += dot(entries[p], entries[p]) if sweep == 0 else 0.0
-            curvatures[i] += weight * square
-            old = gammas[i]
-            new = clipped_step(old, values[i] - weight * product, curvatures[i])
-            if new != old:
-                gammas[i] = new
-                change, at = u.dtype.type(new - old), 0
-                for matrix in matrices:
-                    add_row(u[at:], matrix[i], change)
-                    at += matrix.shape[1]
-                for p in range(starts[i], starts[i + 1]):
-                    add_row(sums[local[p]], entries[p], change)
-                largest = max(largest, abs(new - old))
-        if largest < converged:
-            break
-    set_row(u, u, u.dtype.type(factor), None)
-    set_row(sums, sums, u.dtype.type(factor), None)
-    return exact_dot(u, u) + exact_dot(sums, sums)

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from torchssvm.core.arguments import check_length_form, check_object, check_seed, check_whole
+from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.operators import on_host
 from torchssvm.core.random_state import check_random_state
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.schema import ByRank, Each, Entry, Field, Same, Schema, damaged
-from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_dual
 from torchssvm.dual.state import DualState
 from torchssvm.steps.directions import Order, Permutation, Proportional, Uniform

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.jit import fits_triton
 from torchssvm.core.arguments import check_int64, check_tensor
 from torchssvm.core.batch import tree_map, tree_replace, tree_tensors
 from torchssvm.core.operators import constant, on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.row_sparse import add_at
 from torchssvm.core.structure import Decoding, Structure, fit, reject_rows
+from torchssvm.core.triton_support import fits_triton
 from torchssvm.structures.common import WeightedLabels, check_edges, check_labels, check_lengths
 
 Places = list[tuple[str, Tensor, Tensor]]

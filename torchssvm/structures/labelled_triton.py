@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchssvm.compiler.jit import on_device
+from torchssvm.core.triton_support import on_device
 
 
 def mean_loss_triton(psi: Tensor, labels: Tensor, costs: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.jit import arrays, njit
+from torchssvm.compiler.jit import njit
+from torchssvm.core.launch import arrays
 
 
 @torch.no_grad()

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from torchssvm.compiler.packages import warn
 from torchssvm.core.arguments import check_choice
+from torchssvm.core.packages import warn
 
 from ..files import cache_folder, find
 from .graph_cache import key_of, listed

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.packages import warn
 from torchssvm.core.arguments import check_number, check_object
+from torchssvm.core.packages import warn
 
 from .sparse_rows import SparseRows
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from torchssvm.core.arguments import check_choice, check_readable, check_tensor, check_whole
-from torchssvm.core.threads import available_memory
+from torchssvm.core.memory import available_memory
 
 from ..files import find, read_arrays
 from ..lines import UNPACKED_LIMIT, read_lines

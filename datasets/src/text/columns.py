@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchssvm.compiler.packages import warn
 from torchssvm.core.arguments import check_object, describe
+from torchssvm.core.packages import warn
 
 from ..lines import UNPACKED_LIMIT, Fields, is_blank, read_lines, split_columns, words_of
 from .tag_schemes import BIO, check_scheme, first_wrong, to_bio

@@ -53,5 +53,5 @@ class TestGrid:
     @pytest.mark.parametrize("lams", [[], [0.0], [-1.0, 1.0], [1.0, 1.0], [math.inf], [math.nan]])
     def test_bad_input(self, lams):
         problem = multiclass(4)
-        with pytest.raises(ValueError, match="must hold distinct positive numbers"):
+        with pytest.raises(ValueError, match="lams"):
             grid_search(problem.head, Items(problem), lams, tolerance=0.1)

@@ -10,7 +10,6 @@ from cases.compiled_kinds import ARCS, KINDS, Weighing
 from cases.problems import Training, assert_same, flat, through_a_file
 
 from torchssvm import (
-    BlockGap,
     CacheOracle,
     CompiledBCFW,
     Corrective,
@@ -19,7 +18,6 @@ from torchssvm import (
     Labelings,
     MeanParts,
     Pairwise,
-    Sequential,
     certify,
 )
 from torchssvm.kinds.adapter import find_adapter
@@ -122,9 +120,6 @@ def test_weights_without_their_head_are_refused():
         loop_of(problem.inner.head, problem.everything(), problem.n, problem.lam, *RULES[0])
     with pytest.raises(TypeError, match="head=WeightedHead"):
         GDMM(problem.head, problem.everything(), num_examples=problem.n, lam=problem.lam)
-    dual, batch = DualState.for_head(problem.head, problem.n, problem.lam), problem.batch([0, 1])
-    with pytest.raises((TypeError, ValueError), match=r"Sequential\(\)"):
-        BlockGap(dual, block_steps=Sequential())(problem.head(batch.x, batch.lengths), batch.y, batch.index)
     problem = Weighing(KINDS["assignments, known costs"]())
     with pytest.raises(TypeError, match="known scores have no weight"):
         problem.head.structure.decode(problem.head(problem.everything()[0].x))

@@ -20,7 +20,6 @@ from torchssvm import (
     LinearChain,
     MeanParts,
     Pairwise,
-    Sequential,
     SparseFeatures,
     SparseLinearChain,
     StructuredHinge,
@@ -141,7 +140,6 @@ def train(sparse, data, storage=None, direction=None, oracle=None, epochs=4, acc
 SETTINGS = {
     "box QP": {},
     "one step": {"block_steps": CommonStep()},
-    "one after another": {"block_steps": Sequential()},
     "accumulated": {"accumulate": 3},
     "weights": {"storage": Weights},
     "pairwise": {"storage": Labelings, "direction": Pairwise()},

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchssvm import Chain
 from torchssvm.core.potentials import Potentials
-from torchssvm.steps.numba import ascend_gram
+from torchssvm.steps.box_qp import ascend_gram
 from torchssvm.structures.chain import oracle as kernels
 from torchssvm.structures.chain.oracle import viterbi
 from torchssvm.structures.tree.oracle import max_sum_tree

@@ -31,7 +31,6 @@ from torchssvm import (
     MeanParts,
     Pairwise,
     Relative,
-    Sequential,
     Solver,
     Weights,
     load_checkpoint,
@@ -61,9 +60,6 @@ KINDS: dict[str, Callable[..., Listed]] = {
     "slack of chains": lambda random, lam, dtype: rescaled(random, chains(random, lam, dtype)),
 }
 
-SEQUENTIAL = ("classes", "chains", "forbidden pairs")
-"""Kinds that ``Sequential()`` takes."""
-
 ROUNDING = {torch.float64: 1e-11, torch.float32: 1e-6}
 """What a certificate may err, as a share of its primal."""
 
@@ -80,7 +76,7 @@ def make(kind: str, seed: int) -> Listed:
     return KINDS[kind](random, float(10.0 ** random.uniform(-3.0, 1.0)), dtype_of(seed))
 
 
-def rules(random: np.random.Generator, compiled: bool, sequential: bool, whole: bool) -> dict[str, Any]:
+def rules(random: np.random.Generator, compiled: bool, whole: bool) -> dict[str, Any]:
     """Random rules of a solver that suit each other."""
     labelings = Labelings(capacity=int(random.integers(1, 5)))
     if random.random() < 0.5:
@@ -92,7 +88,7 @@ def rules(random: np.random.Generator, compiled: bool, sequential: bool, whole: 
         found = {"storage": storage, "direction": FrankWolfe()}
         if whole and compiled and random.random() < 0.6:
             return {"storage": storage, "direction": Corrective(), "compiled": True}
-        steps = [BoxQP(), CommonStep(), *([Sequential()] if sequential and isinstance(storage, MeanParts) else [])]
+        steps = [BoxQP(), CommonStep()]
     if steps and not compiled:
         found["block_steps"] = random.choice(steps)
     return {**found, "compiled": compiled}
@@ -116,7 +112,7 @@ def trainer_of(listed: Listed, kind: str, seed: int) -> Any:
         listed.head,
         listed,
         listed.truth.lam,
-        solver=Solver(seed=seed, **taken, **rules(random, compiled, kind in SEQUENTIAL, kind == "classes")),
+        solver=Solver(seed=seed, **taken, **rules(random, compiled, kind == "classes")),
         structure=listed.structure,
         progress=False,
     )

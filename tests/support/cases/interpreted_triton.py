@@ -24,8 +24,8 @@ from torchssvm.core.potentials import Potentials
 from torchssvm.dual.rows import RowBuffer
 from torchssvm.dual.rows_triton import add_triton, read_triton
 from torchssvm.steps import box_qp_triton
+from torchssvm.steps.box_qp import ascend_gram
 from torchssvm.steps.box_qp_triton import ascend_triton
-from torchssvm.steps.numba import ascend_gram
 from torchssvm.structures import EdgePotentials, Matching
 from torchssvm.structures.arborescence.chu_liu_edmonds_triton import max_arborescence_triton
 from torchssvm.structures.arborescence.oracle import eisner, max_arborescence

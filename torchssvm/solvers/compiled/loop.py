@@ -8,9 +8,6 @@ from torchssvm.compiler.jit import njit
 from torchssvm.kinds.block import (
     add_to_weights,
     decode,
-    length_of,
-    list_rows,
-    pair_rows_of,
     pairs_of,
     potentials,
     score,
@@ -65,26 +62,6 @@ def visit_blocks(order, points, tree, examples, model, blocks, scalars, options,
                 place //= 2
                 tree[place] = tree[2 * place] + tree[2 * place + 1]
     return visits
-
-
-@njit
-def visit_batch(examples, model, gradient, blocks, scalars, options, scratch, counters, labels, steps):
-    """Visit the blocks of a batch of mean parts, of weight 1, in their order; arguments as in :func:`visit_blocks`.
-
-    ``gradient``, zero and with the shapes of ``model``, gets ``(1/n) sum_i gamma_i Phi_i^T Delta_i``; ``labels`` ``[B,
-    N]`` the corners, within the lengths; ``steps`` ``[B]`` float64 gamma_i.
-    """
-    kind, delta, pairs = examples.kind, scratch.delta, scratch.delta_pairs
-    for b in range(len(steps)):
-        scratch.step[0] = 0.0
-        visit(b, examples, model, blocks, scalars, options, scratch, counters)
-        steps[b], length = scratch.step[0], length_of(kind, examples, b)
-        for t in range(size_of(examples, b)):
-            labels[b, t] = scratch.corner[t]
-        if steps[b] > 0.0:  # the visit left its direction in scratch
-            factor = steps[b] / options.num_examples
-            rows = scratch.rows[: list_rows(scratch.used[: pair_rows_of(kind, examples, b)], scratch.rows)]
-            add_to_weights(kind, examples, gradient, b, length, delta, pairs, rows, scratch, factor)
 
 
 @njit

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from torchssvm.core.batch import tree_tensors
+from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.structure import Structure
-from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_targets
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.rows import RowBuffer

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import set_row
+from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.ranks import sum_in_order
 from torchssvm.core.row_sparse import inner_product, rows_of
-from torchssvm.core.threads import undisturbed
 from torchssvm.distributed.exchange import Exchange, Figures
 from torchssvm.kinds.adapter import Examples
 from torchssvm.kinds.block import count_rows, length_of, pair_rows_of, size_of
+from torchssvm.solvers.bcfw import record
 from torchssvm.solvers.compiled.atoms import add_to_rest, rest_views
 from torchssvm.solvers.compiled.memory import BlockArrays
-from torchssvm.solvers.proposal import record
 from torchssvm.steps.line_search import exact_step
 
 

@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchssvm.compiler.packages import warn
 from torchssvm.core.arguments import check_whole
 from torchssvm.core.batch import Batch, Part, pass_over, to_device, tree_map
+from torchssvm.core.interrupts import undisturbed
+from torchssvm.core.packages import warn
 from torchssvm.core.potentials import as_potentials
 from torchssvm.core.problem import Box, digest_examples, digest_targets
 from torchssvm.core.schema import Declaration, Entry, Maybe, Open, Stateful, check
-from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_visits
 from torchssvm.dual.labelings import Labelings
 from torchssvm.dual.state import DualState
-from torchssvm.kinds.adapter import Examples, HeadAdapter, find_adapter, make_scratch
+from torchssvm.kinds.adapter import Examples, HeadAdapter, NotCompiledError, find_adapter, make_scratch
 from torchssvm.solvers.certificate import Certificate, conclude
 from torchssvm.solvers.compiled.draws import ALL, Draws, left_of_cycle, phase
 from torchssvm.solvers.compiled.exact_pass import ExactPasses
@@ -564,6 +564,6 @@ def check_compiled(direction: Any, oracle: Any) -> None:
     if isinstance(direction, type) or isinstance(oracle, type):
         raise TypeError(f"direction={direction} and oracle={oracle} must be objects such as Pairwise() and MaxOracle()")
     if type(direction) not in DIRECTIONS:
-        raise TypeError(f"direction={direction} is not compiled; use BlockGap and BCFW")
+        raise NotCompiledError(f"direction={direction} is not compiled")
     if type(oracle) not in (MaxOracle, CacheOracle):
-        raise TypeError(f"oracle={oracle} is not compiled; use BlockGap and BCFW")
+        raise NotCompiledError(f"oracle={oracle} is not compiled")

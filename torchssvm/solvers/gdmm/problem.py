@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.packages import warn
 from torchssvm.core.batch import Batch, device_of, tree_tensors
+from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.problem import digest_examples
 from torchssvm.core.row_sparse import squared_norm
@@ -21,8 +21,8 @@ from torchssvm.core.schema import Entry, Stateful
 from torchssvm.dual.checks import check_batch, check_targets
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import MeanParts
+from torchssvm.solvers.exact_pass import every_example
 from torchssvm.solvers.gdmm.rules import BruteForce, Penalty, SortedOracle
-from torchssvm.solvers.objective import every_example
 
 
 class DualPoint(NamedTuple):

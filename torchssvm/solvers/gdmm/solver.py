@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.compiler.jit import clock
-from torchssvm.compiler.packages import warn
 from torchssvm.core.arguments import check_number, check_seed
 from torchssvm.core.batch import Batch, device_of
 from torchssvm.core.gradients import is_check
+from torchssvm.core.interrupts import undisturbed
+from torchssvm.core.packages import warn
 from torchssvm.core.random_state import check_random_state
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import squared_norm
 from torchssvm.core.schema import Entry, Noted, Same, Schema, StatefulOptimizer, version
-from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_visits
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import MeanParts, Storage

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from torchssvm.core.arguments import check_number, check_tensor, check_whole, describe
-from torchssvm.core.batch import Batch, apply_head, first_occurrences, tree_map
-from torchssvm.core.operators import full_precision
+from torchssvm.core.batch import Batch, apply_head, tree_map
+from torchssvm.core.memory import available_memory
+from torchssvm.core.operators import first_occurrences, full_precision
 from torchssvm.core.potentials import Potentials
 from torchssvm.core.structure import Structure
-from torchssvm.core.threads import available_memory
 from torchssvm.structures.chain.head import LinearChain
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.common import WeightedLabels

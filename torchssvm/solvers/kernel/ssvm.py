@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from torchssvm.compiler.jit import clock
-from torchssvm.compiler.packages import warn
 from torchssvm.core.arguments import check_limit, check_whole
 from torchssvm.core.gradients import check_at_first_call, combine, per_example_adjoint
+from torchssvm.core.interrupts import undisturbed
 from torchssvm.core.max_oracle import find_corner
 from torchssvm.core.operators import full_precision
+from torchssvm.core.packages import warn
 from torchssvm.core.potentials import Parts, Potentials, inner
 from torchssvm.core.problem import digest_targets
 from torchssvm.core.ranks import Ranks
 from torchssvm.core.row_sparse import add_rows, squared_norm
 from torchssvm.core.schema import Entry, Same, Schema, Stateful, version
 from torchssvm.core.structure import Labeling, OracleResult, as_decoding, digest
-from torchssvm.core.threads import undisturbed
 from torchssvm.dual.checks import check_structure
 from torchssvm.dual.state import DualState
 from torchssvm.dual.storage import MeanParts, StoredParts

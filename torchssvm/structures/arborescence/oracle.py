@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.jit import COMPILED, Kernel, njit, triton_available
+from torchssvm.compiler.jit import Kernel, njit
+from torchssvm.core.launch import COMPILED, compiles, launch
 from torchssvm.core.operators import apart, define
-from torchssvm.core.threads import compiles, launch
+from torchssvm.core.triton_support import triton_available
 
 
 def eisner(scores: Tensor, lengths: Tensor | None = None, single_root: bool = False) -> tuple[Tensor, Tensor]:

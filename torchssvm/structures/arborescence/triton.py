@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchssvm.compiler.jit import on_device
+from torchssvm.core.triton_support import on_device
 
 _TILE = 128  # most spans of a width at once
 

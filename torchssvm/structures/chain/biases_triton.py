@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchssvm.compiler.jit import on_device
+from torchssvm.core.triton_support import on_device
 
 _BLOCK = 1024  # numbers of a table that a program takes
 _STATES = 64  # states that it adds up

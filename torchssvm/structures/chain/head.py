@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchssvm.compiler.jit import arrays, fits_numba, fits_triton
 from torchssvm.core.arguments import check_flags, check_tensor, check_whole
+from torchssvm.core.launch import arrays, fits_numba
 from torchssvm.core.operators import apart, full_precision, gradient_of_weight, plain, product, transformed, upload
 from torchssvm.core.potentials import Parts, Potentials, own_weights
 from torchssvm.core.row_sparse import rows_of
@@ -23,6 +23,7 @@ from torchssvm.core.sparse_features import (
     padded_product,
     respond,
 )
+from torchssvm.core.triton_support import fits_triton
 from torchssvm.structures.chain import oracle as kernels
 from torchssvm.structures.chain.structure import Chain
 from torchssvm.structures.common import LinearHead, check_range, check_structure, padded, weight
@@ -188,7 +189,6 @@ class LinearChain(LinearHead):
             adjoint=adjoint,
             gram_product=gram_product,
             weights=None if x is None else own_weights(self),
-            called_with=None if x is None else (self, x),
             min_length=span[0],
             max_length=span[1],
         )

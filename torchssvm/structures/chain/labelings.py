@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.jit import COMPILED, arrays, fits_numba, njit
+from torchssvm.compiler.jit import njit
+from torchssvm.core.launch import COMPILED, arrays, fits_numba
 from torchssvm.core.potentials import Parts
 
 

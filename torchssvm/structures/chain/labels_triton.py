@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchssvm.compiler.jit import on_device
-from torchssvm.core.threads import by_example
+from torchssvm.core.launch import by_example
+from torchssvm.core.triton_support import on_device
 
 _BLOCK = 1024  # numbers of a table that a program takes
 _PLACES = 256  # positions that it looks at together

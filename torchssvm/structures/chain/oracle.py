@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.jit import njit, triton_available
+from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import add_row, set_row
 from torchssvm.core.arguments import check_scores, row_name
+from torchssvm.core.launch import as_array, compiles, launch, once, plan
 from torchssvm.core.operators import define
-from torchssvm.core.threads import as_array, compiles, launch, once, plan
+from torchssvm.core.triton_support import triton_available
 from torchssvm.structures.maxplus import backtrack, maxplus_rows, send_forward
 
 _NONE = np.empty(0, np.int64)

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchssvm.compiler.jit import arrays, fits_numba, fits_triton
 from torchssvm.core.arguments import check_costs, check_flags, check_int64, check_tensor, check_whole
+from torchssvm.core.launch import arrays, by_example, fits_numba
 from torchssvm.core.marginals import Marginals
 from torchssvm.core.operators import constant, on_host, upload
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, OracleResult, Structure, digest, gated
-from torchssvm.core.threads import by_example
+from torchssvm.core.triton_support import fits_triton
 from torchssvm.structures.chain import oracle as kernels
 from torchssvm.structures.chain.labelings import chain_parts, chain_scores
 from torchssvm.structures.chain.nbest import NBest, nbest

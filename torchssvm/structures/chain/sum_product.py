@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.jit import triton_available
 from torchssvm.core.arguments import check_scores
-from torchssvm.core.threads import compiles
+from torchssvm.core.launch import compiles
+from torchssvm.core.triton_support import triton_available
 
 
 @torch.no_grad()

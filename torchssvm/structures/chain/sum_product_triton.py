@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchssvm.compiler.jit import on_device
+from torchssvm.core.triton_support import on_device
 
 _BYTES = 512  # most bytes of a row of transitions: the marginals of all of them stay in registers
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchssvm.compiler.jit import on_device
+from torchssvm.core.triton_support import on_device
 
 _IN_REGISTERS = 128  # up to this many states, the transitions of a chain stay in registers
 _TILE = 64  # with more states: the rows and the columns of a tile of the transitions

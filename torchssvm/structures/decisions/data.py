@@ -45,7 +45,7 @@ class DecisionPotentials(Potentials):
         costs: ``[B, D]``, the predicted costs; a tensor, or one by name.
         fixed: ``[B, D]`` or None, known costs that are added to the predicted ones; no gradient flows to them.
         given: ``[B, ...]`` or None, what the oracle takes.
-        options: ``adjoint``, ``gram_product``, ``weights`` and ``called_with``, as :class:`~torchssvm.Potentials` takes
+        options: ``adjoint``, ``gram_product`` and ``weights``, as :class:`~torchssvm.Potentials` takes
             them.
 
     Raises:

@@ -102,5 +102,4 @@ class LinearDecisions(LinearHead):
             adjoint=adjoint,
             gram_product=gram_product,
             weights=None if trained else own_weights(self),
-            called_with=None if trained else (self, x),
         )

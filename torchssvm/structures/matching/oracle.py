@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.jit import njit, triton_available
+from torchssvm.compiler.jit import njit
 from torchssvm.core.arguments import check_int64
+from torchssvm.core.triton_support import triton_available
 
 
 def best_matching(scores: Tensor, rows: Tensor | None = None, columns: Tensor | None = None) -> Tensor:

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchssvm.compiler.jit import on_device
+from torchssvm.core.triton_support import on_device
 
 LARGEST = 2048
 """Most nodes of a side that one program holds in its registers."""

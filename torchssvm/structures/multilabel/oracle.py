@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.jit import njit, triton_available
-from torchssvm.core.threads import launch
+from torchssvm.compiler.jit import njit
+from torchssvm.core.launch import launch
+from torchssvm.core.triton_support import triton_available
 from torchssvm.structures.common import check_shape
 from torchssvm.structures.multilabel.message_passing import Workspace, branch, pass_messages, reduce, workspace
 

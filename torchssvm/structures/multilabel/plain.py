@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from torchssvm.compiler.traced_loops import repeat
 from torchssvm.core.potentials import Parts
+from torchssvm.core.traced_loops import repeat
 from torchssvm.structures.multilabel.message_passing import EPS
 from torchssvm.structures.multilabel.oracle import symmetric, without_masks
 

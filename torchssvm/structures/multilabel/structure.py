@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from torchssvm.compiler.jit import arrays, fits_numba
 from torchssvm.core.arguments import check_costs, check_flags, check_int64, check_object, check_whole
+from torchssvm.core.launch import arrays, fits_numba
 from torchssvm.core.operators import constant
 from torchssvm.core.potentials import Parts, Potentials
 from torchssvm.core.structure import Decoding, OracleResult, Structure, digest

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.jit import njit, triton_available
+from torchssvm.compiler.jit import njit
+from torchssvm.core.launch import LANES, compiles, launch, once
 from torchssvm.core.operators import apart, define
-from torchssvm.core.threads import LANES, compiles, launch, once
+from torchssvm.core.triton_support import triton_available
 from torchssvm.structures.tree.oracle import node_depths
 
 _AT_ONCE = 2**24  # most numbers in a table of the torch operations

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchssvm.compiler.jit import on_device
+from torchssvm.core.triton_support import on_device
 
 _TARGETS = 64  # of a program
 _LINES = 16  # of a program: they share its costs

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchssvm.compiler.jit import on_device
+from torchssvm.core.triton_support import on_device
 
 _TILE = 512  # scores of durations by label that are looked at together
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchssvm.compiler.jit import njit
-from torchssvm.core.threads import launch, once
+from torchssvm.core.launch import launch, once
 from torchssvm.structures.max_marginals import best_of_others, margins_of
 
 

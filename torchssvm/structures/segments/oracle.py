@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.jit import njit, triton_available
+from torchssvm.compiler.jit import njit
+from torchssvm.core.launch import compiles, launch, once
 from torchssvm.core.operators import apart, define, upload
-from torchssvm.core.threads import compiles, launch, once
+from torchssvm.core.triton_support import triton_available
 from torchssvm.structures.segments.plain import LARGE, best_segments_torch
 
 _MOST_LABELS = 64  # of the kernel for CUDA, whose scores of neighbours stay in registers

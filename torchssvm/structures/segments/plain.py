@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchssvm.compiler.traced_loops import scan
 from torchssvm.core.potentials import Parts
+from torchssvm.core.traced_loops import scan
 
 LARGE = 2.0**20
 """Scores of frames with a larger absolute value are not added up over frames, as the sums would round others away."""

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchssvm.compiler.jit import njit, triton_available
+from torchssvm.compiler.jit import njit
 from torchssvm.compiler.vectors import first_equal, largest_sum, set_row
 from torchssvm.core.arguments import as_parents
+from torchssvm.core.launch import by_example, compiles, launch, plan
 from torchssvm.core.operators import apart, define, on_host, upload
-from torchssvm.core.threads import by_example, compiles, launch, plan
+from torchssvm.core.triton_support import triton_available
 from torchssvm.structures.common import reject_entries
 from torchssvm.structures.maxplus import add, first_maximiser, first_of_largest, maxplus_rows
 

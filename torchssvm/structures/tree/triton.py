@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchssvm.compiler.jit import on_device
 from torchssvm.core.operators import on_host, upload
+from torchssvm.core.triton_support import on_device
 
 _TILE = 64  # most states of a tile, for children and for parents
 
